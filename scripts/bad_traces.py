@@ -63,79 +63,211 @@ def _always(text: str) -> Callable[[int], str]:
 
 FORMS = {
     "philly": Form(
-        {"timestamp": _clock, "duration": _always("60"), "num_gpus": _always("1"),
-         "cluster": _always("a")},
-        "num_gpus", "timestamp", "duration", clock=_clock,
+        {
+            "timestamp": _clock,
+            "duration": _always("60"),
+            "num_gpus": _always("1"),
+            "cluster": _always("a"),
+        },
+        "num_gpus",
+        "timestamp",
+        "duration",
+        clock=_clock,
     ),
     "helios": Form(
-        {"job_id": "h{}".format, "user": _always("u"), "vc": _always("a"), "gpu_num": _always("1"),
-         "submit_time": _clock, "duration": _always("60")},
-        "gpu_num", "submit_time", "duration", "job_id", clock=_clock,
+        {
+            "job_id": "h{}".format,
+            "user": _always("u"),
+            "vc": _always("a"),
+            "gpu_num": _always("1"),
+            "submit_time": _clock,
+            "duration": _always("60"),
+        },
+        "gpu_num",
+        "submit_time",
+        "duration",
+        "job_id",
+        clock=_clock,
     ),
     "tiresias": Form(
-        {"job_id": "t{}".format, "num_gpu": _always("1"), "submit_time": "{}00".format,
-         "iterations": _always("10"), "model_name": _always("resnet50"),
-         "duration": _always("60")},
-        "num_gpu", "submit_time", "duration", "job_id", "model_name",
+        {
+            "job_id": "t{}".format,
+            "num_gpu": _always("1"),
+            "submit_time": "{}00".format,
+            "iterations": _always("10"),
+            "model_name": _always("resnet50"),
+            "duration": _always("60"),
+        },
+        "num_gpu",
+        "submit_time",
+        "duration",
+        "job_id",
+        "model_name",
     ),
     "muri": Form(
-        {"job_id": "m{}".format, "num_gpu": _always("1"), "submit_time": "{}00".format,
-         "iterations": _always("10"), "model_name": _always("resnet50"),
-         "duration": _always("60000"), "resource_time_0": _always("1"),
-         "resource_time_1": _always("2"), "resource_time_2": _always("3")},
-        "num_gpu", "submit_time", "duration", "job_id", "model_name",
+        {
+            "job_id": "m{}".format,
+            "num_gpu": _always("1"),
+            "submit_time": "{}00".format,
+            "iterations": _always("10"),
+            "model_name": _always("resnet50"),
+            "duration": _always("60000"),
+            "resource_time_0": _always("1"),
+            "resource_time_1": _always("2"),
+            "resource_time_2": _always("3"),
+        },
+        "num_gpu",
+        "submit_time",
+        "duration",
+        "job_id",
+        "model_name",
     ),
     "chronus": Form(
-        {"job_id": "c{}".format, "user": _always("vc_a"), "num_gpu": _always("1"),
-         "submit_time": "{}00".format, "iterations": _always("10"),
-         "model_name": _always("resnet50"), "duration": _always("60"),
-         "expect_time_list": _always("100-200"), "best_effort": _always("0")},
-        "num_gpu", "submit_time", "duration", "job_id", "model_name",
+        {
+            "job_id": "c{}".format,
+            "user": _always("vc_a"),
+            "num_gpu": _always("1"),
+            "submit_time": "{}00".format,
+            "iterations": _always("10"),
+            "model_name": _always("resnet50"),
+            "duration": _always("60"),
+            "expect_time_list": _always("100-200"),
+            "best_effort": _always("0"),
+        },
+        "num_gpu",
+        "submit_time",
+        "duration",
+        "job_id",
+        "model_name",
     ),
     "elasticflow": Form(
-        {"job_id": "e{}".format, "submit_time": "{}00".format, "iteration": _always("10"),
-         "model_name": _always("resnet50"), "ddl": _always("9000"), "batch_size": _always("32"),
-         "num_gpu": _always("1"), "duration": _always("60")},
-        "num_gpu", "submit_time", "duration", "job_id", "model_name",
+        {
+            "job_id": "e{}".format,
+            "submit_time": "{}00".format,
+            "iteration": _always("10"),
+            "model_name": _always("resnet50"),
+            "ddl": _always("9000"),
+            "batch_size": _always("32"),
+            "num_gpu": _always("1"),
+            "duration": _always("60"),
+        },
+        "num_gpu",
+        "submit_time",
+        "duration",
+        "job_id",
+        "model_name",
     ),
     "pollux": Form(
-        {"name": "p{}".format, "time": "{}00".format, "application": _always("ncf"),
-         "num_replicas": _always("1"), "batch_size": _always("32")},
-        "num_replicas", "time", "", "name", "application",
+        {
+            "name": "p{}".format,
+            "time": "{}00".format,
+            "application": _always("ncf"),
+            "num_replicas": _always("1"),
+            "batch_size": _always("32"),
+        },
+        "num_replicas",
+        "time",
+        "",
+        "name",
+        "application",
     ),
     "gavel": Form(
-        {"job_type": _always("A3C"), "command": _always("main.py"), "working": _always("rl"),
-         "steps_arg": _always("--n"), "data": _always("0"), "total_steps": _always("600"),
-         "scale_factor": _always("1"), "weight": _always("1"), "slo": _always("-1"),
-         "arrival": "{}00".format},
-        "scale_factor", "arrival", "", "", "job_type", header=False, tabs=True,
+        {
+            "job_type": _always("A3C"),
+            "command": _always("main.py"),
+            "working": _always("rl"),
+            "steps_arg": _always("--n"),
+            "data": _always("0"),
+            "total_steps": _always("600"),
+            "scale_factor": _always("1"),
+            "weight": _always("1"),
+            "slo": _always("-1"),
+            "arrival": "{}00".format,
+        },
+        "scale_factor",
+        "arrival",
+        "",
+        "",
+        "job_type",
+        header=False,
+        tabs=True,
     ),
     "shockwave": Form(
-        {"job_type": _always("A3C"), "command": _always("main.py"), "working": _always("rl"),
-         "steps_arg": _always("--n"), "data": _always("0"), "total_steps": _always("600"),
-         "scale_factor": _always("1"), "mode": _always("gns"), "weight": _always("1"),
-         "slo": _always("-1"), "duration": _always("60"), "arrival": "{}00".format},
-        "scale_factor", "arrival", "duration", "", "job_type", header=False, tabs=True,
+        {
+            "job_type": _always("A3C"),
+            "command": _always("main.py"),
+            "working": _always("rl"),
+            "steps_arg": _always("--n"),
+            "data": _always("0"),
+            "total_steps": _always("600"),
+            "scale_factor": _always("1"),
+            "mode": _always("gns"),
+            "weight": _always("1"),
+            "slo": _always("-1"),
+            "duration": _always("60"),
+            "arrival": "{}00".format,
+        },
+        "scale_factor",
+        "arrival",
+        "duration",
+        "",
+        "job_type",
+        header=False,
+        tabs=True,
     ),
     "alibaba-2020": Form(
-        {"job_name": "a{}".format, "task_name": _always("worker"), "inst_num": _always("1"),
-         "status": _always("Terminated"), "start_time": "{}00".format, "end_time": "{}60".format,
-         "plan_cpu": _always("600"), "plan_mem": _always("8"), "plan_gpu": _always("100"),
-         "gpu_type": _always("V100")},
-        "plan_gpu", "start_time", "end_time", "", "", header=False, gpu="100",
+        {
+            "job_name": "a{}".format,
+            "task_name": _always("worker"),
+            "inst_num": _always("1"),
+            "status": _always("Terminated"),
+            "start_time": "{}00".format,
+            "end_time": "{}60".format,
+            "plan_cpu": _always("600"),
+            "plan_mem": _always("8"),
+            "plan_gpu": _always("100"),
+            "gpu_type": _always("V100"),
+        },
+        "plan_gpu",
+        "start_time",
+        "end_time",
+        "",
+        "",
+        header=False,
+        gpu="100",
     ),
     "alibaba-2023": Form(
-        {"name": "q{}".format, "cpu_milli": _always("1000"), "memory_mib": _always("1024"),
-         "num_gpu": _always("1"), "gpu_milli": _always("1000"), "creation_time": "{}00".format,
-         "deletion_time": "{}60".format, "scheduled_time": "{}00".format},
-        "num_gpu", "creation_time", "deletion_time", "name",
+        {
+            "name": "q{}".format,
+            "cpu_milli": _always("1000"),
+            "memory_mib": _always("1024"),
+            "num_gpu": _always("1"),
+            "gpu_milli": _always("1000"),
+            "creation_time": "{}00".format,
+            "deletion_time": "{}60".format,
+            "scheduled_time": "{}00".format,
+        },
+        "num_gpu",
+        "creation_time",
+        "deletion_time",
+        "name",
     ),
     "skep": Form(
-        {"id": '"s{}"'.format, "at": _whole, "run_time": _always("60000000000"),
-         "gpus": _always("1"), "model": _always('"resnet50"')},
-        "gpus", "at", "run_time", "id", "model", clock=_whole,
+        {
+            "id": '"s{}"'.format,
+            "at": _whole,
+            "run_time": _always("60000000000"),
+            "gpus": _always("1"),
+            "model": _always('"resnet50"'),
+        },
+        "gpus",
+        "at",
+        "run_time",
+        "id",
+        "model",
+        clock=_whole,
     ),
-}  # fmt: skip
+}
 
 
 class Spoilt(NamedTuple):
@@ -167,13 +299,27 @@ def spoilt(name: str) -> Iterator[Spoilt]:
         if column:
             yield Spoilt(what, changed(2, **{column: value}), 2, said, BOTH, 1)
 
-    yield Spoilt("column missing", _file(name, form, {}, without=form.gpus), 0,
-                 _missing(name, form), BOTH, ROWS)  # fmt: skip
-    yield from bad("negative submission", form.submitted if form.clock is not _clock else "",
-                   "-5", "is negative")  # fmt: skip
+    yield Spoilt(
+        "column missing",
+        _file(name, form, {}, without=form.gpus),
+        0,
+        _missing(name, form),
+        BOTH,
+        ROWS,
+    )
+    yield from bad(
+        "negative submission",
+        form.submitted if form.clock is not _clock else "",
+        "-5",
+        "is negative",
+    )
     yield from bad("negative run time", form.length, "-60", "is negative")
-    yield from bad("no run time", form.length, {"alibaba-2020": "200", "alibaba-2023": "200"}.get(
-        name, "0"), "runs for no time")  # fmt: skip
+    yield from bad(
+        "no run time",
+        form.length,
+        {"alibaba-2020": "200", "alibaba-2023": "200"}.get(name, "0"),
+        "runs for no time",
+    )
     yield from bad(
         "words for a number",
         form.gpus,
@@ -181,20 +327,37 @@ def spoilt(name: str) -> Iterator[Spoilt]:
         "Expected `int`" if name == "skep" else "is not a number",
     )
     yield from bad("zero GPUs", form.gpus, "0", "asks for no GPU")
-    yield from bad("fractional GPUs", form.gpus, "50" if form.gpu == "100" else "0.5",
-                   "asks for a fraction of a GPU")  # fmt: skip
+    yield from bad(
+        "fractional GPUs",
+        form.gpus,
+        "50" if form.gpu == "100" else "0.5",
+        "asks for a fraction of a GPU",
+    )
     if form.id:
         yield from bad("id twice", form.id, form.columns[form.id](1), "is there twice")
-    yield Spoilt("row cut off", _file(name, form, {}, cut=2), 2,
-                 "is not JSON" if name == "skep" else "values, not", BOTH, 1)  # fmt: skip
+    yield Spoilt(
+        "row cut off",
+        _file(name, form, {}, cut=2),
+        2,
+        "is not JSON" if name == "skep" else "values, not",
+        BOTH,
+        1,
+    )
     times = {form.submitted: form.clock(0)}
     if name.startswith("alibaba"):
         times["scheduled_time"] = "0"
-    yield Spoilt("rows out of order", changed(2, **times), 2, "earlier than the row before", BOTH,
-                 0)  # fmt: skip
+    yield Spoilt(
+        "rows out of order", changed(2, **times), 2, "earlier than the row before", BOTH, 0
+    )
     large = changed(2, **{form.gpus: "6400" if form.gpu == "100" else "64"})
-    yield Spoilt("larger than the cluster", large, 2, "larger than the cluster of 8 GPUs",
-                 (("traces", "check", "--gpus", "8"), ("sim", "run")), 1)  # fmt: skip
+    yield Spoilt(
+        "larger than the cluster",
+        large,
+        2,
+        "larger than the cluster of 8 GPUs",
+        (("traces", "check", "--gpus", "8"), ("sim", "run")),
+        1,
+    )
     if form.model:
         other = changed(2, **{form.model: '"mine"' if name == "skep" else "mine"})
         measured = name in ("gavel", "pollux")
@@ -254,8 +417,14 @@ def play(name: str, case: Spoilt) -> Iterator[Said]:
         code, out, err = _run(*command, *more)
         problems = [line for line in (out + err).splitlines() if case.said in line]
         lenient_code, told, lenient_err = _run(*command, *more, "--lenient", "--json")
-        yield Said(" ".join(words), code, "\n".join(problems) or out + err, lenient_code,
-                   lenient_err, json.loads(told))  # fmt: skip
+        yield Said(
+            " ".join(words),
+            code,
+            "\n".join(problems) or out + err,
+            lenient_code,
+            lenient_err,
+            json.loads(told),
+        )
 
 
 def _run(*words: str) -> tuple[int, str, str]:
@@ -303,18 +472,26 @@ def main() -> None:
                 for said in play(name, case):
                     told = said.told
                     problems = told.get("problems", told.get("error", {}).get("problems", []))
-                    found.append({
-                        "form": name, "wrong": case.name, "command": said.command,
-                        "code": said.code, "said": said.said.strip(),
-                        "lenient": said.lenient_code, "jobs": told.get("jobs", 0),
-                        "problems": problems,
-                    })  # fmt: skip
+                    found.append(
+                        {
+                            "form": name,
+                            "wrong": case.name,
+                            "command": said.command,
+                            "code": said.code,
+                            "said": said.said.strip(),
+                            "lenient": said.lenient_code,
+                            "jobs": told.get("jobs", 0),
+                            "problems": problems,
+                        }
+                    )
     if options.json:
         print(json.dumps(found, indent=1))
         return
     for each in found:
-        print(f"{each['form']} · {each['wrong']} · skep {each['command']} -> {each['code']}; "
-              f"lenient {each['lenient']}, {each['jobs']} jobs")  # fmt: skip
+        print(
+            f"{each['form']} · {each['wrong']} · skep {each['command']} -> {each['code']}; "
+            f"lenient {each['lenient']}, {each['jobs']} jobs"
+        )
         print("    " + each["said"].replace("\n", "\n    "))
 
 

@@ -19,8 +19,13 @@ from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, NoRespondersError, TimeoutError  # noqa: A004
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
-AWAY = (TimeoutError, NoRespondersError, NoStreamResponseError, ServiceUnavailableError,
-        ConnectionClosedError)  # fmt: skip
+AWAY = (
+    TimeoutError,
+    NoRespondersError,
+    NoStreamResponseError,
+    ServiceUnavailableError,
+    ConnectionClosedError,
+)
 """What a publish raises while the bus is away: repeating it with the same key is harmless."""
 IN_PROCESS = 10158
 """JetStream's error for a repetition that overtakes the storing of its original: not a refusal."""

@@ -56,8 +56,13 @@ def spread(values_ms: Sequence[float]) -> Figures:
     def at(share: float) -> float:
         return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
 
-    return {"p50_ms": at(0.5), "p90_ms": at(0.9), "p99_ms": at(0.99),
-            "max_ms": round(ordered[-1], 2), "n": len(ordered)}  # fmt: skip
+    return {
+        "p50_ms": at(0.5),
+        "p90_ms": at(0.9),
+        "p99_ms": at(0.99),
+        "max_ms": round(ordered[-1], 2),
+        "n": len(ordered),
+    }
 
 
 class Cluster:
@@ -154,13 +159,15 @@ class Cluster:
 
     async def _connect(self, identity: str) -> NatsBus:
         nats = self.about["nats"]
-        options = LinkOptions(servers=(address(nats, identity),), identity=identity,
-                              password=nats["users"][identity])  # fmt: skip
+        options = LinkOptions(
+            servers=(address(nats, identity),), identity=identity, password=nats["users"][identity]
+        )
         return await NatsBus.connect(options, _give_up)
 
     async def _take(self, delivery: Delivery) -> None:
-        record = codec.read(delivery.subject, delivery.payload, delivery.headers,
-                            delivery.sequence, delivery.at)  # fmt: skip
+        record = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
         self.facts += len(record.facts)
         for fact in record.facts:
             match fact:
@@ -194,15 +201,17 @@ async def latency(cluster: Cluster, count: int) -> Figures:
         started.append((cluster.ran[job] - sent) / 1e6)
     return {
         "submit_to_acknowledged": {
-            **spread(acknowledged), "aim": "p99 <= 10 ms",
+            **spread(acknowledged),
+            "aim": "p99 <= 10 ms",
             "limited_by": "one synced write of the server",
         },
         "submit_to_started": {
-            **spread(started), "aim": "p50 <= 20 ms, p99 <= 80 ms",
+            **spread(started),
+            "aim": "p50 <= 20 ms, p99 <= 80 ms",
             "limited_by": "four synced writes in a row (submission, admission's record, "
-                          "allocator's record, agent's journal) and one exec",
+            "allocator's record, agent's journal) and one exec",
         },
-    }  # fmt: skip
+    }
 
 
 async def throughput(cluster: Cluster, count: int) -> Figures:
@@ -214,14 +223,18 @@ async def throughput(cluster: Cluster, count: int) -> Figures:
     took = time.perf_counter() - began
     return {
         "accepted_per_second": {
-            "value": round(rate), "n": count, "aim": ">= 2500",
+            "value": round(rate),
+            "n": count,
+            "aim": ">= 2500",
             "limited_by": "CPU: every slot runs jobs, and what runs and ends writes too",
         },
         "completed_per_second": {
-            "value": round(count / took, 1), "n": count, "aim": ">= 160",
+            "value": round(count / took, 1),
+            "n": count,
+            "aim": ">= 160",
             "limited_by": "CPU: agents, runners and services share the cores with the jobs",
         },
-    }  # fmt: skip
+    }
 
 
 async def takeover(cluster: Cluster, known: int) -> Figures:
@@ -255,7 +268,9 @@ async def with_backlog(cluster: Cluster, pending: int, count: int) -> Figures:
     memory = resident(cluster)
     return {
         "accepted_per_second_busy": {
-            "value": round(rate), "n": pending + count, "aim": ">= 2500",
+            "value": round(rate),
+            "n": pending + count,
+            "aim": ">= 2500",
             "limited_by": "the server's synced writes, one after the other",
             "cpu_us_each": {
                 name: round(cpu * 1e6 / (pending + count)) for name, cpu in spent.items()
@@ -269,7 +284,7 @@ async def with_backlog(cluster: Cluster, pending: int, count: int) -> Figures:
             "limited_by": "interpreter start, and rendering the rows",
         },
         "resident_mib_backlog": memory,
-    }  # fmt: skip
+    }
 
 
 async def drain(cluster: Cluster, blockers: Sequence[str], pending: int, count: int) -> Figures:

@@ -68,8 +68,9 @@ class Processes:
         """Start a process; its output goes to a file."""
         own = {key: value for key, value in os.environ.items() if not key.startswith("SKEP_")}
         with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(argv, env={**own, **environment}, stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log)  # fmt: skip
+            process = subprocess.Popen(
+                argv, env={**own, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         self._started.append((name.partition("-")[0], process))
 
     def cpu(self) -> dict[str, float]:
@@ -109,8 +110,9 @@ def start_servers(processes: Processes, cluster: Cluster, folder: Path, count: i
     routes = [nats_server.free_port() for _ in range(count)]
     for index, (client, route) in enumerate(zip(clients, routes, strict=True)):
         name = f"nats-{index + 1}"
-        text = nats_server.config_text(port=client, store_dir=folder / name, accounts=accounts,
-                                       server_name=name)  # fmt: skip
+        text = nats_server.config_text(
+            port=client, store_dir=folder / name, accounts=accounts, server_name=name
+        )
         if count > 1:
             known = json.dumps([f"nats-route://{HOST}:{one}" for one in routes])
             text += f'cluster {{ name: bench, listen: "{HOST}:{route}", routes: {known} }}\n'
@@ -128,8 +130,10 @@ def start_services(processes: Processes, cluster: Cluster, folder: Path) -> None
         for identity in known:
             more = {"SKEP_PEERS": ",".join(one for one in known if one != identity)}
             if service == nats_access.GATEWAY:
-                more = {"SKEP_LISTEN": f"{HOST}:{nats_server.free_port()}",
-                        "SKEP_TOKENS": str(folder / "secrets" / "tokens.json")}  # fmt: skip
+                more = {
+                    "SKEP_LISTEN": f"{HOST}:{nats_server.free_port()}",
+                    "SKEP_TOKENS": str(folder / "secrets" / "tokens.json"),
+                }
             environment = {
                 "SKEP_NATS_URL": cluster.nats.url,
                 "SKEP_NATS_USER": identity,
@@ -246,10 +250,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the JSON there too")
     given = parser.parse_args()
     document: Figures = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(),
-                    "load_before": round(os.getloadavg()[0], 1)},
-        "jobs": given.jobs, "window": given.window, "services": not given.alone,
-    }  # fmt: skip
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_before": round(os.getloadavg()[0], 1),
+        },
+        "jobs": given.jobs,
+        "window": given.window,
+        "services": not given.alone,
+    }
     for servers, name in ((1, "one_server"), (3, "three_servers")):
         say(f"{servers} bus servers")
         runs = []

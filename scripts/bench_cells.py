@@ -51,8 +51,12 @@ Tenants = dict[str, VirtualCluster]
 
 def cluster(nodes: int, vcs: Tenants) -> Cluster:
     """Return eight racks of so many nodes."""
-    levels = (Level(name="switch", fanout=2), Level(name="socket", fanout=2),
-              Level(name="node", fanout=2), Level(name="rack", fanout=nodes))  # fmt: skip
+    levels = (
+        Level(name="switch", fanout=2),
+        Level(name="socket", fanout=2),
+        Level(name="node", fanout=2),
+        Level(name="rack", fanout=nodes),
+    )
     cells = tuple(NodeCell(node=f"n{index:04}") for index in range(RACKS * nodes))
     chain = Chain(gpu="v100", levels=levels, node_level="node", nodes=cells)
     return Cluster(chains={"v100": chain}, vcs=vcs)
@@ -74,11 +78,18 @@ def node_cells(nodes: int) -> Tenants:
 def all_levels(nodes: int) -> Tenants:
     """Return four tenants that own cells of every level, which make up the cluster together."""
     # A rack each; of the four racks left half as nodes, then sockets, switches and GPUs.
-    counts = {"rack": 1, "node": nodes // 2, "socket": nodes // 2, "switch": nodes // 2,
-              "gpu": nodes}  # fmt: skip
-    owned = VirtualCluster(cells=tuple(
-        Quota(chain="v100", level=level, count=count) for level, count in counts.items()
-    ))  # fmt: skip
+    counts = {
+        "rack": 1,
+        "node": nodes // 2,
+        "socket": nodes // 2,
+        "switch": nodes // 2,
+        "gpu": nodes,
+    }
+    owned = VirtualCluster(
+        cells=tuple(
+            Quota(chain="v100", level=level, count=count) for level, count in counts.items()
+        )
+    )
     return {f"vc{index}": owned for index in range(4)}
 
 
@@ -102,10 +113,13 @@ class Clock:
 
 def _summary(spent: list[float]) -> dict[str, float]:
     ordered = sorted(spent)
-    return {"n": len(ordered), "mean": round(sum(ordered) / len(ordered), 4),
-            "p50": round(ordered[len(ordered) // 2], 4),
-            "p99": round(ordered[int(len(ordered) * 0.99)], 4),
-            "max": round(ordered[-1], 4)}  # fmt: skip
+    return {
+        "n": len(ordered),
+        "mean": round(sum(ordered) / len(ordered), 4),
+        "p50": round(ordered[len(ordered) // 2], 4),
+        "p99": round(ordered[int(len(ordered) * 0.99)], 4),
+        "max": round(ordered[-1], 4),
+    }
 
 
 class Bench:
@@ -120,9 +134,18 @@ class Bench:
         self.decide(SetVcs(vcs=wanted.vcs, chains=wanted.chains))
         gpus = tuple(Gpu(index=index, type="v100") for index in range(GPUS))
         for cell in wanted.chains["v100"].nodes:
-            self.decide(NodeJoined(node=cell.node, identity=f"id-{cell.node}", incarnation=1,
-                                   address="10.0.0.1", ports=(20000, 20099), gpus=gpus, cpus=64,
-                                   memory=512 * GIB))  # fmt: skip
+            self.decide(
+                NodeJoined(
+                    node=cell.node,
+                    identity=f"id-{cell.node}",
+                    incarnation=1,
+                    address="10.0.0.1",
+                    ports=(20000, 20099),
+                    gpus=gpus,
+                    cpus=64,
+                    memory=512 * GIB,
+                )
+            )
         self.start_s = time.thread_time() - begin
         self.jobs = 0
 
@@ -134,9 +157,13 @@ class Bench:
     def admitted(self, vc: str, gpus: int, workers: int = 1, *, idle: bool = False) -> Facts:
         """Return the next admitted job."""
         self.jobs += 1
-        spec = JobSpec(name="bench", vc=vc, command=("true",),
-                       service_class="opportunistic" if idle else "guaranteed",
-                       resources=Resources(gpus=gpus, workers=workers))  # fmt: skip
+        spec = JobSpec(
+            name="bench",
+            vc=vc,
+            command=("true",),
+            service_class="opportunistic" if idle else "guaranteed",
+            resources=Resources(gpus=gpus, workers=workers),
+        )
         fact = Admitted(job=f"j{self.jobs}", spec=spec, submitted_at=self.now)
         return Facts(service="admission", at=self.now, facts=(fact,))
 
@@ -148,9 +175,17 @@ class Bench:
 
     def exits(self, fact: JobBound) -> list[MemberExited]:
         """Return the words of every node that its part has ended well."""
-        return [MemberExited(node=member.node, identity=member.identity, job=fact.job,
-                             attempt=fact.attempt, outcome=Outcome.SUCCEEDED, at=self.now)
-                for member in fact.members]  # fmt: skip
+        return [
+            MemberExited(
+                node=member.node,
+                identity=member.identity,
+                job=fact.job,
+                attempt=fact.attempt,
+                outcome=Outcome.SUCCEEDED,
+                at=self.now,
+            )
+            for member in fact.members
+        ]
 
 
 def requests(wanted: Cluster, count: int, idle_share: float) -> dict[str, Any]:
@@ -259,9 +294,19 @@ def joins(nodes: int) -> dict[str, Any]:
     now = Instant(1_700_000_000_000_000_000)
     gpus = tuple(Gpu(index=index, type="v100") for index in range(GPUS))
     events: list[Any] = [Restarted(epoch=1), SetVcs(vcs={"vc0": VirtualCluster(gpus=nodes * GPUS)})]
-    events += [NodeJoined(node=f"n{at:04}", identity=f"id-{at}", incarnation=1, address="10.0.0.1",
-                          ports=(20000, 20099), gpus=gpus, cpus=64, memory=512 * GIB)
-               for at in range(nodes)]  # fmt: skip
+    events += [
+        NodeJoined(
+            node=f"n{at:04}",
+            identity=f"id-{at}",
+            incarnation=1,
+            address="10.0.0.1",
+            ports=(20000, 20099),
+            gpus=gpus,
+            cpus=64,
+            memory=512 * GIB,
+        )
+        for at in range(nodes)
+    ]
     facts: list[Any] = []
     begin = time.thread_time()
     for event in (*events, None):
@@ -269,13 +314,20 @@ def joins(nodes: int) -> dict[str, Any]:
         wake_at = machine.wake_at()
         for each in ([Tick()] if wake_at is not None and wake_at <= now else []) + [event]:
             if each is not None:
-                facts += [effect.fact for effect in machine.decide(each, now)
-                          if isinstance(effect, Record)]  # fmt: skip
+                facts += [
+                    effect.fact
+                    for effect in machine.decide(each, now)
+                    if isinstance(effect, Record)
+                ]
     spent = time.thread_time() - begin
     told = [len(codec.encode(fact)) for fact in facts if isinstance(fact, CellsSet)]
     assert len(machine.cells.chains[f"v100x{GPUS}"].topology.nodes) == nodes
-    return {"nodes": nodes, "cells_told": len(told), "mb": round(sum(told) / 1e6, 2),
-            "cpu_s": round(spent, 2)}  # fmt: skip
+    return {
+        "nodes": nodes,
+        "cells_told": len(told),
+        "mb": round(sum(told) / 1e6, 2),
+        "cpu_s": round(spent, 2),
+    }
 
 
 def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
@@ -290,8 +342,17 @@ def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
     shares = {"vc0": (shape.leaves, 1.0), "vc1": (0, 1.0)}
     for workers in (2, 16, nodes):
         request = Request("gang", "vc1", OPPORTUNISTIC, ((workers, GPUS),))
-        found = clock(f"{workers} x {GPUS}", place_yielding, chain, state.holds, request, shares,
-                      losses.__getitem__, None, lambda _: True)  # fmt: skip
+        found = clock(
+            f"{workers} x {GPUS}",
+            place_yielding,
+            chain,
+            state.holds,
+            request,
+            shares,
+            losses.__getitem__,
+            None,
+            lambda _: True,
+        )
         assert found is not None, workers
     return clock.summary()
 
@@ -330,21 +391,32 @@ def main() -> int:
         report[name] = measure()
 
     row("cell", lambda: cells(cluster(nodes, all_levels(nodes)), count, busy=False))
-    row("cell, half the nodes in opportunistic use",
-        lambda: cells(cluster(nodes, all_levels(nodes)), count, busy=True))  # fmt: skip
+    row(
+        "cell, half the nodes in opportunistic use",
+        lambda: cells(cluster(nodes, all_levels(nodes)), count, busy=True),
+    )
     for name, owned in tenants.items():
         for share in (0.0, 0.5):
-            row(f"request, VCs own {name}, {share:.0%} opportunistic",
-                partial(requests, cluster(nodes, owned(nodes)), count, share))  # fmt: skip
-    row("request, all opportunistic",
-        lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0))  # fmt: skip
+            row(
+                f"request, VCs own {name}, {share:.0%} opportunistic",
+                partial(requests, cluster(nodes, owned(nodes)), count, share),
+            )
+    row(
+        "request, all opportunistic",
+        lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0),
+    )
     row("gang", lambda: gangs(cluster(nodes, node_cells(nodes)), nodes))
     row("node", lambda: node_events(cluster(nodes, node_cells(nodes)), 1000))
     row("joins", lambda: joins(1000))
     row("yields", lambda: yields(cluster(nodes, node_cells(nodes)), nodes))
     row("watch", lambda: watch(cluster(nodes, all_levels(nodes)), nodes * RACKS))
-    row("start_s", lambda: {name: round(Bench(cluster(nodes, owned(nodes))).start_s, 2)
-                            for name, owned in tenants.items()})  # fmt: skip
+    row(
+        "start_s",
+        lambda: {
+            name: round(Bench(cluster(nodes, owned(nodes))).start_s, 2)
+            for name, owned in tenants.items()
+        },
+    )
     report["max_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(report, indent=1))
     return 0

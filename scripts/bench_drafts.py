@@ -52,8 +52,12 @@ class Still:
 
 def spec(number: int, vc: str, gpus: int, workers: int = 1) -> JobSpec:
     """Return a job."""
-    return JobSpec(name=f"job-{number}", vc=vc, command=("true",),
-                   resources=Resources(gpus=gpus, workers=workers))  # fmt: skip
+    return JobSpec(
+        name=f"job-{number}",
+        vc=vc,
+        command=("true",),
+        resources=Resources(gpus=gpus, workers=workers),
+    )
 
 
 def full(nodes: int, waiting: int) -> AllocatorMachine:
@@ -61,14 +65,24 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
     machine = AllocatorMachine()
     machine.decide(Restarted(1), BEGIN)
     half = nodes * GPUS // 2
-    machine.decide(SetVcs(vcs={"a": VirtualCluster(gpus=half), "b": VirtualCluster(gpus=half)}),
-                   BEGIN)  # fmt: skip
+    machine.decide(
+        SetVcs(vcs={"a": VirtualCluster(gpus=half), "b": VirtualCluster(gpus=half)}), BEGIN
+    )
     for number in range(nodes):
         devices = tuple(Gpu(index=index, type="v100") for index in range(GPUS))
         machine.decide(
-            NodeJoined(node=f"node-{number}", identity=f"id-node-{number}", incarnation=1,
-                       address="10.0.0.1", ports=(20000, 29999), gpus=devices, cpus=96,
-                       memory=1 << 40), BEGIN)  # fmt: skip
+            NodeJoined(
+                node=f"node-{number}",
+                identity=f"id-node-{number}",
+                incarnation=1,
+                address="10.0.0.1",
+                ports=(20000, 29999),
+                gpus=devices,
+                cpus=96,
+                memory=1 << 40,
+            ),
+            BEGIN,
+        )
     if machine.soft.resolve_at is not None:
         cellwork.resolve(machine, machine.asked)
     sizes = (1, 1, 2, 4, 8)
@@ -82,8 +96,10 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
         machine.decide(Facts(service="admission", at=BEGIN, facts=(admitted,)), BEGIN)
     for job in list(machine.placed.values()):
         for node in job.members:
-            machine.decide(MemberStarted(node=node, identity=f"id-{node}", job=job.job,
-                                         attempt=1, at=BEGIN), BEGIN)  # fmt: skip
+            machine.decide(
+                MemberStarted(node=node, identity=f"id-{node}", job=job.job, attempt=1, at=BEGIN),
+                BEGIN,
+            )
     return machine
 
 
@@ -124,8 +140,12 @@ async def measure(machine: AllocatorMachine, rounds: int) -> dict[str, Any]:
             answer = msgspec.json.decode(task.result(), type=Answer)
             assert not answer.problem, answer.problem
             tried = len(answer.options) + len(answer.in_vain)
-        found[name] = {"answer_ms": _spread(took), "held_ms": _spread(held), "told": tried,
-                       "behind_ms": _spread(behind)}  # fmt: skip
+        found[name] = {
+            "answer_ms": _spread(took),
+            "held_ms": _spread(held),
+            "told": tried,
+            "behind_ms": _spread(behind),
+        }
     return found
 
 

@@ -152,16 +152,26 @@ class Node:
         self.steps: list[tuple[float, int]] = []
         self.changed = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2:3", "--nproc-per-node=1",
-             "--max-restarts=9", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-             "--rdzv-id=bench", "--local-addr=127.0.0.1",
-             "--rdzv-conf=last_call_timeout=1,is_host=" + ("1" if number == 0 else "0"),
-             str(JOB), json.dumps(options)],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=2:3",
+                "--nproc-per-node=1",
+                "--max-restarts=9",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=127.0.0.1:{port}",
+                "--rdzv-id=bench",
+                "--local-addr=127.0.0.1",
+                "--rdzv-conf=last_call_timeout=1,is_host=" + ("1" if number == 0 else "0"),
+                str(JOB),
+                json.dumps(options),
+            ],
             env=environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", OMP_NUM_THREADS="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-        )  # fmt: skip
+        )
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait(self, world: int, count: int) -> None:
@@ -235,8 +245,11 @@ def memory_folder() -> str | None:
 
 def picture(results: list[dict[str, Any]]) -> str:
     """Return bars of the pauses by part."""
-    rows = [(f"{r['megabytes']:g} MB {way}", r["skep"][way], r.get("torchrun", {}).get(way))
-            for r in results for way in ("2->3", "3->2")]  # fmt: skip
+    rows = [
+        (f"{r['megabytes']:g} MB {way}", r["skep"][way], r.get("torchrun", {}).get(way))
+        for r in results
+        for way in ("2->3", "3->2")
+    ]
     longest = max(sum(row["parts_ms"].values()) for _, row, _ in rows)
     names = list(dict.fromkeys(name for _, row, _ in rows for name in row["parts_ms"]))
     parts = []

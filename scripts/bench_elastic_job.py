@@ -69,8 +69,13 @@ def gaps(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def described(pause: Any, gap: tuple[int, int]) -> dict[str, Any]:
     """Return a pause as JSON."""
-    return {"total_ns": pause.total_ns, "parts_ns": pause.parts_ns, "bytes": pause.bytes,
-            "gap_ns": gap[0], "step_ns": gap[1]}  # fmt: skip
+    return {
+        "total_ns": pause.total_ns,
+        "parts_ns": pause.parts_ns,
+        "bytes": pause.bytes,
+        "gap_ns": gap[0],
+        "step_ns": gap[1],
+    }
 
 
 def restarted_job(parameters: int, folder: Path) -> None:

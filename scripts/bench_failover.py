@@ -44,8 +44,14 @@ class FailoverRun(Run):
     """One run; `seconds` gathers the times by what was killed."""
 
     def __init__(self, deployment: Deployment, rounds: int) -> None:
-        super().__init__(deployment, rolling=False, pace_s=PACE_S, job_s=JOB_S,
-                         gang_every=sys.maxsize, out=sys.stderr)  # fmt: skip
+        super().__init__(
+            deployment,
+            rolling=False,
+            pace_s=PACE_S,
+            job_s=JOB_S,
+            gang_every=sys.maxsize,
+            out=sys.stderr,
+        )
         self.rounds = rounds
         self.seconds: dict[str, dict[str, list[float]]] = {
             stream: {step: [] for step in STEPS} for stream in STREAMS
@@ -67,8 +73,9 @@ class FailoverRun(Run):
                 told = ", ".join(f"{step} after {seconds:.1f} s" for step, seconds in took.items())
                 self.check(took["bound"] <= AIM_S, f"{leader}, leader of {stream}: {told}")
                 await asyncio.to_thread(self.deployment.wait_again, leader, started)
-                await asyncio.to_thread(until, self.deployment.is_well, "all is well",
-                                        RECOVERY_WITHIN_S)  # fmt: skip
+                await asyncio.to_thread(
+                    until, self.deployment.is_well, "all is well", RECOVERY_WITHIN_S
+                )
 
     async def wait_idle(self) -> None:
         """Return once hardly a job waits: what a kill held up is no part of the next one's time."""
@@ -128,8 +135,11 @@ class FailoverRun(Run):
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median, worst and count."""
-    return {"median": round(statistics.median(values), 2), "worst": round(max(values), 2),
-            "n": len(values)}  # fmt: skip
+    return {
+        "median": round(statistics.median(values), 2),
+        "worst": round(max(values), 2),
+        "n": len(values),
+    }
 
 
 def main() -> int:

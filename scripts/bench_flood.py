@@ -151,9 +151,15 @@ async def run(folder: Path, tenants: int, seconds: float, *, direct: bool) -> di
         await door.wait()
         await boot.close()
         await server.kill()
-    return {"tenants": tenants, "door": not direct, "alone": summary(alone),
-            "flooded": summary(flooded), "stored_per_s": round(info.state.messages / seconds),
-            "load": os.getloadavg()[0], "cores": os.cpu_count()}  # fmt: skip
+    return {
+        "tenants": tenants,
+        "door": not direct,
+        "alone": summary(alone),
+        "flooded": summary(flooded),
+        "stored_per_s": round(info.state.messages / seconds),
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
 
 
 def _prefer(niceness: int) -> None:

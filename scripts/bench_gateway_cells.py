@@ -64,8 +64,7 @@ def fill(reading: Reading, jobs: int) -> None:
     vcs = list(reading.machine.cells.cluster.vcs)
     for number in range(jobs):
         idle, gpus = rng.random() < 0.5, rng.choice((1, 2, 4, 8))
-        bound = reading.bound(
-            reading.decide(reading.admitted(rng.choice(vcs), gpus, idle=idle)))  # fmt: skip
+        bound = reading.bound(reading.decide(reading.admitted(rng.choice(vcs), gpus, idle=idle)))
         if bound is not None and number % 3 == 0:
             for word in reading.exits(bound):
                 reading.decide(word)
@@ -94,9 +93,12 @@ async def held_up(reading: Reading) -> dict[str, float]:
     done.set()
     await ticking
     late.sort()
-    return {"trees": TREES, "took": round(took / NS_PER_MS, 1),
-            "p99": round(late[int(len(late) * 0.99)] / NS_PER_MS, 1),
-            "max": round(late[-1] / NS_PER_MS, 1)}  # fmt: skip
+    return {
+        "trees": TREES,
+        "took": round(took / NS_PER_MS, 1),
+        "p99": round(late[int(len(late) * 0.99)] / NS_PER_MS, 1),
+        "max": round(late[-1] / NS_PER_MS, 1),
+    }
 
 
 def main() -> int:

@@ -58,14 +58,29 @@ def report(node: int, second: int) -> tuple[str, bytes]:
 
 def opened(trials: int) -> Trials:
     """Return so many trials, of the first jobs; none comes to a verdict soon."""
-    return Trials(at=BEGIN, open=tuple(
-        OpenTrial(trial=number + 1, kind=Kind.PACK, since=BEGIN, needed_milli=2000,
-                  until=Instant(BEGIN + 3600 * NS_PER_SECOND), jobs=tuple(
-                      Before(job=f"j{2 * number + each}", attempt=1, gpus=1,
-                             rate_milli=1000 * STEPS_PER_SECOND,
-                             solo_milli=1000 * STEPS_PER_SECOND) for each in (1, 2)))
-        for number in range(trials)
-    ))  # fmt: skip
+    return Trials(
+        at=BEGIN,
+        open=tuple(
+            OpenTrial(
+                trial=number + 1,
+                kind=Kind.PACK,
+                since=BEGIN,
+                needed_milli=2000,
+                until=Instant(BEGIN + 3600 * NS_PER_SECOND),
+                jobs=tuple(
+                    Before(
+                        job=f"j{2 * number + each}",
+                        attempt=1,
+                        gpus=1,
+                        rate_milli=1000 * STEPS_PER_SECOND,
+                        solo_milli=1000 * STEPS_PER_SECOND,
+                    )
+                    for each in (1, 2)
+                ),
+            )
+            for number in range(trials)
+        ),
+    )
 
 
 def measure(jobs: int, seconds: int, trials: int = 0) -> dict[str, Any]:

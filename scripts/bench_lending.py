@@ -47,9 +47,18 @@ class Bench:
         for index in range(nodes):
             gpus = tuple(Gpu(index=each, type="v100") for each in range(8))
             name = f"n{index:04}"
-            self.decide(NodeJoined(node=name, identity=name, incarnation=1, address="10.0.0.1",
-                                   ports=(20000, 29999), cpus=256, memory=2**38,
-                                   gpus=gpus))  # fmt: skip
+            self.decide(
+                NodeJoined(
+                    node=name,
+                    identity=name,
+                    incarnation=1,
+                    address="10.0.0.1",
+                    ports=(20000, 29999),
+                    cpus=256,
+                    memory=2**38,
+                    gpus=gpus,
+                )
+            )
 
     def decide(self, event: Any) -> float:
         """Let it decide; return what that took."""
@@ -63,8 +72,14 @@ class Bench:
         """Let a job arrive; return it and what that took."""
         self.number += 1
         job = f"j{self.number}"
-        spec = JobSpec(name="x", vc=vc, script="train.py", resources=resources,
-                       over_quota=self.over_quota, **more)  # fmt: skip
+        spec = JobSpec(
+            name="x",
+            vc=vc,
+            script="train.py",
+            resources=resources,
+            over_quota=self.over_quota,
+            **more,
+        )
         fact = Admitted(job=job, spec=spec, submitted_at=self.now)
         return job, self.decide(Facts(service="admission", at=self.now, facts=(fact,)))
 
@@ -72,15 +87,24 @@ class Bench:
         """Let what was bound run."""
         state = self.machine.jobs[job]
         for name in list(state.members):
-            self.decide(MemberStarted(node=name, identity=name, job=job, attempt=state.attempt,
-                                      at=self.now))  # fmt: skip
+            self.decide(
+                MemberStarted(node=name, identity=name, job=job, attempt=state.attempt, at=self.now)
+            )
 
     def end(self, job: str) -> float:
         """Let a job of one node end; return what that took."""
         state = self.machine.jobs[job]
         (name,) = state.members
-        return self.decide(MemberExited(node=name, identity=name, job=job, attempt=state.attempt,
-                                        outcome=Outcome.SUCCEEDED, at=self.now))  # fmt: skip
+        return self.decide(
+            MemberExited(
+                node=name,
+                identity=name,
+                job=job,
+                attempt=state.attempt,
+                outcome=Outcome.SUCCEEDED,
+                at=self.now,
+            )
+        )
 
 
 def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[str, float]:
@@ -103,8 +127,12 @@ def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[
     bench.submit("nlp", Resources(gpus=8, workers=nodes // 2))
     for number in range(waiting):
         shape = number % SHAPES
-        bench.submit("nlp", Resources(gpus=1, cpus=200 + shape) if case == "shapes"
-                     else Resources(gpus=8, cpus=1 + shape))  # fmt: skip
+        bench.submit(
+            "nlp",
+            Resources(gpus=1, cpus=200 + shape)
+            if case == "shapes"
+            else Resources(gpus=8, cpus=1 + shape),
+        )
     ends, arrivals = [], []
     for _ in range(EVENTS):
         ends.append(bench.end(running.pop(0)))
@@ -114,9 +142,11 @@ def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[
             if not each.ran_at:
                 bench.start(each.job)
                 running.append(each.job)
-    return {"end_us": round(statistics.median(ends), 1),
-            "arrival_us": round(statistics.median(arrivals), 1),
-            "end_max_us": round(max(ends), 1)}  # fmt: skip
+    return {
+        "end_us": round(statistics.median(ends), 1),
+        "arrival_us": round(statistics.median(arrivals), 1),
+        "end_max_us": round(max(ends), 1),
+    }
 
 
 def main() -> int:

@@ -93,9 +93,12 @@ class Job:
         """Start it, and wait until it is ready."""
         argv = [sys.executable, "-m", "skep_job", _script(code + LOOP)]
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        )  # fmt: skip
+        )
         self._hear()
 
     def go(self, seconds: float) -> None:
@@ -133,8 +136,11 @@ def main() -> int:
         for pair in (*_fake_pairs(folder), *_core_pairs()):
             rows.append(_measure(pair, given.seconds))
             print(f"{pair.name}: {rows[-1]['sum']}", file=sys.stderr)
-    print(json.dumps({"seconds": given.seconds, "load_average": os.getloadavg()[0], "pairs": rows},
-                     indent=2))  # fmt: skip
+    print(
+        json.dumps(
+            {"seconds": given.seconds, "load_average": os.getloadavg()[0], "pairs": rows}, indent=2
+        )
+    )
     if given.svg:
         given.svg.write_text(picture(rows), encoding="utf-8")
     return 0
@@ -173,23 +179,48 @@ def _alone(job: Job, seconds: float) -> float:
 def _fake_pairs(folder: str) -> list[Pair]:
     def named(load: Load) -> dict[str, str]:
         told = {**msgspec.structs.asdict(load), "step_ms": STEP_MS, "memory": GIB}
-        return {"SKEP_FAKE_GPUS": folder, "SKEP_DEVICES": "0", "SKEP_FAKE_LOAD": json.dumps(told),
-                "SKEP_SOCK": f"{folder}/nobody", "SKEP_JOB": "j1", "SKEP_GEN": "1"}  # fmt: skip
+        return {
+            "SKEP_FAKE_GPUS": folder,
+            "SKEP_DEVICES": "0",
+            "SKEP_FAKE_LOAD": json.dumps(told),
+            "SKEP_SOCK": f"{folder}/nobody",
+            "SKEP_JOB": "j1",
+            "SKEP_GEN": "1",
+        }
 
     pairs = []
-    for first, second in (("VAE", "VAE"), ("SuperResolution", "SuperResolution"),
-                          ("VAE", "MI-LSTM"), ("RHN", "RHN"), ("LSTM", "LSTM"),
-                          ("ResNet-50", "ResNext-50")):  # fmt: skip
+    for first, second in (
+        ("VAE", "VAE"),
+        ("SuperResolution", "SuperResolution"),
+        ("VAE", "MI-LSTM"),
+        ("RHN", "RHN"),
+        ("LSTM", "LSTM"),
+        ("ResNet-50", "ResNext-50"),
+    ):
         loads = [by_utilisation(TABLE_1[name][0]) for name in (first, second)]
-        pairs.append(Pair(f"fake P40: {first} + {second}", FAKE_JOB,
-                          (named(loads[0]), named(loads[1])), normalised(loads)))  # fmt: skip
+        pairs.append(
+            Pair(
+                f"fake P40: {first} + {second}",
+                FAKE_JOB,
+                (named(loads[0]), named(loads[1])),
+                normalised(loads),
+            )
+        )
     v100 = {name: Load(0.5, *numbers) for name, numbers in GAVEL["v100"].items()}
-    for first, second in (("A3C", "Recommendation (batch size 512)"),
-                          ("ResNet-50 (batch size 64)", "ResNet-50 (batch size 64)"),
-                          ("LM (batch size 20)", "ResNet-50 (batch size 32)")):  # fmt: skip
+    for first, second in (
+        ("A3C", "Recommendation (batch size 512)"),
+        ("ResNet-50 (batch size 64)", "ResNet-50 (batch size 64)"),
+        ("LM (batch size 20)", "ResNet-50 (batch size 32)"),
+    ):
         loads = [v100[name] for name in (first, second)]
-        pairs.append(Pair(f"fake V100: {first} + {second}", FAKE_JOB,
-                          (named(loads[0]), named(loads[1])), normalised(loads)))  # fmt: skip
+        pairs.append(
+            Pair(
+                f"fake V100: {first} + {second}",
+                FAKE_JOB,
+                (named(loads[0]), named(loads[1])),
+                normalised(loads),
+            )
+        )
     return pairs
 
 
@@ -199,8 +230,10 @@ def _core_pairs() -> list[Pair]:
     def named(busy: float) -> dict[str, str]:
         return {"CORE": core, "BUSY": str(busy)}
 
-    return [Pair(f"one core: {a:.0%} + {b:.0%}", CORE_JOB, (named(a), named(b)), 0.0)
-            for a, b in ((1.0, 1.0), (1.0, 0.2), (0.4, 0.4), (0.2, 0.2))]  # fmt: skip
+    return [
+        Pair(f"one core: {a:.0%} + {b:.0%}", CORE_JOB, (named(a), named(b)), 0.0)
+        for a, b in ((1.0, 1.0), (1.0, 0.2), (0.4, 0.4), (0.2, 0.2))
+    ]
 
 
 def _script(code: str) -> str:
@@ -217,14 +250,18 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> str:
     for index, row in enumerate(rows):
         y = 50 + index * (BAR + 8)
         colour = {"keep": "#2a9d8f", "undo": "#e76f51"}.get(row["verdict"], svg.FAINT)
-        parts += [svg.text(LEFT - 8, y + 16, row["pair"], anchor="end"),
-                  svg.box(LEFT, y, row["sum"] * scale, BAR, colour),
-                  svg.text(LEFT + row["sum"] * scale + 6, y + 16, f"{row['sum']:.2f}")]  # fmt: skip
+        parts += [
+            svg.text(LEFT - 8, y + 16, row["pair"], anchor="end"),
+            svg.box(LEFT, y, row["sum"] * scale, BAR, colour),
+            svg.text(LEFT + row["sum"] * scale + 6, y + 16, f"{row['sum']:.2f}"),
+        ]
         if row["model"]:
             parts.append(svg.box(LEFT + row["model"] * scale - 1, y - 2, 2, BAR + 4, svg.TEXT))
     at = LEFT + WORTH_IT * scale
-    parts += [svg.box(at, 44, 1, height - 74, svg.FAINT),
-              svg.text(at, height - 12, "worth it", fill=svg.FAINT, anchor="middle")]  # fmt: skip
+    parts += [
+        svg.box(at, 44, 1, height - 74, svg.FAINT),
+        svg.text(at, height - 12, "worth it", fill=svg.FAINT, anchor="middle"),
+    ]
     return svg.page(WIDTH, height, "Rates of two jobs on one device, relative to alone", parts)
 
 

@@ -43,9 +43,18 @@ class Bench:
         for index in range(nodes):
             gpus = tuple(Gpu(index=each, type="v100") for each in range(8))
             name = f"n{index:04}"
-            self.decide(NodeJoined(node=name, identity=name, incarnation=1, address="10.0.0.1",
-                                   ports=(20000, 29999), cpus=64, memory=2**38,
-                                   gpus=gpus))  # fmt: skip
+            self.decide(
+                NodeJoined(
+                    node=name,
+                    identity=name,
+                    incarnation=1,
+                    address="10.0.0.1",
+                    ports=(20000, 29999),
+                    cpus=64,
+                    memory=2**38,
+                    gpus=gpus,
+                )
+            )
 
     def decide(self, event: Any) -> list[Any]:
         """Let it decide, and note what that took."""
@@ -62,8 +71,9 @@ class Bench:
         self.number += 1
         job = f"j{self.number}"
         size = SizeHint(run_time=run_time)
-        spec = JobSpec(name="x", vc="nlp", command=("true",), resources=Resources(gpus=gpus),
-                       size=size)  # fmt: skip
+        spec = JobSpec(
+            name="x", vc="nlp", command=("true",), resources=Resources(gpus=gpus), size=size
+        )
         fact = Admitted(job=job, spec=spec, submitted_at=self.now)
         self.decide(Facts(service="admission", at=self.now, facts=(fact,)))
         return job
@@ -74,15 +84,24 @@ class Bench:
         if state is None:
             return
         for name in list(state.members):
-            self.decide(MemberStarted(node=name, identity=name, job=job, attempt=state.attempt,
-                                      at=self.now))  # fmt: skip
+            self.decide(
+                MemberStarted(node=name, identity=name, job=job, attempt=state.attempt, at=self.now)
+            )
 
     def end(self, job: str) -> None:
         """Let a job end."""
         state = self.machine.jobs[job]
         for name in list(state.members):
-            self.decide(MemberExited(node=name, identity=name, job=job, attempt=state.attempt,
-                                     outcome=Outcome.SUCCEEDED, at=self.now))  # fmt: skip
+            self.decide(
+                MemberExited(
+                    node=name,
+                    identity=name,
+                    job=job,
+                    attempt=state.attempt,
+                    outcome=Outcome.SUCCEEDED,
+                    at=self.now,
+                )
+            )
 
 
 def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any]:
@@ -110,11 +129,13 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
             if not each.ran_at:
                 bench.start(name)
         bench.submit(2, 100_000)
-    told: dict[str, Any] = {"policy": policy, "event_us": round(shallow, 1),
-                            "deep_us": round(statistics.mean(bench.spent), 1),
-                            "deep_max_us": round(max(bench.spent), 1),
-                            "waiting": len(bench.machine.jobs) - len(bench.machine.placed),
-                            }  # fmt: skip
+    told: dict[str, Any] = {
+        "policy": policy,
+        "event_us": round(shallow, 1),
+        "deep_us": round(statistics.mean(bench.spent), 1),
+        "deep_max_us": round(max(bench.spent), 1),
+        "waiting": len(bench.machine.jobs) - len(bench.machine.placed),
+    }
     planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
     if planned is not None:
         began = time.thread_time()
@@ -134,8 +155,10 @@ def main() -> int:
     parser.add_argument("--waiting", type=int, default=1000)
     parser.add_argument("--events", type=int, default=1000)
     told = parser.parse_args()
-    rows = [measure(name, told.nodes, told.waiting, told.events)
-            for name in told.policy or ("fifo", "backfill", "srtf", "tiresias-l")]  # fmt: skip
+    rows = [
+        measure(name, told.nodes, told.waiting, told.events)
+        for name in told.policy or ("fifo", "backfill", "srtf", "tiresias-l")
+    ]
     print(json.dumps({"nodes": told.nodes, "rows": rows}, indent=2))
     return 0
 

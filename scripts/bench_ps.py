@@ -106,16 +106,36 @@ def restart(job: Job, hidden: int) -> dict[str, Any]:
     commands = [
         ("", ["-m", "skep_job.ps.coordinator", "--servers", "3", "--workers", "2"]),
         *[("", ["-m", "skep_job.ps.server"])] * 3,
-        *((str(rank), [str(TRAINER), "--folder", str(job.folder), "--name", f"again{rank}",
-                       "--load", str(job.folder / "checkpoint.pt"), "--until", until,
-                       "--hidden", str(hidden)]) for rank in range(2)),
-    ]  # fmt: skip
+        *(
+            (
+                str(rank),
+                [
+                    str(TRAINER),
+                    "--folder",
+                    str(job.folder),
+                    "--name",
+                    f"again{rank}",
+                    "--load",
+                    str(job.folder / "checkpoint.pt"),
+                    "--until",
+                    until,
+                    "--hidden",
+                    str(hidden),
+                ],
+            )
+            for rank in range(2)
+        ),
+    ]
     with (job.folder / "again.log").open("wb") as log:
         processes = [
-            subprocess.Popen([sys.executable, *command], stdout=log, stderr=log,
-                             env={**os.environ, **job.environment, "RANK": rank})
+            subprocess.Popen(
+                [sys.executable, *command],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **job.environment, "RANK": rank},
+            )
             for rank, command in commands
-        ]  # fmt: skip
+        ]
         for process in processes:
             process.wait(300)
     after = [json.loads((job.folder / f"again{rank}.json").read_text()) for rank in range(2)]
@@ -143,8 +163,10 @@ def drawn(results: dict[str, Any]) -> str:
     for size, result in results.items():
         parts.append(svg.text(16, y + 14, size))
         y += row
-        bars = {**{name: each.get("pause_ms", 0) for name, each in result["changes"].items()},
-                "checkpoint and restart": result["restart"]["pause_ms"]}  # fmt: skip
+        bars = {
+            **{name: each.get("pause_ms", 0) for name, each in result["changes"].items()},
+            "checkpoint and restart": result["restart"]["pause_ms"],
+        }
         for name, pause in bars.items():
             colour = "#c33" if name.startswith("check") else "#47a"
             parts += [

@@ -52,9 +52,16 @@ LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
 RECORD_FACTS = 300
 """Facts of one record, as under load: about half of what a record may hold."""
 NOW = Instant(1_800_000_000_000_000_000)
-NODE = NodeJoined(node="n1", identity="i1", incarnation=1, address="127.0.0.1", cpus=512,
-                  ports=(20000, 29999), gpus=tuple(Gpu(index=i, type="cpu") for i in range(512)),
-                  memory=1 << 40)  # fmt: skip
+NODE = NodeJoined(
+    node="n1",
+    identity="i1",
+    incarnation=1,
+    address="127.0.0.1",
+    cpus=512,
+    ports=(20000, 29999),
+    gpus=tuple(Gpu(index=i, type="cpu") for i in range(512)),
+    memory=1 << 40,
+)
 SPEC = JobSpec(name="train", vc="ml", command=("/bin/true",), resources=Resources())
 
 
@@ -70,12 +77,14 @@ def history(machine: AllocatorMachine, running: int) -> Iterator[Any]:
         yield from (effect.fact for effect in effects if isinstance(effect, Record))
         sent = [effect.message for effect in effects if isinstance(effect, Send)]
         for bind in (each for each in sent if isinstance(each, BindJob)):
-            yield from _facts(machine, MemberStarted(node="n1", identity="i1", job=bind.job,
-                                                     attempt=1, at=NOW))  # fmt: skip
+            yield from _facts(
+                machine, MemberStarted(node="n1", identity="i1", job=bind.job, attempt=1, at=NOW)
+            )
         if job > running:
             done = f"j{job - running}"
-            ended = MemberExited(node="n1", identity="i1", job=done, attempt=1, at=NOW,
-                                 outcome=Outcome.SUCCEEDED)  # fmt: skip
+            ended = MemberExited(
+                node="n1", identity="i1", job=done, attempt=1, at=NOW, outcome=Outcome.SUCCEEDED
+            )
             yield from _facts(machine, ended)
 
 
@@ -106,16 +115,23 @@ class Bench:
 
     async def bus(self, identity: str) -> NatsBus:
         """Connect as somebody."""
-        options = LinkOptions(servers=(self.server.url,), identity=identity,
-                              password=self.passwords[identity])  # fmt: skip
+        options = LinkOptions(
+            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+        )
         return await NatsBus.connect(options, _fail)
 
     async def write(self, facts: int, running: int) -> dict[str, Any]:
         """Write a history of this many facts, with snapshots when the service would keep one."""
         bus = await self.bus(ALLOCATOR)
-        log = NatsFactLog(bus, stream=subjects.ALLOC, subject=subjects.ALLOC_FACTS,
-                          service=ALLOCATOR, facts=AllocatorFact, kept=Kept,
-                          end=self.server.folder / "log-end")  # fmt: skip
+        log = NatsFactLog(
+            bus,
+            stream=subjects.ALLOC,
+            subject=subjects.ALLOC_FACTS,
+            service=ALLOCATOR,
+            facts=AllocatorFact,
+            kept=Kept,
+            end=self.server.folder / "log-end",
+        )
         async for _ in log.replay():
             pass
         await log.begin_epoch("history", NOW)
@@ -135,8 +151,12 @@ class Bench:
             if written >= facts:
                 break
         await bus.close()
-        return {"facts": written, "facts_behind_snapshot": written - kept,
-                "jobs_ever": machine.last_queued, "jobs_now": len(machine.jobs)}  # fmt: skip
+        return {
+            "facts": written,
+            "facts_behind_snapshot": written - kept,
+            "jobs_ever": machine.last_queued,
+            "jobs_now": len(machine.jobs),
+        }
 
     async def ready_ms(self) -> float:
         """Start the service; return how long it took to recover, ms, interpreter included."""
@@ -174,13 +194,20 @@ class Bench:
         return round(took_ms, 1)
 
     async def _start(self, identity: str) -> asyncio.subprocess.Process:
-        environment = {**os.environ, "SKEP_STATE": str(self.folder / "state" / identity),
-                       "SKEP_NATS_URL": self.server.url, "SKEP_NATS_USER": identity,
-                       "SKEP_NATS_PASSWORD": self.passwords[identity]}  # fmt: skip
+        environment = {
+            **os.environ,
+            "SKEP_STATE": str(self.folder / "state" / identity),
+            "SKEP_NATS_URL": self.server.url,
+            "SKEP_NATS_USER": identity,
+            "SKEP_NATS_PASSWORD": self.passwords[identity],
+        }
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"skep_services.{identity}", env=environment,
+            sys.executable,
+            "-m",
+            f"skep_services.{identity}",
+            env=environment,
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
 
 
 def _fail(error: Exception) -> None:
@@ -215,9 +242,16 @@ async def main() -> None:
     for facts in options.facts:
         print(f"recovery behind {facts:,} facts", file=sys.stderr, flush=True)
         rows.append(await measure(facts, options.running))
-    print(json.dumps({"recovery": rows, "aim": "flat: <= 3 s without a standby",
-                      "limited_by": "interpreter start; then the facts behind the snapshot"},
-                     indent=2))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "recovery": rows,
+                "aim": "flat: <= 3 s without a standby",
+                "limited_by": "interpreter start; then the facts behind the snapshot",
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

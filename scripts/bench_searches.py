@@ -82,13 +82,17 @@ class Play:
                 continue  # It was suspended by what another one told.
             self.running[job] = slope, step + 1
             value = 1 - (1 + slope * (step + 1)) ** -0.5
-            self.decide(Measured(at=self.now, job=job, attempt=1, step=step + 1,
-                                 values={"accuracy": value}))  # fmt: skip
+            self.decide(
+                Measured(at=self.now, job=job, attempt=1, step=step + 1, values={"accuracy": value})
+            )
             self.settle()
             if step + 1 >= STEPS and job in self.running:
                 del self.running[job]
-                self._tell(JobEnded(job=job, end=End.SUCCEEDED, why=Reason.SUCCEEDED, attempts=1,
-                                    at=self.now))  # fmt: skip
+                self._tell(
+                    JobEnded(
+                        job=job, end=End.SUCCEEDED, why=Reason.SUCCEEDED, attempts=1, at=self.now
+                    )
+                )
         self.settle()
 
     def _tell(self, *facts: Any) -> None:
@@ -100,31 +104,42 @@ class Play:
         if kind == "submit":
             job, trial = f"j{self.number}", int(message.labels["trial"])
             self.running[job] = (trial * 7919 % 1009 + 1) / 1000, 0
-            self._tell(Admitted(job=job, spec=message, submitted_at=self.now,
-                                key=send.headers["Nats-Msg-Id"]),
-                       JobRan(job=job, attempt=1, at=self.now))  # fmt: skip
+            self._tell(
+                Admitted(
+                    job=job, spec=message, submitted_at=self.now, key=send.headers["Nats-Msg-Id"]
+                ),
+                JobRan(job=job, attempt=1, at=self.now),
+            )
         elif kind == "cancel":
             job = message["job"]
             self.running.pop(job, None)
             self.standing.pop(job, None)
-            self._tell(CancelAsked(job=job),
-                       JobEnded(job=job, end=End.CANCELLED, why=Reason.CANCELLED, attempts=1,
-                                at=self.now))  # fmt: skip
+            self._tell(
+                CancelAsked(job=job),
+                JobEnded(job=job, end=End.CANCELLED, why=Reason.CANCELLED, attempts=1, at=self.now),
+            )
         elif kind == "ask":
             self._change(message)
 
     def _change(self, ask: Any) -> None:
         goal = Goal.SUSPEND if isinstance(ask, AskSuspend) else Goal.RESUME
-        here, there = ((self.running, self.standing) if goal is Goal.SUSPEND
-                       else (self.standing, self.running))  # fmt: skip
+        here, there = (
+            (self.running, self.standing) if goal is Goal.SUSPEND else (self.standing, self.running)
+        )
         if ask.job in here:
             there[ask.job] = here.pop(ask.job)
         self._tell(
             ChangeAsked(number=self.number, ask=ask, at=self.now),
-            JobChanged(job=ask.job, attempt=1, goal=goal, result=Result.DONE,
-                       why=Reason.REQUESTED, at=self.now),
+            JobChanged(
+                job=ask.job,
+                attempt=1,
+                goal=goal,
+                result=Result.DONE,
+                why=Reason.REQUESTED,
+                at=self.now,
+            ),
             AskOver(job=ask.job, number=self.number, ask=ask, result=Result.DONE, at=self.now),
-        )  # fmt: skip
+        )
 
 
 def spec(trials: int, method: str) -> dict[str, Any]:
@@ -132,10 +147,18 @@ def spec(trials: int, method: str) -> dict[str, Any]:
     more: dict[str, Any] = {"method": "asha", "rungs": {"first": 20, "last": STEPS, "eta": 3}}
     if method == "curves":
         more = {"exclusive": 16, "turn": 60, "steps": STEPS}
-    return {"name": "many", "vc": "nlp", "metric": "accuracy", "direction": "maximize",
-            "job": {"command": "train {lr}"}, "space": {"lr": {"log": [0.0001, 1.0]}},
-            "budget": {"trials": trials}, "parallel": PARALLEL, "live": min(trials, 1024), **more,
-            }  # fmt: skip
+    return {
+        "name": "many",
+        "vc": "nlp",
+        "metric": "accuracy",
+        "direction": "maximize",
+        "job": {"command": "train {lr}"},
+        "space": {"lr": {"log": [0.0001, 1.0]}},
+        "budget": {"trials": trials},
+        "parallel": PARALLEL,
+        "live": min(trials, 1024),
+        **more,
+    }
 
 
 def measure(trials: int, method: str, limit_s: int) -> dict[str, Any]:
@@ -150,16 +173,27 @@ def measure(trials: int, method: str, limit_s: int) -> dict[str, Any]:
         play.second()
         passed += 1
     every = sorted(ns for taken in play.taken_ns.values() for ns in taken)
-    kinds = {name: {"events": len(taken), "mean_us": round(sum(taken) / len(taken) / 1000, 1),
-                    "max_us": round(max(taken) / 1000, 1)}
-             for name, taken in sorted(play.taken_ns.items())}  # fmt: skip
+    kinds = {
+        name: {
+            "events": len(taken),
+            "mean_us": round(sum(taken) / len(taken) / 1000, 1),
+            "max_us": round(max(taken) / 1000, 1),
+        }
+        for name, taken in sorted(play.taken_ns.items())
+    }
     return {
-        "trials": trials, "method": method, "simulated_s": passed, "over": play.over is not None,
-        "events": len(every), "mean_us": round(sum(every) / len(every) / 1000, 1),
+        "trials": trials,
+        "method": method,
+        "simulated_s": passed,
+        "over": play.over is not None,
+        "events": len(every),
+        "mean_us": round(sum(every) / len(every) / 1000, 1),
         "p99_us": round(every[len(every) * 99 // 100] / 1000, 1),
-        "max_us": round(every[-1] / 1000, 1), "kinds": kinds,
-        "facts": sum(play.facts.values()), "fact_bytes": play.fact_bytes,
-    }  # fmt: skip
+        "max_us": round(every[-1] / 1000, 1),
+        "kinds": kinds,
+        "facts": sum(play.facts.values()),
+        "fact_bytes": play.fact_bytes,
+    }
 
 
 def main() -> int:

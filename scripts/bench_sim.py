@@ -58,8 +58,15 @@ def drawn(gpus: int, jobs: int, vcs: int = 1, load: float = LOAD) -> Trace:
         at += rng.expovariate(1 / every_s)
         lasts = rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) * MEAN_S
         vc = f"vc{rng.randrange(vcs)}" if vcs > 1 else ""
-        made.append(TraceJob(id=f"b{number}", at=seconds(at), run_time=seconds(max(1.0, lasts)),
-                             gpus=rng.choices(sizes, weights)[0], vc=vc))  # fmt: skip
+        made.append(
+            TraceJob(
+                id=f"b{number}",
+                at=seconds(at),
+                run_time=seconds(max(1.0, lasts)),
+                gpus=rng.choices(sizes, weights)[0],
+                vc=vc,
+            )
+        )
     return Trace(name=f"drawn for {gpus} GPUs", jobs=tuple(made))
 
 
@@ -69,11 +76,18 @@ def philly() -> Trace:
         rows = [row for row in csv.DictReader(file) if row["timestamp"]]
     rows.sort(key=lambda row: row["timestamp"])
     first = datetime.fromisoformat(rows[0]["timestamp"])
-    return Trace(name="philly", jobs=tuple(
-        TraceJob(id=f"p{number}", gpus=int(row["num_gpus"]),
-                 at=seconds((datetime.fromisoformat(row["timestamp"]) - first).total_seconds()),
-                 run_time=seconds(float(row["duration"])))
-        for number, row in enumerate(rows)))  # fmt: skip
+    return Trace(
+        name="philly",
+        jobs=tuple(
+            TraceJob(
+                id=f"p{number}",
+                gpus=int(row["num_gpus"]),
+                at=seconds((datetime.fromisoformat(row["timestamp"]) - first).total_seconds()),
+                run_time=seconds(float(row["duration"])),
+            )
+            for number, row in enumerate(rows)
+        ),
+    )
 
 
 def helios() -> tuple[Trace, Cluster]:
@@ -82,9 +96,16 @@ def helios() -> tuple[Trace, Cluster]:
         vcs = {row["vc"]: int(row["node num"]) for row in csv.DictReader(file)}
     with (DATA / "anchors" / "philly_oct01_14.csv").open() as file:
         rows = list(csv.DictReader(file))
-    jobs = tuple(TraceJob(id=row["job_id"], at=seconds(float(row["submit_time"])), vc=row["vc"],
-                          run_time=seconds(float(row["duration"])), gpus=int(row["num_gpu"]))
-                 for row in rows)  # fmt: skip
+    jobs = tuple(
+        TraceJob(
+            id=row["job_id"],
+            at=seconds(float(row["submit_time"])),
+            vc=row["vc"],
+            run_time=seconds(float(row["duration"])),
+            gpus=int(row["num_gpu"]),
+        )
+        for row in rows
+    )
     return Trace(name="philly oct 1-14", jobs=jobs), uniform(sum(vcs.values()), NODE_GPUS, vcs=vcs)
 
 
@@ -94,14 +115,18 @@ def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -
     done = [job for job in result.jobs if job.ended is not None]
     jct = sum((job.ended or 0) - job.job.at for job in done) / max(1, len(done)) / 1e9
     return {
-        "gpus": result.gpus, "jobs": len(result.jobs), "done": len(done), "events": result.events,
-        "cpu_s": round(result.cpu_s, 2), "events_per_cpu_s": round(result.events / result.cpu_s),
+        "gpus": result.gpus,
+        "jobs": len(result.jobs),
+        "done": len(done),
+        "events": result.events,
+        "cpu_s": round(result.cpu_s, 2),
+        "events_per_cpu_s": round(result.events / result.cpu_s),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "mean_jct_s": round(jct, 2),
         "mean_wait_s": round(sum(job.waited for job in done) / max(1, len(done)) / 1e9, 2),
         "makespan_s": max((job.ended or 0 for job in done), default=0) / 1e9,
         "decisions": result.decisions[:16],
-    }  # fmt: skip
+    }
 
 
 def case(name: str, *, quick: bool) -> dict[str, Any]:
@@ -130,8 +155,9 @@ WITH_DATA = ("philly", "helios")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, each case in a process of its own, and print."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="1,000 jobs each, no whole trace")
     parser.add_argument("--only", choices=(*CASES, *WITH_DATA), help="one case, in this process")
     parser.add_argument("--profile", action="store_true", help="with --only: where the time goes")
@@ -140,8 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{DATA} is absent: SKEP_SHARED_DATA names where the data is")
     if options.only:
         profile = cProfile.Profile()
-        found = (profile.runcall(case, options.only, quick=options.quick)
-                 if options.profile else case(options.only, quick=options.quick))  # fmt: skip
+        found = (
+            profile.runcall(case, options.only, quick=options.quick)
+            if options.profile
+            else case(options.only, quick=options.quick)
+        )
         print(json.dumps(found))
         if options.profile:
             pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)

@@ -50,10 +50,19 @@ def main() -> int:
     total = rounds["undisturbed"].pop("total")
     for kind in ("rebind", "own_slot"):
         rounds[kind]["cost_percent"] = round(100 * (1 - rounds[kind].pop("total") / total), 2)
-    about = {"jobs": JOBS, "slots": SLOTS, "quantum_s": options.quantum, "quanta": options.quanta,
-             "step_ms": STEP_MS, "state_mb": options.state_mb}  # fmt: skip
-    print(json.dumps({"load_before": load, **about, **rounds, "load_after": os.getloadavg()},
-                     indent=2))  # fmt: skip
+    about = {
+        "jobs": JOBS,
+        "slots": SLOTS,
+        "quantum_s": options.quantum,
+        "quanta": options.quanta,
+        "step_ms": STEP_MS,
+        "state_mb": options.state_mb,
+    }
+    print(
+        json.dumps(
+            {"load_before": load, **about, **rounds, "load_after": os.getloadavg()}, indent=2
+        )
+    )
     return 0
 
 
@@ -155,8 +164,12 @@ def jobs_on(script: Path, state_mb: int) -> Iterator[Jobs]:
         made = Jobs([stack.enter_context(driver()) for _ in range(JOBS)], folder)
         for number, job in enumerate(made.jobs):
             # One after the other: a busy machine is long about importing PyTorch six times.
-            job.start([script, state_mb], SKEP_FAKE_GPUS=folder, SKEP_FAKE_LOAD=load,
-                      SKEP_DEVICES=str(number))  # fmt: skip
+            job.start(
+                [script, state_mb],
+                SKEP_FAKE_GPUS=folder,
+                SKEP_FAKE_LOAD=load,
+                SKEP_DEVICES=str(number),
+            )
             job.wait_for_boundaries()
             made.stop([number])
         yield made

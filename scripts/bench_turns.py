@@ -96,8 +96,15 @@ def trace(nodes: int, more: float, sizes: str) -> Trace:
 def _job(rng: random.Random, at: float, gpus: int) -> TraceJob:
     lasts = rng.expovariate(1 / RUN_S) + 60
     kind = rng.choice([each for each in KINDS if each.gpus == (1,)])
-    return TraceJob(id="", at=seconds(at), gpus=gpus, run_time=seconds(lasts), model=kind.model,
-                    mini_batches=round(lasts * kind.rate), gpu_type=GPU)  # fmt: skip
+    return TraceJob(
+        id="",
+        at=seconds(at),
+        gpus=gpus,
+        run_time=seconds(lasts),
+        model=kind.model,
+        mini_batches=round(lasts * kind.rate),
+        gpu_type=GPU,
+    )
 
 
 def measure(told: argparse.Namespace) -> dict[str, Any]:
@@ -123,15 +130,23 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
                 each.spent.clear()
         if len(decide.spent) >= told.decisions:
             break
-    phases = Counter(each.phase.value for planned in machine.soft.planned.values()
-                     for each in planned.views.values() if each is not None)  # fmt: skip
+    phases = Counter(
+        each.phase.value
+        for planned in machine.soft.planned.values()
+        for each in planned.views.values()
+        if each is not None
+    )
     return {
-        "gpus": nodes * NODE_GPUS, "jobs": len(jobs.jobs), "sizes": sizes,
+        "gpus": nodes * NODE_GPUS,
+        "jobs": len(jobs.jobs),
+        "sizes": sizes,
         "introspect": introspect,
-        "simulated_s": round((world.now - begun) / 1e9, 1), "phases": dict(phases),
-        "decision_ms": spread(decide.spent), "plan_ms": spread(plan.spent),
+        "simulated_s": round((world.now - begun) / 1e9, 1),
+        "phases": dict(phases),
+        "decision_ms": spread(decide.spent),
+        "plan_ms": spread(plan.spent),
         "view_ms": spread(view.spent),
-    }  # fmt: skip
+    }
 
 
 def _rule(world: World, options: dict[str, Any]) -> None:
@@ -147,8 +162,9 @@ def _rule(world: World, options: dict[str, Any]) -> None:
 def spread(times: Sequence[float]) -> dict[str, float]:
     """Return how many there were, and what they took."""
     ranked = sorted(times) or [0.0]
-    at = {f"p{part}": ranked[min(len(ranked) * part // 100, len(ranked) - 1)]
-          for part in (50, 90, 99)}  # fmt: skip
+    at = {
+        f"p{part}": ranked[min(len(ranked) * part // 100, len(ranked) - 1)] for part in (50, 90, 99)
+    }
     told = {"mean": sum(ranked) / len(ranked), **at, "max": ranked[-1]}
     return {"count": len(times), **{name: round(value, 2) for name, value in told.items()}}
 

@@ -27,14 +27,21 @@ def of_job(facts: Sequence[Fact], kind: str, job: str) -> list[Fact]:
 
 def slots(fact: Fact) -> set[Slot]:
     """Return the GPUs (node, device) that a placement names."""
-    return {(member["node"], device) for member in fact["members"]
-            for devices in member["devices"] for device in devices}  # fmt: skip
+    return {
+        (member["node"], device)
+        for member in fact["members"]
+        for devices in member["devices"]
+        for device in devices
+    }
 
 
 def preemption_problems(
-    facts: Sequence[Fact], notes: Sequence[Note], names: Mapping[str, str], preemptor: str,
+    facts: Sequence[Fact],
+    notes: Sequence[Note],
+    names: Mapping[str, str],
+    preemptor: str,
     plans_max: int = 1,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield what went wrong in a preemption; `names` has the job that each name stands for.
 
     The preemptor runs once, where it reserved, after the victims and nobody else; and every victim
@@ -59,8 +66,9 @@ def preemption_problems(
     for name, one in names.items():
         stopped = of_job(facts, "job-stopping", one)
         attempts = [fact["attempt"] for fact in of_job(facts, "job-bound", one)]
-        if name in victims and ([fact["why"] for fact in stopped] != ["preempted"]
-                                or attempts != [1, 2]):  # fmt: skip
+        if name in victims and (
+            [fact["why"] for fact in stopped] != ["preempted"] or attempts != [1, 2]
+        ):
             yield f"{name} was stopped {len(stopped)} times and had attempts {attempts}"
         if name not in victims and (stopped or attempts != [1]):
             yield f"{name} is no victim: stopped {len(stopped)} times, attempts {attempts}"
@@ -72,8 +80,11 @@ def _taken_from(notes: Sequence[Note], victims: Collection[str], preemptor: str)
     starts = [note for note in notes if note.what == "start"]
     for mine in (note for note in starts if note.name == preemptor):
         for device in mine.devices:
-            before = [note for note in starts if note.node == mine.node
-                      and device in note.devices and note.at < mine.at]  # fmt: skip
+            before = [
+                note
+                for note in starts
+                if note.node == mine.node and device in note.devices and note.at < mine.at
+            ]
             last = max(before, key=lambda note: note.at, default=None)
             if last is None or last.name not in victims:
                 yield f"{mine.node}/{device} went from {last and last.name} to {preemptor}"
@@ -93,8 +104,9 @@ def untouched_problems(
         attempts = [fact["attempt"] for fact in of_job(facts, "job-bound", job)]
         ran, stopped = of_job(facts, "job-ran", job), of_job(facts, "job-stopping", job)
         if attempts != [1] or len(ran) != 1 or stopped:
-            yield (f"{name}: attempts {attempts}, ran {len(ran)} times, "
-                   f"stopped {len(stopped)} times")  # fmt: skip
+            yield (
+                f"{name}: attempts {attempts}, ran {len(ran)} times, stopped {len(stopped)} times"
+            )
 
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:

@@ -167,8 +167,10 @@ def show(one: Row, *, header: bool) -> None:
         print(f"{'example':26} {'library':22} {'counted':>9}  {'identical':12} {'moved MB':>8}")
     library = f"{one.library} {one.version}"
     counted = f"{one.counted}/{one.expected}"
-    print(f"{one.example:26} {library:22} {counted:>9}  {one.identical:12} {one.moved_mb:8.1f}",
-          flush=True)  # fmt: skip
+    print(
+        f"{one.example:26} {library:22} {counted:>9}  {one.identical:12} {one.moved_mb:8.1f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

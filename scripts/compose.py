@@ -109,8 +109,9 @@ class Deployment:
         """Start everything; return after how many seconds it was well. Raises RuntimeError."""
         began = time.monotonic()
         image = self._environment["SKEP_IMAGE"]
-        if subprocess.run(["docker", "image", "inspect", image], capture_output=True,
-                          check=False).returncode:  # fmt: skip
+        if subprocess.run(
+            ["docker", "image", "inspect", image], capture_output=True, check=False
+        ).returncode:
             message = f"there is no image {image} here: `make image IMAGE={image}` builds it"
             raise RuntimeError(message)
         try:
@@ -173,8 +174,14 @@ class Deployment:
 
     def answers(self, name: str) -> bool:
         """Return whether the process of a container answers over the bus."""
-        command = ["docker", "exec", self.containers()[name]["Id"], "python", "-m",
-                   "skep_services.compose.check"]  # fmt: skip
+        command = [
+            "docker",
+            "exec",
+            self.containers()[name]["Id"],
+            "python",
+            "-m",
+            "skep_services.compose.check",
+        ]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def get(self, path: str, token: str) -> tuple[int, str]:
@@ -196,11 +203,17 @@ class Deployment:
 
         It is allocator-1 by name unless they say otherwise.
         """
-        known = {"SKEP_NATS_URL": "nats://nats-1:4222", "SKEP_NATS_USER": "allocator-1",
-                 **settings}  # fmt: skip
-        command = ["docker", "run", "--rm", "--network", f"{self.project}_bus",
-                   *(word for name, value in known.items() for word in ("-e", f"{name}={value}")),
-                   self._environment["SKEP_IMAGE"], module]  # fmt: skip
+        known = {"SKEP_NATS_URL": "nats://nats-1:4222", "SKEP_NATS_USER": "allocator-1", **settings}
+        command = [
+            "docker",
+            "run",
+            "--rm",
+            "--network",
+            f"{self.project}_bus",
+            *(word for name, value in known.items() for word in ("-e", f"{name}={value}")),
+            self._environment["SKEP_IMAGE"],
+            module,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     # --- containers ----------------------------------------------------------------------------
@@ -259,8 +272,9 @@ class Deployment:
     def logs(self, name: str) -> str:
         """Return what a container's process said, of all its lives."""
         command = ["docker", "logs", self.containers()[name]["Id"]]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         return done.stdout
 
     def wait_again(self, name: str, started_at: str, within_s: float = UP_WITHIN_S) -> None:
@@ -313,8 +327,10 @@ class Deployment:
             if done or well:
                 continue
             restarts = f"{container['RestartCount']} restarts"
-            lines.append(f"{name}: {state['Status']}, {health or 'no health'}, {restarts}, "
-                         f"exit code {state['ExitCode']}")  # fmt: skip
+            lines.append(
+                f"{name}: {state['Status']}, {health or 'no health'}, {restarts}, "
+                f"exit code {state['ExitCode']}"
+            )
             if state["OOMKilled"] or state["ExitCode"] == KILLED or again:
                 limit = container["HostConfig"]["Memory"] // 2**20
                 lines.append(f"    its limit of memory is {limit} MiB: less than it needs?")
@@ -408,8 +424,9 @@ def main() -> int:
         engine.up(install=False)
         # Without the profile compose would leave the viewers running.
         viewers = given.viewers or given.what == "down"
-        deployment = Deployment(given.project, secrets, given.image, given.nats_port, given.port,
-                                viewers=viewers)  # fmt: skip
+        deployment = Deployment(
+            given.project, secrets, given.image, given.nats_port, given.port, viewers=viewers
+        )
         if given.what == "down":
             deployment.down(wipe=given.wipe)
             if given.wipe:

@@ -43,13 +43,25 @@ NATS_PORT, GATEWAY_PORT = 14222, 18470
 SLOTS = 4
 VC, GREEDY = "train", "greedy"
 BAD_SETTINGS = (
-    ("wrong password", {"SKEP_NATS_PASSWORD": "wrong"}, EXIT_BUS,
-     "refuses the login of 'allocator-1'"),
-    ("missing secret", {"SKEP_NATS_PASSWORD_FILE": "/run/secrets/none"}, EXIT_CONFIGURATION,
-     "SKEP_NATS_PASSWORD_FILE: "),
-    ("missing folder", {"SKEP_NATS_PASSWORD": "x", "SKEP_STATE": "/none"}, EXIT_CONFIGURATION,
-     "SKEP_STATE: "),
-)  # fmt: skip
+    (
+        "wrong password",
+        {"SKEP_NATS_PASSWORD": "wrong"},
+        EXIT_BUS,
+        "refuses the login of 'allocator-1'",
+    ),
+    (
+        "missing secret",
+        {"SKEP_NATS_PASSWORD_FILE": "/run/secrets/none"},
+        EXIT_CONFIGURATION,
+        "SKEP_NATS_PASSWORD_FILE: ",
+    ),
+    (
+        "missing folder",
+        {"SKEP_NATS_PASSWORD": "x", "SKEP_STATE": "/none"},
+        EXIT_CONFIGURATION,
+        "SKEP_STATE: ",
+    ),
+)
 """What is wrong, the settings of a process, its exit code, and a part of what it says."""
 NOTES = "notes.txt"
 NOTE = f"""
@@ -184,8 +196,9 @@ class Run:
         """See that compose understands the viewers, whose images may not be here, and waits."""
         self.deployment.compose("--profile", "viewers", "config", "--quiet")
         started = sorted(VIEWERS & set(self.deployment.containers()))
-        self.check(not started, "the viewers are understood, and only started on demand",
-                   str(started))  # fmt: skip
+        self.check(
+            not started, "the viewers are understood, and only started on demand", str(started)
+        )
 
     def check_bad_input(self) -> None:
         """See that what is set up wrongly is told, and how a process ends then."""
@@ -195,22 +208,29 @@ class Run:
             ok = done.returncode == code and says in done.stderr
             self.check(ok, f"{what}: {says!r}, exit code {code}", str(done))
         status, text = deployment.get("/v1/jobs", "wrong")
-        self.check(status == HTTPStatus.UNAUTHORIZED and "token" in text,
-                   "wrong token: refused, and told so", f"{status} {text}")  # fmt: skip
+        self.check(
+            status == HTTPStatus.UNAUTHORIZED and "token" in text,
+            "wrong token: refused, and told so",
+            f"{status} {text}",
+        )
 
     async def check_streams(self, operator: BareClient) -> None:
         """See that every stream has three copies."""
         copies = await self.wait_copies(operator)
-        self.check(set(copies.values()) == {3}, "every stream has three current copies",
-                   str(copies))  # fmt: skip
+        self.check(
+            set(copies.values()) == {3}, "every stream has three current copies", str(copies)
+        )
 
     async def check_door(self, tenant: BareClient) -> None:
         """See that a tenant submits through the door, and that no bus server knows its password."""
         bus = self.deployment.about["nats"]
         await self._hand_in(tenant, "through-the-door", self.job_s)
         at = tenant.client.connected_url
-        self.check(at is not None and at.geturl() == bus["tenants"],
-                   "a tenant submits through the door", str(at))  # fmt: skip
+        self.check(
+            at is not None and at.geturl() == bus["tenants"],
+            "a tenant submits through the door",
+            str(at),
+        )
         let_in = []
         for url in bus["url"].split(","):
             options = LinkOptions(
@@ -303,8 +323,12 @@ class Run:
         self, tenant: BareClient, name: str, seconds: float, *, gang: bool = False
     ) -> None:
         self.ranks[name] = 2 if gang else 1
-        spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % seconds],
-                "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1}}  # fmt: skip
+        spec = {
+            "name": name,
+            "vc": VC,
+            "command": ["python", "-c", NOTE % seconds],
+            "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1},
+        }
         self.sent[name] = time.monotonic_ns()
         await tenant.publish(f"skep.v1.submit.{VC}", json.dumps(spec).encode(), name)
         self.acknowledged[name] = time.monotonic_ns()
@@ -339,8 +363,11 @@ class Run:
         """Return when the first job that was acknowledged after `at` was bound (ns)."""
         async with asyncio.timeout(RECOVERY_WITHIN_S):
             while True:
-                times = [when for name, when in list(self.bound.items())
-                         if self.acknowledged.get(name, 0) > at]  # fmt: skip
+                times = [
+                    when
+                    for name, when in list(self.bound.items())
+                    if self.acknowledged.get(name, 0) > at
+                ]
                 if times:
                     return min(times)
                 await asyncio.sleep(0.02)
@@ -358,16 +385,23 @@ class Run:
         for service in SERVICES:
             name = await self.active(service)
             standby = f"{service}-{2 if name.endswith('1') else 1}"
-            await asyncio.to_thread(until, lambda one=standby: self.deployment.answers(one),
-                                    f"{standby} stands by", RECOVERY_WITHIN_S)  # fmt: skip
+            await asyncio.to_thread(
+                until,
+                lambda one=standby: self.deployment.answers(one),
+                f"{standby} stands by",
+                RECOVERY_WITHIN_S,
+            )
             before = await self.takeovers(name), await self.takeovers(standby)
             await self.kill(f"{service}, active ({name})", name)
             after = await self.takeovers(name), await self.takeovers(standby)
             # The engine starts the killed one anew, and either may win the next epoch.
             won = standby if after[1] > before[1] else f"{name}, started anew,"
             waited += won == standby
-            self.check(after > before, f"{service}: {won} took over from {name}",
-                       await asyncio.to_thread(self.story, service))  # fmt: skip
+            self.check(
+                after > before,
+                f"{service}: {won} took over from {name}",
+                await asyncio.to_thread(self.story, service),
+            )
         self.check(waited > 0, f"a standby was first {waited} times of {len(SERVICES)}")
         leader = (await ask(operator, "STREAM.INFO.ALLOC", None))["cluster"]["leader"]
         await self.kill(f"bus server that leads ALLOC ({leader})", leader)
@@ -378,8 +412,11 @@ class Run:
     async def active(self, service: str) -> str:
         """Return which process of a service is active."""
         return await asyncio.to_thread(
-            until, lambda: self.deployment.identity_of(service), f"{service} is active",
-            RECOVERY_WITHIN_S)  # fmt: skip
+            until,
+            lambda: self.deployment.identity_of(service),
+            f"{service} is active",
+            RECOVERY_WITHIN_S,
+        )
 
     async def takeovers(self, name: str) -> int:
         """Return how often a process said that it became the active one."""
@@ -401,8 +438,9 @@ class Run:
         started, at = await asyncio.to_thread(self.deployment.crash, name)
         await self.recovered(f"kill {what}", at)
         await asyncio.to_thread(self.deployment.wait_again, name, started)
-        await asyncio.to_thread(until, self.deployment.is_well, f"all is well after {name}",
-                                RECOVERY_WITHIN_S)  # fmt: skip
+        await asyncio.to_thread(
+            until, self.deployment.is_well, f"all is well after {name}", RECOVERY_WITHIN_S
+        )
 
     async def recovered(self, what: str, at: int) -> None:
         """Wait until work goes on after what was done at `at`."""
@@ -437,8 +475,9 @@ class Run:
             await asyncio.to_thread(self.deployment.wait_again, name, when)
         bus = [name for name in started if name == "door" or name.startswith("nats-")]
         self.dark = at, max(map(self.deployment.started_ns, bus))
-        await asyncio.to_thread(until, self.deployment.is_well, "all is well after the blackout",
-                                RECOVERY_WITHIN_S)  # fmt: skip
+        await asyncio.to_thread(
+            until, self.deployment.is_well, "all is well after the blackout", RECOVERY_WITHIN_S
+        )
 
     async def roll(self, operator: BareClient) -> None:
         """Restart every container in good order, each once all before it are well."""
@@ -476,8 +515,12 @@ class Run:
         drained_s = time.monotonic() - began
         admission = account.facts_of(await read_stream(operator, "ADMISSION"))
         wrong = list(account.problems(list(self.acknowledged), admission, alloc))
-        self.check(not wrong, f"{jobs} of {jobs} acknowledged jobs ended once, by the logs "
-                   f"({drained_s:.1f} s after the last one)", "; ".join(wrong[:5]))  # fmt: skip
+        self.check(
+            not wrong,
+            f"{jobs} of {jobs} acknowledged jobs ended once, by the logs "
+            f"({drained_s:.1f} s after the last one)",
+            "; ".join(wrong[:5]),
+        )
         ends = sum(fact["type"] == "job-ended" for fact in alloc)
         self.check(ends == jobs, "nothing else ran", f"{ends} ends")
         notes = [
@@ -489,8 +532,11 @@ class Run:
         ]
         ranks = {name: count for name, count in self.ranks.items() if name in self.acknowledged}
         wrong = list(account.noted_problems(notes, ranks))
-        self.check(not wrong, f"{len(notes)} notes of the jobs themselves agree, and no slot was "
-                   "used by two at once", "; ".join(wrong[:5]))  # fmt: skip
+        self.check(
+            not wrong,
+            f"{len(notes)} notes of the jobs themselves agree, and no slot was used by two at once",
+            "; ".join(wrong[:5]),
+        )
         if self.rolled is not None:
             self.judge_roll(self.rolled, admission, alloc, notes)
         epochs = sum(fact["type"] == "epoch-began" for fact in alloc)
@@ -540,8 +586,13 @@ async def read_stream(client: BareClient, stream: str) -> list[Any]:
     """Return every message of a stream, decoded, through a consumer of the client's own."""
     last = (await ask(client, f"STREAM.INFO.{stream}", None))["state"]["last_seq"]
     consumer = f"{stream}.{client.user}"
-    config = {"name": client.user, "deliver_policy": "all", "ack_policy": "none",
-              "mem_storage": True, "num_replicas": 1}  # fmt: skip
+    config = {
+        "name": client.user,
+        "deliver_policy": "all",
+        "ack_policy": "none",
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
     await ask(client, f"CONSUMER.DELETE.{consumer}", None)
     body = {"stream_name": stream, "config": config, "action": "create"}
     made = await ask(client, f"CONSUMER.CREATE.{consumer}", body)

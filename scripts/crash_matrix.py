@@ -53,8 +53,13 @@ def crash_matrix(
         finally:
             _clean_up(cluster)
     failed = sum(not row["ok"] for row in report["cells"])
-    return {"seed": seed, "ran": len(report["cells"]), "failed": failed, **report,
-            "load_1m": round(os.getloadavg()[0], 1)}  # fmt: skip
+    return {
+        "seed": seed,
+        "ran": len(report["cells"]),
+        "failed": failed,
+        **report,
+        "load_1m": round(os.getloadavg()[0], 1),
+    }
 
 
 def _clean_up(cluster: Embedded) -> None:
@@ -62,8 +67,9 @@ def _clean_up(cluster: Embedded) -> None:
 
     Without the folder nobody could reach a runner and its jobs any more, so no signal ends this.
     """
-    before = {number: signal.signal(number, signal.SIG_IGN)
-              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         cluster.down()
     finally:
@@ -75,9 +81,12 @@ def _clean_up(cluster: Embedded) -> None:
 
 
 async def _play(
-    world: World, folder: Path, wanted: list[Cell], seed: int,
+    world: World,
+    folder: Path,
+    wanted: list[Cell],
+    seed: int,
     tell: Callable[[dict[str, Any], str], None],
-) -> Report:  # fmt: skip
+) -> Report:
     async with world.up():
         return await play_all(world, folder, wanted, seed, tell)
 
@@ -124,9 +133,11 @@ def main() -> int:
         say("interrupted: the cells above were played to the end")
         return 130
     text = table.markdown(report["cells"])
-    summary = (f"seed {seed}: {report['ran']} cells, {report['failed']} failed, "
-               f"{len(report['problems'])} problems at the end, {report['jobs']} jobs, "
-               f"{report['seconds']:.0f} s")  # fmt: skip
+    summary = (
+        f"seed {seed}: {report['ran']} cells, {report['failed']} failed, "
+        f"{len(report['problems'])} problems at the end, {report['jobs']} jobs, "
+        f"{report['seconds']:.0f} s"
+    )
     if arguments.markdown:
         arguments.markdown.write_text(f"{text}\n")
     if arguments.svg:

@@ -50,8 +50,12 @@ class Rates(Steady):
         """Return the published ones."""
         with gzip.open(data / "gavel" / "simulation_throughputs.json.gz", "rt") as lines:
             raw = json.load(lines)
-        return cls({gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
-                    for gpu in TYPES})  # fmt: skip
+        return cls(
+            {
+                gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
+                for gpu in TYPES
+            }
+        )
 
     def speed(self, job: TraceJob, where: Situation) -> float:
         """Return the speed relative to a V100's."""
@@ -64,19 +68,29 @@ def trace(data: Path) -> Trace:
     path = data / "anchors" / "gavel_gen_seed0_lam600_multigpu_400jobs.trace"
     rates = Rates.read(data).of["v100"]
     with path.open(newline="") as lines:
-        whole = read(lines, "gavel seed 0", "gavel",
-                     lengths=lambda job: job.mini_batches / rates[job.model, job.gpus])  # fmt: skip
-    return msgspec.structs.replace(whole, jobs=tuple(
-        msgspec.structs.replace(job, workers=job.gpus) for job in whole.jobs))  # fmt: skip
+        whole = read(
+            lines,
+            "gavel seed 0",
+            "gavel",
+            lengths=lambda job: job.mini_batches / rates[job.model, job.gpus],
+        )
+    return msgspec.structs.replace(
+        whole, jobs=tuple(msgspec.structs.replace(job, workers=job.gpus) for job in whole.jobs)
+    )
 
 
 def tied(whole: Trace, data: Path) -> Trace:
     """Return the trace with jobs that do not run on every type tied to the fastest one."""
     rates = Rates.read(data).of
-    return msgspec.structs.replace(whole, jobs=tuple(
-        job if all(rates[gpu][job.model, job.gpus] > 0 for gpu in TYPES)
-        else msgspec.structs.replace(job, gpu_type="v100", tied=True)
-        for job in whole.jobs))  # fmt: skip
+    return msgspec.structs.replace(
+        whole,
+        jobs=tuple(
+            job
+            if all(rates[gpu][job.model, job.gpus] > 0 for gpu in TYPES)
+            else msgspec.structs.replace(job, gpu_type="v100", tied=True)
+            for job in whole.jobs
+        ),
+    )
 
 
 def cluster() -> Cluster:
@@ -118,8 +132,11 @@ class Rounds(Policy, frozen=True):
         elif not book.stints and any(number not in self.taken for number in jobs):
             self._open(book, jobs, view, in_seconds(view.now - BEGIN))
         types = {node.node: node.gpu_type for node in view.nodes}
-        where = {job.job: book.stints[number].gpu for number, job in jobs.items()
-                 if number in book.stints}  # fmt: skip
+        where = {
+            job.job: book.stints[number].gpu
+            for number, job in jobs.items()
+            if number in book.stints
+        }
         nodes = {gpu: tuple(n.node for n in view.nodes if n.gpu_type == gpu) for gpu in TYPES}
         stopped = [
             job.job
@@ -182,8 +199,11 @@ def bare(data: Path, *, fifo: bool) -> dict[str, Any]:
     jobs = [(in_seconds(job.at), (job.model, job.gpus), job.mini_batches) for job in whole.jobs]
     shares, whose = (Draws(), "drawn types") if fifo else las()
     ends = loop(jobs, rates, shares, only_shared=fifo)
-    return {"jct_s": sum(end - at for end, (at, _, _) in zip(ends, jobs, strict=True)) / len(jobs),
-            "makespan_s": max(ends), "shares": whose}  # fmt: skip
+    return {
+        "jct_s": sum(end - at for end, (at, _, _) in zip(ends, jobs, strict=True)) / len(jobs),
+        "makespan_s": max(ends),
+        "shares": whose,
+    }
 
 
 def solver() -> bool:

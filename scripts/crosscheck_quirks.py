@@ -231,9 +231,14 @@ class Stalled(World):
 
 
 def run_in(
-    kind: type[World], trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
-    *, clock: Callable[[], float],
-) -> RunResult:  # fmt: skip
+    kind: type[World],
+    trace: Trace,
+    cluster: Cluster,
+    settings: Settings,
+    speeds: Speeds,
+    *,
+    clock: Callable[[], float],
+) -> RunResult:
     """Return what comes of a run in an odd world."""
     began = clock()
     world = kind(trace, cluster, settings, speeds)

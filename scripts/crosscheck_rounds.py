@@ -198,14 +198,19 @@ def solved(here: Mapping[int, Kind], _: Rates) -> Share:
     numpy: Any = importlib.import_module("numpy")
     gpus = numpy.array([[kind[1]] * len(TYPES) for kind in here.values()], dtype=float)
     part = solver.Variable(gpus.shape)
-    limits = [part >= 0, solver.sum(solver.multiply(gpus, part), axis=0) <= [GPUS] * len(TYPES),
-              solver.sum(part, axis=1) <= 1]  # fmt: skip
+    limits = [
+        part >= 0,
+        solver.sum(solver.multiply(gpus, part), axis=0) <= [GPUS] * len(TYPES),
+        solver.sum(part, axis=1) <= 1,
+    ]
     least = solver.min(solver.sum(solver.multiply(gpus, part), axis=1))
     solver.Problem(solver.Maximize(least), limits).solve(solver="ECOS")
     found = part.value.clip(min=0.0).clip(max=1.0)
     order = sorted(TYPES)
-    return {job: {gpu: float(row[order.index(gpu)]) for gpu in TYPES}
-            for job, row in zip(here, found, strict=True)}  # fmt: skip
+    return {
+        job: {gpu: float(row[order.index(gpu)]) for gpu in TYPES}
+        for job, row in zip(here, found, strict=True)
+    }
 
 
 def las() -> tuple[Shares, str]:

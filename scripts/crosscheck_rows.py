@@ -57,8 +57,11 @@ def inputs(row: Row, data: Path, *, switched: bool) -> tuple[Trace, Cluster, Set
     """
     policy = row.switched if switched else row.policy
     cluster = row.cluster(data)
-    settings = Settings(policies={ALL: policy} if ALL in cluster.vcs else {}, can=("checkpoint",),
-                        compat=row.compat if switched else frozenset())  # fmt: skip
+    settings = Settings(
+        policies={ALL: policy} if ALL in cluster.vcs else {},
+        can=("checkpoint",),
+        compat=row.compat if switched else frozenset(),
+    )
     trace = row.trace(data)
     if row.speeds is not None and not switched:
         trace = gavel.tied(trace, data)
@@ -73,17 +76,27 @@ def philly(data: Path, *, spread: bool) -> Trace:
     path = data / "anchors" / "philly_oct01_14.csv"
     with path.open(newline="") as lines:
         trace = read(lines, "philly 1 to 14 October", "tiresias")
-    return _jobs(trace, lambda job: msgspec.structs.replace(
-        job, vc="", workers=job.gpus if spread else 0, model="", mini_batches=0,
-        within="node" if job.gpus <= 8 else "rack", hard=not spread))  # fmt: skip
+    return _jobs(
+        trace,
+        lambda job: msgspec.structs.replace(
+            job,
+            vc="",
+            workers=job.gpus if spread else 0,
+            model="",
+            mini_batches=0,
+            within="node" if job.gpus <= 8 else "rack",
+            hard=not spread,
+        ),
+    )
 
 
 def helios(data: Path) -> Trace:
     """Return the same two weeks, each job in its VC."""
     with (data / "anchors" / "philly_oct01_14.csv").open(newline="") as lines:
         trace = read(lines, "philly 1 to 14 October", "tiresias")
-    return _jobs(trace, lambda job: msgspec.structs.replace(
-        job, workers=0, model="", mini_batches=0))  # fmt: skip
+    return _jobs(
+        trace, lambda job: msgspec.structs.replace(job, workers=0, model="", mini_batches=0)
+    )
 
 
 def muri(data: Path) -> Trace:
@@ -93,9 +106,12 @@ def muri(data: Path) -> Trace:
         trace = read(lines, "muri trace3", "muri")
     with gzip.open(path, "rt", newline="") as lines:
         steps = {row["job_id"]: _steps_s(row) for row in csv.DictReader(lines)}
-    return _jobs(trace, lambda job: msgspec.structs.replace(
-        job, workers=job.gpus, priority=0, mini_batches=0,
-        run_time=seconds(steps[job.id])))  # fmt: skip
+    return _jobs(
+        trace,
+        lambda job: msgspec.structs.replace(
+            job, workers=job.gpus, priority=0, mini_batches=0, run_time=seconds(steps[job.id])
+        ),
+    )
 
 
 def _steps_s(row: dict[str, str]) -> float:
@@ -111,20 +127,30 @@ def _jobs(trace: Trace, change: Callable[[TraceJob], TraceJob]) -> Trace:
 
 def _bare_philly(data: Path) -> list[bare.Job]:
     with (data / "anchors" / "philly_oct01_14.csv").open(newline="") as lines:
-        return [bare.Job(int(row["num_gpu"]), int(row["submit_time"]), int(row["duration"]))
-                for row in csv.DictReader(lines)]  # fmt: skip
+        return [
+            bare.Job(int(row["num_gpu"]), int(row["submit_time"]), int(row["duration"]))
+            for row in csv.DictReader(lines)
+        ]
 
 
 def _bare_muri(data: Path) -> list[bare.Job]:
     with gzip.open(data / "muri" / "trace3.csv.gz", "rt", newline="") as lines:
-        return [bare.Job(int(row["num_gpu"]), int(row["submit_time"]) / 1000, _steps_s(row),
-                         START_UP_S[row["model_name"], int(row["num_gpu"])])
-                for row in csv.DictReader(lines)]  # fmt: skip
+        return [
+            bare.Job(
+                int(row["num_gpu"]),
+                int(row["submit_time"]) / 1000,
+                _steps_s(row),
+                START_UP_S[row["model_name"], int(row["num_gpu"])],
+            )
+            for row in csv.DictReader(lines)
+        ]
 
 
 def _sum(jobs: Sequence[bare.Job]) -> dict[str, float]:
-    return {"jct_s": sum(job.end - job.submit for job in jobs) / len(jobs),
-            "preemptions": sum(job.preempted for job in jobs)}  # fmt: skip
+    return {
+        "jct_s": sum(job.end - job.submit for job in jobs) / len(jobs),
+        "preemptions": sum(job.preempted for job in jobs),
+    }
 
 
 def _bare_fifo(data: Path) -> dict[str, float]:

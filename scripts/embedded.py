@@ -101,8 +101,9 @@ class Embedded:
 
     def skep(self, *words: str) -> str:
         """Run the `skep` command; return what it printed. Raises RuntimeError."""
-        done = subprocess.run([SKEP, *words], env=self.environment, check=False, text=True,
-                              capture_output=True)  # fmt: skip
+        done = subprocess.run(
+            [SKEP, *words], env=self.environment, check=False, text=True, capture_output=True
+        )
         if done.returncode:
             text = f"`skep {' '.join(words)}` returned {done.returncode}: {done.stderr}"
             raise RuntimeError(text)
@@ -261,8 +262,11 @@ class Embedded:
 async def open_bus(about: Any, identity: str) -> NatsBus:
     """Return a connection of an identity of any cluster; the caller closes it."""
     nats = about["nats"]
-    options = LinkOptions(servers=tuple(address(nats, identity).split(",")), identity=identity,
-                          password=nats["users"][identity])  # fmt: skip
+    options = LinkOptions(
+        servers=tuple(address(nats, identity).split(",")),
+        identity=identity,
+        password=nats["users"][identity],
+    )
     return await NatsBus.connect(options, _give_up)
 
 

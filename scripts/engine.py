@@ -28,8 +28,14 @@ BASE = "python:3.11-slim-bookworm"
 MADE_BASE = "skep-base:bookworm"
 """What is made in place of BASE: Debian's Python has the same version there."""
 SUITE, INCLUDED = "bookworm", "python3,ca-certificates"
-NOT_NEEDED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale",
-              "usr/share/man", "var/log")  # fmt: skip
+NOT_NEEDED = (
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "usr/share/doc",
+    "usr/share/locale",
+    "usr/share/man",
+    "var/log",
+)
 
 PACKAGES = {"docker": "docker.io", "dockerd": "docker.io", "iptables": "iptables"}
 COMPOSE_PACKAGE, DEBOOTSTRAP_PACKAGE = "docker-compose", "debootstrap"
@@ -89,8 +95,13 @@ def base(image: str, *, install: bool) -> str:
     if image == BASE and _runs("docker", "image", "inspect", MADE_BASE):
         return MADE_BASE
     say(f"pulling {image}")
-    pulled = subprocess.run(["docker", "pull", "--quiet", image], capture_output=True, text=True,
-                            check=False, timeout=PULL_WITHIN_S)  # fmt: skip
+    pulled = subprocess.run(
+        ["docker", "pull", "--quiet", image],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PULL_WITHIN_S,
+    )
     if pulled.returncode == 0:
         return image
     if image != BASE:
@@ -121,8 +132,9 @@ def _start(*, install: bool) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     say(f"starting dockerd; its log: {LOG_PATH}")
     with LOG_PATH.open("wb") as log:
-        process = subprocess.Popen(["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     PID_PATH.write_text(str(process.pid))
     deadline = time.monotonic() + UP_WITHIN_S
     while not _runs("docker", "info"):
@@ -145,7 +157,10 @@ def _make_base(*, install: bool) -> None:
         root = Path(folder, "root")
         made = subprocess.run(
             ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", SUITE, str(root)],
-            capture_output=True, text=True, check=False)  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if made.returncode:
             words = (made.stdout + made.stderr).splitlines()[-LOG_LINES_SHOWN:]
             raise EngineError("debootstrap failed:\n  " + "\n  ".join(words))
@@ -153,8 +168,13 @@ def _make_base(*, install: bool) -> None:
             shutil.rmtree(root / name, ignore_errors=True)
             (root / name).mkdir(parents=True)
         with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
-            imported = subprocess.run(["docker", "import", "-", MADE_BASE], stdin=tar.stdout,
-                                      capture_output=True, text=True, check=False)  # fmt: skip
+            imported = subprocess.run(
+                ["docker", "import", "-", MADE_BASE],
+                stdin=tar.stdout,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         if imported.returncode or tar.returncode:
             message = f"docker import failed: {imported.stderr.strip()}"
             raise EngineError(message)
@@ -167,8 +187,9 @@ def _install(packages: list[str]) -> None:
     say(f"installing {' '.join(packages)}")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-        done = subprocess.run(["apt-get", "-qq", *words], env=quiet, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["apt-get", "-qq", *words], env=quiet, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             message = f"apt-get {' '.join(words)}: {done.stderr.strip()[-1000:]}"
             raise EngineError(message)

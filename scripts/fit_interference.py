@@ -54,8 +54,11 @@ def main() -> int:
     given = parser.parse_args()
     folder = Path(given.data, "gavel")
     if not given.data or not folder.is_dir():
-        print(f"error: no folder {folder}: name the one with the public data by --data or by "
-              "SKEP_SHARED_DATA", file=sys.stderr)  # fmt: skip
+        print(
+            f"error: no folder {folder}: name the one with the public data by --data or by "
+            "SKEP_SHARED_DATA",
+            file=sys.stderr,
+        )
         return 2
     pairs = read_pairs(folder)
     fitted, report = {}, {}
@@ -84,8 +87,10 @@ def read_pairs(folder: Path) -> dict[str, list[Pair]]:
             ):
                 continue
             gpu, first, second = row["gpu_type"], row["job_a"], row["job_b"]
-            rates = (float(row["iters_per_s_a"]) / alone[gpu, first],
-                     float(row["iters_per_s_b"]) / alone[gpu, second])  # fmt: skip
+            rates = (
+                float(row["iters_per_s_a"]) / alone[gpu, first],
+                float(row["iters_per_s_b"]) / alone[gpu, second],
+            )
             if min(rates) > 0:  # 0 is how Gavel notes that the two do not fit.
                 key = tuple(sorted((first, second)))
                 pairs.setdefault(gpu, {}).setdefault(key, Pair(first, second, rates))
@@ -99,10 +104,12 @@ def _fit(pairs: list[Pair], rng: random.Random) -> tuple[dict[str, Any], dict[st
     seen, unseen = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
     guess = np.repeat(FIRST_GUESS, len(names))
     found = least_squares(
-        lambda x: np.concatenate([_errors(x, seen, names), PULL * (x - guess)]), guess,
-        bounds=(np.zeros_like(guess), np.repeat(HIGHEST, len(names))), loss="soft_l1",
+        lambda x: np.concatenate([_errors(x, seen, names), PULL * (x - guess)]),
+        guess,
+        bounds=(np.zeros_like(guess), np.repeat(HIGHEST, len(names))),
+        loss="soft_l1",
         f_scale=OUTLIER,
-    ).x  # fmt: skip
+    ).x
     numbers = np.round(found.reshape(3, -1).T, 3)
     found = numbers.T.reshape(-1)
     report = {"fitted": _measure(found, seen, names), "held_out": _measure(found, unseen, names)}
@@ -134,10 +141,11 @@ def _measure(x: Any, pairs: list[Pair], names: list[str]) -> dict[str, Any]:
         "mean_absolute_error_of_a_rate": round(float(np.abs(errors).mean()), 3),
         "p90_of_it": round(float(np.quantile(np.abs(errors), 0.9)), 3),
         "mean_absolute_error_of_the_sum": round(float(np.abs(predicted - sums).mean()), 3),
-        "packing_worth_it": {"measured": round(float((sums > 1).mean()), 3),
-                             "predicted_alike": round(float(((sums > 1) == (predicted > 1)).mean()),
-                                                      3)},
-    }  # fmt: skip
+        "packing_worth_it": {
+            "measured": round(float((sums > 1).mean()), 3),
+            "predicted_alike": round(float(((sums > 1) == (predicted > 1)).mean()), 3),
+        },
+    }
 
 
 def table_1() -> dict[str, Any]:
@@ -150,28 +158,44 @@ def table_1() -> dict[str, Any]:
         own = x[0] + x[1] * at**2
         return np.max([n / (1 + (n - 1) * own) for n in range(2, COPIES_MAX + 1)], axis=0)
 
-    found = least_squares(lambda x: np.log(best(x, used[::2]) / gain[::2]), (0.2, 1.0),
-                          bounds=(0.01, 5)).x  # fmt: skip
+    found = least_squares(
+        lambda x: np.log(best(x, used[::2]) / gain[::2]), (0.2, 1.0), bounds=(0.01, 5)
+    ).x
     shipped = [packing_max(by_utilisation(float(each))) for each in used]
     off = np.abs(np.array(shipped) / gain - 1)
     return {
         "floor": round(float(found[0]), 3),
         "rise": round(float(found[1]), 3),
-        "gains": {name: {"fitted_on": i % 2 == 0, "paper": round(float(gain[i]), 2),
-                         "ours": round(shipped[i], 2)} for i, (name, _) in enumerate(rows)},
-        "mean_relative_error": {"fitted": round(float(off[::2].mean()), 3),
-                                "held_out": round(float(off[1::2].mean()), 3)},
-    }  # fmt: skip
+        "gains": {
+            name: {
+                "fitted_on": i % 2 == 0,
+                "paper": round(float(gain[i]), 2),
+                "ours": round(shipped[i], 2),
+            }
+            for i, (name, _) in enumerate(rows)
+        },
+        "mean_relative_error": {
+            "fitted": round(float(off[::2].mean()), 3),
+            "held_out": round(float(off[1::2].mean()), 3),
+        },
+    }
 
 
 def _source(fitted: dict[str, dict[str, Any]]) -> str:
     first = '"""Loads of models on GPUs: `python -m scripts.fit_interference --write` fits them.'
-    lines = [first, "",
-             "By type of GPU, by model: demand, sensitivity and pressure (see",
-             "`skep.perf.interference`). From Gavel's throughputs of single models and of pairs;",
-             'half of the pairs were fitted."""', "", "from __future__ import annotations", "",
-             "from collections.abc import Mapping", "",
-             "GAVEL: Mapping[str, Mapping[str, tuple[float, float, float]]] = {"]  # fmt: skip
+    lines = [
+        first,
+        "",
+        "By type of GPU, by model: demand, sensitivity and pressure (see",
+        "`skep.perf.interference`). From Gavel's throughputs of single models and of pairs;",
+        'half of the pairs were fitted."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from collections.abc import Mapping",
+        "",
+        "GAVEL: Mapping[str, Mapping[str, tuple[float, float, float]]] = {",
+    ]
     for gpu, models in fitted.items():
         lines.append(f'    "{gpu}": {{')
         lines += [f'        "{name}": {numbers},' for name, numbers in models.items()]

@@ -73,10 +73,13 @@ def _record(schema: str) -> dict[str, Any]:
         "prev": {"type": "string", "description": "SHA-256 of the record before, hex."},
         "epoch": {"type": "integer", "description": "The process that owns the log, counted."},
         "at": {"type": "integer", "description": "Wall clock, ns."},
-        "pos": {"type": "object", "additionalProperties": {"type": "integer"},
-                "description": "How far each input stream was read."},
+        "pos": {
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "How far each input stream was read.",
+        },
         "facts": {"type": "array", "items": {"$ref": f"./{schema}.schema.json"}},
-    }  # fmt: skip
+    }
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -91,38 +94,87 @@ PAYLOADS: dict[str, dict[str, Any]] = {
 CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("submit", subjects.submit("{vc}"), "job-spec", "SUBMIT", "A tenant hands in a job."),
     ("cancel", subjects.cancel("{vc}"), "", "SUBMIT", 'A tenant ends a job: {"job": "j17"}.'),
-    ("ask", subjects.ask("{vc}"), "asks", "SUBMIT",
-     "A tenant asks for a change of a running job."),
-    ("search", subjects.search("{vc}"), "search-requests", "SUBMIT",
-     "A tenant begins or cancels a search, asks for a trial, or tells how one goes."),
-    ("verdict", f"{subjects.PREFIX}.reply.{{vc}}.{{any}}", "verdict", "",
-     "Admission's answer, to the subject in the Skep-Reply header."),
-    ("search-verdict", f"{subjects.PREFIX}.reply.{{vc}}.{{any}}", "search-verdict", "",
-     "What is answered to a request about searches, in the same way."),
+    ("ask", subjects.ask("{vc}"), "asks", "SUBMIT", "A tenant asks for a change of a running job."),
+    (
+        "search",
+        subjects.search("{vc}"),
+        "search-requests",
+        "SUBMIT",
+        "A tenant begins or cancels a search, asks for a trial, or tells how one goes.",
+    ),
+    (
+        "verdict",
+        f"{subjects.PREFIX}.reply.{{vc}}.{{any}}",
+        "verdict",
+        "",
+        "Admission's answer, to the subject in the Skep-Reply header.",
+    ),
+    (
+        "search-verdict",
+        f"{subjects.PREFIX}.reply.{{vc}}.{{any}}",
+        "search-verdict",
+        "",
+        "What is answered to a request about searches, in the same way.",
+    ),
     ("admin", subjects.admin("{verb}"), "admin", "ADMIN", "An operator changes the cluster."),
-    ("node", subjects.node_event("{node}", "{event}"), "node-events", "NODE",
-     "An agent says durably what became of processes."),
-    ("command", subjects.command("{node}"), "commands", "",
-     "The allocator tells an agent; repeated until a node event answers."),
-    ("report", subjects.report("{node}"), "reports", "",
-     "Progress of a node's jobs, every second."),
+    (
+        "node",
+        subjects.node_event("{node}", "{event}"),
+        "node-events",
+        "NODE",
+        "An agent says durably what became of processes.",
+    ),
+    (
+        "command",
+        subjects.command("{node}"),
+        "commands",
+        "",
+        "The allocator tells an agent; repeated until a node event answers.",
+    ),
+    (
+        "report",
+        subjects.report("{node}"),
+        "reports",
+        "",
+        "Progress of a node's jobs, every second.",
+    ),
     ("heartbeat", subjects.heartbeat("{node}"), "reports", "", "The agent lives, every second."),
     ("finding", subjects.finding("{kind}"), "findings", "", "What the introspector saw."),
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
     ("trials", subjects.TRIALS_OPEN, "trials", "", "What is tried and has to be judged."),
     ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),
-    ("admission-facts", subjects.ADMISSION_FACTS, "admission-facts", "ADMISSION",
-     "Records of admission's decisions."),
-    ("allocator-facts", subjects.ALLOC_FACTS, "allocator-facts", "ALLOC",
-     "Records of the allocator's decisions."),
-    ("draft", subjects.draft("{service}"), "drafts", "",
-     "Request: what would you decide? Nothing is decided by it."),
-    ("search-facts", subjects.SEARCH_FACTS, "search-facts", "SEARCH",
-     "Records of what was decided on searches."),
+    (
+        "admission-facts",
+        subjects.ADMISSION_FACTS,
+        "admission-facts",
+        "ADMISSION",
+        "Records of admission's decisions.",
+    ),
+    (
+        "allocator-facts",
+        subjects.ALLOC_FACTS,
+        "allocator-facts",
+        "ALLOC",
+        "Records of the allocator's decisions.",
+    ),
+    (
+        "draft",
+        subjects.draft("{service}"),
+        "drafts",
+        "",
+        "Request: what would you decide? Nothing is decided by it.",
+    ),
+    (
+        "search-facts",
+        subjects.SEARCH_FACTS,
+        "search-facts",
+        "SEARCH",
+        "Records of what was decided on searches.",
+    ),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),
     ("health", subjects.health("{identity}"), "", "", "Request: is this process well?"),
-)  # fmt: skip
+)
 """Name, address, schema file, stream (empty for core messages) and meaning of every subject."""
 
 
@@ -183,11 +235,16 @@ def _asyncapi() -> dict[str, Any]:
             payload = PAYLOADS.get(name, {"$ref": f"./{schema}.schema.json"})
             message["payload"] = {"schemaFormat": SCHEMA_FORMAT, "schema": payload}
         if name == "submit":
-            properties = {header: {"type": "string", "description": text}
-                          for header, text in SUBJECT_HEADERS.items()}  # fmt: skip
+            properties = {
+                header: {"type": "string", "description": text}
+                for header, text in SUBJECT_HEADERS.items()
+            }
             message["headers"] = {"type": "object", "properties": properties}
-        channel: dict[str, Any] = {"address": address, "description": meaning + kept,
-                                   "messages": {name: message}}  # fmt: skip
+        channel: dict[str, Any] = {
+            "address": address,
+            "description": meaning + kept,
+            "messages": {name: message},
+        }
         parameters = [part[1:-1] for part in address.split(".") if part.startswith("{")]
         if parameters:
             channel["parameters"] = {parameter: {} for parameter in parameters}
@@ -197,20 +254,26 @@ def _asyncapi() -> dict[str, Any]:
         operations[f"send-{name}"] = {"action": "send", "channel": here, "messages": told}
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": "Skep on NATS", "version": __version__,
-                 "description": "Every subject between Skep's processes and its clients."},
+        "info": {
+            "title": "Skep on NATS",
+            "version": __version__,
+            "description": "Every subject between Skep's processes and its clients.",
+        },
         "defaultContentType": "application/json",
         "channels": channels,
         "operations": operations,
-    }  # fmt: skip
+    }
 
 
 def drift() -> list[str]:
     """Return the files of `proto/` that differ from the code, are missing, or are too many."""
     made = documents()
     found = {str(path.relative_to(PROTO)) for path in PROTO.rglob("*.json")}
-    differ = [name for name, text in made.items()
-              if name not in found or (PROTO / name).read_text() != text]  # fmt: skip
+    differ = [
+        name
+        for name, text in made.items()
+        if name not in found or (PROTO / name).read_text() != text
+    ]
     return sorted(differ + [name for name in found if name not in made])
 
 

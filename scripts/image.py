@@ -48,16 +48,36 @@ def gather(extras: str, python: str) -> None:
     machine = platform.machine()
     platforms = [f"--platform={one}_{machine}" for one in PLATFORMS]
     what = f"{wheel}[{extras}]" if extras else str(wheel)
-    _run([*pip, "download", "--only-binary=:all:", f"--python-version={python}",
-          "--implementation=cp", *platforms, f"--dest={WHEELS}", what, "pip"],
-         "fetching wheels")  # fmt: skip
+    _run(
+        [
+            *pip,
+            "download",
+            "--only-binary=:all:",
+            f"--python-version={python}",
+            "--implementation=cp",
+            *platforms,
+            f"--dest={WHEELS}",
+            what,
+            "pip",
+        ],
+        "fetching wheels",
+    )
     STAMP.write_text(stamp)
 
 
 def build(base: str, tag: str, extras: str) -> None:
     """Build the image from what was gathered. Raises EngineError."""
-    command = ["docker", "build", "--network=none", "--file", str(ROOT / "compose" / "Dockerfile"),
-               "--build-arg", f"BASE_IMAGE={base}", "--tag", tag]  # fmt: skip
+    command = [
+        "docker",
+        "build",
+        "--network=none",
+        "--file",
+        str(ROOT / "compose" / "Dockerfile"),
+        "--build-arg",
+        f"BASE_IMAGE={base}",
+        "--tag",
+        tag,
+    ]
     if extras:
         command += ["--build-arg", f"EXTRAS=[{extras}]"]
     _run([*command, str(WHEELS)], f"building {tag} on {base}")
@@ -65,8 +85,9 @@ def build(base: str, tag: str, extras: str) -> None:
 
 def _run(command: list[str], what: str) -> None:
     engine.say(what)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         words = "\n  ".join(done.stdout.splitlines()[-LOG_LINES_SHOWN:])
         message = f"{what} failed:\n  {words}"

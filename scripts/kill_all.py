@@ -64,8 +64,9 @@ class KillAll:
         self.cluster.up(*OPTIONS)
         submitted, acknowledged_s, killed_at, kills_ms = asyncio.run(self._submit_and_kill())
         if self.disk is not None:
-            self.disk.cut([*(entry["pid"] for entry in self.entries.values()),
-                           *self.cluster.processes()])  # fmt: skip
+            self.disk.cut(
+                [*(entry["pid"] for entry in self.entries.values()), *self.cluster.processes()]
+            )
         until(self._all_gone, f"{self.entries} are gone")
         began = time.monotonic()
         self.cluster.up()
@@ -85,8 +86,9 @@ class KillAll:
     async def _submit_and_kill(self) -> tuple[list[str], float, int, float]:
         """Return the jobs, how long their acknowledgements took, when the kill came, its length."""
         command = f'echo "$SKEP_JOB $SKEP_GEN" >> {self.runs}'
-        specs = [{"name": f"batch-{n}", "vc": "batch", "command": command}
-                 for n in range(self.jobs)]  # fmt: skip
+        specs = [
+            {"name": f"batch-{n}", "vc": "batch", "command": command} for n in range(self.jobs)
+        ]
         names = ("nats", "supervisor", *(name for name in self.cluster.pids() if name != "nats"))
         self.entries = {name: self.cluster.entry(name) for name in names}
         async with bare_client(self.cluster.about, "vc-batch") as client:
@@ -114,11 +116,13 @@ class KillAll:
         # A submission whose acknowledgement was late was repeated with its key: it is one job.
         originals = {fact.job: fact.original for _, fact in verdicts if isinstance(fact, Repeated)}
         jobs = {originals.get(job, job): None for job in submitted}
-        ends = [(at, fact) for at, fact in await self.cluster.facts(subjects.ALLOC)
-                if isinstance(fact, JobEnded)]  # fmt: skip
+        ends = [
+            (at, fact)
+            for at, fact in await self.cluster.facts(subjects.ALLOC)
+            if isinstance(fact, JobEnded)
+        ]
         times_ended = Counter(fact.job for _, fact in ends)
-        known = {row["job"]: row["state"]
-                 for row in self.cluster.get("/v1/jobs?state=all")["jobs"]}  # fmt: skip
+        known = {row["job"]: row["state"] for row in self.cluster.get("/v1/jobs?state=all")["jobs"]}
         executed = Counter(line.split()[0] for line in self.runs.read_text().splitlines())
         return {
             "before_the_kill": {
@@ -170,8 +174,10 @@ async def unsynced_once(jobs: int) -> dict[str, Any]:
         server = Unsynced(disk.path / "nats", accounts(passwords, (), ("batch",)))
         await server.start()
         await server.wait_healthy(BOOTSTRAP)
-        options = {one: LinkOptions(servers=(server.url,), identity=one, password=passwords[one])
-                   for one in (BOOTSTRAP, "vc-batch")}  # fmt: skip
+        options = {
+            one: LinkOptions(servers=(server.url,), identity=one, password=passwords[one])
+            for one in (BOOTSTRAP, "vc-batch")
+        }
         bus = await NatsBus.connect(options[BOOTSTRAP], _ignore)
         await bootstrap_streams(bus, disk.path / "streams.json")
         client = await NatsBus.connect(options["vc-batch"], _ignore)
@@ -215,8 +221,11 @@ def main() -> int:
         else:
             report = run_once(arguments.jobs, power_cut=arguments.power_cut)
         reports.append(report)
-        print(f"run {number}: known {report['known']} of {report['acknowledged']}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"run {number}: known {report['known']} of {report['acknowledged']}",
+            file=sys.stderr,
+            flush=True,
+        )
     text = json.dumps(reports[0] if len(reports) == 1 else reports, indent=1)
     print(text)
     if arguments.out:

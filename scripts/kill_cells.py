@@ -44,8 +44,15 @@ from skep_services.ports import Delivery
 HOLDER = str(Path(__file__).parents[1] / "tests" / "e2e" / "jobs" / "holder.py")
 NODES, GPUS = 2, 4
 OWNED = {"red": GPUS, "blue": GPUS}
-OPTIONS = ("--nodes", str(NODES), "--gpus", str(GPUS), "--port", "0",
-           *(f"--vc={vc}={gpus}" for vc, gpus in OWNED.items()))  # fmt: skip
+OPTIONS = (
+    "--nodes",
+    str(NODES),
+    "--gpus",
+    str(GPUS),
+    "--port",
+    "0",
+    *(f"--vc={vc}={gpus}" for vc, gpus in OWNED.items()),
+)
 GANG = 6
 """Workers of a gang that fits on no node alone."""
 DEADLINE_S = 60.0
@@ -74,8 +81,9 @@ class Log:
 
     async def take(self, delivery: Delivery) -> None:
         """Take over one record."""
-        record = codec.read(delivery.subject, delivery.payload, delivery.headers,
-                            delivery.sequence, delivery.at)  # fmt: skip
+        record = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
         assert isinstance(record, codec.Facts), record
         self.records.append(record.facts)
         for fact in json.loads(delivery.payload)["facts"]:
@@ -116,9 +124,13 @@ class Round:
         """Submit jobs that hold a GPU each until their name's file exists; return their names."""
         made = [self.mark + name for name in names]
         for name in made:
-            spec = {"name": name, "vc": vc, "command": [sys.executable, "-S", "-E", HOLDER],
-                    "env": {"NOTES": str(self.run.notes), "UNTIL": str(self.over(name))},
-                    **more}  # fmt: skip
+            spec = {
+                "name": name,
+                "vc": vc,
+                "command": [sys.executable, "-S", "-E", HOLDER],
+                "env": {"NOTES": str(self.run.notes), "UNTIL": str(self.over(name))},
+                **more,
+            }
             answer = await self.run.tenants[vc].submit(spec, name)
             assert answer.verdict["accepted"], answer
             self.jobs[name] = answer.job
@@ -198,8 +210,11 @@ class KillCells:
                 self.stuck = [str(error)]
             await following.close()
             await bus.close()
-        admission = [fact for one in await self.cluster.records(subjects.ADMISSION)
-                     for fact in json.loads(one.payload)["facts"]]  # fmt: skip
+        admission = [
+            fact
+            for one in await self.cluster.records(subjects.ADMISSION)
+            for fact in json.loads(one.payload)["facts"]
+        ]
         notes = self.read_notes()
         problems = [*self.stuck, *self.problems(admission, notes)]
         return {
@@ -212,13 +227,21 @@ class KillCells:
 
     async def round(self, kind: str, number: int) -> None:
         """Do one round and keep what it showed."""
-        row: Row = {"number": len(self.rounds), "kind": kind, "variant": "", "after_ms": None,
-                    "back_ms": None, "recorded": {}}  # fmt: skip
+        row: Row = {
+            "number": len(self.rounds),
+            "kind": kind,
+            "variant": "",
+            "after_ms": None,
+            "back_ms": None,
+            "recorded": {},
+        }
         one = Round(self, row)
         self.rounds.append(one)
         await KINDS[kind](self, one, number)
-        say(f"{row['number']}: {kind}, {row['variant']}: back after {row['back_ms']} ms, "
-            f"by then {row['recorded']}")  # fmt: skip
+        say(
+            f"{row['number']}: {kind}, {row['variant']}: back after {row['back_ms']} ms, "
+            f"by then {row['recorded']}"
+        )
 
     # --- kills ---------------------------------------------------------------------------------
 
@@ -240,8 +263,10 @@ class KillCells:
         self.up_since = time.monotonic()
         await asyncio.to_thread(self.cluster.wait_back, "allocator", entry["pid"])
         here = [fact["type"] for fact in self.log.facts[one.begun :]]
-        took = {"after_ms": round(after_s * 1000, 1),
-                "back_ms": round((self.up_since - begun) * 1000)}  # fmt: skip
+        took = {
+            "after_ms": round(after_s * 1000, 1),
+            "back_ms": round((self.up_since - begun) * 1000),
+        }
         if one.row["back_ms"] is None:
             recorded = Counter(here[: here.index("epoch-began")])
             one.row.update(took, recorded=dict(recorded))
@@ -273,8 +298,11 @@ class KillCells:
         await self.lived()
         one.begun = len(self.log.facts)
         (one.preemptor,) = await one.submit(
-            "red", ["gang"], priority=20,
-            resources={"workers": GPUS, "topology": {"within": "node", "hard": True}})  # fmt: skip
+            "red",
+            ["gang"],
+            priority=20,
+            resources={"workers": GPUS, "topology": {"within": "node", "hard": True}},
+        )
         job = one.jobs[one.preemptor]
         await self.log.until(lambda: self.log.of("cells-reserved", job), "a reservation")
         return fill
@@ -346,8 +374,10 @@ class KillCells:
         await self.set_vcs(OWNED)
         await self.divided(OWNED, times)
         for fate in fates:
-            await self.log.until(functools.partial(self.log.of, "job-promoted", fate["job"]),
-                                 f"{fate['job']} has its tenant's cells again")  # fmt: skip
+            await self.log.until(
+                functools.partial(self.log.of, "job-promoted", fate["job"]),
+                f"{fate['job']} has its tenant's cells again",
+            )
         await one.end(jobs)
 
     async def both(self, one: Round, number: int) -> None:
@@ -384,8 +414,11 @@ class KillCells:
             if frozen:
                 os.kill(agent, signal.SIGSTOP)
             jobs = await one.submit(
-                "red", ["gang"], resources={"workers": GANG},
-                service_class="guaranteed" if guaranteed else "opportunistic")  # fmt: skip
+                "red",
+                ["gang"],
+                resources={"workers": GANG},
+                service_class="guaranteed" if guaranteed else "opportunistic",
+            )
             job = one.jobs[jobs[0]]
             kind = "member-ran" if frozen else "job-bound"
             await self.log.until(lambda: self.log.of(kind, job), f"{kind} of the gang")
@@ -416,8 +449,11 @@ class KillCells:
 
     def read_notes(self) -> list[Note]:
         """Return everything the jobs noted."""
-        return [note for path in sorted(self.notes.iterdir())
-                for note in account.read_notes(path.name, path.read_text())]  # fmt: skip
+        return [
+            note
+            for path in sorted(self.notes.iterdir())
+            for note in account.read_notes(path.name, path.read_text())
+        ]
 
     def problems(self, admission: list[Fact], notes: list[Note]) -> Iterator[str]:
         """Yield everything that was not as promised; note in each round's row what concerns it."""
@@ -440,8 +476,11 @@ class KillCells:
         facts, kind = self.log.facts[one.since :], one.row["kind"]
         mine = [note for note in notes if note.name in one.jobs]
         if kind == "fill":
-            yield from (f"at the end {fact['job']} waits: {fact['why']} {fact['needs']}"
-                        for fact in facts if fact["type"] == "job-waits")  # fmt: skip
+            yield from (
+                f"at the end {fact['job']} waits: {fact['why']} {fact['needs']}"
+                for fact in facts
+                if fact["type"] == "job-waits"
+            )
         if kind in ("preemption", "both"):
             yield from cells_account.preemption_problems(
                 facts, mine, one.jobs, one.preemptor, plans_max=2 if kind == "both" else 1
@@ -452,8 +491,12 @@ class KillCells:
             yield f"{one.row['demoted']} jobs were demoted, not {one.row['expected']}"
 
 
-KINDS = {"preemption": KillCells.preemption, "reconfiguration": KillCells.reconfiguration,
-         "launch": KillCells.launch, "both": KillCells.both}  # fmt: skip
+KINDS = {
+    "preemption": KillCells.preemption,
+    "reconfiguration": KillCells.reconfiguration,
+    "launch": KillCells.launch,
+    "both": KillCells.both,
+}
 
 
 def say(text: str) -> None:
@@ -479,19 +522,22 @@ def kill_cells(
 
 def table(report: dict[str, Any]) -> str:
     """Return the report as people read it."""
-    lines = [f"{'killed during':16}  {'':31} {'after':>10} {'back':>8}   "
-             "recorded by then"]  # fmt: skip
+    lines = [f"{'killed during':16}  {'':31} {'after':>10} {'back':>8}   recorded by then"]
     for row in report["rounds"]:
         recorded = ", ".join(f"{count} {kind}" for kind, count in row["recorded"].items()) or "-"
         if "again" in row:
             recorded += f"; again after {row['again']['after_ms']} ms"
-        lines.append(f"{row['kind']:16}  {row['variant']:31} {row['after_ms'] or 0:>7} ms "
-                     f"{row['back_ms'] or '-':>5} ms   {recorded}")  # fmt: skip
+        lines.append(
+            f"{row['kind']:16}  {row['variant']:31} {row['after_ms'] or 0:>7} ms "
+            f"{row['back_ms'] or '-':>5} ms   {recorded}"
+        )
     kills = sum(1 + ("again" in row) for row in report["rounds"])
     lines.append("")
-    lines.append(f"seed {report['seed']}: {kills} kills, {report['jobs']} jobs, "
-                 f"{report['facts']} facts, {report['notes']} notes, "
-                 f"{len(report['problems'])} problems")  # fmt: skip
+    lines.append(
+        f"seed {report['seed']}: {kills} kills, {report['jobs']} jobs, "
+        f"{report['facts']} facts, {report['notes']} notes, "
+        f"{len(report['problems'])} problems"
+    )
     lines += [f"PROBLEM {problem}" for problem in report["problems"]]
     return "\n".join(lines)
 

@@ -31,8 +31,18 @@ from skep.wire.facts import JobBound, JobEnded
 
 JOBS = Path(__file__).parents[1] / "tests" / "e2e" / "jobs"
 OPTIONS = ("--nodes", "2", "--gpus", "8", "--vc", "train=16", "--port", "0")
-SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway",
-            "node-1", "node-2", "nats")  # fmt: skip
+SERVICES = (
+    "door",
+    "admission",
+    "allocator",
+    "introspector",
+    "advisor",
+    "searches",
+    "gateway",
+    "node-1",
+    "node-2",
+    "nats",
+)
 """The supervisor is the last one, because nobody starts it again but `skep up`."""
 TRAININGS = {"alone-1": (1, 1), "alone-2": (1, 1), "gang": (2, 5)}
 """Workers and GPUs of each. Five of eight slots: the gang has one worker on each node."""
@@ -88,8 +98,13 @@ class KillEach:
         what: dict[str, Any] = {"script": str(JOBS / "stepper.py")}
         if self.plain:
             what = {"command": [sys.executable, str(JOBS / "counter.py")]}
-        return {"name": name, "vc": "train", **what, "env": {"STEPS_FILE": self.notes(name)},
-                "resources": {"workers": workers, "gpus": gpus}}  # fmt: skip
+        return {
+            "name": name,
+            "vc": "train",
+            **what,
+            "env": {"STEPS_FILE": self.notes(name)},
+            "resources": {"workers": workers, "gpus": gpus},
+        }
 
     def notes(self, name: str) -> str:
         """Return the path that a training's files begin with."""
@@ -150,9 +165,13 @@ class KillEach:
 
     def probe(self, what: str, victim: str) -> Row:
         """Submit a gang that needs every node; return how long until its processes started."""
-        spec = {"name": f"probe-{len(self.rows)}", "vc": "train", "command": ["true"],
-                "service_class": "opportunistic",
-                "resources": {"workers": FREE}}  # fmt: skip
+        spec = {
+            "name": f"probe-{len(self.rows)}",
+            "vc": "train",
+            "command": ["true"],
+            "service_class": "opportunistic",
+            "resources": {"workers": FREE},
+        }
         before = self.trained()
         answer, killed, answered = asyncio.run(self._submit(spec, victim))
         document = self.cluster.ended(answer.job)
@@ -223,21 +242,29 @@ class KillEach:
 
 def table(report: dict[str, Any]) -> str:
     """Return the report as people read it."""
-    lines = [f"{'SIGKILL of':20} {'verdict':>10} {'new job started':>16} {'itself ready':>13}   "
-             "mini-batches while it was away"]  # fmt: skip
+    lines = [
+        f"{'SIGKILL of':20} {'verdict':>10} {'new job started':>16} {'itself ready':>13}   "
+        "mini-batches while it was away"
+    ]
     for row in report["rows"]:
         ready = "-" if row["ready_ms"] is None else f"{row['ready_ms']} ms"
         made = ", ".join(f"{name} +{b - a}" for name, (a, b) in row["mini_batches"].items())
-        lines.append(f"{row['killed']:20} {row['verdict_ms']:>7} ms {row['new_job_ms']:>13} ms "
-                     f"{ready:>13}   {made}")  # fmt: skip
+        lines.append(
+            f"{row['killed']:20} {row['verdict_ms']:>7} ms {row['new_job_ms']:>13} ms "
+            f"{ready:>13}   {made}"
+        )
     lines.append("")
     for one in report["trainings"]:
         made = " and ".join(str(count) for count in one["mini_batches"])
-        lines.append(f"{one['name']}: {one['state']}, attempts = {one['attempts']}, {made} "
-                     f"mini-batches noted, {one['counted_by_skep']} counted by Skep, "
-                     f"in {one['seconds']} s")  # fmt: skip
-    lines.append(f"{report['ended_once']} of {report['jobs']} jobs ended once, with one attempt "
-                 "and without a mini-batch lost or repeated")  # fmt: skip
+        lines.append(
+            f"{one['name']}: {one['state']}, attempts = {one['attempts']}, {made} "
+            f"mini-batches noted, {one['counted_by_skep']} counted by Skep, "
+            f"in {one['seconds']} s"
+        )
+    lines.append(
+        f"{report['ended_once']} of {report['jobs']} jobs ended once, with one attempt "
+        "and without a mini-batch lost or repeated"
+    )
     lines += [f"PROBLEM {problem}" for problem in report["problems"]]
     return "\n".join(lines)
 

@@ -81,8 +81,11 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Return all, so that neighbours are of other phases and mostly of other services."""
-    return [Case(SERVICES[(turn + index) % len(SERVICES)], phase)
-            for turn in range(len(SERVICES)) for index, phase in enumerate(PHASES)]  # fmt: skip
+    return [
+        Case(SERVICES[(turn + index) % len(SERVICES)], phase)
+        for turn in range(len(SERVICES))
+        for index, phase in enumerate(PHASES)
+    ]
 
 
 def say(text: str) -> None:
@@ -102,8 +105,9 @@ class Heard:
 
     async def take(self, delivery: Delivery) -> None:
         """Take over one record of the log."""
-        record = codec.read(delivery.subject, delivery.payload, delivery.headers,
-                            delivery.sequence, delivery.at)  # fmt: skip
+        record = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
         assert isinstance(record, codec.Facts), record
         self.records.append(record.facts)
         self.facts += record.facts
@@ -216,8 +220,10 @@ class KillTrials:
         jobs: list[Job] = []
         try:
             load = {**LOADS[case.phase], "step_ms": STEP_MS, "memory": 2 * GIB}
-            jobs += [await asyncio.to_thread(self.live.train, f"c{number}-{index}", load, vc=vc)
-                     for index in (1, 2)]  # fmt: skip
+            jobs += [
+                await asyncio.to_thread(self.live.train, f"c{number}-{index}", load, vc=vc)
+                for index in (1, 2)
+            ]
             row["jobs"] = [job.job for job in jobs]
             await self._reach(case, jobs, row)
             await self._killed(case, row)
@@ -237,8 +243,10 @@ class KillTrials:
         row["ok"] = not row["problems"]
         row["seconds"] = round(time.monotonic() - began)
         self.rows.append(row)
-        say(f"{case}: {row.get('verdicts')} {'ok' if row['ok'] else row['problems']} "
-            f"({row['seconds']} s)")  # fmt: skip
+        say(
+            f"{case}: {row.get('verdicts')} {'ok' if row['ok'] else row['problems']} "
+            f"({row['seconds']} s)"
+        )
         print(json.dumps(row), flush=True)
 
     async def _reach(self, case: Case, jobs: Sequence[Job], row: Row) -> None:
@@ -281,8 +289,11 @@ class KillTrials:
         back = await asyncio.to_thread(cluster.wait_back, case.service, entry["pid"])
         row["back_ms"] = round((back - at) / 1e6)
         # What is heard later may have been recorded before it died: the clock tells.
-        mine = [fact for fact in self.heard.facts if isinstance(fact, TrialBegun | TrialOver)
-                and set(_jobs(fact)) == set(ids)]  # fmt: skip
+        mine = [
+            fact
+            for fact in self.heard.facts
+            if isinstance(fact, TrialBegun | TrialOver) and set(_jobs(fact)) == set(ids)
+        ]
         row["recorded_before"] = [type(fact).__name__ for fact in mine if fact.at <= at]
         row["changes_under_way"] = self._under_way(ids, before)
 
@@ -305,8 +316,9 @@ class KillTrials:
             return len(heard.of(TrialBegun, job)) <= len(heard.of(TrialOver, job))
 
         await heard.until(all_over, "every trial has a verdict", OVER_S)
-        row["verdicts"] = [f"{over.verdict} ({over.why}, {over.gain_milli:+})"
-                           for over in heard.of(TrialOver, job)]  # fmt: skip
+        row["verdicts"] = [
+            f"{over.verdict} ({over.why}, {over.gain_milli:+})" for over in heard.of(TrialOver, job)
+        ]
 
     async def _train_on(self, jobs: Sequence[Job], row: Row) -> None:
         """Return once both have made more mini-batches."""
@@ -342,8 +354,11 @@ class KillTrials:
 
     async def _account(self) -> Any:
         """Yield what is wrong with the log and the ledger."""
-        log = {fact.trial: str(fact.verdict) for fact in self.heard.facts
-               if isinstance(fact, TrialOver)}  # fmt: skip
+        log = {
+            fact.trial: str(fact.verdict)
+            for fact in self.heard.facts
+            if isinstance(fact, TrialOver)
+        }
         begun = [fact.trial for fact in self.heard.facts if isinstance(fact, TrialBegun)]
         if begun != sorted(log):
             yield f"trials {begun} were begun, {sorted(log)} are over"
@@ -370,11 +385,12 @@ def kill_trials(wanted: Sequence[Case], lanes: int, slice_s: float) -> dict[str,
     # A kind of GPU for each, so that none borrows from another.
     policy = {"name": "gandiva", "slice_s": slice_s, "introspect": True}
     told = {
-        "nodes": [{"name": f"node-{vc}", "gpus": 1, "device": "fake", "gpu_type": vc}
-                  for vc in names],
+        "nodes": [
+            {"name": f"node-{vc}", "gpus": 1, "device": "fake", "gpu_type": vc} for vc in names
+        ],
         "chains": {vc: {"gpu": vc, "levels": {"node": 1}, "nodes": f"node-{vc}"} for vc in names},
         "vcs": {vc: {"cells": {f"{vc}/node": 1}, "policy": policy} for vc in names},
-    }  # fmt: skip
+    }
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="skep-kill-trials-") as text:
         folder = Path(text)
@@ -387,16 +403,25 @@ def kill_trials(wanted: Sequence[Case], lanes: int, slice_s: float) -> dict[str,
         finally:
             cluster.down()
     failed = sum(not row["ok"] for row in run.rows)
-    return {"rows": run.rows, "ran": len(run.rows), "failed": failed, "problems": run.problems,
-            "seconds": round(time.monotonic() - began), **machine()}  # fmt: skip
+    return {
+        "rows": run.rows,
+        "ran": len(run.rows),
+        "failed": failed,
+        "problems": run.problems,
+        "seconds": round(time.monotonic() - began),
+        **machine(),
+    }
 
 
 async def _run(cluster: Embedded, live: Live, wanted: Sequence[Case], lanes: int) -> KillTrials:
     about, heard = cluster.about, Heard()
     bus = await open_bus(about, "operator")
-    client = await nats.connect(about["nats"]["url"].split(","), user="operator",
-                                password=about["nats"]["users"]["operator"],
-                                inbox_prefix=b"_INBOX.operator")  # fmt: skip
+    client = await nats.connect(
+        about["nats"]["url"].split(","),
+        user="operator",
+        password=about["nats"]["users"]["operator"],
+        inbox_prefix=b"_INBOX.operator",
+    )
     try:
         for subject in (subjects.FINDINGS, subjects.TRIALS_OPEN, subjects.ADVICE_OUTLOOK):
             await client.subscribe(subject, cb=heard.hear)
@@ -413,8 +438,13 @@ def main() -> int:
     """Run what the command line asks for."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", metavar="SERVICE/PHASE", choices=[
-        str(case) for case in cases()], help="one case; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="SERVICE/PHASE",
+        choices=[str(case) for case in cases()],
+        help="one case; repeatable",
+    )
     parser.add_argument("--lanes", type=int, default=5, help="cases at a time (default: 5)")
     parser.add_argument("--slice", type=float, default=25.0, help="seconds of a turn")
     given = parser.parse_args()

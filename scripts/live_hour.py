@@ -97,8 +97,9 @@ class LiveRun:
     def submit(self, arrival: Arrival) -> None:
         """Hand in a job."""
         body = json.dumps(arrival.spec).encode()
-        reply = self.cluster.ask("POST", "/v1/jobs", body,
-                                 headers={"Content-Type": "application/json"})  # fmt: skip
+        reply = self.cluster.ask(
+            "POST", "/v1/jobs", body, headers={"Content-Type": "application/json"}
+        )
         if reply.status >= 300:
             say(f"{reply.status}: {reply.body}")
             return

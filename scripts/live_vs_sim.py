@@ -43,8 +43,20 @@ from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
 from skep_services.ports import LogRecord
 
-OPTIONS = ("--nodes", "3", "--gpus", "4", "--device", "fake", "--port", "0",
-           "--vc", "vision=8", "--vc", "nlp=4")  # fmt: skip
+OPTIONS = (
+    "--nodes",
+    "3",
+    "--gpus",
+    "4",
+    "--device",
+    "fake",
+    "--port",
+    "0",
+    "--vc",
+    "vision=8",
+    "--vc",
+    "nlp=4",
+)
 STEPPER = Path(__file__).parent / "live" / "stepper.py"
 STEP_S = 0.1
 IMPORT_S = 20.0
@@ -124,15 +136,20 @@ def compared(live: RunResult, sim: RunResult) -> dict[str, dict[str, Any]]:
     rows = {}
     for name, of in (("queueing_s", _queueing_s), ("jct_s", _jct_s)):
         rows[name] = [fmean(map(of, run_.jobs)) for run_ in (live, sim)]
-    rows["makespan_s"] = [max(in_seconds(Duration(job.ended or 0)) for job in run_.jobs)
-                          for run_ in (live, sim)]  # fmt: skip
+    rows["makespan_s"] = [
+        max(in_seconds(Duration(job.ended or 0)) for job in run_.jobs) for run_ in (live, sim)
+    ]
     return {name: _row(mine, theirs, QUEUES_WITHIN) for name, (mine, theirs) in rows.items()}
 
 
 def _row(live: float, sim: float, within: float) -> dict[str, Any]:
     apart = (sim - live) / live if live else 0.0
-    return {"live": round(live, 4), "simulated": round(sim, 4), "apart": round(apart, 4),
-            "within": abs(apart) <= within}  # fmt: skip
+    return {
+        "live": round(live, 4),
+        "simulated": round(sim, 4),
+        "apart": round(apart, 4),
+        "within": abs(apart) <= within,
+    }
 
 
 def _queueing_s(outcome: JobOutcome) -> float:
@@ -145,8 +162,12 @@ def _jct_s(outcome: JobOutcome) -> float:
 
 def rates(records: list[LogRecord], live: Lived) -> dict[str, Any]:
     """Return mini-batches per second of steady trainings, live, against the trace's pace."""
-    ended = [fact for record in records for fact in record.facts
-             if isinstance(fact, JobEnded) and fact.steps and fact.step_ns]  # fmt: skip
+    ended = [
+        fact
+        for record in records
+        for fact in record.facts
+        if isinstance(fact, JobEnded) and fact.steps and fact.step_ns
+    ]
     found = [1e9 / fact.step_ns for fact in ended]
     if not found:
         return {"jobs": 0, "within": False}
@@ -176,13 +197,21 @@ def main() -> None:
     live = lived(records)
     sim, costs = simulated(live, lengths)
     apart = starts(live.result, sim, 1.0)
-    print(json.dumps({
-        "seed": arguments.seed, "jobs": len(live.trace.jobs), "cluster": live.result.cluster,
-        "measured": {name: round(cost, 4) for name, cost in costs.items()},
-        **compared(live.result, sim), "rates_per_s": rates(records, live),
-        "starts_more_than_1_s_apart": len(apart),
-        "load_before": load, "load_after": os.getloadavg(),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "seed": arguments.seed,
+                "jobs": len(live.trace.jobs),
+                "cluster": live.result.cluster,
+                "measured": {name: round(cost, 4) for name, cost in costs.items()},
+                **compared(live.result, sim),
+                "rates_per_s": rates(records, live),
+                "starts_more_than_1_s_apart": len(apart),
+                "load_before": load,
+                "load_after": os.getloadavg(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

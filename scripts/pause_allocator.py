@@ -34,14 +34,7 @@ if __name__ == "__main__":
 
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import Deployment, until
-from scripts.compose_test import (
-    BURST_JOB_S,
-    RECOVERY_WITHIN_S,
-    VC,
-    Run,
-    attempt,
-    read_stream,
-)
+from scripts.compose_test import BURST_JOB_S, RECOVERY_WITHIN_S, VC, Run, attempt, read_stream
 from skep_services.adapters.journal import FRAME, MAGIC
 
 PROJECT = "skep-pause"
@@ -109,8 +102,10 @@ class PauseRun(Run):
                 all(tried), f"{tried} writes were tried where nothing but the fence was left"
             )
             self.report["planted_with_new_epoch_obeyed"] = await self.plant(self.row["epoch_after"])
-            self.check(self.report["planted_with_new_epoch_obeyed"],
-                       "the planted command is taken under the new epoch")  # fmt: skip
+            self.check(
+                self.report["planted_with_new_epoch_obeyed"],
+                "the planted command is taken under the new epoch",
+            )
 
     @property
     def row(self) -> dict[str, Any]:
@@ -130,8 +125,12 @@ class PauseRun(Run):
         """SIGSTOP, takeover, SIGCONT, exit."""
         name = await self.active("allocator")
         standby = f"allocator-{2 if name.endswith('1') else 1}"
-        await asyncio.to_thread(until, lambda: self.deployment.answers(standby),
-                                f"{standby} stands by", RECOVERY_WITHIN_S)  # fmt: skip
+        await asyncio.to_thread(
+            until,
+            lambda: self.deployment.answers(standby),
+            f"{standby} stands by",
+            RECOVERY_WITHIN_S,
+        )
         container = self.deployment.containers()[name]
         process = service_process(container)
         backlog = [
@@ -165,13 +164,19 @@ class PauseRun(Run):
         self.check(self.row["epoch_after"] == epoch + 1, f"{standby} took over, once")
         await asyncio.to_thread(self.deployment.wait_again, name, container["State"]["StartedAt"])
         await self.judge_exit(name, container["Id"], wall_ns)
-        await asyncio.to_thread(until, lambda: self.deployment.answers(name),
-                                f"{name} stands by again", RECOVERY_WITHIN_S)  # fmt: skip
+        await asyncio.to_thread(
+            until,
+            lambda: self.deployment.answers(name),
+            f"{name} stands by again",
+            RECOVERY_WITHIN_S,
+        )
         self.row["cont_to_standing_by_s"] = seconds(woken_at, time.monotonic_ns())
         await self.judge_fence(operator, epoch, woken_at)
         self.row["planted_with_old_epoch_obeyed"] = await self.plant(epoch)
-        self.check(not self.row["planted_with_old_epoch_obeyed"],
-                   "the planted command is not taken under the old epoch")  # fmt: skip
+        self.check(
+            not self.row["planted_with_old_epoch_obeyed"],
+            "the planted command is not taken under the old epoch",
+        )
         await self.judge_agents(epoch, wall_ns)
 
     async def wake(self, process: int, successor: str) -> tuple[int, int]:
@@ -237,8 +242,13 @@ class PauseRun(Run):
         known = [one for one in self.heard if one.body.get("type") == "bind-job"]
         self.check(any(one.epoch == epoch for one in known), f"commands of epoch {epoch} were seen")
         self.planted += 1
-        planted = {**known[-1].body, "epoch": epoch, "attempt": PLANTED_ATTEMPT + self.planted,
-                   "argv": ["true"], "order": known[-1].body["order"] + ORDERS_AHEAD}  # fmt: skip
+        planted = {
+            **known[-1].body,
+            "epoch": epoch,
+            "attempt": PLANTED_ATTEMPT + self.planted,
+            "argv": ["true"],
+            "order": known[-1].body["order"] + ORDERS_AHEAD,
+        }
         node = known[-1].body["node"].rpartition("-")[2]
         async with bare_client(self.deployment.about, self.row["stopped"]) as allocator:
             await allocator.client.publish(known[-1].subject, json.dumps(planted).encode())
@@ -307,8 +317,14 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description="Stop the active allocator, and wake it.")
     parser.add_argument("--image", default="skep:local")
-    parser.add_argument("--pauses", type=float, nargs="+", default=PAUSES_S, metavar="SECONDS",
-                        help="the successor is silent after every one but the first")  # fmt: skip
+    parser.add_argument(
+        "--pauses",
+        type=float,
+        nargs="+",
+        default=PAUSES_S,
+        metavar="SECONDS",
+        help="the successor is silent after every one but the first",
+    )
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
     run = attempt(

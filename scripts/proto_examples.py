@@ -59,30 +59,65 @@ SPEC = JobSpec(
     elastic=Elastic(min=1, max=4),
 )
 SMALL = JobSpec(name="hello", vc="nlp", command=("hostname",))
-PROBLEM = Problem(path="$.resources.gpu", reason=Reason.UNKNOWN_KEY, text="unknown key `gpu`",
-                  suggestion="did you mean `gpus`?")  # fmt: skip
+PROBLEM = Problem(
+    path="$.resources.gpu",
+    reason=Reason.UNKNOWN_KEY,
+    text="unknown key `gpu`",
+    suggestion="did you mean `gpus`?",
+)
 JOINED = node.NodeJoined(
-    node="node-1", identity=IDENTITY, incarnation=3, address="10.0.0.1", ports=(20000, 20499),
+    node="node-1",
+    identity=IDENTITY,
+    incarnation=3,
+    address="10.0.0.1",
+    ports=(20000, 20499),
     gpus=(node.Gpu(index=0, type="nvidia-h200", memory=150_754_820_096, uuid="GPU-5f3b"),),
-    cpus=16, memory=137_438_953_472,
-)  # fmt: skip
+    cpus=16,
+    memory=137_438_953_472,
+)
 EXITED = node.MemberExited(
-    node="node-1", identity=IDENTITY, job="j17", attempt=1, outcome=node.Outcome.EXITED, at=LATER,
-    detail="rank 1: exit status 3", steps=900, step_ns=11_000_000, trace=TRACE,
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    outcome=node.Outcome.EXITED,
+    at=LATER,
+    detail="rank 1: exit status 3",
+    steps=900,
+    step_ns=11_000_000,
+    trace=TRACE,
     ranks=(node.RankExit(rank=0, code=-15), node.RankExit(rank=1, code=3)),
-)  # fmt: skip
+)
 BIND = commands.BindJob(
-    order=42, epoch=2, settled=40, node="node-1", identity=IDENTITY, job="j17", attempt=1,
-    name="digits", vc="nlp", argv=(commands.AGENT_PYTHON, "-m", "skep_job", "/data/ada/train.py"),
-    ranks=(commands.RankPlan(rank=0, local_rank=0, devices=(0,)),
-           commands.RankPlan(rank=1, local_rank=1, devices=(1,))),
-    world=2, node_rank=0, nodes=1, master_address="10.0.0.1", master_port=20000,
-    env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE, image="pytorch/pytorch:2.9.0",
-)  # fmt: skip
+    order=42,
+    epoch=2,
+    settled=40,
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    name="digits",
+    vc="nlp",
+    argv=(commands.AGENT_PYTHON, "-m", "skep_job", "/data/ada/train.py"),
+    ranks=(
+        commands.RankPlan(rank=0, local_rank=0, devices=(0,)),
+        commands.RankPlan(rank=1, local_rank=1, devices=(1,)),
+    ),
+    world=2,
+    node_rank=0,
+    nodes=1,
+    master_address="10.0.0.1",
+    master_port=20000,
+    env={"LR": "0.1"},
+    workdir="/data/ada",
+    trace=TRACE,
+    image="pytorch/pytorch:2.9.0",
+)
 MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
 MORE = facts.Member(node="node-1", identity=IDENTITY, first_rank=2, devices=((2,),), levels=(1,))
-OWNED = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0, 1), (2, 3)),
-                     levels=(3, 3))  # fmt: skip
+OWNED = facts.Member(
+    node="node-1", identity=IDENTITY, first_rank=0, devices=((0, 1), (2, 3)), levels=(3, 3)
+)
 CELLS = Cluster(
     chains={
         "cpux4": Chain(
@@ -114,14 +149,23 @@ CHANGE = commands.ChangeJob(
 
 COMMANDS: tuple[msgspec.Struct, ...] = (
     BIND,
-    commands.StopJob(order=43, epoch=2, settled=41, node="node-1", identity=IDENTITY, job="j17",
-                     attempt=1, grace_s=10.0),
+    commands.StopJob(
+        order=43,
+        epoch=2,
+        settled=41,
+        node="node-1",
+        identity=IDENTITY,
+        job="j17",
+        attempt=1,
+        grace_s=10.0,
+    ),
     CHANGE,
-    commands.RefuseNode(epoch=2, node="node-1", identity="other",
-                        text="another agent named node-1 is alive"),
+    commands.RefuseNode(
+        epoch=2, node="node-1", identity="other", text="another agent named node-1 is alive"
+    ),
     commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
     commands.ClearNode(order=43, epoch=2, node="node-1", identity=IDENTITY),
-)  # fmt: skip
+)
 KNOWN = node.MemberKnown(
     node="node-1",
     identity=IDENTITY,
@@ -204,45 +248,72 @@ AFTER = (
     trials.After(job="j12", rate_milli=2_160, samples=16),
 )
 TRIALS: tuple[msgspec.Struct, ...] = (
-    trials.Trials(at=AT, open=(
-        trials.OpenTrial(trial=3, kind=trials.Kind.PACK, since=AT, until=LATER, needed_milli=1000,
-                         jobs=BEFORE),
-    )),
-)  # fmt: skip
+    trials.Trials(
+        at=AT,
+        open=(
+            trials.OpenTrial(
+                trial=3,
+                kind=trials.Kind.PACK,
+                since=AT,
+                until=LATER,
+                needed_milli=1000,
+                jobs=BEFORE,
+            ),
+        ),
+    ),
+)
 FINDINGS: tuple[msgspec.Struct, ...] = (
-    findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
-                                                 rate_milli=90_909),)),
+    findings.Rates(
+        at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90, rate_milli=90_909),)
+    ),
     findings.Measured(at=AT, job="j17", attempt=1, step=90, values={"loss": 0.25}),
     findings.RateLearned(at=AT, job="j17", attempt=1, rate_milli=90_909, trace=TRACE),
-    findings.PhaseChanged(at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000,
-                          trace=TRACE),
+    findings.PhaseChanged(
+        at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000, trace=TRACE
+    ),
     findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
-    trials.Judged(at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380,
-                  after=AFTER),
-)  # fmt: skip
+    trials.Judged(
+        at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
+    ),
+)
 ADVICE: tuple[msgspec.Struct, ...] = (
     advice.QueueAdvice(
         at=AT,
         expires_at=LATER,
         jobs=(
-            advice.JobAdvice(job="j19", why=Reason.PREDICTED_SHORTEST,
-                             remaining=Duration(60_000_000_000)),
+            advice.JobAdvice(
+                job="j19", why=Reason.PREDICTED_SHORTEST, remaining=Duration(60_000_000_000)
+            ),
             advice.JobAdvice(job="j18", why=Reason.ARRIVAL),
         ),
     ),
     advice.Outlook(
         at=AT,
-        jobs=(advice.JobPace(job="j17", attempt=1, steps=90, rate_milli=90_909, utilisation=830,
-                             memory=300_000_000, remaining=Duration(60_000_000_000)),),
-        families=(advice.FamilyScale(family="resnet", gpu_type="v100", points=(
-            advice.ScalePoint(gpus=1, nodes=1, step_ns=Duration(11_000_000)),)),),
+        jobs=(
+            advice.JobPace(
+                job="j17",
+                attempt=1,
+                steps=90,
+                rate_milli=90_909,
+                utilisation=830,
+                memory=300_000_000,
+                remaining=Duration(60_000_000_000),
+            ),
+        ),
+        families=(
+            advice.FamilyScale(
+                family="resnet",
+                gpu_type="v100",
+                points=(advice.ScalePoint(gpus=1, nodes=1, step_ns=Duration(11_000_000)),),
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 ADMIN: tuple[msgspec.Struct, ...] = (
     admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),
     admin.DrainNode(node="node-1"),
     admin.QuarantineGpu(node="node-1", device=3),
-)  # fmt: skip
+)
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
 )
@@ -262,32 +333,50 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.CellsSeen(cluster=CELLS),
     facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
     facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),
-    facts.Refused(job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo",
-                  trace=TRACE),
+    facts.Refused(
+        job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo", trace=TRACE
+    ),
     facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
     facts.CancelAsked(job="j17"),
     facts.JobOver(job="j17"),
     changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
-)  # fmt: skip
+)
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
-    facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
-                   fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),),
-                   carried=(bearing.CarriedHold(job="j17", attempt=1, chain="cpux4", levels=(3,)),
-                            bearing.CarriedHold(job="j16", attempt=1, chain="cpux4",
-                                                fate=bearing.Fate.DEMOTED)),
-                   bad_cells=(BAD_CELL,)),
+    facts.CellsSet(
+        cluster=CELLS,
+        asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
+        fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),),
+        carried=(
+            bearing.CarriedHold(job="j17", attempt=1, chain="cpux4", levels=(3,)),
+            bearing.CarriedHold(job="j16", attempt=1, chain="cpux4", fate=bearing.Fate.DEMOTED),
+        ),
+        bad_cells=(BAD_CELL,),
+    ),
     bearing.BadCellBound(cell=BAD_CELL),
     bearing.BadCellReturned(cell=BAD_CELL),
     bearing.SetLed(job="j17", attempt=1, before="j16", attempt_before=2),
     bearing.RulesRaised(rules=2, bad_cells=(BAD_CELL,)),
     facts.ClusterRefused(problems=(PROBLEM,)),
-    facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
-                     text="1 cells of level node are owed and not there", at=LATER,
-                     story=('{"type":"job-ended","job":"j16"}',)),
+    facts.CellsAlarm(
+        rule=Reason.CELLS_UNSAFE,
+        chain="cpux4",
+        where="node",
+        vcs=("nlp",),
+        text="1 cells of level node are owed and not there",
+        at=LATER,
+        story=('{"type":"job-ended","job":"j16"}',),
+    ),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
-    facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
-                        at=AT, why=Reason.BEST_FIT_ONE_NODE),
+    facts.CellsReserved(
+        job="j17",
+        attempt=1,
+        chain="cpux4",
+        members=(OWNED,),
+        victims=("j16",),
+        at=AT,
+        why=Reason.BEST_FIT_ONE_NODE,
+    ),
     facts.ReservationDropped(job="j17", attempt=1, why=Reason.NODE_LOST),
     facts.JobDemoted(job="j17", attempt=1, why=Reason.PREEMPTED, detail="for j19"),
     facts.JobPromoted(job="j17", attempt=1, levels=(3,)),
@@ -296,56 +385,171 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeClean(node="node-1"),
     facts.NodeBack(node="node-1"),
     facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
-    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS,
-                   needs="2 x 2 GPUs (cpu) in cells of nlp"),
-    facts.JobBound(job="j17", attempt=1, order=42, members=(OWNED,), master_port=20000,
-                   why=Reason.BEST_FIT_ONE_NODE, at=AT, trace=TRACE, chain="cpux4"),
+    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS, needs="2 x 2 GPUs (cpu) in cells of nlp"),
+    facts.JobBound(
+        job="j17",
+        attempt=1,
+        order=42,
+        members=(OWNED,),
+        master_port=20000,
+        why=Reason.BEST_FIT_ONE_NODE,
+        at=AT,
+        trace=TRACE,
+        chain="cpux4",
+    ),
     facts.MemberRan(job="j17", attempt=1, node="node-1", at=AT),
     facts.JobRan(job="j17", attempt=1, at=AT, trace=TRACE),
-    facts.JobStopping(job="j17", attempt=1, order=43, why=Reason.TIME_LIMIT, at=LATER,
-                      detail="limit 7200 s", trace=TRACE),
-    facts.MemberGone(job="j17", attempt=1, node="node-1", outcome=node.Outcome.STOPPED,
-                     steps=900, step_ns=11_000_000),
+    facts.JobStopping(
+        job="j17",
+        attempt=1,
+        order=43,
+        why=Reason.TIME_LIMIT,
+        at=LATER,
+        detail="limit 7200 s",
+        trace=TRACE,
+    ),
+    facts.MemberGone(
+        job="j17",
+        attempt=1,
+        node="node-1",
+        outcome=node.Outcome.STOPPED,
+        steps=900,
+        step_ns=11_000_000,
+    ),
     facts.GhostGone(job="j17", attempt=1, node="node-1"),
-    facts.JobRequeued(job="j17", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=LATER,
-                      detail="node-1: rank 1: exit status 3", trace=TRACE),
+    facts.JobRequeued(
+        job="j17",
+        attempt=1,
+        why=Reason.EXITED_NONZERO,
+        counted=True,
+        at=LATER,
+        detail="node-1: rank 1: exit status 3",
+        trace=TRACE,
+    ),
     changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
-    changes.AskOver(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True),
-                    result=changes.Result.UNDONE, why=Reason.NOT_TAKEN, detail="node-1", at=LATER),
-    changes.MemberLearned(job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED,
-                          can=("suspend", "release")),
-    changes.JobChanging(job="j17", attempt=1, order=44, goal=changes.Goal.SUSPEND,
-                        change=commands.Suspend(release=True), nodes=("node-1",),
-                        why=Reason.REQUESTED, at=AT, ask=21, trace=TRACE),
-    changes.MemberAnswered(job="j17", attempt=1, node="node-1", order=44,
-                           manner=node.Manner.BOUNDARY, step=120, moved=104_857_600,
-                           residue=524_288_000, pause_ns=140_000_000),
-    changes.JobChanged(job="j17", attempt=1, goal=changes.Goal.SUSPEND,
-                       result=changes.Result.DONE, why=Reason.REQUESTED, at=LATER, released=True,
-                       step=120, trace=TRACE),
-    moves.SuccessorBound(job="j17", attempt=2, order=45, members=(OWNED,), master_port=20001,
-                         at=AT, chain="cpux4", secret="5d1c", trace=TRACE),  # noqa: S106
-    moves.SuccessorReady(job="j17", attempt=2, node="node-1",
-                         doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),)),
+    changes.AskOver(
+        job="j17",
+        number=21,
+        ask=changes.AskSuspend(job="j17", release=True),
+        result=changes.Result.UNDONE,
+        why=Reason.NOT_TAKEN,
+        detail="node-1",
+        at=LATER,
+    ),
+    changes.MemberLearned(
+        job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED, can=("suspend", "release")
+    ),
+    changes.JobChanging(
+        job="j17",
+        attempt=1,
+        order=44,
+        goal=changes.Goal.SUSPEND,
+        change=commands.Suspend(release=True),
+        nodes=("node-1",),
+        why=Reason.REQUESTED,
+        at=AT,
+        ask=21,
+        trace=TRACE,
+    ),
+    changes.MemberAnswered(
+        job="j17",
+        attempt=1,
+        node="node-1",
+        order=44,
+        manner=node.Manner.BOUNDARY,
+        step=120,
+        moved=104_857_600,
+        residue=524_288_000,
+        pause_ns=140_000_000,
+    ),
+    changes.JobChanged(
+        job="j17",
+        attempt=1,
+        goal=changes.Goal.SUSPEND,
+        result=changes.Result.DONE,
+        why=Reason.REQUESTED,
+        at=LATER,
+        released=True,
+        step=120,
+        trace=TRACE,
+    ),
+    moves.SuccessorBound(
+        job="j17",
+        attempt=2,
+        order=45,
+        members=(OWNED,),
+        master_port=20001,
+        at=AT,
+        chain="cpux4",
+        secret="5d1c",  # noqa: S106 -- of an example
+        trace=TRACE,
+    ),
+    moves.SuccessorReady(
+        job="j17",
+        attempt=2,
+        node="node-1",
+        doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),),
+    ),
     moves.SuccessorLoaded(job="j17", attempt=2, node="node-1", step=120),
     moves.JobMoved(job="j17", attempt=2, source=1, order=47, at=LATER, step=120, trace=TRACE),
-    moves.SuccessorDropped(job="j17", attempt=2, order=47, why=Reason.NOT_TAKEN, at=LATER,
-                           detail="the successor took too long"),
+    moves.SuccessorDropped(
+        job="j17",
+        attempt=2,
+        order=47,
+        why=Reason.NOT_TAKEN,
+        at=LATER,
+        detail="the successor took too long",
+    ),
     changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER, members=(MEMBER,)),
     resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
-    packs.GpusShared(mode=packs.Mode.PACK, job="j17", attempt=1, beside=(("j12", 2),),
-                     node="node-1", devices=(0,), why=Reason.REQUESTED, at=AT, told=0.5,
-                     trace=TRACE),
+    packs.GpusShared(
+        mode=packs.Mode.PACK,
+        job="j17",
+        attempt=1,
+        beside=(("j12", 2),),
+        node="node-1",
+        devices=(0,),
+        why=Reason.REQUESTED,
+        at=AT,
+        told=0.5,
+        trace=TRACE,
+    ),
     resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
-    trials.TrialBegun(trial=3, kind=trials.Kind.PACK, vc="nlp", jobs=BEFORE,
-                      families=("bert", "resnet"), at=AT, until=LATER, needed_milli=1000,
-                      why=Reason.BY_POLICY),
-    trials.TrialOver(trial=3, jobs=("j17", "j12"), verdict=trials.Verdict.KEPT,
-                     why=Reason.TRIAL_GAINS, at=LATER, gain_milli=310, low_milli=240,
-                     high_milli=380, after=AFTER),
-    facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
-                   ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
-)  # fmt: skip
+    trials.TrialBegun(
+        trial=3,
+        kind=trials.Kind.PACK,
+        vc="nlp",
+        jobs=BEFORE,
+        families=("bert", "resnet"),
+        at=AT,
+        until=LATER,
+        needed_milli=1000,
+        why=Reason.BY_POLICY,
+    ),
+    trials.TrialOver(
+        trial=3,
+        jobs=("j17", "j12"),
+        verdict=trials.Verdict.KEPT,
+        why=Reason.TRIAL_GAINS,
+        at=LATER,
+        gain_milli=310,
+        low_milli=240,
+        high_milli=380,
+        after=AFTER,
+    ),
+    facts.JobEnded(
+        job="j17",
+        end=facts.End.FAILED,
+        why=Reason.TIME_LIMIT,
+        attempts=1,
+        at=LATER,
+        ran_at=AT,
+        steps=900,
+        step_ns=11_000_000,
+        detail="limit 7200 s",
+        trace=TRACE,
+    ),
+)
 AGENT_FACTS: tuple[msgspec.Struct, ...] = (
     facts.AgentStarted(incarnation=3, event=7),
     facts.BindTaken(command=BIND),
@@ -378,15 +582,22 @@ _RANK: dict[str, Any] = {"job": "j17", "attempt": 1, "rank": 0}
 JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Hello(**_RANK, pid=4711, world=2, token="5d41402abc4b2a76"),  # noqa: S106
     talk.Can(**_RANK, tier="observed", can=("release", "suspend")),
-    talk.Stats(**_RANK, steps=120, step_ns=150_000_000, monotonic_ns=99_000_000_000,
-               last_step_monotonic_ns=98_900_000_000, memory_bytes=300_000_000),
+    talk.Stats(
+        **_RANK,
+        steps=120,
+        step_ns=150_000_000,
+        monotonic_ns=99_000_000_000,
+        last_step_monotonic_ns=98_900_000_000,
+        memory_bytes=300_000_000,
+    ),
     talk.CountingFailed(**_RANK, error="optimizer hook: KeyError: 1"),
     talk.Suspended(**_RANK, order=41, step=120),
     talk.Past(**_RANK, order=41, step=121),
     talk.Released(**_RANK, order=42, moved=300_000_000, residue=500_000_000),
     talk.Resumed(**_RANK, order=51, step=120, pause_ns=3_000_000_000),
-    talk.Checkpointed(**_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130",
-                      pause_ns=400_000_000),
+    talk.Checkpointed(
+        **_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130", pause_ns=400_000_000
+    ),
     talk.Ready(**_RANK, port=31_000),
     talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),
@@ -395,7 +606,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
     talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
     talk.Bye(**_RANK, steps=200),
-)  # fmt: skip
+)
 
 JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.SuspendRank(**_RANK, order=41, step=120),
@@ -405,16 +616,21 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
     talk.ShareRank(**_RANK, order=73, share=0.5),
     talk.NotHeard(**_RANK, why="SKEP_RANK_SECRET is not the secret of run j17.1.0"),
-    talk.RescaleRank(**_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001,
-                     step=150),
-)  # fmt: skip
+    talk.RescaleRank(
+        **_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001, step=150
+    ),
+)
 
 DRAFTS: tuple[msgspec.Struct, ...] = (
     drafts.Question(job="j17", remaining={"j3": Duration(90 * 10**9)}, others=True),
     drafts.Answer(
         at=AT,
-        outcome=drafts.Outcome(start=drafts.Start.UNKNOWN, why=Reason.WAITS_FOR_CELLS, unknown=2,
-                               needs="1 x 4 GPUs (any type) in cells of nlp"),
+        outcome=drafts.Outcome(
+            start=drafts.Start.UNKNOWN,
+            why=Reason.WAITS_FOR_CELLS,
+            unknown=2,
+            needs="1 x 4 GPUs (any type) in cells of nlp",
+        ),
         options=(
             drafts.Option(
                 why=Reason.WITH_A_PRIORITY,
@@ -425,8 +641,15 @@ DRAFTS: tuple[msgspec.Struct, ...] = (
                     why=Reason.CELLS_RESERVED,
                     at=AT,
                     others=(
-                        drafts.Touched(job="j3", vc="nlp", what=drafts.Touch.STOPS, gpus=4,
-                                       why=Reason.PREEMPTED, rate_milli=12_345, then_milli=0),
+                        drafts.Touched(
+                            job="j3",
+                            vc="nlp",
+                            what=drafts.Touch.STOPS,
+                            gpus=4,
+                            why=Reason.PREEMPTED,
+                            rate_milli=12_345,
+                            then_milli=0,
+                        ),
                     ),
                 ),
             ),
@@ -434,7 +657,7 @@ DRAFTS: tuple[msgspec.Struct, ...] = (
     ),
     drafts.Judge(vc="nlp", spec='{"name": "train", "vc": "nlp", "command": ["true"]}'),
     drafts.Judgement(spec=SPEC),
-)  # fmt: skip
+)
 
 GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "commands": COMMANDS,

@@ -21,8 +21,12 @@ PARAMS = {"lr": 0.01, "layers": 3}
 SEARCH_SPEC = SearchSpec(
     name="find-lr",
     vc="nlp",
-    job=JobSpec(name="find-lr", vc="nlp", script="/data/ada/train.py",
-                args=("--lr", "{lr}", "--layers", "{layers}")),
+    job=JobSpec(
+        name="find-lr",
+        vc="nlp",
+        script="/data/ada/train.py",
+        args=("--lr", "{lr}", "--layers", "{layers}"),
+    ),
     metric="accuracy",
     direction="maximize",
     target=0.95,
@@ -31,7 +35,7 @@ SEARCH_SPEC = SearchSpec(
     method="asha",
     rungs=Rungs(first=100, last=2_700, eta=3, brackets=2),
     parallel=8,
-)  # fmt: skip
+)
 
 SEARCH_REQUESTS: tuple[msgspec.Struct, ...] = (
     facts.BeginSearch(spec=SEARCH_SPEC),
@@ -50,7 +54,9 @@ SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
     EpochBegan(epoch=2, owner="host-0c4e1f0a9b7d", rules=RULES),
     facts.SearchBegan(search=ONE, spec=SEARCH_SPEC, at=AT, key="night"),
     facts.SearchRefused(
-        search="s17", vc="nlp", at=AT,
+        search="s17",
+        vc="nlp",
+        at=AT,
         problems=(Problem(path="$", reason=Reason.TOO_MANY_SEARCHES, text="it has 32"),),
     ),
     facts.SearchTrialAdded(search=ONE, trial=3, params=dict(PARAMS), at=AT, bracket=1),
@@ -61,13 +67,23 @@ SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
     facts.SearchTrialGivenUp(search=ONE, trial=5, score=0.4, at=AT),
     facts.SearchTrialHeard(search=ONE, trial=3, what="suspend", number=23),
     facts.SearchTrialStood(search=ONE, trial=3, stand=facts.Stand.SUSPENDED, at=LATER),
-    facts.SearchTrialAnswered(search=ONE, trial=3, what="suspend", number=23, result=Result.DONE,
-                              at=LATER),
+    facts.SearchTrialAnswered(
+        search=ONE, trial=3, what="suspend", number=23, result=Result.DONE, at=LATER
+    ),
     facts.SearchTrialMeasured(search=ONE, trial=3, step=300, value=0.82, at=AT),
-    facts.SearchTrialOver(search=ONE, trial=3, end=facts.TrialEnd.DONE, why=Reason.SUCCEEDED,
-                          at=LATER),
+    facts.SearchTrialOver(
+        search=ONE, trial=3, end=facts.TrialEnd.DONE, why=Reason.SUCCEEDED, at=LATER
+    ),
     facts.SearchEnding(search=ONE, why=Reason.TARGET_REACHED, at=LATER, spared=3),
-    facts.SearchOver(search=ONE, why=Reason.TARGET_REACHED, at=LATER, trials=31,
-                     gpu_ns=7_200_000_000_000, trial=3, value=0.953, step=2_100,
-                     params=dict(PARAMS)),
-)  # fmt: skip
+    facts.SearchOver(
+        search=ONE,
+        why=Reason.TARGET_REACHED,
+        at=LATER,
+        trials=31,
+        gpu_ns=7_200_000_000_000,
+        trial=3,
+        value=0.953,
+        step=2_100,
+        params=dict(PARAMS),
+    ),
+)

@@ -34,8 +34,18 @@ PROCESSES = (1, 2)
 SHAPE = "6x4/nlp=3,vision=2,lab=1"
 NODES = {"nlp": 3, "vision": 2, "lab": 1}
 MODELS = ("resnet50", "vgg16", "lstm", "inception3", "")
-MORE = ("--seed", "7", "--models", "papers", "--noise", "0.1", "--hints", "noisy", "--costs",
-        "start=30,stop=5,suspend=2,resume=3,migrate=20,resize=10,checkpoint_every=1h")  # fmt: skip
+MORE = (
+    "--seed",
+    "7",
+    "--models",
+    "papers",
+    "--noise",
+    "0.1",
+    "--hints",
+    "noisy",
+    "--costs",
+    "start=30,stop=5,suspend=2,resume=3,migrate=20,resize=10,checkpoint_every=1h",
+)
 
 Digests = dict[str, str]
 """What was told or written, by its name."""
@@ -52,25 +62,36 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = play(Path(folder), policies, options.jobs)
-    different = sorted({name for digests in found.values() for name in digests
-                        if len({each.get(name) for each in found.values()}) > 1})  # fmt: skip
+    different = sorted(
+        {
+            name
+            for digests in found.values()
+            for name in digests
+            if len({each.get(name) for each in found.values()}) > 1
+        }
+    )
     first = next(iter(found.values()))
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     told = {
-        "same": not different, "different": different, "policies": policies,
-        "variants": list(found), "sha256": first,
+        "same": not different,
+        "different": different,
+        "policies": policies,
+        "variants": list(found),
+        "sha256": first,
         "wall_s": round(time.monotonic() - began, 1),
         "cpu_s": round(cpu.ru_utime + cpu.ru_stime, 1),
         "load": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
+    }
     if options.json:
         print(json.dumps(told, indent=1))
     else:
         for name, digest in first.items():
             print(f"{digest[:16]}  {'DIFFERENT' if name in different else 'same'}  {name}")
-        print(f"{len(first)} outputs of {len(policies)} policies, {len(found)} times: "
-              f"{'the same bytes' if not different else f'{len(different)} differ'} "
-              f"({told['cpu_s']} s of processors)")  # fmt: skip
+        print(
+            f"{len(first)} outputs of {len(policies)} policies, {len(found)} times: "
+            f"{'the same bytes' if not different else f'{len(different)} differ'} "
+            f"({told['cpu_s']} s of processors)"
+        )
     return 1 if different else 0
 
 
@@ -82,15 +103,26 @@ def drawn(jobs: int) -> Trace:
         vc = rng.choice(list(NODES))
         workers = rng.choice((1, 1, 2, 4))
         elastic = rng.random() < 0.3
-        made.append(TraceJob(
-            id=f"s{number}", at=seconds(at_s), run_time=seconds(rng.randint(30, 900)),
-            gpus=workers, workers=workers, vc=vc, user=f"u{rng.randint(1, 4)}",
-            model=rng.choice(MODELS), mini_batches=rng.randint(100, 900), batch_size=32,
-            priority=rng.choice((0, 0, 0, 5)), opportunistic=rng.random() < 0.2,
-            deadline=seconds(at_s + 2000) if rng.random() < 0.3 else None,
-            workers_min=1 if elastic else 0, workers_max=4 if elastic else 0,
-            demands=(rng.random(), rng.random(), rng.random()),
-        ))  # fmt: skip
+        made.append(
+            TraceJob(
+                id=f"s{number}",
+                at=seconds(at_s),
+                run_time=seconds(rng.randint(30, 900)),
+                gpus=workers,
+                workers=workers,
+                vc=vc,
+                user=f"u{rng.randint(1, 4)}",
+                model=rng.choice(MODELS),
+                mini_batches=rng.randint(100, 900),
+                batch_size=32,
+                priority=rng.choice((0, 0, 0, 5)),
+                opportunistic=rng.random() < 0.2,
+                deadline=seconds(at_s + 2000) if rng.random() < 0.3 else None,
+                workers_min=1 if elastic else 0,
+                workers_max=4 if elastic else 0,
+                demands=(rng.random(), rng.random(), rng.random()),
+            )
+        )
     return Trace(name="drawn", jobs=tuple(made))
 
 
@@ -103,7 +135,7 @@ def play(folder: Path, policies: Sequence[str], jobs: int) -> dict[str, Digests]
     commands = {
         "run": ("run", *here, *MORE, *one, "--audit"),
         "sweep": ("sweep", *here, *MORE[2:], *one, "--seeds", "3-4"),
-    }  # fmt: skip
+    }
     if len(policies) > 1:
         commands["compare"] = ("compare", *here, *MORE, *wanted)
     found: dict[str, Digests] = {}
@@ -112,8 +144,9 @@ def play(folder: Path, policies: Sequence[str], jobs: int) -> dict[str, Digests]
             digests: Digests = {}
             for name, words in commands.items():
                 out = f"{name}-{hash_seed}-{processes}"
-                told = skep(folder, hash_seed, "sim", *words, "--processes", str(processes),
-                            "--out", out)  # fmt: skip
+                told = skep(
+                    folder, hash_seed, "sim", *words, "--processes", str(processes), "--out", out
+                )
                 digests[f"{name} --json"] = hashlib.sha256(told).hexdigest()
                 for file in sorted(Path(folder, out).iterdir()):
                     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -133,8 +166,13 @@ def _label(file: str, command: str, policies: Sequence[str]) -> str:
 def skep(folder: Path, hash_seed: int, *words: str) -> bytes:
     """Run a command of `skep` in a process of its own and return what it prints."""
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
-    done = subprocess.run([sys.executable, "-m", "skep_services", *words], cwd=folder,
-                          env=environment, capture_output=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "skep_services", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
         sys.stderr.write(done.stderr.decode(errors="replace"))
         sys.exit(f"skep {' '.join(words)}: exit code {done.returncode}")

@@ -72,18 +72,24 @@ class Seen:
     def told(self) -> dict[str, Any]:
         """Return it as JSON."""
         first = sorted(mine[0][0] for mine in self.points.values() if mine)
-        return {"target_s": self.target_s, "trial": self.trial, "at_step": self.at_step,
-                "steps": self.steps, "heard_of": len(first),
-                "feedback_s": first[-1] if len(first) == TRIALS else None}  # fmt: skip
+        return {
+            "target_s": self.target_s,
+            "trial": self.trial,
+            "at_step": self.at_step,
+            "steps": self.steps,
+            "heard_of": len(first),
+            "feedback_s": first[-1] if len(first) == TRIALS else None,
+        }
 
 
 def job(options: argparse.Namespace) -> dict[str, Any]:
     """Return what a trial is, but for its parameters."""
     return {
-        "script": str(SCRIPT), "vc": "lab",
+        "script": str(SCRIPT),
+        "vc": "lab",
         "args": ["--steps", str(options.steps), "--step-s", str(options.step_s)],
         "env": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -106,20 +112,35 @@ def sliced(options: argparse.Namespace, seed: int) -> Seen:
     """Run the search as one object."""
     with cluster(options, "gandiva") as made:
         spec = {
-            "name": f"digits-{seed}", "vc": "lab", "metric": "accuracy", "direction": "maximize",
-            "job": job(options), "space": SPACE, "budget": {"trials": TRIALS}, "target": TARGET,
-            "sampler": "client", "parallel": options.slots, "exclusive": options.exclusive,
-            "live": TRIALS, "turn": options.turn, "steps": options.steps,
-        }  # fmt: skip
+            "name": f"digits-{seed}",
+            "vc": "lab",
+            "metric": "accuracy",
+            "direction": "maximize",
+            "job": job(options),
+            "space": SPACE,
+            "budget": {"trials": TRIALS},
+            "target": TARGET,
+            "sampler": "client",
+            "parallel": options.slots,
+            "exclusive": options.exclusive,
+            "live": TRIALS,
+            "turn": options.turn,
+            "steps": options.steps,
+        }
         seen, client = Seen(), SearchClient(str(made.home))
 
         def watch(shown: Any) -> None:
             for row in shown["rows"]:
                 seen.new(row["trial"], row["points"])
             if options.verbose:
-                print(f"{seen.now:.1f}", shown["state"], shown["stands"],
-                      sum(row["demoted"] for row in shown["rows"]), shown["best"] and
-                      shown["best"]["value"], file=sys.stderr)  # fmt: skip
+                print(
+                    f"{seen.now:.1f}",
+                    shown["state"],
+                    shown["stands"],
+                    sum(row["demoted"] for row in shown["rows"]),
+                    shown["best"] and shown["best"]["value"],
+                    file=sys.stderr,
+                )
             late = seen.target_s is not None or seen.now > WITHIN_S
             if late and shown["state"] != "over":
                 client.cancel(shown["search"])
@@ -158,8 +179,12 @@ def queued(options: argparse.Namespace, seed: int) -> Seen:
                     study.tell(trial, max(value for _, _, value in seen.points[number]))
                     del left[name]
             if options.verbose:
-                print(f"{seen.now:.1f}", len(left), {k: v[-1] for k, v in seen.points.items() if v},
-                      file=sys.stderr)  # fmt: skip
+                print(
+                    f"{seen.now:.1f}",
+                    len(left),
+                    {k: v[-1] for k, v in seen.points.items() if v},
+                    file=sys.stderr,
+                )
             time.sleep(LOOK_EVERY_S)
         return seen
 
@@ -188,13 +213,27 @@ def main() -> int:
             (options.out / "search.svg").write_text(picture(curves, TARGET))
     both = [row for row in rows if row["times_sooner"] is not None]
     found = [row["times_sooner"] for row in both]
-    mean = {name: statistics.mean(row[name]["target_s"] for row in both) if both else 0.0
-            for name in ("sliced", "queued")}  # fmt: skip
-    print(json.dumps({
-        "about": {**vars(options), "out": str(options.out), "target": TARGET, "trials": TRIALS},
-        "seeds": rows, "mean_s": mean, "times_sooner_median": statistics.median(found or [0]),
-        "times_sooner_of_means": mean["queued"] / mean["sliced"] if both else None,
-    }, indent=2))  # fmt: skip
+    mean = {
+        name: statistics.mean(row[name]["target_s"] for row in both) if both else 0.0
+        for name in ("sliced", "queued")
+    }
+    print(
+        json.dumps(
+            {
+                "about": {
+                    **vars(options),
+                    "out": str(options.out),
+                    "target": TARGET,
+                    "trials": TRIALS,
+                },
+                "seeds": rows,
+                "mean_s": mean,
+                "times_sooner_median": statistics.median(found or [0]),
+                "times_sooner_of_means": mean["queued"] / mean["sliced"] if both else None,
+            },
+            indent=2,
+        )
+    )
     return 0
 
 

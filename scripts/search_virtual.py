@@ -152,10 +152,18 @@ def sliced(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
     world.driver = Driver(SearchesMachine, thorough=False)
     world.driver.restart(0)
     steps = drawn[0].curve[-1][0]
-    name = world.begin(sampler="client", space=SPACE, budget={"trials": len(drawn)}, steps=steps,
-                       parallel=options.slots, exclusive=options.exclusive, live=len(drawn),
-                       turn=options.turn, target=TARGET,
-                       job={"script": "digits.py"})  # fmt: skip
+    name = world.begin(
+        sampler="client",
+        space=SPACE,
+        budget={"trials": len(drawn)},
+        steps=steps,
+        parallel=options.slots,
+        exclusive=options.exclusive,
+        live=len(drawn),
+        turn=options.turn,
+        target=TARGET,
+        job={"script": "digits.py"},
+    )
     study = study_of(seed, options.pruner)
     trials: dict[int, optuna.Trial] = {}
     for _ in drawn:
@@ -209,8 +217,10 @@ def main() -> int:
         began = time.process_time()
         drawn = configs(seed, options)
         ways = {"sliced": sliced, "queued": queued}
-        row: dict[str, Any] = {"seed": seed, "reach_it": sum(
-            max(value for _, value in each.curve) >= TARGET for each in drawn)}  # fmt: skip
+        row: dict[str, Any] = {
+            "seed": seed,
+            "reach_it": sum(max(value for _, value in each.curve) >= TARGET for each in drawn),
+        }
         row |= {name: way(drawn, seed, options, costs)._asdict() for name, way in ways.items()}
         times = [row[name]["target_s"] for name in ("queued", "sliced")]
         row["times_sooner"] = None if None in times else round(times[0] / times[1], 2)
@@ -224,15 +234,37 @@ def main() -> int:
         "target": TARGET,
         "trials": TRIALS,
     }
-    mean = {name: round(statistics.mean(row[name]["target_s"] for row in rows
-                                        if row["times_sooner"] is not None), 1)
-            for name in ("sliced", "queued")} if found else {}  # fmt: skip
-    print(json.dumps({"about": about, "seeds": rows, "mean_s": mean,
-                      "never": {name: sum(row[name]["target_s"] is None for row in rows)
-                                for name in ("sliced", "queued")},
-                      "times_sooner_median": statistics.median(found) if found else None,
-                      "times_sooner_of_means": round(mean["queued"] / mean["sliced"], 2)
-                      if found else None}, indent=2))  # fmt: skip
+    mean = (
+        {
+            name: round(
+                statistics.mean(
+                    row[name]["target_s"] for row in rows if row["times_sooner"] is not None
+                ),
+                1,
+            )
+            for name in ("sliced", "queued")
+        }
+        if found
+        else {}
+    )
+    print(
+        json.dumps(
+            {
+                "about": about,
+                "seeds": rows,
+                "mean_s": mean,
+                "never": {
+                    name: sum(row[name]["target_s"] is None for row in rows)
+                    for name in ("sliced", "queued")
+                },
+                "times_sooner_median": statistics.median(found) if found else None,
+                "times_sooner_of_means": round(mean["queued"] / mean["sliced"], 2)
+                if found
+                else None,
+            },
+            indent=2,
+        )
+    )
     return 0
 
 

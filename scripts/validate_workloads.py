@@ -56,8 +56,11 @@ def main() -> int:
     parser.add_argument("--data", default=os.environ.get("SKEP_SHARED_DATA", ""))
     given = parser.parse_args()
     if not given.data or not Path(given.data).is_dir():
-        print(f"error: no folder {given.data!r}: name the one with the public data by --data or by "
-              "SKEP_SHARED_DATA", file=sys.stderr)  # fmt: skip
+        print(
+            f"error: no folder {given.data!r}: name the one with the public data by --data or by "
+            "SKEP_SHARED_DATA",
+            file=sys.stderr,
+        )
         return 2
     read = workload_tables.read(Path(given.data))
     print(json.dumps({"absent": read.absent, **validate(read.tables)}, indent=2))
@@ -94,8 +97,9 @@ def summed(errors: Iterator[Error]) -> dict[str, Any]:
     named = {"all": every, **dict(sorted(by_model.items()))}
     return {
         model: Summary(round(sum(all_) / len(all_), 1), round(max(all_), 1), len(all_))._asdict()
-        for model, all_ in named.items() if all_
-    }  # fmt: skip
+        for model, all_ in named.items()
+        if all_
+    }
 
 
 def pollux_splits(table: Pollux) -> Iterator[Error]:
@@ -135,9 +139,10 @@ def gavel_batch(table: Gavel) -> Iterator[Error]:
     """Leave out each batch size: how the model scales is said from the nearest other one's."""
     for (kind, near, (model, batch)), points in table.alone.items():
         others = {
-            size: row for (k, n, (m, size)), row in table.alone.items()
+            size: row
+            for (k, n, (m, size)), row in table.alone.items()
             if (k, n, m) == (kind, near, model) and size != batch and len(row) > 1
-        }  # fmt: skip
+        }
         if len(points) < 2 or not others:
             continue
         closest = others[min(others, key=lambda size: (max(size, batch) / min(size, batch), size))]

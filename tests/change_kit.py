@@ -15,15 +15,7 @@ from skep.machines.agent import (
 from skep.machines.agent.drives import ORDERS_PER_SERIAL
 from skep.machines.base import Call, Effect
 from skep.wire import talk
-from skep.wire.commands import (
-    BindJob,
-    Change,
-    ChangeJob,
-    Hold,
-    Move,
-    Suspend,
-    Target,
-)
+from skep.wire.commands import BindJob, Change, ChangeJob, Hold, Move, Suspend, Target
 from skep.wire.node import MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -49,9 +41,13 @@ def said(kind: type[Any], rank: int = 0, **fields: Any) -> RankSaid:
     return RankSaid(kind(**WHO, rank=rank, **fields))
 
 
-def running(command: BindJob = GANG, can: tuple[str, ...] | None = EVERYTHING,
-            steps: int = 0, budget: int = 0, node: NodeJoined | None = None,
-            ) -> Driver[AgentMachine]:  # fmt: skip
+def running(
+    command: BindJob = GANG,
+    can: tuple[str, ...] | None = EVERYTHING,
+    steps: int = 0,
+    budget: int = 0,
+    node: NodeJoined | None = None,
+) -> Driver[AgentMachine]:
     """Return an agent whose part runs, and whose ranks have said what they can."""
 
     def make() -> AgentMachine:
@@ -69,29 +65,43 @@ def running(command: BindJob = GANG, can: tuple[str, ...] | None = EVERYTHING,
         decide(said(talk.Hello, plan.rank, pid=10, token=f"j1.1.{plan.rank}"))
         decide(said(talk.Can, plan.rank, tier="cooperative", can=can))
         if steps:
-            decide(RankStats("j1", 1, RankProgress(rank=plan.rank, steps=steps, step_ns=10**9,
-                                                   last_step_at=at(1))))  # fmt: skip
+            decide(
+                RankStats(
+                    "j1",
+                    1,
+                    RankProgress(rank=plan.rank, steps=steps, step_ns=10**9, last_step_at=at(1)),
+                )
+            )
     decide.now = at(1)
     return decide
 
 
 def told(effects: list[Effect]) -> list[talk.Told]:
     """Return what ranks are told."""
-    return [one.command.message for one in effects
-            if isinstance(one, Call) and isinstance(one.command, TellRank)]  # fmt: skip
+    return [
+        one.command.message
+        for one in effects
+        if isinstance(one, Call) and isinstance(one.command, TellRank)
+    ]
 
 
 def calls(effects: list[Effect]) -> list[Any]:
     """Return every call but those that tell ranks and the cluster."""
-    return [one.command for one in effects if isinstance(one, Call)
-            and not isinstance(one.command, TellRank | PublishEvent)]  # fmt: skip
+    return [
+        one.command
+        for one in effects
+        if isinstance(one, Call) and not isinstance(one.command, TellRank | PublishEvent)
+    ]
 
 
 def answer(effects: list[Effect]) -> MemberChanged:
     """Return the one answer that is recorded and told."""
     (fact,) = [one for one in facts_of(effects) if isinstance(one, PartChanged)]
-    tell = next(one.command for one in others(effects)
-                if isinstance(one, Call) and isinstance(one.command, PublishEvent))  # fmt: skip
+    tell = next(
+        one.command
+        for one in others(effects)
+        if isinstance(one, Call) and isinstance(one.command, PublishEvent)
+    )
     assert (tell.event, tell.message) == (fact.event, fact.changed)
     assert tell.subject == "skep.v1.node.node-1.changed"
     return fact.changed
@@ -135,5 +145,9 @@ def suspended(decide: Driver[AgentMachine], number: int = 2, **fields: Any) -> M
     return answer(both(decide, RunFrozen))
 
 
-MOVE = Move(targets=(Target(rank=0, host="h", port=1, token="s"),
-                     Target(rank=1, host="h", port=2, token="s")))  # fmt: skip
+MOVE = Move(
+    targets=(
+        Target(rank=0, host="h", port=1, token="s"),
+        Target(rank=1, host="h", port=2, token="s"),
+    )
+)

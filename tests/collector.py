@@ -65,11 +65,18 @@ class Collector:
             about = _values(resource.resource.attributes)
             for scope in resource.scope_spans:
                 self.spans += [
-                    Span(about["service.name"], span.name, span.trace_id.hex(), span.span_id.hex(),
-                         span.parent_span_id.hex(), span.start_time_unix_nano,
-                         span.end_time_unix_nano, _values(span.attributes))
+                    Span(
+                        about["service.name"],
+                        span.name,
+                        span.trace_id.hex(),
+                        span.span_id.hex(),
+                        span.parent_span_id.hex(),
+                        span.start_time_unix_nano,
+                        span.end_time_unix_nano,
+                        _values(span.attributes),
+                    )
                     for span in scope.spans
-                ]  # fmt: skip
+                ]
 
 
 def _values(attributes: Any) -> dict[str, Any]:

@@ -26,8 +26,9 @@ def agrees(cluster: Cluster) -> None:
     """Assert that the fold shows what the allocator knows."""
     machine, fold = cluster.allocator.machine, cluster.fold
     # A job with a reservation still waits.
-    states = {name: job.state.value.replace("reserved", "queued")
-              for name, job in machine.jobs.items()}  # fmt: skip
+    states = {
+        name: job.state.value.replace("reserved", "queued") for name, job in machine.jobs.items()
+    }
     assert {name: job.row.state.value for name, job in fold.active.items()} == states
     for name, node in machine.nodes.items():
         held: dict[int, set[tuple[str, int]]] = {}
@@ -35,8 +36,10 @@ def agrees(cluster: Cluster) -> None:
             for device in holding.devices:
                 held.setdefault(device, set()).add(attempt)
         there = fold.nodes[name]
-        shown = {index: {(one.job, one.attempt) for one in there.on(index)}
-                 for index in (*there.taken, *there.guests)}  # fmt: skip
+        shown = {
+            index: {(one.job, one.attempt) for one in there.on(index)}
+            for index in (*there.taken, *there.guests)
+        }
         assert shown == held
         assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
         assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
@@ -55,7 +58,10 @@ def agree_on_cells(told: Cells, fold: Fold) -> None:
     assert fold.holdings.mirror.misfits == 0
     anew = fold.holdings._made()
     assert (by_gpu(anew), sorted(anew.ill()), anew.astray) == (
-        by_gpu(made), sorted(made.ill()), made.astray)  # fmt: skip
+        by_gpu(made),
+        sorted(made.ill()),
+        made.astray,
+    )
     shown = [cells_view(each, "") for each in (made, frozen(made))]
     assert shown[0] == shown[1]
     assert fold.clusters.resolved == told.cluster
@@ -71,18 +77,37 @@ def agree_on_cells(told: Cells, fold: Fold) -> None:
 
 def held(cells: Cells) -> dict[str, Any]:
     """Return who holds what, by which right."""
-    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
-                   hold.pin, hold.lazy, hold.partners)
-            for name, hold in cells.holds.items()}  # fmt: skip
+    return {
+        name: (
+            hold.vc,
+            hold.asked,
+            hold.priority,
+            hold.chain,
+            hold.spots,
+            hold.claims,
+            hold.pin,
+            hold.lazy,
+            hold.partners,
+        )
+        for name, hold in cells.holds.items()
+    }
 
 
 def by_gpu(cells: Cells) -> dict[str, Any]:
     """Return who holds what, by which right: of a set not who leads it, nor whose workers did."""
-    return {"+".join(sorted(hold.partners)) or name:
-            (hold.vc, hold.asked, hold.priority, hold.chain, hold.claims, hold.lazy,
-             sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
-             {job: sorted(each.leaves) for job, each in hold.partners.items()})
-            for name, hold in cells.holds.items()}  # fmt: skip
+    return {
+        "+".join(sorted(hold.partners)) or name: (
+            hold.vc,
+            hold.asked,
+            hold.priority,
+            hold.chain,
+            hold.claims,
+            hold.lazy,
+            sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
+            {job: sorted(each.leaves) for job, each in hold.partners.items()},
+        )
+        for name, hold in cells.holds.items()
+    }
 
 
 STEPS = st.lists(
@@ -129,8 +154,13 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
         node = f"node-{1 + which % 2}"
         match verb:
             case "submit":
-                wanted = spec(workers=size, opportunistic=which == 0, priority=which, retries=1,
-                              demotable=which % 2 == 1)  # fmt: skip
+                wanted = spec(
+                    workers=size,
+                    opportunistic=which == 0,
+                    priority=which,
+                    retries=1,
+                    demotable=which % 2 == 1,
+                )
                 cluster.submit(wanted, second)
             case "borrow":
                 cluster.submit(spec(vc="vision", workers=size, over_quota="opportunistic"), second)
@@ -170,9 +200,19 @@ def answer_all(cluster: Cluster, second: float) -> None:
         for node in list(change.answers) if change is not None else ():
             identity = cluster.allocator.machine.nodes[node].joined.identity
             assert change is not None
-            cluster.heard(MemberChanged(node=node, identity=identity, job=job.job,
-                                        attempt=job.attempt, order=change.order, at=at(second),
-                                        manner=Manner.BOUNDARY, released=True), second)  # fmt: skip
+            cluster.heard(
+                MemberChanged(
+                    node=node,
+                    identity=identity,
+                    job=job.job,
+                    attempt=job.attempt,
+                    order=change.order,
+                    at=at(second),
+                    manner=Manner.BOUNDARY,
+                    released=True,
+                ),
+                second,
+            )
 
 
 def of_jobs(cluster: Cluster, verb: str, job: str, second: float, which: int, size: int) -> None:
@@ -196,9 +236,15 @@ def of_jobs(cluster: Cluster, verb: str, job: str, second: float, which: int, si
             can = ("suspend", "release") if size > 1 else ()
             for each in machine.jobs[job].live:
                 identity = machine.nodes[each].joined.identity
-                known = MemberKnown(node=each, identity=identity, job=job, at=at(second),
-                                    attempt=machine.jobs[job].attempt, tier=Tier.OBSERVED,
-                                    can=can)  # fmt: skip
+                known = MemberKnown(
+                    node=each,
+                    identity=identity,
+                    job=job,
+                    at=at(second),
+                    attempt=machine.jobs[job].attempt,
+                    tier=Tier.OBSERVED,
+                    can=can,
+                )
                 cluster.heard(known, second)
             cluster.heard(ask(int(second * 10), AskUnpack(job=job)), second)
         case _:

@@ -22,15 +22,7 @@ from skep.wire.bearing import RULES, BadCellBound, BadCellReturned, CarriedHold
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
-from skep.wire.facts import (
-    Admitted,
-    CancelAsked,
-    CellsSet,
-    EpochBegan,
-    JobFate,
-    Member,
-    NodeAdded,
-)
+from skep.wire.facts import Admitted, CancelAsked, CellsSet, EpochBegan, JobFate, Member, NodeAdded
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
@@ -104,8 +96,15 @@ def joined(node: str = "node-1", gpus: int | Mapping[str, int] = 4, **fields: An
     """Return a node's join: so many GPUs of type `cpu`, or so many of each type."""
     kinds = {"cpu": gpus} if isinstance(gpus, int) else gpus
     types = [kind for kind, count in kinds.items() for _ in range(count)]
-    given = {"identity": f"id-{node}", "incarnation": 1, "address": f"10.0.0.{node[-1]}",
-             "ports": (20000, 20099), "cpus": 64, "memory": 64 * GIB, **fields}  # fmt: skip
+    given = {
+        "identity": f"id-{node}",
+        "incarnation": 1,
+        "address": f"10.0.0.{node[-1]}",
+        "ports": (20000, 20099),
+        "cpus": 64,
+        "memory": 64 * GIB,
+        **fields,
+    }
     devices = tuple(Gpu(index=index, type=kind) for index, kind in enumerate(types))
     return NodeJoined(node=node, gpus=devices, **given)
 
@@ -133,14 +132,16 @@ def exited(
     return MemberExited(node=node, job=job, attempt=attempt, outcome=outcome, **given)
 
 
-def member(node: str, *devices: tuple[int, ...], first_rank: int = 0,
-           levels: tuple[int, ...] = ()) -> Member:  # fmt: skip
+def member(
+    node: str, *devices: tuple[int, ...], first_rank: int = 0, levels: tuple[int, ...] = ()
+) -> Member:
     """Return one node's part of a gang, by the devices of each rank.
 
     `levels` are those of the VC's cells that cover the ranks; without, they run opportunistically.
     """
-    return Member(node=node, identity=f"id-{node}", first_rank=first_rank, devices=devices,
-                  levels=levels)  # fmt: skip
+    return Member(
+        node=node, identity=f"id-{node}", first_rank=first_rank, devices=devices, levels=levels
+    )
 
 
 def vcs(**gpus: int) -> dict[str, VirtualCluster]:
@@ -148,8 +149,12 @@ def vcs(**gpus: int) -> dict[str, VirtualCluster]:
     return {name: VirtualCluster(gpus=count) for name, count in gpus.items()}
 
 
-def cells_set(*inventory: NodeJoined, fates: tuple[JobFate, ...] = (),
-              carried: tuple[CarriedHold, ...] = (), **gpus: int) -> CellsSet:  # fmt: skip
+def cells_set(
+    *inventory: NodeJoined,
+    fates: tuple[JobFate, ...] = (),
+    carried: tuple[CarriedHold, ...] = (),
+    **gpus: int,
+) -> CellsSet:
     """Return the fact of the cells that nodes which joined in this order make up for tenants."""
     asked = Cluster(vcs=vcs(**(gpus or {"nlp": 1000})))
     return CellsSet(cluster=resolve(asked, inventory), asked=asked, fates=fates, carried=carried)
@@ -191,8 +196,14 @@ def plans(*devices: tuple[int, ...], first_rank: int = 0) -> tuple[RankPlan, ...
 def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> StopJob:
     """Return a command to end an attempt on node-1, changed."""
     node = fields.get("node", "node-1")
-    given = {"epoch": 1, "settled": order - 1, "node": node, "identity": f"id-{node}",
-             "grace_s": 10.0, **fields}  # fmt: skip
+    given = {
+        "epoch": 1,
+        "settled": order - 1,
+        "node": node,
+        "identity": f"id-{node}",
+        "grace_s": 10.0,
+        **fields,
+    }
     return StopJob(job=job, attempt=attempt, order=order, **given)
 
 
@@ -269,17 +280,24 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, Cells):
         return isinstance(other, Cells) and _alike(one._summary(), other._summary())
     if isinstance(one, dict):
-        return (isinstance(other, dict) and len(one) == len(other)
-                and all(key == name and _alike(inner, its)
-                        for (key, inner), (name, its)
-                        in zip(one.items(), other.items(), strict=True)))  # fmt: skip
+        return (
+            isinstance(other, dict)
+            and len(one) == len(other)
+            and all(
+                key == name and _alike(inner, its)
+                for (key, inner), (name, its) in zip(one.items(), other.items(), strict=True)
+            )
+        )
     if isinstance(one, msgspec.Struct):
         return type(one) is type(other) and all(
             _alike(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__
         )
     if isinstance(one, list | tuple):
-        return (isinstance(other, list | tuple) and len(one) == len(other)
-                and all(map(_alike, one, other)))  # fmt: skip
+        return (
+            isinstance(other, list | tuple)
+            and len(one) == len(other)
+            and all(map(_alike, one, other))
+        )
     if hasattr(one, "__dict__") and not isinstance(one, str | type):
         return hasattr(other, "__dict__") and _alike_but(HIDDEN, vars(one), vars(other))
     return bool(one == other)
@@ -386,9 +404,13 @@ def facts_of(effects: list[Effect]) -> list[Any]:
 
 def plain(effects: list[Effect]) -> list[Effect]:
     """Return effects without the facts of who bears bad hardware."""
-    return [effect for effect in effects
-            if not (isinstance(effect, Record)
-                    and isinstance(effect.fact, BadCellBound | BadCellReturned))]  # fmt: skip
+    return [
+        effect
+        for effect in effects
+        if not (
+            isinstance(effect, Record) and isinstance(effect.fact, BadCellBound | BadCellReturned)
+        )
+    ]
 
 
 def others(effects: list[Effect]) -> list[Effect]:

@@ -79,13 +79,21 @@ class LiveNode:
         self.journal = AgentJournal(self.state / "journal", self.machine)
         self.bus = MemoryBus(self.broker, "node-node-1", self.fatal.append)
         self.runtime = process_runtime(self.state)
-        self.calls = AgentCalls(self.bus, self.runtime, self.devices, self.state, self.inherited,
-                                self.fatal.append)  # fmt: skip
-        self.shell = Shell(self.machine, bus=self.bus, clock=SystemClock(), observer=Quiet(),
-                           owner="test", failures=Undecided(self.state / "undecided"),
-                           foreign=ForeignSeen(Quiet().report),
-                           facts=self.journal, calls=self.calls,
-                           listen=(subjects.command("node-1"),))  # fmt: skip
+        self.calls = AgentCalls(
+            self.bus, self.runtime, self.devices, self.state, self.inherited, self.fatal.append
+        )
+        self.shell = Shell(
+            self.machine,
+            bus=self.bus,
+            clock=SystemClock(),
+            observer=Quiet(),
+            owner="test",
+            failures=Undecided(self.state / "undecided"),
+            foreign=ForeignSeen(Quiet().report),
+            facts=self.journal,
+            calls=self.calls,
+            listen=(subjects.command("node-1"),),
+        )
         self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear, self.calls.access)
         self.calls.tell = self.jobs.tell
         await self.calls.open(self.shell.put)
@@ -124,18 +132,34 @@ class LiveNode:
         self.order += 1
         argv = (AGENT_PYTHON, "-m", "skep_job", str(JOBS / script))
         devices = [(first + rank,) for rank in range(ranks)]
-        given = {"argv": argv, "ranks": plans(*devices), "world": ranks,
-                 "master_address": "127.0.0.1", "master_port": free_port(), "distributed": True,
-                 "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
-                 **fields}  # fmt: skip
+        given = {
+            "argv": argv,
+            "ranks": plans(*devices),
+            "world": ranks,
+            "master_address": "127.0.0.1",
+            "master_port": free_port(),
+            "distributed": True,
+            "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
+            **fields,
+        }
         return bind("j1", order=self.order, **given)
 
     async def change(self, change: Change, attempt: int = 1, deadline_ms: int = 60_000) -> int:
         """Ask for a change; return its order."""
         self.order += 1
-        await self.send(ChangeJob(order=self.order, epoch=1, settled=0, node="node-1",
-                                  identity="id-node-1", job="j1", attempt=attempt, change=change,
-                                  deadline_ms=deadline_ms))  # fmt: skip
+        await self.send(
+            ChangeJob(
+                order=self.order,
+                epoch=1,
+                settled=0,
+                node="node-1",
+                identity="id-node-1",
+                job="j1",
+                attempt=attempt,
+                change=change,
+                deadline_ms=deadline_ms,
+            )
+        )
         return self.order
 
     async def changed(self, change: Change, **more: Any) -> MemberChanged:

@@ -9,18 +9,76 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 INTEGERS = (
-    -(2**80), -(2**63), -(2**31), -1, 0, 1, 2, 7, 999, 1023, 1024, 65_535, 65_536, 10**6, 10**9,
-    2**31 - 1, 2**31, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30,
-)  # fmt: skip
+    -(2**80),
+    -(2**63),
+    -(2**31),
+    -1,
+    0,
+    1,
+    2,
+    7,
+    999,
+    1023,
+    1024,
+    65_535,
+    65_536,
+    10**6,
+    10**9,
+    2**31 - 1,
+    2**31,
+    2**53,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**30,
+)
 FLOATS = (-1.0, -0.0, 0.5, 1e-300, 1e300, 1.7976931348623157e308)
 TEXTS = (
-    "", " ", "\0", "x", "x" * 300, "x" * 70_000, "n1.>", "*", "../..", "j1", "j2", "j0", "j01",
-    "j9223372036854775808", "j99999999999999999999", "s1", "nlp", "vision", "node-1", "node-2",
-    "\u202e", "\U0001f4a9" * 20, "line\nline", "1e5", "-1", "true", "cpu", "🐍",
-)  # fmt: skip
+    "",
+    " ",
+    "\0",
+    "x",
+    "x" * 300,
+    "x" * 70_000,
+    "n1.>",
+    "*",
+    "../..",
+    "j1",
+    "j2",
+    "j0",
+    "j01",
+    "j9223372036854775808",
+    "j99999999999999999999",
+    "s1",
+    "nlp",
+    "vision",
+    "node-1",
+    "node-2",
+    "\u202e",
+    "\U0001f4a9" * 20,
+    "line\nline",
+    "1e5",
+    "-1",
+    "true",
+    "cpu",
+    "🐍",
+)
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, {"type": "x"})
-TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b'"\\ud800"', b"[" * 5000, b"{",
-          b"-", b"0x10", b"01")  # fmt: skip
+TOKENS = (
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 5000,
+    b'"\\ud800"',
+    b"[" * 5000,
+    b"{",
+    b"-",
+    b"0x10",
+    b"01",
+)
 """What stands in the place of a value without being JSON, or only just."""
 DEPTH = 2000
 CHANGES_MAX = 3
@@ -163,9 +221,16 @@ class Mutator:
 
 
 CHANGES: tuple[Callable[[Mutator, Any, Any], None], ...] = (
-    Mutator._replace, Mutator._replace, Mutator._of_its_kind, Mutator._of_its_kind,
-    Mutator._of_its_kind, Mutator._remove, Mutator._repeat, Mutator._add, Mutator._deepen,
-)  # fmt: skip
+    Mutator._replace,
+    Mutator._replace,
+    Mutator._of_its_kind,
+    Mutator._of_its_kind,
+    Mutator._of_its_kind,
+    Mutator._remove,
+    Mutator._repeat,
+    Mutator._add,
+    Mutator._deepen,
+)
 
 
 def places(tree: Any) -> Iterator[Place]:

@@ -111,17 +111,32 @@ def nothing_chosen() -> Patches:
     def refuse(*_given: Any, **_more: Any) -> Any:
         raise AssertionError("something is chosen while a fact is applied")
 
-    return [(bearing, "steps", refuse), (bearing, "leader", refuse), (cellwork, "carry", refuse),
-            (Cells, "place", refuse), (Cells, "cover", refuse), (cellwork, "loss", refuse),
-            (Forest, "deficits", refuse), (Forest, "serves", refuse),
-            (Forest, "clean_cells", refuse), (Forest, "used_cells", refuse),
-            (JobQueue, "head", refuse)]  # fmt: skip
+    return [
+        (bearing, "steps", refuse),
+        (bearing, "leader", refuse),
+        (cellwork, "carry", refuse),
+        (Cells, "place", refuse),
+        (Cells, "cover", refuse),
+        (cellwork, "loss", refuse),
+        (Forest, "deficits", refuse),
+        (Forest, "serves", refuse),
+        (Forest, "clean_cells", refuse),
+        (Forest, "used_cells", refuse),
+        (JobQueue, "head", refuse),
+    ]
 
 
 PERTURBATIONS: Sequence[Callable[[], Patches]] = (
-    carried_backwards, ties_by_size, covered_by_the_largest, another_bearer, another_bad_cell,
-    another_leader, other_clean_cells, dearest_victims, newest_first,
-)  # fmt: skip
+    carried_backwards,
+    ties_by_size,
+    covered_by_the_largest,
+    another_bearer,
+    another_bad_cell,
+    another_leader,
+    other_clean_cells,
+    dearest_victims,
+    newest_first,
+)
 
 
 @contextmanager

@@ -53,9 +53,14 @@ class Rank:
     """One training process: the job's side of the protocol, without the training."""
 
     def __init__(
-        self, token: str, command: BindJob, rank: int, can: tuple[str, ...],
-        part: int = 0, parts: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        token: str,
+        command: BindJob,
+        rank: int,
+        can: tuple[str, ...],
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
         self.token, self.rank, self.can = token, rank, can
         self.part, self.parts = part, parts
         self.job, self.attempt = command.job, command.attempt
@@ -186,9 +191,17 @@ class World:
         """Return the next command, not sent."""
         self.order += 1
         one = self.command
-        return ChangeJob(order=self.order, epoch=1, settled=0, node=one.node, change=change,
-                         identity=one.identity, job=one.job, attempt=one.attempt,
-                         deadline_ms=deadline_ms)  # fmt: skip
+        return ChangeJob(
+            order=self.order,
+            epoch=1,
+            settled=0,
+            node=one.node,
+            change=change,
+            identity=one.identity,
+            job=one.job,
+            attempt=one.attempt,
+            deadline_ms=deadline_ms,
+        )
 
     def run(self, until: Callable[[], bool], command: ChangeJob | None = None) -> None:
         """Let things happen until something holds; a command is repeated meanwhile."""
@@ -282,8 +295,9 @@ class World:
 
     def advance(self, rank: Rank) -> None:
         leaves = rank.boundary()
-        progress = RankProgress(rank=rank.rank, steps=rank.steps, step_ns=STEP_NS,
-                                last_step_at=self.decide.now)  # fmt: skip
+        progress = RankProgress(
+            rank=rank.rank, steps=rank.steps, step_ns=STEP_NS, last_step_at=self.decide.now
+        )
         if self.rng.random() < 0.3:
             self.take(self.decide(RankStats(rank.job, rank.attempt, progress)))
         if leaves:
@@ -312,8 +326,9 @@ class World:
             case StartRank():
                 if not self.of(call.token) and call.token not in self.ended:
                     for part in range(self.parts):
-                        rank = Rank(call.token, call.command, call.plan.rank, self.can, part,
-                                    self.parts)  # fmt: skip
+                        rank = Rank(
+                            call.token, call.command, call.plan.rank, self.can, part, self.parts
+                        )
                         self.ranks[f"{call.token}/{part}" if part else call.token] = rank
                 self.answers.append(RunStarted(call.token, 10, 1, T0))
             case StopRun():
@@ -323,8 +338,11 @@ class World:
             case ForgetRun():
                 self.ended.pop(call.token, None)
             case ListRuns():
-                alive = [RunStarted(rank.token, 10, 1, T0, rank.frozen)
-                         for rank in self.ranks.values() if not rank.part]  # fmt: skip
+                alive = [
+                    RunStarted(rank.token, 10, 1, T0, rank.frozen)
+                    for rank in self.ranks.values()
+                    if not rank.part
+                ]
                 self.answers.append(RunsListed((*alive, *self.ended.values())))
             case FreezeRun():
                 for rank in self.of(call.token):

@@ -44,12 +44,16 @@ def history(seed: int) -> World:
 def log_of(world: World, service: str, *, noted: bool = True) -> Log:
     """Return what a service of a simulated world decided on, and what it recorded."""
     messages = {
-        name: {one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence, one.at)
-               for one in stream.messages}
+        name: {
+            one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence, one.at)
+            for one in stream.messages
+        }
         for name, stream in world.network.streams.items()
-    }  # fmt: skip
-    records = [Record(one.n, one.epoch, one.at, one.facts, one.noted if noted else b"")
-               for one in _records(world, service)]  # fmt: skip
+    }
+    records = [
+        Record(one.n, one.epoch, one.at, one.facts, one.noted if noted else b"")
+        for one in _records(world, service)
+    ]
     return Log(records, messages)
 
 
@@ -62,16 +66,19 @@ def _records(world: World, service: str) -> list[SimRecord]:
 def export(world: World, path: Path) -> None:
     """Write a simulated world's streams as a cluster's."""
     streams = {
-        name: [Delivery(one.subject, one.payload, one.headers, name, one.sequence, one.at)
-               for one in stream.messages]
+        name: [
+            Delivery(one.subject, one.payload, one.headers, name, one.sequence, one.at)
+            for one in stream.messages
+        ]
         for name, stream in world.network.streams.items()
-    }  # fmt: skip
+    }
     for service, (name, facts) in LOGS.items():
         chain = Chain(name, facts)
         for at, one in enumerate(_records(world, service)):
             record, payload = chain.encode(one.facts, one.pos, one.at, one.epoch, one.noted)
             chain.advance(record, payload)
             stored = streams[name][at]
-            streams[name][at] = Delivery(stored.subject, payload, stored.headers, name,
-                                         stored.sequence, stored.at)  # fmt: skip
+            streams[name][at] = Delivery(
+                stored.subject, payload, stored.headers, name, stored.sequence, stored.at
+            )
     exported.write(path, streams)

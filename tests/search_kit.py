@@ -41,11 +41,16 @@ REPLY = "_INBOX.vc-nlp.x"
 def tree(**changes: Any) -> dict[str, Any]:
     """Return a search as its owner writes it: a rate to find, 6 trials, 2 at a time."""
     given = {
-        "name": "find", "vc": "nlp", "metric": "accuracy", "direction": "maximize",
+        "name": "find",
+        "vc": "nlp",
+        "metric": "accuracy",
+        "direction": "maximize",
         "job": {"script": "train.py", "args": ["--lr={lr}"]},
         "space": {"lr": {"log": [0.001, 1.0]}},
-        "budget": {"trials": 6}, "parallel": 2, "turn": "10s",
-    }  # fmt: skip
+        "budget": {"trials": 6},
+        "parallel": 2,
+        "turn": "10s",
+    }
     return {**given, **changes}
 
 
@@ -115,11 +120,20 @@ class World:
 
     def ask(self, vc: str = "nlp", key: str = "", **request: Any) -> SearchVerdict:
         self.number += 1
-        asked = SearchRequest(vc=vc, raw=json.dumps(request).encode(), at=self.now, key=key,
-                              number=self.number, reply=f"_INBOX.vc-{vc}.x")  # fmt: skip
+        asked = SearchRequest(
+            vc=vc,
+            raw=json.dumps(request).encode(),
+            at=self.now,
+            key=key,
+            number=self.number,
+            reply=f"_INBOX.vc-{vc}.x",
+        )
         verdict: SearchVerdict
-        (verdict,) = [effect.message for effect in self.event(asked)
-                      if isinstance(effect, Send) and effect.subject == asked.reply]  # fmt: skip
+        (verdict,) = [
+            effect.message
+            for effect in self.event(asked)
+            if isinstance(effect, Send) and effect.subject == asked.reply
+        ]
         return verdict
 
     def begin(self, key: str = "", **changes: Any) -> str:
@@ -133,8 +147,7 @@ class World:
         kind = send.subject.split(".")[2]
         raw = msgspec.json.encode(send.message)
         if kind == "submit":
-            self._submit(msgspec.json.decode(raw, type=JobSpec),
-                         send.headers[subjects.KEY_HEADER])  # fmt: skip
+            self._submit(msgspec.json.decode(raw, type=JobSpec), send.headers[subjects.KEY_HEADER])
         elif kind == "cancel":
             job = self.jobs[json.loads(raw)["job"]]
             if job.state != "ended":
@@ -155,8 +168,9 @@ class World:
         self.keys[key] = job
         if self.refuse is not None:
             problem = Problem(path="$", reason=self.refuse, text="no")
-            self.admission.append(Refused(job=job, vc=spec.vc, problems=(problem,), key=key,
-                                          submitted_at=self.now))  # fmt: skip
+            self.admission.append(
+                Refused(job=job, vc=spec.vc, problems=(problem,), key=key, submitted_at=self.now)
+            )
             return
         self.jobs[job] = Job(job, spec)
         self.admission.append(Admitted(job=job, spec=spec, submitted_at=self.now, key=key))
@@ -183,14 +197,26 @@ class World:
         else:
             self._answer(job, asked, Result.DONE)
 
-    def _answer(self, job: Job, asked: ChangeAsked, result: Result,
-                why: Reason | None = None) -> None:  # fmt: skip
-        self.alloc.append(AskOver(job=job.job, number=asked.number, ask=asked.ask, result=result,
-                                  why=why, at=self.now))  # fmt: skip
+    def _answer(
+        self, job: Job, asked: ChangeAsked, result: Result, why: Reason | None = None
+    ) -> None:
+        self.alloc.append(
+            AskOver(
+                job=job.job, number=asked.number, ask=asked.ask, result=result, why=why, at=self.now
+            )
+        )
 
     def _changed(self, job: Job, goal: Goal) -> None:
-        self.alloc.append(JobChanged(job=job.job, attempt=1, goal=goal, result=Result.DONE,
-                                     why=Reason.REQUESTED, at=self.now))  # fmt: skip
+        self.alloc.append(
+            JobChanged(
+                job=job.job,
+                attempt=1,
+                goal=goal,
+                result=Result.DONE,
+                why=Reason.REQUESTED,
+                at=self.now,
+            )
+        )
 
     def running(self) -> list[Job]:
         return [job for job in self.jobs.values() if job.state == "running"]
@@ -214,16 +240,26 @@ class World:
     def lose(self, job: Job) -> None:
         """Lose a job's node: it is queued again."""
         job.state, job.ask = "queued", None
-        self.alloc.append(JobRequeued(job=job.job, attempt=1, why=Reason.NODE_LOST, counted=False,
-                                      at=self.now))  # fmt: skip
+        self.alloc.append(
+            JobRequeued(job=job.job, attempt=1, why=Reason.NODE_LOST, counted=False, at=self.now)
+        )
 
     def end(self, job: Job, end: End, why: Reason, step: int = 0, value: float = 0.0) -> None:
         values = {"accuracy": value} if step else {}
         if job.ask is not None:
             self._answer(job, job.ask, Result.OVERTAKEN, Reason.OVERTAKEN)
         job.state, job.ask = "ended", None
-        self.alloc.append(JobEnded(job=job.job, end=end, why=why, attempts=1, at=self.now,
-                                   values=values, values_step=step))  # fmt: skip
+        self.alloc.append(
+            JobEnded(
+                job=job.job,
+                end=end,
+                why=why,
+                attempts=1,
+                at=self.now,
+                values=values,
+                values_step=step,
+            )
+        )
 
     # --- what the machine hears --------------------------------------------------------------
 

@@ -88,9 +88,15 @@ other,1,2,3,python
 
 
 def small_tables() -> list[
-    gavel.Gavel | pollux.Pollux | chronus.Chronus | dl2.Dl2 | elasticflow.ElasticFlow
-    | deepshare.DeepShare | synergy.Synergy | salus.Salus
-]:  # fmt: skip
+    gavel.Gavel
+    | pollux.Pollux
+    | chronus.Chronus
+    | dl2.Dl2
+    | elasticflow.ElasticFlow
+    | deepshare.DeepShare
+    | synergy.Synergy
+    | salus.Salus
+]:
     return [
         gavel.parse(GAVEL.splitlines(), PAIRS.splitlines()),
         pollux.parse({"bert": PLACEMENTS.splitlines()}, {"bert": SCALABILITY.splitlines()}),
@@ -108,18 +114,35 @@ def small(node_gpus: int = 4, types: tuple[str, ...] = ()) -> Models:
 
 
 def job(
-    model: str, gpus: int = 1, *, workers: int = 0, servers: int = 0, batch_size: int = 0,
-    gpu_type: str = "", mini_batches: int = 0,
-) -> TraceJob:  # fmt: skip
+    model: str,
+    gpus: int = 1,
+    *,
+    workers: int = 0,
+    servers: int = 0,
+    batch_size: int = 0,
+    gpu_type: str = "",
+    mini_batches: int = 0,
+) -> TraceJob:
     return TraceJob(
-        id="j1", at=Duration(0), run_time=Duration(1000 * 10**9), gpus=gpus, model=model,
-        workers=workers, servers=servers, batch_size=batch_size, gpu_type=gpu_type,
+        id="j1",
+        at=Duration(0),
+        run_time=Duration(1000 * 10**9),
+        gpus=gpus,
+        model=model,
+        workers=workers,
+        servers=servers,
+        batch_size=batch_size,
+        gpu_type=gpu_type,
         mini_batches=mini_batches,
-    )  # fmt: skip
+    )
 
 
 def at(
-    *spread: int, gpu_type: str = "", workers: int = 0, servers: int = 0,
-    partners: tuple[str, ...] = (), neighbours: tuple[str, ...] = (),
-) -> Situation:  # fmt: skip
+    *spread: int,
+    gpu_type: str = "",
+    workers: int = 0,
+    servers: int = 0,
+    partners: tuple[str, ...] = (),
+    neighbours: tuple[str, ...] = (),
+) -> Situation:
     return Situation(gpu_type, spread, workers or sum(spread), servers, partners, neighbours)

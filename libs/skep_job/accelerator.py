@@ -164,8 +164,9 @@ def view(folder: str, device: int) -> DeviceView:
             slots = file.slots()
     finally:
         file.close()
-    return DeviceView(memory, busy_ns, tuple(Process(slot.pid, slot.memory)
-                                             for slot in slots if slot.alive))  # fmt: skip
+    return DeviceView(
+        memory, busy_ns, tuple(Process(slot.pid, slot.memory) for slot in slots if slot.alive)
+    )
 
 
 def trouble(folder: str, device: int) -> str:
@@ -226,8 +227,10 @@ class Accelerator:
         total, share = self._total(), self._limit.share
         most = int(total * share)
         if share and self._memory + size > most:
-            reason = (f"fake GPU out of memory: tried to allocate {size} bytes; the share of this "
-                      f"job are {most} of {total} bytes, and it has {self._memory}")  # fmt: skip
+            reason = (
+                f"fake GPU out of memory: tried to allocate {size} bytes; the share of this "
+                f"job are {most} of {total} bytes, and it has {self._memory}"
+            )
             raise out_of_memory(reason)
         self._take(size)
 
@@ -236,8 +239,10 @@ class Accelerator:
             total, _ = self._file.head()
             used = sum(slot.memory for slot in self._file.slots() if slot.alive)
             if used + size > total:
-                reason = (f"fake GPU out of memory: tried to allocate {size} bytes, of {total} "
-                          f"are {total - used} free")  # fmt: skip
+                reason = (
+                    f"fake GPU out of memory: tried to allocate {size} bytes, of {total} "
+                    f"are {total - used} free"
+                )
                 raise out_of_memory(reason)
             self._memory += size
             self._note(0)
@@ -308,13 +313,24 @@ class Accelerator:
 
     def _note(self, at_work_until: int) -> None:
         load = self._load
-        slot = _Slot(self._pid, _start_ticks(self._pid), load.utilisation, load.demand,
-                     load.sensitivity, load.pressure, self._memory, at_work_until)  # fmt: skip
+        slot = _Slot(
+            self._pid,
+            _start_ticks(self._pid),
+            load.utilisation,
+            load.demand,
+            load.sensitivity,
+            load.pressure,
+            self._memory,
+            at_work_until,
+        )
         self._file.put(self._index, slot)
 
     def _partners(self, now: int) -> list[_Slot]:
-        return [slot for index, slot in enumerate(self._file.slots())
-                if index != self._index and slot.at_work_until > now and slot.alive]  # fmt: skip
+        return [
+            slot
+            for index, slot in enumerate(self._file.slots())
+            if index != self._index and slot.at_work_until > now and slot.alive
+        ]
 
     def _contention(self, partner: _Slot) -> float:
         load = self._load
@@ -337,8 +353,9 @@ class Attachment:
         """Return this process's places, taken at first use: raises what Accelerator does."""
         process = os.getpid()
         if process not in self._held:  # The first step, or the first in a fork.
-            self._held[process] = [Accelerator(self._folder, device, self._load, self.limit)
-                                   for device in self.devices]  # fmt: skip
+            self._held[process] = [
+                Accelerator(self._folder, device, self._load, self.limit) for device in self.devices
+            ]
         return self._held[process]
 
     def used(self) -> int:

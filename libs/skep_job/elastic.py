@@ -40,15 +40,7 @@ from skep_job import elastic_group, ending, snapshot
 from skep_job.elastic_copy import CopyFailed, Door, bring
 from skep_job.elastic_parts import Clock, Message, Orders, Pause, Rules, Seat, State, Wrapped
 from skep_job.elastic_prepare import Preparing
-from skep_job.elastic_round import (
-    COMMIT,
-    DONE,
-    Plan,
-    Round,
-    StoreLost,
-    folder,
-    read_plan,
-)
+from skep_job.elastic_round import COMMIT, DONE, Plan, Round, StoreLost, folder, read_plan
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
@@ -72,12 +64,7 @@ class GangLost(RuntimeError):  # noqa: N818  a name for what happened
 class Gang:
     """This process's membership. Public methods are for the training thread."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        counted: Callable[[], int],
-        state: State,
-    ) -> None:
+    def __init__(self, rules: Rules, counted: Callable[[], int], state: State) -> None:
         """`counted` returns the mini-batches as the agent counts them, on any thread."""
         self.rules = rules
         self.seat = Seat(0, 0, 1)
@@ -143,10 +130,7 @@ class Gang:
         assert self._orders is not None, "a newcomer is started by an agent"
         elastic_group.warm_up(self.rules.backend)
         self._state.warm_up()
-        with (
-            self._orders.standing(),
-            contextlib.closing(Door(self._state.tracked)) as door,
-        ):
+        with self._orders.standing(), contextlib.closing(Door(self._state.tracked)) as door:
             self._orders.say("ready", port=door.port)
             while not self.is_member:
                 message = self._orders.wait("rescale")
@@ -233,8 +217,13 @@ class Gang:
         """Say again that the change is made, to an agent that came back and did not hear it."""
         if self.seat != Seat(plan.generation, plan.rank, plan.world):
             return False
-        self._say("rescaled", order=plan.order, generation=plan.generation,
-                  step=self._counted(), pause_ns=0)  # fmt: skip
+        self._say(
+            "rescaled",
+            order=plan.order,
+            generation=plan.generation,
+            step=self._counted(),
+            pause_ns=0,
+        )
         return True
 
     def _refuse_as_passed(self, preparing: Preparing) -> None:

@@ -69,8 +69,9 @@ def _flush() -> None:
 def _packers() -> tuple[type, ...]:
     """Return the types of files that are whole only once they are closed."""
     named = ("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile")
-    return tuple(getattr(sys.modules[module], name) for module, name in named
-                 if module in sys.modules)  # fmt: skip
+    return tuple(
+        getattr(sys.modules[module], name) for module, name in named if module in sys.modules
+    )
 
 
 def _writes() -> bool:

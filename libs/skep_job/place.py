@@ -84,8 +84,9 @@ def uses_cuda() -> bool:
 def numbers(value: object) -> tuple[int, ...]:
     """Return what a variable or a message lists, in its order; nothing of what is no number."""
     if isinstance(value, str):
-        value = [int(each) if each.isascii() and each.isdecimal() else -1
-                 for each in value.split(",")]  # fmt: skip
+        value = [
+            int(each) if each.isascii() and each.isdecimal() else -1 for each in value.split(",")
+        ]
     if not isinstance(value, list | tuple):
         return ()
     good = all(isinstance(each, int) and each >= 0 for each in value)

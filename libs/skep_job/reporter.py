@@ -58,13 +58,7 @@ _LAST_WAIT_S = 0.01
 """A socket's timeout must be positive, even when no time is left."""
 
 # Faults of the thread itself; blocking those would only hide them from faulthandler.
-_OWN_SIGNALS = {
-    signal.SIGABRT,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGSEGV,
-}
+_OWN_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
 
 class Reporter:

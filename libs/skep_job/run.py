@@ -131,8 +131,10 @@ class Run:
         if self._in_batches:
             _refuse("step() within batches(), which counts each batch by itself")
         if self._in_epochs:
-            _refuse("step() within epochs(): a later process could not tell how far the epoch is; "
-                    "iterate run.batches(range(n)) there")  # fmt: skip
+            _refuse(
+                "step() within epochs(): a later process could not tell how far the epoch is; "
+                "iterate run.batches(range(n)) there"
+            )
         self._settle()
         self._by_step = True
         self._count()

@@ -117,11 +117,7 @@ def _header(
     at = 0
     for name, each in layout.items():
         end = at + each["bytes"]
-        entries[name] = {
-            "dtype": each["dtype"],
-            "shape": each["shape"],
-            "data_offsets": [at, end],
-        }
+        entries[name] = {"dtype": each["dtype"], "shape": each["shape"], "data_offsets": [at, end]}
         at = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

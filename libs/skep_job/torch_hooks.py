@@ -22,10 +22,7 @@ class TorchHooks:
     """The hooks of one tally. What goes wrong here stops the counting, never the script."""
 
     def __init__(
-        self,
-        tally: Tally,
-        control: Control | None = None,
-        can: Callable[[], list[str]] = list,
+        self, tally: Tally, control: Control | None = None, can: Callable[[], list[str]] = list
     ) -> None:
         """`can` says what the job can do, and is asked at the first boundary of either kind."""
         self._tally = tally
@@ -46,7 +43,7 @@ class TorchHooks:
                 OPTIMIZERS: self._on_optimizers,
                 LOADERS: self._on_loaders,
                 AUTOGRAD: self._on_autograd,
-            },
+            }
         )
         tally.first_step = self._on_first_step
 

@@ -108,8 +108,9 @@ class Wire:
         nonces = own + other if leads else other + own
         if leads:
             self._send_all(_proof(token, mine, nonces))
-        if not hmac.compare_digest(self._read(hashlib.sha256().digest_size),
-                                   _proof(token, theirs, nonces)):  # fmt: skip
+        if not hmac.compare_digest(
+            self._read(hashlib.sha256().digest_size), _proof(token, theirs, nonces)
+        ):
             reason = f"the {theirs} does not know the token of this move"
             raise Broken(reason)
         if not leads:

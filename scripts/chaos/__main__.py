@@ -105,11 +105,14 @@ class Chaos:
             sent = sum(1 for each in told if each.sent_at)
             acked = sum(1 for each in told if each.acks)
             answered = sum(1 for each in told if each.verdicts)
-            now = [f"{each.kind} {each.component}" for each in self.injector.injected
-                   if not each.ended]  # fmt: skip
-            line = (f"chaos {time.monotonic() - begin:4.0f} s: {sent} sent, {acked} acknowledged, "
-                    f"{answered} answered, {len(self.injector.injected)} of {len(self.faults)} "
-                    f"faults; now: {', '.join(now) or '-'}")  # fmt: skip
+            now = [
+                f"{each.kind} {each.component}" for each in self.injector.injected if not each.ended
+            ]
+            line = (
+                f"chaos {time.monotonic() - begin:4.0f} s: {sent} sent, {acked} acknowledged, "
+                f"{answered} answered, {len(self.injector.injected)} of {len(self.faults)} "
+                f"faults; now: {', '.join(now) or '-'}"
+            )
             print(line[:150].ljust(150 if end == "\r" else 0), end=end, file=sys.stderr, flush=True)
             await asyncio.sleep(every_s)
 
@@ -128,35 +131,51 @@ class Chaos:
                 "acknowledged": sum(1 for told in evidence.told if told.acks),
                 "by_kind": dict(Counter(told.kind for told in evidence.told)),
                 "processes": len(evidence.runs),
-                "attempts_beyond_first": len({(run.job, run.attempt) for run in evidence.runs
-                                              if run.attempt > 1}),
+                "attempts_beyond_first": len(
+                    {(run.job, run.attempt) for run in evidence.runs if run.attempt > 1}
+                ),
             },
-            "faults": {"planned": len(self.faults), "done": sum(done.values()),
-                       "by_class": dict(done.most_common()), "not_possible": self.missing},
+            "faults": {
+                "planned": len(self.faults),
+                "done": sum(done.values()),
+                "by_class": dict(done.most_common()),
+                "not_possible": self.missing,
+            },
             "messages_replayed": self.replayer.said,
             "availability": {**seen, "all_ended_s": round(ended_s, 1)},
-            "stopped": [f"{name}: {state['state']} {state['detail']}"
-                        for name, state in self.target.states().items()
-                        if state["state"] != "ready"],
+            "stopped": [
+                f"{name}: {state['state']} {state['detail']}"
+                for name, state in self.target.states().items()
+                if state["state"] != "ready"
+            ],
             "problems": injector.problems,
             "violations": [violation._asdict() for violation in violations],
-            "history": [vars(each) | {"began": (each.began - self.begin) / NS,
-                                      "ended": (each.ended - self.begin) / NS}
-                        for each in injector.injected],
-        }  # fmt: skip
+            "history": [
+                vars(each)
+                | {"began": (each.began - self.begin) / NS, "ended": (each.ended - self.begin) / NS}
+                for each in injector.injected
+            ],
+        }
 
     def _command(self) -> str:
         chosen = self.arguments
-        words = ["python -m scripts.chaos", f"--seed {chosen.seed}", f"--jobs {chosen.jobs}",
-                 f"--faults {chosen.faults}", f"--minutes {chosen.minutes:g}"]  # fmt: skip
+        words = [
+            "python -m scripts.chaos",
+            f"--seed {chosen.seed}",
+            f"--jobs {chosen.jobs}",
+            f"--faults {chosen.faults}",
+            f"--minutes {chosen.minutes:g}",
+        ]
         if chosen.target != "processes":
             words.append(f"--target {chosen.target}")
         return " ".join([*words, *([f"--kinds {chosen.kinds}"] if chosen.kinds else [])])
 
     def picture(self) -> str:
         """Return the timeline."""
-        title = (f"Seed {self.arguments.seed}: {len(self.evidence.told)} jobs, "
-                 f"{len(self.faults)} faults in {self.arguments.minutes:g} minutes")  # fmt: skip
+        title = (
+            f"Seed {self.arguments.seed}: {len(self.evidence.told)} jobs, "
+            f"{len(self.faults)} faults in {self.arguments.minutes:g} minutes"
+        )
         return picture.svg(self.evidence, self.injector.injected, self.begin, self.healed, title)
 
 
@@ -186,8 +205,9 @@ def options() -> argparse.Namespace:
     """Return what the command line says."""
     assert __doc__ is not None
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m scripts.chaos", description=__doc__,
-                                     formatter_class=raw)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        "python -m scripts.chaos", description=__doc__, formatter_class=raw
+    )
     parser.add_argument("--seed", type=int, default=1, help="draws faults and jobs (default 1)")
     parser.add_argument("--jobs", type=int, default=300, help="submissions (default 300)")
     parser.add_argument("--faults", type=int, default=40, help="faults (default 40)")
@@ -195,8 +215,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--target", choices=("processes", "compose"), default="processes")
     parser.add_argument("--image", default="skep:local", help="of --target compose (`make image`)")
     parser.add_argument("--kinds", default="", help=f"only these: {','.join(faults.KINDS)}")
-    parser.add_argument("--settle", type=float, default=SETTLE_S,
-                        help="seconds for everything to end in after the last fault")  # fmt: skip
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=SETTLE_S,
+        help="seconds for everything to end in after the last fault",
+    )
     parser.add_argument("--corrupt", action="store_true", help="damage one store instead")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write the timeline as SVG")
@@ -246,8 +270,10 @@ def main() -> int:
         return 2
     if chosen.target == "processes" and not network.in_namespace():
         network.enter([sys.executable, "-m", "scripts.chaos", *sys.argv[1:]])
-        print("error: chaos needs network and mount namespaces of its own: run it as root",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "error: chaos needs network and mount namespaces of its own: run it as root",
+            file=sys.stderr,
+        )
         return 2
     with contextlib.ExitStack() as stack:
         folder = chosen.keep

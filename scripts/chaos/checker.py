@@ -96,9 +96,17 @@ class Checker:
     def check(self) -> list[Violation]:
         """Return everything that is not as promised."""
         checks: tuple[Callable[[], Iterator[Violation]], ...] = (
-            self.acknowledged, self.one_key, self.verdicts, self.as_meant, self.slots,
-            self.executions, self.attempts, self.steps, self.left, self.logs,
-        )  # fmt: skip
+            self.acknowledged,
+            self.one_key,
+            self.verdicts,
+            self.as_meant,
+            self.slots,
+            self.executions,
+            self.attempts,
+            self.steps,
+            self.left,
+            self.logs,
+        )
         return [violation for each in checks for violation in each()]
 
     # --- what was acknowledged -------------------------------------------------------------------
@@ -110,8 +118,10 @@ class Checker:
             for ack in told.acks:
                 there = stored.get(ack.sequence)
                 if there != (told.vc, told.key):
-                    yield Violation("acknowledged", f"{told.key} was acknowledged as "
-                                    f"{ack.sequence}, where {there} is")  # fmt: skip
+                    yield Violation(
+                        "acknowledged",
+                        f"{told.key} was acknowledged as {ack.sequence}, where {there} is",
+                    )
         for one in self.evidence.submitted:
             count = len(self.answers.get(job_id(one.sequence), []))
             if count != 1:
@@ -180,8 +190,11 @@ class Checker:
             if told is not None:
                 expected = ENDS[told.kind] + (("cancelled",) if told.cancel_sent else ())
                 if end.end not in expected:
-                    yield Violation("end", f"{job} ({told.kind}) {end.end}: {end.why} after "
-                                    f"{end.attempts} attempts: {end.detail}")  # fmt: skip
+                    yield Violation(
+                        "end",
+                        f"{job} ({told.kind}) {end.end}: {end.why} after "
+                        f"{end.attempts} attempts: {end.detail}",
+                    )
             runs = codes.get((job, end.attempts), {})
             worlds = {run.world for run in runs.values()} or {1}
             done = [rank for rank, run in runs.items() if run.code == 0]
@@ -209,9 +222,12 @@ class Checker:
                 if turns > given:
                     between = order[order.index(number) + 1 :]
                     others = {runs[other].name for other in between} - {run.name}
-                    yield Violation("slots", f"slot {slot} of {node} was used by {run.name} in "
-                                    f"{turns} turns, by the log in at most {given}; others then: "
-                                    f"{', '.join(sorted(others))}")  # fmt: skip
+                    yield Violation(
+                        "slots",
+                        f"slot {slot} of {node} was used by {run.name} in "
+                        f"{turns} turns, by the log in at most {given}; others then: "
+                        f"{', '.join(sorted(others))}",
+                    )
 
     def executions(self) -> Iterator[Violation]:
         """Find ranks executed twice or on slots that are not theirs by the log."""
@@ -219,19 +235,25 @@ class Checker:
         for run in sorted(self.evidence.runs, key=lambda run: run.began):
             earlier = seen.get(run.name)
             if earlier is not None and not self._cut_between(earlier.last, run.began):
-                yield Violation("execution", f"{run.name} was executed twice: pids {earlier.pid} "
-                                f"and {run.pid}")  # fmt: skip
+                yield Violation(
+                    "execution", f"{run.name} was executed twice: pids {earlier.pid} and {run.pid}"
+                )
             seen[run.name] = run
             bound = self.bound.get((run.job, run.attempt))
             if bound is None:
                 yield Violation("execution", f"{run.name} was executed and never bound")
                 continue
-            given = {member.first_rank + i: (member.node, tuple(devices))
-                     for member in bound.members
-                     for i, devices in enumerate(member.devices)}  # fmt: skip
+            given = {
+                member.first_rank + i: (member.node, tuple(devices))
+                for member in bound.members
+                for i, devices in enumerate(member.devices)
+            }
             if given.get(run.rank) != (run.node, run.slots):
-                yield Violation("execution", f"{run.name} ran on {run.slots} of {run.node}, its "
-                                f"own were {given.get(run.rank)}")  # fmt: skip
+                yield Violation(
+                    "execution",
+                    f"{run.name} ran on {run.slots} of {run.node}, its "
+                    f"own were {given.get(run.rank)}",
+                )
 
     def attempts(self) -> Iterator[Violation]:
         """Find attempts of a job that ran at once without the log saying why."""
@@ -260,8 +282,9 @@ class Checker:
             for run, later in pairwise(runs):
                 made = run.steps[-1] if run.steps else run.from_step
                 if later.began > run.last and later.from_step < made:
-                    yield Violation("steps", f"{later.name} went back from step {made} to "
-                                    f"{later.from_step}")  # fmt: skip
+                    yield Violation(
+                        "steps", f"{later.name} went back from step {made} to {later.from_step}"
+                    )
 
     def _cut_between(self, begin: int, end: int) -> bool:
         return any(begin <= cut <= end for cut in self.evidence.cuts)
@@ -297,8 +320,10 @@ def replay(admission: Sequence[LogRecord], allocator: Sequence[LogRecord]) -> No
     allocated.admission = admitted
     taken = {"ADMISSION": 0, "ALLOC": 0}
     logs: dict[str, tuple[Sequence[LogRecord], str, AdmissionModel | AllocatorModel]]
-    logs = {"ADMISSION": (admission, "ALLOC", admitted), "ALLOC": (allocator, "ADMISSION",
-            allocated)}  # fmt: skip
+    logs = {
+        "ADMISSION": (admission, "ALLOC", admitted),
+        "ALLOC": (allocator, "ADMISSION", allocated),
+    }
     went_on = True
     while went_on:
         went_on = False

@@ -84,8 +84,9 @@ class Containers:
         changes = base / "compose.json"
         preload = self._clock.environment(HERE / "clock") if clock else {}
         changes.write_text(json.dumps(self._changes(addresses, preload)))
-        self.deployment = Deployment(PROJECT, base / "secrets", image, NATS_PORT, GATEWAY_PORT,
-                                     changes=changes)  # fmt: skip
+        self.deployment = Deployment(
+            PROJECT, base / "secrets", image, NATS_PORT, GATEWAY_PORT, changes=changes
+        )
         self._engine = docker.APIClient(version="auto")
         self._paused, self._lock = Paused(), threading.Lock()
         self._frozen: set[str] = set()
@@ -115,10 +116,13 @@ class Containers:
     def _changes(self, addresses: dict[str, str], preload: dict[str, str]) -> dict[str, Any]:
         """Return what differs from compose.yaml, as compose merges it."""
         services: dict[str, Any] = {
-            name: {"networks": {"bus": {"ipv4_address": address}}, "environment": dict(preload),
-                   "volumes": [f"{self._clock.folder}:{HERE / 'clock'}:ro"]}
+            name: {
+                "networks": {"bus": {"ipv4_address": address}},
+                "environment": dict(preload),
+                "volumes": [f"{self._clock.folder}:{HERE / 'clock'}:ro"],
+            }
             for name, address in addresses.items()
-        }  # fmt: skip
+        }
         for name in BUS:
             services[name]["volumes"].append(f"{self.stores[name].folder}:{STATE}")
         for name, node in AGENTS.items():
@@ -133,8 +137,12 @@ class Containers:
 
     def components(self) -> dict[str, str]:
         runners = {f"{agent}/runner": "runner" for agent in AGENTS}
-        return (dict.fromkeys(SERVICES, "service") | dict.fromkeys(AGENTS, "agent")
-                | runners | dict.fromkeys(BUS, "bus"))  # fmt: skip
+        return (
+            dict.fromkeys(SERVICES, "service")
+            | dict.fromkeys(AGENTS, "agent")
+            | runners
+            | dict.fromkeys(BUS, "bus")
+        )
 
     def pid(self, name: str) -> int:
         return pid_of(self._entry(name))
@@ -225,9 +233,12 @@ class Containers:
                 state = one["State"]
                 health = state.get("Health", {}).get("Status", "")
                 ready = state["Running"] and health != "unhealthy"
-                found[name] = {"state": "ready" if ready else state["Status"],
-                               "exit": state["ExitCode"], "restarts": one["RestartCount"],
-                               "detail": health}  # fmt: skip
+                found[name] = {
+                    "state": "ready" if ready else state["Status"],
+                    "exit": state["ExitCode"],
+                    "restarts": one["RestartCount"],
+                    "detail": health,
+                }
         return found
 
     def words(self, name: str) -> str:

@@ -69,14 +69,26 @@ async def run(target: Target, seed: int) -> dict[str, Any]:
     told: list[Told] = [wish.told for wish in wishes]
     violations = []
     if state.get("exit") != EXIT_LOG or state.get("state") != "stopped":
-        violations.append({"promise": "corrupt", "text": f"{owner} went on over a damaged "
-                           f"{stream} ({done}): {state}"})  # fmt: skip
+        violations.append(
+            {
+                "promise": "corrupt",
+                "text": f"{owner} went on over a damaged {stream} ({done}): {state}",
+            }
+        )
     return {
-        "seed": seed, "stream": stream, "damage": done, "file": block.name, "owner": owner,
-        "state": state.get("state"), "exit": state.get("exit"), "detail": state.get("detail"),
-        "message": words, "skep_up_said": problems,
-        "acknowledged": sum(1 for each in told if each.acks), "violations": violations,
-    }  # fmt: skip
+        "seed": seed,
+        "stream": stream,
+        "damage": done,
+        "file": block.name,
+        "owner": owner,
+        "state": state.get("state"),
+        "exit": state.get("exit"),
+        "detail": state.get("detail"),
+        "message": words,
+        "skep_up_said": problems,
+        "acknowledged": sum(1 for each in told if each.acks),
+        "violations": violations,
+    }
 
 
 async def _stopped(target: Target, owner: str) -> dict[str, Any]:

@@ -125,9 +125,18 @@ def _read_file(lines: Iterable[bytes], name: str) -> tuple[list[Run], list[str]]
             key = note["pid"], note["attempt"]
             if note["note"] == "began":
                 # In a container that was started again the same pid may come again.
-                latest[key] = Run(note["job"], note["attempt"], note["rank"], note["world"],
-                                  note["node"], tuple(note["slots"]), note["pid"], note["at"],
-                                  note["at"], note["from_step"])  # fmt: skip
+                latest[key] = Run(
+                    note["job"],
+                    note["attempt"],
+                    note["rank"],
+                    note["world"],
+                    note["node"],
+                    tuple(note["slots"]),
+                    note["pid"],
+                    note["at"],
+                    note["at"],
+                    note["from_step"],
+                )
                 runs.append(latest[key])
                 continue
             run = latest[key]

@@ -83,8 +83,11 @@ def plan(
     rng: random.Random, count: int, seconds: float, target: Target, kinds: tuple[str, ...]
 ) -> list[Fault]:
     """Return `count` faults of these kinds, spread over the time and the components."""
-    by_role: dict[str, list[str]] = {"store": sorted(target.stores), "clock": ["clock"],
-                                     "everything": ["everything"]}  # fmt: skip
+    by_role: dict[str, list[str]] = {
+        "store": sorted(target.stores),
+        "clock": ["clock"],
+        "everything": ["everything"],
+    }
     for name, role in target.components().items():
         by_role.setdefault(role, []).append(name)
     faults = []
@@ -140,14 +143,27 @@ class Injector:
         done = Injected(fault.kind, fault.component, time.monotonic_ns())
         self.injected.append(done)
         acts: dict[str, Callable[[Fault], Awaitable[bool]]] = {
-            "kill": self._kill, "kill-runner": self._kill, "kill-supervisor": self._kill_supervisor,
-            "kill-everything": self._kill_everything, "crash-loop": self._crash_loop,
-            "pause": self._pause, "pause-long": self._pause, "full-disk": self._full_disk,
-            "slow-disk": self._slow_disk, "mute": self._cut, "deaf": self._cut, "lossy": self._cut,
-            "duplicate": self._duplicate, "clock": self._clock, "power-cut": self._power_cut,
-            "freeze": self._freeze, "freeze-long": self._freeze, "delay": self._cut,
-            "partition": self._partition, "kill-bus": self._kill_bus,
-        }  # fmt: skip
+            "kill": self._kill,
+            "kill-runner": self._kill,
+            "kill-supervisor": self._kill_supervisor,
+            "kill-everything": self._kill_everything,
+            "crash-loop": self._crash_loop,
+            "pause": self._pause,
+            "pause-long": self._pause,
+            "full-disk": self._full_disk,
+            "slow-disk": self._slow_disk,
+            "mute": self._cut,
+            "deaf": self._cut,
+            "lossy": self._cut,
+            "duplicate": self._duplicate,
+            "clock": self._clock,
+            "power-cut": self._power_cut,
+            "freeze": self._freeze,
+            "freeze-long": self._freeze,
+            "delay": self._cut,
+            "partition": self._partition,
+            "kill-bus": self._kill_bus,
+        }
         try:
             done.done = await acts[fault.kind](fault)
         except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:

@@ -16,8 +16,9 @@ from skep_services.adapters.records import Chain
 from skep_services.ports import CorruptLogError, Delivery, LogRecord
 
 LOGS: tuple[tuple[str, Any], ...] = (
-    (subjects.ADMISSION, AdmissionFact), (subjects.ALLOC, AllocatorFact),
-)  # fmt: skip
+    (subjects.ADMISSION, AdmissionFact),
+    (subjects.ALLOC, AllocatorFact),
+)
 LOOK_S = 1.0
 
 

@@ -55,12 +55,18 @@ class Links:
                 return known[1]
             self._drop(user)
             client = await nats.connect(
-                url.split(","), user=user, password=about["nats"]["users"][user],
-                inbox_prefix=f"_INBOX.{user}".encode(), error_cb=_ignore,
-                reconnect_time_wait=0.1, max_reconnect_attempts=-1,
-                connect_timeout=CONNECT_WITHIN_S, ping_interval=2, max_outstanding_pings=2,
+                url.split(","),
+                user=user,
+                password=about["nats"]["users"][user],
+                inbox_prefix=f"_INBOX.{user}".encode(),
+                error_cb=_ignore,
+                reconnect_time_wait=0.1,
+                max_reconnect_attempts=-1,
+                connect_timeout=CONNECT_WITHIN_S,
+                ping_interval=2,
+                max_outstanding_pings=2,
                 allow_reconnect=True,
-            )  # fmt: skip
+            )
             if user in self._heard:
                 subject, hear = self._heard[user]
                 await client.subscribe(subject, cb=hear)

@@ -69,8 +69,9 @@ def in_namespace() -> bool:
 
 def enter(command: list[str]) -> None:
     """Become `command` in fresh network and mount namespaces; return only if that cannot be."""
-    probe = subprocess.run(["unshare", "--net", "--mount", "true"], check=False,
-                           capture_output=True)  # fmt: skip
+    probe = subprocess.run(
+        ["unshare", "--net", "--mount", "true"], check=False, capture_output=True
+    )
     if os.geteuid() != 0 or probe.returncode:
         return
     os.environ[MARK] = "1"
@@ -89,8 +90,9 @@ class Loopback:
         self._cuts: dict[str, tuple[str, list[list[str]], Delay | None]] = {}
         mounted = subprocess.run(
             ["mount", "-t", "cgroup", "-o", "net_cls", "none", str(self._root)],
-            check=False, capture_output=True,
-        )  # fmt: skip
+            check=False,
+            capture_output=True,
+        )
         self._mounted = mounted.returncode == 0
         self.works = self._mounted and _filters()
 
@@ -159,9 +161,22 @@ def _rules(number: int, how: str, delay: Delay | None) -> list[list[str]]:
     said = ["OUTPUT", *group_of]
     # A packet carries the class of its sender: the connections of a process are marked as it
     # speaks, and what comes back on them is dropped.
-    heard = [[*said, "-j", "CONNMARK", "--set-mark", str(number)],
-             ["INPUT", "-m", "connmark", "--mark", str(number), "-m", "conntrack",
-              "--ctdir", "REPLY", "-j", "DROP"]]  # fmt: skip
+    heard = [
+        [*said, "-j", "CONNMARK", "--set-mark", str(number)],
+        [
+            "INPUT",
+            "-m",
+            "connmark",
+            "--mark",
+            str(number),
+            "-m",
+            "conntrack",
+            "--ctdir",
+            "REPLY",
+            "-j",
+            "DROP",
+        ],
+    ]
     match how:
         case "mute":
             return [[*said, "-j", "DROP"]]

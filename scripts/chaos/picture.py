@@ -27,8 +27,9 @@ def svg(
     plots = TOP + ROW * len(kinds) + 10
     height = plots + 3 * PLOT + 40
     parts = [*legend(WIDTH - RIGHT, LEGEND), *axis(x, begin, end, TOP - 10, height - 34)]
-    parts.append(box(x(healed), TOP - 10, max(x(end) - x(healed), 1), height - TOP - 24,
-                     ACKS, opacity=0.08))  # fmt: skip
+    parts.append(
+        box(x(healed), TOP - 10, max(x(end) - x(healed), 1), height - TOP - 24, ACKS, opacity=0.08)
+    )
     parts.append(text(x(healed) + 4, TOP - 14, "healed", fill=FAINT, size=11))
     for index, kind in enumerate(kinds):
         y = TOP + ROW * index
@@ -52,8 +53,10 @@ def _rate(name: str, moments: Sequence[int], x: Scale, y: float, colour: str) ->
     for at in moments:
         counts[min(max((at - x.begin) // NS, 0), seconds - 1)] += 1
     most = max([*counts, 1])
-    parts = [text(8, y + 40, name), text(8, y + 56, f"{most} a second at most", size=10,
-                                        fill=FAINT)]  # fmt: skip
+    parts = [
+        text(8, y + 40, name),
+        text(8, y + 56, f"{most} a second at most", size=10, fill=FAINT),
+    ]
     for second, count in enumerate(counts):
         high = count / most * (PLOT - 16)
         left, right = x(x.begin + second * NS), x(x.begin + (second + 1) * NS)
@@ -65,8 +68,10 @@ def _rate(name: str, moments: Sequence[int], x: Scale, y: float, colour: str) ->
 def _waits(waits: Sequence[tuple[int, int]], x: Scale, y: float) -> list[str]:
     """Return one bar per submission: how long it waited for its acknowledgement."""
     longest = max([until - since for since, until in waits] or [0])
-    parts = [text(8, y + 40, "ack after"),
-             text(8, y + 56, f"{longest / NS:.1f} s at most", size=10, fill=FAINT)]  # fmt: skip
+    parts = [
+        text(8, y + 40, "ack after"),
+        text(8, y + 56, f"{longest / NS:.1f} s at most", size=10, fill=FAINT),
+    ]
     for since, until in waits:
         high = max((until - since) / max(longest, 1) * (PLOT - 16), 1)
         parts.append(box(x(since), y + PLOT - 6 - high, WIDTH_MIN, high, WAITING))

@@ -102,8 +102,9 @@ class Store:
     def unmount(self) -> None:
         """Take it away; raises RuntimeError if a process stays on it."""
         deadline = time.monotonic() + UNMOUNTED_WITHIN_S
-        while subprocess.run(["umount", str(self.folder)], capture_output=True,
-                             check=False).returncode:  # fmt: skip
+        while subprocess.run(
+            ["umount", str(self.folder)], capture_output=True, check=False
+        ).returncode:
             if time.monotonic() > deadline:
                 text = f"{self.folder} is still in use"
                 raise RuntimeError(text)

@@ -25,8 +25,17 @@ AGAIN_AFTER_S = 0.0, 30.0
 AGAIN_SHARE = 0.1
 ENDLESS = -1
 
-KINDS = {"trivial": 50, "steps": 18, "gang": 10, "idle": 5, "retried": 5, "fails": 3,
-         "endless": 5, "wrong": 3, "real": 1}  # fmt: skip
+KINDS = {
+    "trivial": 50,
+    "steps": 18,
+    "gang": 10,
+    "idle": 5,
+    "retried": 5,
+    "fails": 3,
+    "endless": 5,
+    "wrong": 3,
+    "real": 1,
+}
 """Kinds of jobs, and how often each is drawn."""
 
 
@@ -68,8 +77,12 @@ def _spec(
     rng: random.Random, number: int, kind: str, vc: str, gpus: int, jobs: Jobs
 ) -> dict[str, Any]:
     env = {"NOTES": jobs.notes}
-    spec: dict[str, Any] = {"name": f"{kind}-{number}", "vc": vc, "env": env,
-                            "command": [jobs.python, "-S", "-E", jobs.work]}  # fmt: skip
+    spec: dict[str, Any] = {
+        "name": f"{kind}-{number}",
+        "vc": vc,
+        "env": env,
+        "command": [jobs.python, "-S", "-E", jobs.work],
+    }
     match kind:
         case "steps":
             env |= {"STEPS": str(rng.randint(10, 60)), "PAUSE_MS": "100"}

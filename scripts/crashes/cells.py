@@ -60,8 +60,13 @@ def _one(holds: str) -> dict[str, Steps]:
 
 
 _MOVING: Steps = ("stop source", "ask", "see taken")
-_LOADED: Steps = (*_MOVING, "stop allocator", "go source", "see member-loaded",
-                  "see member-changed")  # fmt: skip
+_LOADED: Steps = (
+    *_MOVING,
+    "stop allocator",
+    "go source",
+    "see member-loaded",
+    "see member-changed",
+)
 _READY: Steps = ("stop source-agent", "ask", "see successor-ready")
 
 MIGRATE: dict[str, Steps] = {
@@ -72,19 +77,30 @@ MIGRATE: dict[str, Steps] = {
     "moving": _MOVING,
     "sending": (*_READY, "stop successor", "go source-agent", "see source-connected"),
     "loaded": _LOADED,
-    "moved": (*_LOADED, "stop source-agent", "stop successor-agent", "go allocator",
-              "see job-moved"),
-}  # fmt: skip
+    "moved": (
+        *_LOADED,
+        "stop source-agent",
+        "stop successor-agent",
+        "go allocator",
+        "see job-moved",
+    ),
+}
 
 GROW: dict[str, Steps] = {
     **_ASKED,
     "widened": ("stop agent", "ask", "see job-changing"),
     "starting": ("ask", "see newcomer-begun", "stop newcomer"),
     "meeting": ("stop survivor", "ask", "see newcomer-connected"),
-    "answered": ("stop survivor", "ask", "see taken", "stop allocator", "go survivor",
-                 "see member-changed"),
+    "answered": (
+        "stop survivor",
+        "ask",
+        "see taken",
+        "stop allocator",
+        "go survivor",
+        "see member-changed",
+    ),
     "committed": ("ask", "see job-changed"),
-}  # fmt: skip
+}
 
 SHRINK: dict[str, Steps] = {
     **{name: steps for name, steps in _one("survivor").items() if name != "committed"},
@@ -118,15 +134,23 @@ MECHANISMS: dict[str, Mechanism] = {
     "resume": Mechanism("cooperative", RESUME, (SUSPEND,), _one("runner")),
     "resume-released": Mechanism("cooperative", RESUME, (RELEASE,), _one("runner")),
     "checkpoint": Mechanism("cooperative", {"ask": "checkpoint"}, (), _one("job")),
-    "migrate": Mechanism("cooperative", {"ask": "migrate"}, (), MIGRATE, ("source", "successor"),
-                         ("source-agent", "successor-agent")),
-    "grow": Mechanism("elastic", {"ask": "resize", "workers": 3}, (TWO,), GROW,
-                      ("survivor", "newcomer")),
-    "shrink": Mechanism("elastic", {"ask": "resize", "workers": 1}, (TWO,), SHRINK,
-                        ("survivor", "leaver")),
+    "migrate": Mechanism(
+        "cooperative",
+        {"ask": "migrate"},
+        (),
+        MIGRATE,
+        ("source", "successor"),
+        ("source-agent", "successor-agent"),
+    ),
+    "grow": Mechanism(
+        "elastic", {"ask": "resize", "workers": 3}, (TWO,), GROW, ("survivor", "newcomer")
+    ),
+    "shrink": Mechanism(
+        "elastic", {"ask": "resize", "workers": 1}, (TWO,), SHRINK, ("survivor", "leaver")
+    ),
     "plain-release": Mechanism("plain", RELEASE, (), _one("job")),
     "plain-resume": Mechanism("plain", RESUME, (RELEASE,), _one("runner")),
-}  # fmt: skip
+}
 
 EVERYTHING, CANCEL = "everything", "cancel"
 SERVICES = ("admission", "allocator", "nats", "gateway")
@@ -164,8 +188,12 @@ def _exists(rank: str, phase: str) -> bool:
 
 def cells() -> list[Cell]:
     """Return the whole matrix."""
-    return [Cell(mechanism, phase, victim) for mechanism, about in MECHANISMS.items()
-            for phase in about.phases for victim in victims(mechanism, phase)]  # fmt: skip
+    return [
+        Cell(mechanism, phase, victim)
+        for mechanism, about in MECHANISMS.items()
+        for phase in about.phases
+        for victim in victims(mechanism, phase)
+    ]
 
 
 def chosen(only: str) -> list[Cell]:
@@ -174,8 +202,11 @@ def chosen(only: str) -> list[Cell]:
     Raises ValueError for a pattern that names no cell.
     """
     wanted = [part or "*" for part in only.split("/")]
-    found = [cell for cell in cells() if all(part in ("*", name) for part, name
-                                             in zip(wanted, cell, strict=False))]  # fmt: skip
+    found = [
+        cell
+        for cell in cells()
+        if all(part in ("*", name) for part, name in zip(wanted, cell, strict=False))
+    ]
     if not found or len(wanted) > len(Cell._fields):
         text = f"{only}: no such cell; mechanisms are {', '.join(MECHANISMS)}"
         raise ValueError(text)

@@ -138,8 +138,9 @@ class Job:
 
     def processes(self) -> list[int]:
         """Return every process that it ever had."""
-        return [line.pid for lines in self.lines().values() for line in lines
-                if isinstance(line, Begun)]  # fmt: skip
+        return [
+            line.pid for lines in self.lines().values() for line in lines if isinstance(line, Begun)
+        ]
 
     def stop(self, step: int) -> None:
         """Have its training end after a mini-batch."""
@@ -156,8 +157,11 @@ class Reference:
         self.kind, self.steps = kind, steps
         self._notes = folder / f"reference-{kind}"
         self._notes.with_suffix(".stop").write_text(str(steps))
-        own = {name: value for name, value in os.environ.items()
-               if not name.startswith(("SKEP_", "RANK", "WORLD"))}  # fmt: skip
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SKEP_", "RANK", "WORLD"))
+        }
         self._process = subprocess.Popen(
             [sys.executable, str(SCRIPT), kind],
             env=own | {"NOTES": str(self._notes), "PAUSE_S": "0"},

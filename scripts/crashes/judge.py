@@ -49,8 +49,9 @@ def read_lines(rank: int, text: str) -> list[Line]:
             case ["begin", attempt, pid]:
                 lines.append(Begun(rank, int(attempt), int(pid)))
             case ["step", attempt, pid, step, world, total]:
-                lines.append(Step(rank, int(attempt), int(pid), int(step), int(world),
-                                  float.fromhex(total)))  # fmt: skip
+                lines.append(
+                    Step(rank, int(attempt), int(pid), int(step), int(world), float.fromhex(total))
+                )
             case _:
                 text = f"rank {rank} noted {words}"
                 raise ValueError(text)
@@ -77,8 +78,10 @@ def problems(
         yield from _gaps(rank, lines)
         for one in steps:
             if one.step < len(reference) and not same(one.total, reference[one.step], elastic):
-                yield (f"rank {rank}, attempt {one.attempt}: the sum after step {one.step} is "
-                       f"{one.total!r}, uninterrupted {reference[one.step]!r}")  # fmt: skip
+                yield (
+                    f"rank {rank}, attempt {one.attempt}: the sum after step {one.step} is "
+                    f"{one.total!r}, uninterrupted {reference[one.step]!r}"
+                )
                 break
     leader = [line for line in notes.get(0, ()) if isinstance(line, Step)]
     yield from _beginnings(facts, leader, stores=stores)
@@ -97,8 +100,10 @@ def _not_alone(rank: int, lines: Sequence[Line]) -> Iterator[str]:
         if isinstance(line, Begun) or line.pid == last:
             continue
         if line.pid in gone:
-            yield (f"rank {rank}: process {line.pid} of attempt {line.attempt} trained step "
-                   f"{line.step} after {last} had")  # fmt: skip
+            yield (
+                f"rank {rank}: process {line.pid} of attempt {line.attempt} trained step "
+                f"{line.step} after {last} had"
+            )
         if last is not None:
             gone.add(last)
         last = line.pid
@@ -129,15 +134,19 @@ def _beginnings(facts: Sequence[Fact], leader: Sequence[Step], *, stores: bool) 
             case "job-moved":
                 begun = first.pop(fact["attempt"], None)
                 if begun is not None and begun != fact["step"] + 1:
-                    yield (f"moved after step {fact['step']}, attempt {fact['attempt']} went on "
-                           f"with step {begun}")  # fmt: skip
+                    yield (
+                        f"moved after step {fact['step']}, attempt {fact['attempt']} went on "
+                        f"with step {begun}"
+                    )
             case "job-bound":
                 begun = first.pop(fact["attempt"], None)
                 if begun is None:
                     continue
                 if stores and begun <= stored:
-                    yield (f"attempt {fact['attempt']} began with step {begun}, though step "
-                           f"{stored} had been stored")  # fmt: skip
+                    yield (
+                        f"attempt {fact['attempt']} began with step {begun}, though step "
+                        f"{stored} had been stored"
+                    )
                 if not stores and begun != 1:
                     yield f"attempt {fact['attempt']} began with step {begun}"
             case _:

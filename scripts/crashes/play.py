@@ -66,8 +66,13 @@ class Play:
     async def play(self, cell: Cell) -> Row:
         """Play one cell; return what came of it."""
         began = time.monotonic()
-        row: Row = {**cell._asdict(), "stated": sorted(map(str, allowed(cell))), "came": "",
-                    "seen": "", "problems": []}  # fmt: skip
+        row: Row = {
+            **cell._asdict(),
+            "stated": sorted(map(str, allowed(cell))),
+            "came": "",
+            "seen": "",
+            "problems": [],
+        }
         one = Playing(self, cell)
         try:
             came = await one.play()
@@ -159,8 +164,10 @@ class Play:
 
         def look() -> Fact | None:
             facts = reversed(self.world.alloc(job.id))
-            return next((fact for fact in facts if fact["type"] == "ask-over"
-                         and fact["number"] == number), None)  # fmt: skip
+            return next(
+                (fact for fact in facts if fact["type"] == "ask-over" and fact["number"] == number),
+                None,
+            )
 
         return await self.world.until(look, f"an answer to request {number} about {job.name}")
 
@@ -206,14 +213,23 @@ class Play:
             run = self._runs[job.kind]
             self._totals[job.kind] = await asyncio.to_thread(run.totals)
         facts = self.world.alloc(job.id)
-        found = list(judge.problems(
-            facts, job.lines(), self._totals[job.kind],
-            elastic=job.kind == "elastic", stores=job.kind != "plain",
-        ))  # fmt: skip
+        found = list(
+            judge.problems(
+                facts,
+                job.lines(),
+                self._totals[job.kind],
+                elastic=job.kind == "elastic",
+                stores=job.kind != "plain",
+            )
+        )
         now = stands(facts)
         if not now.end:
-            wanted = {"state": "running", "attempt": now.attempt, "workers": now.workers,
-                      "gpus": now.workers}  # fmt: skip
+            wanted = {
+                "state": "running",
+                "attempt": now.attempt,
+                "workers": now.workers,
+                "gpus": now.workers,
+            }
             found += await self._shown(job, wanted)
         found = [f"{job.name}: {text}" for text in found]
         news = [text for text in found if text not in self._known]
@@ -398,8 +414,10 @@ class Playing:
 
     def _change_asked(self) -> bool:
         facts = self.world.streams[subjects.ADMISSION].facts
-        return any(fact["type"] == "change-asked" and fact["number"] == self.number
-                   for fact in reversed(facts[-50:]))  # fmt: skip
+        return any(
+            fact["type"] == "change-asked" and fact["number"] == self.number
+            for fact in reversed(facts[-50:])
+        )
 
     def _job_changing(self) -> Fact | None:
         fact = self._fact("job-changing")
@@ -410,8 +428,10 @@ class Playing:
         if ordered is None:
             return False
         journal = self.world.journals[ordered["nodes"][0]].facts()
-        return any(fact["type"] == "change-taken" and fact["command"]["order"] == ordered["order"]
-                   for fact in journal)  # fmt: skip
+        return any(
+            fact["type"] == "change-taken" and fact["command"]["order"] == ordered["order"]
+            for fact in journal
+        )
 
     def _member_changed(self) -> Fact | None:
         return self._event("member-changed")
@@ -472,5 +492,9 @@ async def play_all(
         problems = await play.end()
     finally:
         play.close()
-    return {"cells": rows, "problems": problems, "jobs": len(play.all),
-            "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    return {
+        "cells": rows,
+        "problems": problems,
+        "jobs": len(play.all),
+        "seconds": round(time.monotonic() - began, 1),
+    }

@@ -48,9 +48,13 @@ def markdown(rows: Sequence[Row]) -> str:
     known = {(row["mechanism"], row["phase"], row["victim"]): row for row in rows}
     lines = [f"| mechanism | phase | {' | '.join(COLUMNS)} |", f"|{'---|' * (2 + len(COLUMNS))}"]
     for mechanism, phase in _places(rows):
-        found = (next((known[mechanism, phase, one] for one in some
-                       if (mechanism, phase, one) in known), None)
-                 for some in COLUMNS.values())  # fmt: skip
+        found = (
+            next(
+                (known[mechanism, phase, one] for one in some if (mechanism, phase, one) in known),
+                None,
+            )
+            for some in COLUMNS.values()
+        )
         words = (short(row) if row is not None else "" for row in found)
         lines.append(f"| {mechanism} | {phase} | {' | '.join(words)} |")
     return "\n".join(lines)
@@ -59,8 +63,12 @@ def markdown(rows: Sequence[Row]) -> str:
 def _places(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Return mechanism and phase of each line, in the order of the matrix."""
     there = {(row["mechanism"], row["phase"]) for row in rows}
-    return [(mechanism, phase) for mechanism, about in MECHANISMS.items()
-            for phase in about.phases if (mechanism, phase) in there]  # fmt: skip
+    return [
+        (mechanism, phase)
+        for mechanism, about in MECHANISMS.items()
+        for phase in about.phases
+        if (mechanism, phase) in there
+    ]
 
 
 def svg(rows: Sequence[Row], title: str) -> str:
@@ -88,8 +96,10 @@ def svg(rows: Sequence[Row], title: str) -> str:
 
 def _cell(row: Row, x: float, y: float) -> list[str]:
     words = short(row).replace("same attempt", "same").replace("FAILED: ", "")
-    return [box(x + 1, y + 1, WIDE - 2, HIGH - 2, _colour(row), radius=3),
-            text(x + WIDE / 2, y + 15, words, size=10, anchor="middle")]  # fmt: skip
+    return [
+        box(x + 1, y + 1, WIDE - 2, HIGH - 2, _colour(row), radius=3),
+        text(x + WIDE / 2, y + 15, words, size=10, anchor="middle"),
+    ]
 
 
 def _colour(row: Row) -> str:

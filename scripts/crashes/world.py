@@ -24,8 +24,16 @@ from skep_services.supervisor import home as folder
 VC = "crash"
 NODES, GPUS = ("node-1", "node-2"), 8
 """Room for every job that may be there, and for its growth, on either node."""
-OPTIONS = ("--nodes", str(len(NODES)), "--gpus", str(GPUS), "--vc", f"{VC}={len(NODES) * GPUS}",
-           "--port", "0")  # fmt: skip
+OPTIONS = (
+    "--nodes",
+    str(len(NODES)),
+    "--gpus",
+    str(GPUS),
+    "--vc",
+    f"{VC}={len(NODES) * GPUS}",
+    "--port",
+    "0",
+)
 DEADLINE_S = 60.0
 LOOK_EVERY_S = 0.006
 STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.NODE)
@@ -57,8 +65,9 @@ class Stream:
             self.of.setdefault(fact.get("job", ""), []).append(fact)
         if "facts" not in message:
             return
-        record = codec.read(delivery.subject, delivery.payload, delivery.headers,
-                            delivery.sequence, delivery.at)  # fmt: skip
+        record = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
         assert isinstance(record, codec.Facts), record
         self.records.append(record.facts)
 

@@ -82,8 +82,9 @@ class Demo:
 
     def skep(self, *words: str) -> str:
         """Run the `skep` command; its words to people go to the screen."""
-        done = subprocess.run([SKEP, *words], env=self.env, check=False, text=True,
-                              stdout=subprocess.PIPE)  # fmt: skip
+        done = subprocess.run(
+            [SKEP, *words], env=self.env, check=False, text=True, stdout=subprocess.PIPE
+        )
         if done.returncode:
             fail(f"demo: `skep {' '.join(words)}` failed with {done.returncode}")
         return done.stdout
@@ -104,10 +105,20 @@ class Demo:
         nats, vc = self.about["nats"], spec["vc"]
         user = f"vc-{vc}"
         client = subprocess.Popen(
-            [sys.executable, str(HERE / "publish.py"), address(nats, user), user,
-             nats["users"][user], vc, f"demo-{name}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str(HERE / "publish.py"),
+                address(nats, user),
+                user,
+                nats["users"][user],
+                vc,
+                f"demo-{name}",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert client.stderr is not None
         connected = client.stderr.readline()
         meanwhile()
@@ -119,8 +130,10 @@ class Demo:
         self.verdicts.setdefault(name, told["verdict"])
         good = told["verdict"]["accepted"]
         word = f"{GREEN}admitted{PLAIN}" if good else f"{RED}refused{PLAIN}"
-        self.say(f"  {name:13} j{told['sequence']:<3} durable after "
-                 f"{told['acknowledged_ms']:5.2f} ms, {word}")  # fmt: skip
+        self.say(
+            f"  {name:13} j{told['sequence']:<3} durable after "
+            f"{told['acknowledged_ms']:5.2f} ms, {word}"
+        )
         for problem in told["verdict"].get("problems", ()):
             hint = problem.get("suggestion", "")
             self.say(f"  {'':13} {problem['path']}: {problem['text']}; {hint}")
@@ -155,19 +168,27 @@ class Demo:
 
         def kill() -> None:
             nonlocal killed
-            self.say(f"{BOLD}killing the allocator (pid {pid}) with SIGKILL{PLAIN}; a job is "
-                     "submitted while it is gone")  # fmt: skip
+            self.say(
+                f"{BOLD}killing the allocator (pid {pid}) with SIGKILL{PLAIN}; a job is "
+                "submitted while it is gone"
+            )
             killed = time.time_ns()
             os.kill(pid, signal.SIGKILL)
 
-        probe = {"name": "probe", "vc": "nlp", "command": ["true"],
-                 "service_class": "opportunistic"}  # fmt: skip
+        probe = {
+            "name": "probe",
+            "vc": "nlp",
+            "command": ["true"],
+            "service_class": "opportunistic",
+        }
         told = self.publish("probe", probe, kill)
         job = self.get(f"/v1/jobs/j{told['sequence']}?wait=ended&timeout_s=20")
         again = job["attempts"][0]["bound_at"] if job["attempts"] else time.time_ns()
         self.kills.append((killed, again))
-        self.say(f"{BOLD}scheduling again {(again - killed) / 1e9:.2f} s after the kill{PLAIN} "
-                 f"(pid {self.pid()}); training never stopped")  # fmt: skip
+        self.say(
+            f"{BOLD}scheduling again {(again - killed) / 1e9:.2f} s after the kill{PLAIN} "
+            f"(pid {self.pid()}); training never stopped"
+        )
 
     def pid(self) -> int:
         """Return the allocator's process."""
@@ -180,8 +201,10 @@ class Demo:
             if time.monotonic() - self.spoke_at < 5:
                 return
             self.spoke_at = time.monotonic()
-        lines = [f"{BOLD}{'JOB':5} {'NAME':13} {'VC':7} {'STATE':10} {'PLACE':24} {'DONE':>6} "
-                 f"{'RATE/s':>8} {'ETA':>6}{PLAIN}"]  # fmt: skip
+        lines = [
+            f"{BOLD}{'JOB':5} {'NAME':13} {'VC':7} {'STATE':10} {'PLACE':24} {'DONE':>6} "
+            f"{'RATE/s':>8} {'ETA':>6}{PLAIN}"
+        ]
         for row in sorted(rows, key=lambda row: int(row["job"][1:])):
             rate = f"{row['rate_milli'] / 1000:.1f}" if row["rate_milli"] else ""
             eta = f"{row['eta_s']:.0f} s" if row["eta_s"] is not None else ""
@@ -237,19 +260,29 @@ class Demo:
 
     def summary(self, jobs: dict[str, Any], took_s: float) -> None:
         """Print what came of every job."""
-        self.say(f"\n{BOLD}{'NAME':13} {'STATE':10} {'ACCURACY':>8} {'WAIT':>8} {'RATE/s':>8} "
-                 f"{'ATTEMPTS':>8}  TRACE{PLAIN}")  # fmt: skip
+        self.say(
+            f"\n{BOLD}{'NAME':13} {'STATE':10} {'ACCURACY':>8} {'WAIT':>8} {'RATE/s':>8} "
+            f"{'ATTEMPTS':>8}  TRACE{PLAIN}"
+        )
         for name, job in jobs.items():
             first = job["attempts"][0] if job["attempts"] else None
-            wait = (f"{(first['started_at'] - job['submitted_at']) / 1e6:.0f} ms"
-                    if first and first["started_at"] else "")  # fmt: skip
-            ran_s = ((job["ended_at"] - job["started_at"]) / 1e9
-                     if job["ended_at"] and job["started_at"] else 0)  # fmt: skip
+            wait = (
+                f"{(first['started_at'] - job['submitted_at']) / 1e6:.0f} ms"
+                if first and first["started_at"]
+                else ""
+            )
+            ran_s = (
+                (job["ended_at"] - job["started_at"]) / 1e9
+                if job["ended_at"] and job["started_at"]
+                else 0
+            )
             rate = f"{job['steps'] / ran_s:.1f}" if job["steps"] and ran_s else ""
             accuracy = f"{job['accuracy']:.4f}" if job.get("accuracy") else ""
             trace = job["trace"].split("-")[1] if "-" in (job["trace"] or "") else job["trace"]
-            self.say(f"{name:13} {job['state']:10} {accuracy:>8} {wait:>8} {rate:>8} "
-                     f"{len(job['attempts']):>8}  {trace or ''}")  # fmt: skip
+            self.say(
+                f"{name:13} {job['state']:10} {accuracy:>8} {wait:>8} {rate:>8} "
+                f"{len(job['attempts']):>8}  {trace or ''}"
+            )
         for killed, again in self.kills:
             self.say(
                 f"allocator killed once; scheduling again after {(again - killed) / 1e9:.2f} s"

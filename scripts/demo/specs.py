@@ -21,10 +21,13 @@ def _script(name: str, vc: str, script: str, epochs: int, batch_size: int, **mor
         "vc": vc,
         "script": str(JOBS / script),
         "args": ["--epochs", str(epochs), "--batch-size", str(batch_size)],
-        "size": {"epochs": epochs, "mini_batches_per_epoch": _batches(batch_size),
-                 "family": script.removesuffix(".py")},
+        "size": {
+            "epochs": epochs,
+            "mini_batches_per_epoch": _batches(batch_size),
+            "family": script.removesuffix(".py"),
+        },
         **more,
-    }  # fmt: skip
+    }
 
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -33,8 +36,11 @@ SPECS: dict[str, dict[str, Any]] = {
     "digits-ddp": {
         **_script("digits-ddp", "nlp", "digits_ddp.py", DDP_EPOCHS, 16),
         "resources": {"workers": 2, "gpus": 1},
-        "size": {"epochs": DDP_EPOCHS, "mini_batches_per_epoch": _batches(2 * 16),
-                 "family": "digits_ddp"},
+        "size": {
+            "epochs": DDP_EPOCHS,
+            "mini_batches_per_epoch": _batches(2 * 16),
+            "family": "digits_ddp",
+        },
     },
     "fails-twice": {
         "name": "fails-twice",
@@ -42,15 +48,17 @@ SPECS: dict[str, dict[str, Any]] = {
         "command": "echo attempt $SKEP_GEN of $SKEP_JOB; exit 3",
         "limits": {"retries": 1},
     },
-    "misspelt": {
-        "name": "misspelt",
-        "vc": "nlp",
-        "command": ["true"],
-        "resources": {"gpu": 2},
-    },
-    "digits-extra": _script("digits-extra", "nlp", "digits_mlp.py", EXTRA_EPOCHS, 16,
-                            service_class="opportunistic", labels={"note": "uses what is idle"}),
-}  # fmt: skip
+    "misspelt": {"name": "misspelt", "vc": "nlp", "command": ["true"], "resources": {"gpu": 2}},
+    "digits-extra": _script(
+        "digits-extra",
+        "nlp",
+        "digits_mlp.py",
+        EXTRA_EPOCHS,
+        16,
+        service_class="opportunistic",
+        labels={"note": "uses what is idle"},
+    ),
+}
 """Two unmodified PyTorch scripts, a gang of two, a job that fails, a spec with a mistake, and an
 opportunistic job."""
 

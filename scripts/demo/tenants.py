@@ -19,12 +19,17 @@ FULL_WITHIN_S = 30.0
 LOOK_S = 0.1
 
 FLOOD: dict[str, Any] = {
-    "name": "flood", "vc": "nlp", "command": ["sleep", "600"], "service_class": "opportunistic",
-}  # fmt: skip
+    "name": "flood",
+    "vc": "nlp",
+    "command": ["sleep", "600"],
+    "service_class": "opportunistic",
+}
 MUST: dict[str, Any] = {
-    "name": "gang-of-4", "vc": "vision", "command": ["sleep", "1"],
+    "name": "gang-of-4",
+    "vc": "vision",
+    "command": ["sleep", "1"],
     "resources": {"workers": GANG, "gpus": 1, "topology": {"within": "node", "hard": True}},
-}  # fmt: skip
+}
 
 
 def flood(demo: Demo) -> list[str]:
@@ -45,11 +50,16 @@ def flood(demo: Demo) -> list[str]:
     else:
         wait_ms = (first["started_at"] - gang["submitted_at"]) / 1e6
         demo.waits["gang-of-4"] = wait_ms
-        demo.say(f"the gang ran {wait_ms:.0f} ms after it was submitted: "
-                 f"{GANG} jobs of nlp made room, in vision's own cells")  # fmt: skip
-    stopped = [job for name in names
-               if len((job := demo.get(f"/v1/jobs/{demo.jobs[name]}"))["attempts"]) > 1
-               or job["state"] == "queued"]  # fmt: skip
+        demo.say(
+            f"the gang ran {wait_ms:.0f} ms after it was submitted: "
+            f"{GANG} jobs of nlp made room, in vision's own cells"
+        )
+    stopped = [
+        job
+        for name in names
+        if len((job := demo.get(f"/v1/jobs/{demo.jobs[name]}"))["attempts"]) > 1
+        or job["state"] == "queued"
+    ]
     if len(stopped) != GANG:
         problems.append(f"{len(stopped)} jobs of nlp made room, expected {GANG}")
     for name in names:

@@ -26,8 +26,14 @@ def svg(jobs: Sequence[Any], kills: Sequence[tuple[int, int]], title: str) -> st
     for killed, again in kills:
         width = max(x(again) - x(killed), 2)
         parts.append(box(x(killed), TOP - 14, width, height - TOP - 10, KILL, opacity=0.35))
-        parts.append(text(x(again) + 5, TOP - 4, "allocator killed, scheduling again after "
-                          f"{(again - killed) / 1e9:.2f} s", fill=KILL))  # fmt: skip
+        parts.append(
+            text(
+                x(again) + 5,
+                TOP - 4,
+                f"allocator killed, scheduling again after {(again - killed) / 1e9:.2f} s",
+                fill=KILL,
+            )
+        )
     for index, job in enumerate(jobs):
         parts += _row(job, TOP + index * ROW + 8, x)
     return page(WIDTH, height, title, parts)

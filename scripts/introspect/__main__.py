@@ -49,8 +49,9 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     if given.figure == "packs":
         return packs.run(given.slice, given.svg)
     if given.figure == "gathers":
-        return gathers.run(given.mbit, given.megabytes, given.train, given.within, given.svg,
-                           asks=given.ask)  # fmt: skip
+        return gathers.run(
+            given.mbit, given.megabytes, given.train, given.within, given.svg, asks=given.ask
+        )
     if given.figure == "grows":
         return grows.run(given.work, given.after, given.train, given.svg)
     return slices.run(given.slice, given.alone, given.short, given.svg)

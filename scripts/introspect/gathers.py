@@ -37,10 +37,11 @@ def run(
     """Run it; with `asks` a person has the gang moved, else the policy has to."""
     nodes = [{"name": name, "gpus": 2, "device": "cpu", "gpu_type": "cpu"} for name in NODES]
     options = {} if asks else {"introspect": True}
-    with tempfile.TemporaryDirectory(prefix="skep-wires-") as text, \
-         Wires(NODES, mbit, Path(text)) as wires, \
-         running({VC: under("gandiva", 8, slice_s=20, **options)}, nodes, wires=wires) as (
-             live, _):  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory(prefix="skep-wires-") as text,
+        Wires(NODES, mbit, Path(text)) as wires,
+        running({VC: under("gandiva", 8, slice_s=20, **options)}, nodes, wires=wires) as (live, _),
+    ):
         big = fill(live, megabytes)
         began = time.time_ns()
         gang = two(live, "scattered", megabytes)
@@ -65,15 +66,28 @@ def run(
     result = measure(steps, facts, gang, (began, left, over))
     if svg:
         svg.write_text(picture(steps, facts, gang, (began, left, over)))
-    return {"figure": "Gandiva, figure 8", "link_mbit": mbit, "gradients_mb": megabytes,
-            "asked_by": "a person" if asks else "the policy", **result, **machine()}  # fmt: skip
+    return {
+        "figure": "Gandiva, figure 8",
+        "link_mbit": mbit,
+        "gradients_mb": megabytes,
+        "asked_by": "a person" if asks else "the policy",
+        **result,
+        **machine(),
+    }
 
 
 def two(live: Live, name: str, megabytes: float) -> Job:
     """Hand in a gang of two; return it once it trains and can migrate."""
-    gang = live.gang(name, "--megabytes", megabytes, "--work", WORK_S,
-                     resources={"workers": 2, "gpus": 1},
-                     size={"family": "pair"}, env={"GLOO_SOCKET_IFNAME": INSIDE})  # fmt: skip
+    gang = live.gang(
+        name,
+        "--megabytes",
+        megabytes,
+        "--work",
+        WORK_S,
+        resources={"workers": 2, "gpus": 1},
+        size={"family": "pair"},
+        env={"GLOO_SOCKET_IFNAME": INSIDE},
+    )
     until(lambda: "migrate" in gang.row["can"], f"{name} can migrate", WITHIN_S)
     gang.trains()
     return gang
@@ -102,8 +116,14 @@ def judged(live: Live) -> bool:
 
 def moved(live: Live, gang: Job) -> Any:
     """Return the fact that the gang has moved, None as long as it has not."""
-    return next((fact for _, fact in live.facts() if type(fact).__name__ == "JobMoved"
-                 and fact.job == gang.job), None)  # fmt: skip
+    return next(
+        (
+            fact
+            for _, fact in live.facts()
+            if type(fact).__name__ == "JobMoved" and fact.job == gang.job
+        ),
+        None,
+    )
 
 
 def measure(
@@ -127,9 +147,10 @@ def measure(
         "departure_to_order_s": round(seconds(ended, bound.at), 3),
         "order_to_moved_s": round(seconds(bound.at, move.at), 2),
         "stood_still_s": round(seconds(before, first), 3),
-        "verdicts": [{"verdict": f.verdict, "gain_milli": f.gain_milli, "why": f.why}
-                     for f in trials],
-    }  # fmt: skip
+        "verdicts": [
+            {"verdict": f.verdict, "gain_milli": f.gain_milli, "why": f.why} for f in trials
+        ],
+    }
 
 
 def picture(
@@ -146,9 +167,14 @@ def picture(
         elif name == "JobMoved" and fact.job == gang.job:
             marks.append(Mark(fact.at, "moved", "#3a9a5b"))
         elif name == "TrialOver":
-            marks.append(Mark(fact.at, f"{fact.verdict} ({fact.gain_milli / 1000:+.2f})",
-                              "#3a9a5b"))  # fmt: skip
-    panel = Panel("mini-batches/s of the gang, over 2 s",
-                  [Line("gang", steps.curve(begin, over, 2.0))], height=200)  # fmt: skip
-    return draw("A scattered gang of two is brought together on one node",
-                (begin, over), [panel], marks)  # fmt: skip
+            marks.append(
+                Mark(fact.at, f"{fact.verdict} ({fact.gain_milli / 1000:+.2f})", "#3a9a5b")
+            )
+    panel = Panel(
+        "mini-batches/s of the gang, over 2 s",
+        [Line("gang", steps.curve(begin, over, 2.0))],
+        height=200,
+    )
+    return draw(
+        "A scattered gang of two is brought together on one node", (begin, over), [panel], marks
+    )

@@ -32,9 +32,16 @@ def run(work_s: float, after_s: float, train_s: float, svg: Path | None) -> dict
     vc = under("gandiva", SLOTS, slice_s=20, introspect=True, grow_after_s=after_s)
     with running({VC: vc}, [node]) as (live, _):
         small, large = live.hold("small"), live.hold("large", workers=2)
-        grower = live.gang("grower", "--work", work_s, "--workers", 1, SLOTS,
-                           resources={"workers": 1, "gpus": 1},
-                           elastic={"min": 1, "max": SLOTS})  # fmt: skip
+        grower = live.gang(
+            "grower",
+            "--work",
+            work_s,
+            "--workers",
+            1,
+            SLOTS,
+            resources={"workers": 1, "gpus": 1},
+            elastic={"min": 1, "max": SLOTS},
+        )
         until(lambda: "resize" in grower.row["can"], "it can be resized", WITHIN_S)
         time.sleep(train_s)
         times = []
@@ -66,8 +73,9 @@ def _is(live: Live, grower: Job, workers: int) -> None:
 
     def look() -> bool:
         facts = live.facts()
-        is_open = any(over is None for begun, over in trials(facts)
-                      if begun.jobs[0].job == grower.job)  # fmt: skip
+        is_open = any(
+            over is None for begun, over in trials(facts) if begun.jobs[0].job == grower.job
+        )
         return size(facts, grower.job) == workers and not is_open
 
     until(look, f"the elastic job has {workers} workers for good", WITHIN_S)
@@ -92,60 +100,92 @@ def worlds(grower: Job) -> list[tuple[float, float]]:
 
 
 def measure(
-    steps: Steps, sizes: Sequence[tuple[float, float]], facts: Sequence[tuple[int, Any]],
-    grower: Job, left: Sequence[int], comers: Sequence[Job],
-) -> dict[str, Any]:  # fmt: skip
+    steps: Steps,
+    sizes: Sequence[tuple[float, float]],
+    facts: Sequence[tuple[int, Any]],
+    grower: Job,
+    left: Sequence[int],
+    comers: Sequence[Job],
+) -> dict[str, Any]:
     """Return its rate at each size, and how soon it grew and shrank."""
     edges = [steps.ends[0]]
-    edges += [round(at) for (at, now), (_, before) in zip(sizes[1:], sizes, strict=False)
-              if now != before]  # fmt: skip
+    edges += [
+        round(at) for (at, now), (_, before) in zip(sizes[1:], sizes, strict=False) if now != before
+    ]
     edges.append(steps.ends[-1])
     calm = CALM_S * NS_PER_SECOND
     world = {round(at): int(workers) for at, workers in sizes}
-    stages = [{"workers": world.get(begin, 1),
-               "mini_batches_per_s": round(steps.rate(begin + calm, end - calm / 2), 2),
-               "seconds": round(seconds(begin, end), 1)}
-              for begin, end in itertools.pairwise(edges)
-              if end - begin > 2 * calm]  # fmt: skip
+    stages = [
+        {
+            "workers": world.get(begin, 1),
+            "mini_batches_per_s": round(steps.rate(begin + calm, end - calm / 2), 2),
+            "seconds": round(seconds(begin, end), 1),
+        }
+        for begin, end in itertools.pairwise(edges)
+        if end - begin > 2 * calm
+    ]
     told: dict[str, Any] = {"stages": stages, "changes": []}
     queued = {f.job: f.submitted_at for _, f in facts if type(f).__name__ == "JobQueued"}
     bound = {f.job: f.at for _, f in facts if type(f).__name__ == "JobBound"}
     for begun, over in resizes(facts, grower.job):
         causes = [*left, *(queued[each.job] for each in comers)]
         cause = max((at for at in causes if at <= begun.at), default=begun.at)
-        told["changes"].append({
-            "to_workers": begun.change.world,
-            "cause_to_order_s": round(seconds(cause, begun.at), 3),
-            "order_to_done_s": round(seconds(begun.at, over.at), 3),
-            "result": over.result,
-            "stood_still_ms": round(over.pause_ns / 1e6),
-        })  # fmt: skip
-    told["newcomers_waited_s"] = [round(seconds(queued[each.job], bound[each.job]), 3)
-                                  for each in comers]  # fmt: skip
-    told["verdicts"] = [{"verdict": over.verdict, "gain_milli": over.gain_milli, "why": over.why}
-                        for _, over in trials(facts) if over]  # fmt: skip
+        told["changes"].append(
+            {
+                "to_workers": begun.change.world,
+                "cause_to_order_s": round(seconds(cause, begun.at), 3),
+                "order_to_done_s": round(seconds(begun.at, over.at), 3),
+                "result": over.result,
+                "stood_still_ms": round(over.pause_ns / 1e6),
+            }
+        )
+    told["newcomers_waited_s"] = [
+        round(seconds(queued[each.job], bound[each.job]), 3) for each in comers
+    ]
+    told["verdicts"] = [
+        {"verdict": over.verdict, "gain_milli": over.gain_milli, "why": over.why}
+        for _, over in trials(facts)
+        if over
+    ]
     return told
 
 
 def picture(
-    steps: Steps, sizes: Sequence[tuple[float, float]], facts: Sequence[tuple[int, Any]],
-    left: Sequence[int], over: int,
-) -> str:  # fmt: skip
+    steps: Steps,
+    sizes: Sequence[tuple[float, float]],
+    facts: Sequence[tuple[int, Any]],
+    left: Sequence[int],
+    over: int,
+) -> str:
     """Return its rate and its size, with who came and left, and the trials."""
     begin = steps.ends[0] - NS_PER_SECOND
-    marks = [Mark(at, words) for at, words in zip(left, ("one GPU is left", "two are left"),
-                                                  strict=True)]  # fmt: skip
-    marks += [Mark(f.submitted_at, f"a job of {f.spec.resources.workers} comes") for _, f in facts
-              if type(f).__name__ == "JobQueued" and f.submitted_at > left[-1]]  # fmt: skip
-    marks += [Mark(done.at, f"{done.verdict} ({done.gain_milli / 1000:+.2f})", "#3a9a5b")
-              for _, done in trials(facts) if done]  # fmt: skip
+    marks = [
+        Mark(at, words) for at, words in zip(left, ("one GPU is left", "two are left"), strict=True)
+    ]
+    marks += [
+        Mark(f.submitted_at, f"a job of {f.spec.resources.workers} comes")
+        for _, f in facts
+        if type(f).__name__ == "JobQueued" and f.submitted_at > left[-1]
+    ]
+    marks += [
+        Mark(done.at, f"{done.verdict} ({done.gain_milli / 1000:+.2f})", "#3a9a5b")
+        for _, done in trials(facts)
+        if done
+    ]
     stairs: list[tuple[float, float]] = []
     for at, workers in sizes:
         if stairs and stairs[-1][1] != workers:
             stairs.append((at, stairs[-1][1]))
         stairs.append((at, workers))
-    panels = [Panel("mini-batches/s, over 2 s", [Line("grower", steps.curve(begin, over, 2.0))],
-                    height=190),
-              Panel("its workers", [Line("workers", stairs, "#222")], SLOTS, 80)]  # fmt: skip
-    return draw("An elastic job grows as others leave, and shrinks when others come",
-                (begin, over), panels, marks)  # fmt: skip
+    panels = [
+        Panel(
+            "mini-batches/s, over 2 s", [Line("grower", steps.curve(begin, over, 2.0))], height=190
+        ),
+        Panel("its workers", [Line("workers", stairs, "#222")], SLOTS, 80),
+    ]
+    return draw(
+        "An elastic job grows as others leave, and shrinks when others come",
+        (begin, over),
+        panels,
+        marks,
+    )

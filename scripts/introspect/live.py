@@ -81,8 +81,12 @@ class Live:
     def submit(self, name: str, spec: Mapping[str, Any], vc: str = VC) -> Job:
         """Hand a job in; return it at once."""
         whole = {"name": name, "vc": vc, **spec}
-        reply = self.cluster.ask("POST", "/v1/jobs", json.dumps(whole).encode(),
-                                 headers={"Content-Type": "application/json"})  # fmt: skip
+        reply = self.cluster.ask(
+            "POST",
+            "/v1/jobs",
+            json.dumps(whole).encode(),
+            headers={"Content-Type": "application/json"},
+        )
         if reply.status >= 300:
             text = f"{name}: {reply.status}: {reply.body}"
             raise RuntimeError(text)
@@ -94,9 +98,15 @@ class Live:
     ) -> Job:
         """Hand in the training of several ranks, with further words on its command line."""
         args = [str(self.notes(name)), "--until", str(self.end(name)), *map(str, words)]
-        return self.submit(name, {"script": str(JOBS / "gang.py"), "args": args,
-                                  "env": {"OMP_NUM_THREADS": "1", **(env or {})},
-                                  **spec})  # fmt: skip
+        return self.submit(
+            name,
+            {
+                "script": str(JOBS / "gang.py"),
+                "args": args,
+                "env": {"OMP_NUM_THREADS": "1", **(env or {})},
+                **spec,
+            },
+        )
 
     def hold(self, name: str, workers: int = 1, **spec: Any) -> Job:
         """Hand in a job that keeps its GPUs and does nothing, until it is told to end."""
@@ -107,10 +117,15 @@ class Live:
     def train(self, name: str, load: Mapping[str, float], *, steps: int = 0, vc: str = VC) -> Job:
         """Hand in the plain training, with what it does to a fake GPU."""
         args = [str(self.notes(name)), "--until", str(self.end(name)), "--steps", str(steps)]
-        return self.submit(name, {
-            "script": str(JOBS / "train.py"), "args": args,
-            "env": {"SKEP_FAKE_LOAD": json.dumps(load), "OMP_NUM_THREADS": "1"},
-        }, vc)  # fmt: skip
+        return self.submit(
+            name,
+            {
+                "script": str(JOBS / "train.py"),
+                "args": args,
+                "env": {"SKEP_FAKE_LOAD": json.dumps(load), "OMP_NUM_THREADS": "1"},
+            },
+            vc,
+        )
 
     def facts(self) -> list[tuple[int, Any]]:
         """Return the allocator's facts so far, each with its record's time (ns)."""
@@ -120,8 +135,12 @@ class Live:
 class Ears:
     """Hears findings, verdicts, open trials and commands, in a thread."""
 
-    SUBJECTS = (subjects.FINDINGS, subjects.TRIALS_OPEN, subjects.ADVICE_OUTLOOK,
-                f"{subjects.PREFIX}.cmd.*")  # fmt: skip
+    SUBJECTS = (
+        subjects.FINDINGS,
+        subjects.TRIALS_OPEN,
+        subjects.ADVICE_OUTLOOK,
+        f"{subjects.PREFIX}.cmd.*",
+    )
 
     def __init__(self, about: Any) -> None:
         self._about = about
@@ -143,9 +162,12 @@ class Ears:
 
     async def _listen(self) -> None:
         users = self._about["nats"]["users"]
-        client = await nats.connect(self._about["nats"]["url"].split(","), user="operator",
-                                    password=users["operator"],
-                                    inbox_prefix=b"_INBOX.operator")  # fmt: skip
+        client = await nats.connect(
+            self._about["nats"]["url"].split(","),
+            user="operator",
+            password=users["operator"],
+            inbox_prefix=b"_INBOX.operator",
+        )
 
         async def hear(message: Any) -> None:
             at = Instant(time.time_ns())
@@ -165,9 +187,11 @@ class Ears:
 
 @contextlib.contextmanager
 def running(
-    vcs: Mapping[str, Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]],
-    chains: Mapping[str, Any] | None = None, wires: Wires | None = None,
-) -> Iterator[tuple[Live, Ears]]:  # fmt: skip
+    vcs: Mapping[str, Mapping[str, Any]],
+    nodes: Sequence[Mapping[str, Any]],
+    chains: Mapping[str, Any] | None = None,
+    wires: Wires | None = None,
+) -> Iterator[tuple[Live, Ears]]:
     """Run a cluster of these virtual clusters and nodes, as a cluster file says them."""
     with tempfile.TemporaryDirectory(prefix="skep-live-") as text:
         folder = Path(text)

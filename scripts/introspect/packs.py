@@ -77,8 +77,9 @@ def _verdicts(live: Live) -> dict[str, str] | None:
 def trials(facts: Sequence[tuple[int, Any]]) -> list[tuple[Any, Any]]:
     """Return each trial that was begun, with its end if it has one."""
     over = {fact.trial: fact for _, fact in facts if type(fact).__name__ == "TrialOver"}
-    return [(fact, over.get(fact.trial)) for _, fact in facts
-            if type(fact).__name__ == "TrialBegun"]  # fmt: skip
+    return [
+        (fact, over.get(fact.trial)) for _, fact in facts if type(fact).__name__ == "TrialBegun"
+    ]
 
 
 def measure(
@@ -86,15 +87,21 @@ def measure(
 ) -> dict[str, Any]:
     """Return what the first trial of a virtual cluster came to, and how long its steps took."""
     begun, over = next(pair for pair in trials(facts) if pair[0].vc == vc)
-    jobs = {fact.job: noted[fact.spec.name] for _, fact in facts
-            if type(fact).__name__ == "JobQueued" and fact.spec.vc == vc}  # fmt: skip
+    jobs = {
+        fact.job: noted[fact.spec.name]
+        for _, fact in facts
+        if type(fact).__name__ == "JobQueued" and fact.spec.vc == vc
+    }
     guest, host = (jobs[each.job] for each in begun.jobs)
     rates = {each.job: each.solo_milli / 1000 for each in begun.jobs}
     first = _together(guest, host, begun.at)
     window = (first + SETTLED_S * 1e9, float(over.at))
     packed = {each.job: jobs[each.job].rate(*window) for each in begun.jobs}
-    judged = [each for each in seen if type(each.message).__name__ == "Judged"
-              and each.message.trial == begun.trial]  # fmt: skip
+    judged = [
+        each
+        for each in seen
+        if type(each.message).__name__ == "Judged" and each.message.trial == begun.trial
+    ]
     said = normalised([by_utilisation(TABLE_1[name][0]) for name in PAIRS[vc]])
     told: dict[str, Any] = {
         "verdict": over.verdict,
@@ -109,10 +116,14 @@ def measure(
         "order_to_both_training_s": round(seconds(begun.at, first), 3),
         "packed_until_verdict_s": round(seconds(begun.at, over.at), 1),
         "trials": sum(each.vc == vc for each, _ in trials(facts)),
-    }  # fmt: skip
-    paces = [each.message.at for each in seen if type(each.message).__name__ == "Outlook"
-             and each.message.at <= begun.at
-             and {pace.job for pace in each.message.jobs} & set(jobs)]  # fmt: skip
+    }
+    paces = [
+        each.message.at
+        for each in seen
+        if type(each.message).__name__ == "Outlook"
+        and each.message.at <= begun.at
+        and {pace.job for pace in each.message.jobs} & set(jobs)
+    ]
     if paces:
         told["finding_to_order_s"] = round(seconds(max(paces), begun.at), 3)
     if judged:
@@ -150,18 +161,38 @@ def picture(
     panels, marks = [], []
     alone = 1000 / STEP_MS
     for vc in PAIRS:
-        curves = {name: steps.curve(begin, span[1], 2.0) for name, steps in noted.items()
-                  if name.startswith(vc)}  # fmt: skip
-        panels += [Panel(f"{vc} jobs, mini-batches/s over 2 s", [Line(name, points) for name, points
-                         in curves.items()], alone, 110),
-                   Panel(f"the two {vc} ones together", [Line("sum", total(list(curves.values())),
-                         "#222")], alone, 60)]  # fmt: skip
+        curves = {
+            name: steps.curve(begin, span[1], 2.0)
+            for name, steps in noted.items()
+            if name.startswith(vc)
+        }
+        panels += [
+            Panel(
+                f"{vc} jobs, mini-batches/s over 2 s",
+                [Line(name, points) for name, points in curves.items()],
+                alone,
+                110,
+            ),
+            Panel(
+                f"the two {vc} ones together",
+                [Line("sum", total(list(curves.values())), "#222")],
+                alone,
+                60,
+            ),
+        ]
     for trial, over in trials(facts):
         colour = COLOURS[2] if trial.vc == "small" else COLOURS[4]
         marks.append(Mark(trial.at, f"{trial.vc} ones packed on trial", colour))
         if over is not None:
-            marks.append(Mark(over.at, f"{trial.vc}: {over.verdict} "
-                              f"({over.gain_milli / 1000:+.2f})", colour))  # fmt: skip
+            marks.append(
+                Mark(over.at, f"{trial.vc}: {over.verdict} ({over.gain_milli / 1000:+.2f})", colour)
+            )
     ticks = [Mark(each.at, "suspended") for each, _ in changes(facts) if each.goal == "suspend"]
-    return draw("Two jobs that hardly use a GPU are packed and stay; two that need it part again "
-                "(ticks: suspended)", (begin, span[1]), panels, marks, ticks)  # fmt: skip
+    return draw(
+        "Two jobs that hardly use a GPU are packed and stay; two that need it part again "
+        "(ticks: suspended)",
+        (begin, span[1]),
+        panels,
+        marks,
+        ticks,
+    )

@@ -30,9 +30,12 @@ class Panel(NamedTuple):
 
 
 def draw(
-    title: str, span: tuple[int, int], panels: Sequence[Panel], marks: Sequence[Mark],
+    title: str,
+    span: tuple[int, int],
+    panels: Sequence[Panel],
+    marks: Sequence[Mark],
     ticks: Sequence[Mark] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Return the picture. `marks` have a line and their words, `ticks` a short line each."""
     begin, end = span
     x = svg.Scale(begin, end, LEFT, WIDTH - RIGHT)
@@ -51,9 +54,11 @@ def _panel(panel: Panel, top: float, x: svg.Scale) -> list[str]:
     most = max([panel.least, *(value for each in panel.lines for _, value in each.points)]) or 1.0
     most *= 1.05
     low, above = top + panel.height, 6 if top > TOP else 14
-    parts = [svg.line(LEFT, low, WIDTH - RIGHT, low, svg.FAINT),
-             svg.line(LEFT, top, LEFT, low, svg.FAINT),
-             svg.text(LEFT, top - above, panel.label, fill=svg.FAINT, size=11)]  # fmt: skip
+    parts = [
+        svg.line(LEFT, low, WIDTH - RIGHT, low, svg.FAINT),
+        svg.line(LEFT, top, LEFT, low, svg.FAINT),
+        svg.text(LEFT, top - above, panel.label, fill=svg.FAINT, size=11),
+    ]
     for part in (0.0, 0.5, 1.0) if panel.height >= 50 else (0.0, 1.0):
         value = panel.least * part if panel.least else most / 1.05 * part
         at = low - value / most * panel.height
@@ -61,14 +66,19 @@ def _panel(panel: Panel, top: float, x: svg.Scale) -> list[str]:
         parts.append(svg.line(LEFT, at, WIDTH - RIGHT, at, svg.GRID))
     for index, each in enumerate(panel.lines):
         colour = each.colour or COLOURS[index % len(COLOURS)]
-        points = " ".join(f"{x(round(at)):.1f},{low - value / most * panel.height:.1f}"
-                          for at, value in _bends(each.points, most / panel.height))  # fmt: skip
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" '
-                     'stroke-width="1.6"/>')  # fmt: skip
+        points = " ".join(
+            f"{x(round(at)):.1f},{low - value / most * panel.height:.1f}"
+            for at, value in _bends(each.points, most / panel.height)
+        )
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+        )
         if each.name:
             at = top + 17 * index
-            parts += [svg.box(WIDTH - RIGHT + 12, at, 11, 11, colour),
-                      svg.text(WIDTH - RIGHT + 29, at + 10, each.name, size=12)]  # fmt: skip
+            parts += [
+                svg.box(WIDTH - RIGHT + 12, at, 11, 11, colour),
+                svg.text(WIDTH - RIGHT + 29, at + 10, each.name, size=12),
+            ]
     return parts
 
 

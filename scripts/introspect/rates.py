@@ -25,8 +25,10 @@ class Steps:
         self.ends = sorted(ends)
         gaps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
         self.usual = statistics.median(gaps) if gaps else 0.0
-        self._lasted = [min(gap, self.usual) if gap > STANDS_AFTER * self.usual else gap
-                        for gap in [self.usual, *gaps]]  # fmt: skip
+        self._lasted = [
+            min(gap, self.usual) if gap > STANDS_AFTER * self.usual else gap
+            for gap in [self.usual, *gaps]
+        ]
 
     @classmethod
     def noted(cls, text: str) -> Steps:
@@ -39,8 +41,12 @@ class Steps:
         words = (line.split() for line in whole.splitlines())
         pairs = [(int(began), int(ended)) for began, ended, *_ in words]
         usual = statistics.median(ended - began for began, ended in pairs) if pairs else 0
-        return cls([ended if ended - began <= STANDS_AFTER * usual else round(began + usual)
-                    for began, ended in pairs])  # fmt: skip
+        return cls(
+            [
+                ended if ended - began <= STANDS_AFTER * usual else round(began + usual)
+                for began, ended in pairs
+            ]
+        )
 
     def until(self, at: float) -> float:
         """Return how many mini-batches were done at a moment."""

@@ -76,15 +76,19 @@ def windows(
 
 
 def measure(
-    noted: Mapping[str, Steps], facts: Sequence[tuple[int, Any]], times: tuple[int, int, int],
+    noted: Mapping[str, Steps],
+    facts: Sequence[tuple[int, Any]],
+    times: tuple[int, int, int],
     slice_s: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return rates of all together and of each, how fair they were, and what switching took."""
     spans = windows(noted, *times)
-    together = {name: sum(steps.rate(*span) for steps in noted.values())
-                for name, span in spans.items()}  # fmt: skip
-    alone = sum(together[name] * (span[1] - span[0]) for name, span in spans.items()
-                if name != "shared")  # fmt: skip
+    together = {
+        name: sum(steps.rate(*span) for steps in noted.values()) for name, span in spans.items()
+    }
+    alone = sum(
+        together[name] * (span[1] - span[0]) for name, span in spans.items() if name != "shared"
+    )
     alone /= sum(span[1] - span[0] for name, span in spans.items() if name != "shared")
     begin, end = cycles(spans["shared"], len(noted) / (len(noted) - SLOTS) * slice_s)
     shares = {name: steps.rate(begin, end) / (alone / SLOTS) for name, steps in noted.items()}
@@ -97,17 +101,20 @@ def measure(
         "window_s": {name: round(seconds(*span), 1) for name, span in spans.items()},
         "lost_by_slicing_percent": round(100 * (1 - together["shared"] / alone), 2),
         "lost_in_all_percent": round(
-            100 * (1 - sum(steps.rate(*whole) for steps in noted.values()) / alone), 2),
+            100 * (1 - sum(steps.rate(*whole) for steps in noted.values()) / alone), 2
+        ),
         "fair_share": round(SLOTS / len(noted), 3),
         "shares_over_s": round(seconds(begin, end), 1),
         "shares": {name: round(share, 3) for name, share in shares.items()},
         "furthest_from_fair_percent": round(
-            100 * max(abs(share / sum(shares.values()) * len(shares) - 1)
-                      for share in shares.values()), 1),
+            100
+            * max(abs(share / sum(shares.values()) * len(shares) - 1) for share in shares.values()),
+            1,
+        ),
         "jain": round(jain(list(shares.values())), 4),
         "again_as_before_percent": round(100 * (together["after"] / together["before"] - 1), 2),
         "switches": switches,
-    }  # fmt: skip
+    }
 
 
 def cycles(span: tuple[float, float], cycle_s: float) -> tuple[float, float]:
@@ -142,28 +149,50 @@ def _switches(
 
 
 def picture(
-    noted: Mapping[str, Steps], facts: Sequence[tuple[int, Any]],
-    times: tuple[int, int, int, int, int], slice_s: float,
-) -> str:  # fmt: skip
+    noted: Mapping[str, Steps],
+    facts: Sequence[tuple[int, Any]],
+    times: tuple[int, int, int, int, int],
+    slice_s: float,
+) -> str:
     """Return the rates of each job and of all, with arrivals, ends and turns."""
     began, arrival, first_end, last_end, over = times
     begin = max(began, min(steps.ends[0] for steps in noted.values()) - NS_PER_SECOND)
     curves = {name: steps.curve(begin, over, 2.0) for name, steps in noted.items()}
     alone = 1000 / STEP_MS
-    rows = [Panel("mini-batches/s, over 2 s" if not index else "",
-                  [Line(name, curves[name], COLOURS[index])], alone, 36)
-            for index, name in enumerate(curves)]  # fmt: skip
+    rows = [
+        Panel(
+            "mini-batches/s, over 2 s" if not index else "",
+            [Line(name, curves[name], COLOURS[index])],
+            alone,
+            36,
+        )
+        for index, name in enumerate(curves)
+    ]
     cycle_s = len(noted) / (len(noted) - SLOTS) * slice_s
-    cycle = [Line(name, steps.curve(begin, over, cycle_s), COLOURS[index])
-             for index, (name, steps) in enumerate(noted.items())]  # fmt: skip
+    cycle = [
+        Line(name, steps.curve(begin, over, cycle_s), COLOURS[index])
+        for index, (name, steps) in enumerate(noted.items())
+    ]
     panels = [
         *rows,
         Panel(f"the same over a cycle, {cycle_s:g} s", cycle, alone, 90),
-        Panel("all jobs, over 2 s", [Line("all", total(list(curves.values())), "#222")],
-              SLOTS * alone, 90),
-    ]  # fmt: skip
-    marks = [Mark(arrival, "two more arrive"), Mark(first_end, "one ends"),
-             Mark(last_end, "the other ends")]  # fmt: skip
+        Panel(
+            "all jobs, over 2 s",
+            [Line("all", total(list(curves.values())), "#222")],
+            SLOTS * alone,
+            90,
+        ),
+    ]
+    marks = [
+        Mark(arrival, "two more arrive"),
+        Mark(first_end, "one ends"),
+        Mark(last_end, "the other ends"),
+    ]
     ticks = [Mark(begin.at, "suspended") for begin, _ in changes(facts) if begin.goal == "suspend"]
-    return draw("Six jobs on four GPUs take turns (ticks: a job is suspended for another)",
-                (begin, over), panels, marks, ticks)  # fmt: skip
+    return draw(
+        "Six jobs on four GPUs take turns (ticks: a job is suspended for another)",
+        (begin, over),
+        panels,
+        marks,
+        ticks,
+    )

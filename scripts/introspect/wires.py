@@ -41,8 +41,10 @@ class Wires:
         self._mbit, self._folder = mbit, folder
         mark = f"{os.getpid() % 100_000:05}"
         self._switch = f"sks{mark}"
-        self._made = {node: (f"skn{mark}-{number}", f"skv{mark}-{number}", f"{NET}.{number + 10}")
-                      for number, node in enumerate(nodes)}  # fmt: skip
+        self._made = {
+            node: (f"skn{mark}-{number}", f"skv{mark}-{number}", f"{NET}.{number + 10}")
+            for number, node in enumerate(nodes)
+        }
         self._relays: list[Relay] = []
 
     def __enter__(self) -> Wires:
@@ -65,11 +67,15 @@ class Wires:
         hook = self._folder / "enter"
         hook.mkdir(exist_ok=True)
         (hook / "sitecustomize.py").write_text(ENTER)
-        table = {node: {"namespace": f"/run/netns/{namespace}", "address": address}
-                 for node, (namespace, _, address) in self._made.items()}  # fmt: skip
+        table = {
+            node: {"namespace": f"/run/netns/{namespace}", "address": address}
+            for node, (namespace, _, address) in self._made.items()
+        }
         before = os.environ.get("PYTHONPATH", "")
-        return {"SKEP_WIRES": json.dumps(table),
-                "PYTHONPATH": f"{hook}:{before}" if before else str(hook)}  # fmt: skip
+        return {
+            "SKEP_WIRES": json.dumps(table),
+            "PYTHONPATH": f"{hook}:{before}" if before else str(hook),
+        }
 
     def relay(self, port: int) -> None:
         """Have what listens on a port of this machine's loopback be there for every node."""
@@ -84,8 +90,19 @@ class Wires:
         for namespace, link, address in self._made.values():
             inside = ("netns", "exec", namespace, "ip")
             _ip("netns", "add", namespace)
-            _ip(*inside, "link", "add", INSIDE, "type", "veth", "peer", "name", link,
-                "netns", self._switch)  # fmt: skip
+            _ip(
+                *inside,
+                "link",
+                "add",
+                INSIDE,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                link,
+                "netns",
+                self._switch,
+            )
             _ip(*switch, "link", "set", link, "master", BRIDGE, "up")
             _ip(*inside, "addr", "add", f"{address}/24", "dev", INSIDE)
             _ip(*inside, "link", "set", INSIDE, "up")
@@ -94,8 +111,24 @@ class Wires:
             self._shape(namespace, INSIDE)
 
     def _shape(self, namespace: str, link: str) -> None:
-        _ip("netns", "exec", namespace, "tc", "qdisc", "add", "dev", link, "root", "tbf",
-            "rate", f"{self._mbit:g}mbit", "burst", "32kb", "latency", "100ms")  # fmt: skip
+        _ip(
+            "netns",
+            "exec",
+            namespace,
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            link,
+            "root",
+            "tbf",
+            "rate",
+            f"{self._mbit:g}mbit",
+            "burst",
+            "32kb",
+            "latency",
+            "100ms",
+        )
 
 
 class Relay:

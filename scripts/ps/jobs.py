@@ -134,13 +134,15 @@ class Job:
     def start(self, name: str, role: str, arguments: Sequence[str], **environment: str) -> None:
         """Start a process."""
         self._names.append(name)
-        self._zygote.start({
-            "name": self._prefix + name,
-            "role": role,
-            "arguments": list(arguments),
-            "environment": {**self.environment, **environment},
-            "log": str(self.folder / f"{name}.log"),
-        })  # fmt: skip
+        self._zygote.start(
+            {
+                "name": self._prefix + name,
+                "role": role,
+                "arguments": list(arguments),
+                "environment": {**self.environment, **environment},
+                "log": str(self.folder / f"{name}.log"),
+            }
+        )
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal."""

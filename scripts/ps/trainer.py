@@ -54,15 +54,20 @@ class Trainer:
         self.folder: Path = options.folder
         self.gates = [int(gate) for gate in options.gates.split(",") if gate]
         torch.manual_seed(options.seed)
-        self.model = nn.Sequential(nn.Linear(DATA, options.hidden), nn.ReLU(),
-                                   nn.Linear(options.hidden, CLASSES))  # fmt: skip
+        self.model = nn.Sequential(
+            nn.Linear(DATA, options.hidden), nn.ReLU(), nn.Linear(options.hidden, CLASSES)
+        )
         saved: dict[str, Any] = torch.load(options.load) if options.load else {}
         if saved:
             self.model.load_state_dict(saved["model"])
         self.optimizer = SGD(
-            self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4,
-            asynchronous=options.asynchronous, average=not options.global_batch,
-        )  # fmt: skip
+            self.model.parameters(),
+            lr=0.05,
+            momentum=0.9,
+            weight_decay=1e-4,
+            asynchronous=options.asynchronous,
+            average=not options.global_batch,
+        )
         self.before = int(saved.get("version", 0))  # what an earlier job has done
         self.begins_at = self.version
         # Wherever this worker comes in: the learning rates must agree.
@@ -131,8 +136,11 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint, atomically."""
         path = self.folder / "checkpoint.pt"
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "version": self.version}  # fmt: skip
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "version": self.version,
+        }
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
 

@@ -29,9 +29,17 @@ Array = NDArray[np.float32]
 TRAIN_SAMPLES = 600
 """Of the 1,797 samples; the rest is for the accuracy, whose steps are a tenth of a per cent."""
 DEFAULTS: dict[str, Any] = {
-    "lr": 0.1, "momentum": 0.9, "batch": 32, "hidden": 32, "layers": 1, "decay": 1e-4,
-    "dropout": 0.0, "noise": 0.0, "scale": 1.0, "activation": "relu",
-}  # fmt: skip
+    "lr": 0.1,
+    "momentum": 0.9,
+    "batch": 32,
+    "hidden": 32,
+    "layers": 1,
+    "decay": 1e-4,
+    "dropout": 0.0,
+    "noise": 0.0,
+    "scale": 1.0,
+    "activation": "relu",
+}
 
 
 def load() -> tuple[Array, NDArray[np.int64], Array, NDArray[np.int64]]:
@@ -67,8 +75,10 @@ class Network:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later process goes on with."""
-        return {"values": [each.tolist() for each in [*self.weights, *self.biases]],
-                "speed": [each.tolist() for each in self._speed]}  # fmt: skip
+        return {
+            "values": [each.tolist() for each in [*self.weights, *self.biases]],
+            "speed": [each.tolist() for each in self._speed],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what an earlier process had."""

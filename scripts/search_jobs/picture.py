@@ -28,8 +28,9 @@ def _order(one: tuple[str, object]) -> tuple[int, str]:
     return int(seed), way
 
 
-def _row(name: str, run: Mapping[int, Points], target: float, top: float, longest: float
-         ) -> list[str]:  # fmt: skip
+def _row(
+    name: str, run: Mapping[int, Points], target: float, top: float, longest: float
+) -> list[str]:
     def x(at: float) -> float:
         return LEFT + at / longest * (WIDTH - LEFT - 30)
 
@@ -39,19 +40,26 @@ def _row(name: str, run: Mapping[int, Points], target: float, top: float, longes
     way, _, seed = name.partition("-")
     colour = "#1f77b4" if way == "sliced" else "#d62728"
     parts = [text(LEFT, top + 8, f"{WAYS[way]}; seed {seed}", size=12)]
-    parts.append(f'<path d="M{LEFT} {y(target):.1f}H{WIDTH - 30}" stroke="#999" '
-                 'stroke-dasharray="4 3"/>')  # fmt: skip
+    parts.append(
+        f'<path d="M{LEFT} {y(target):.1f}H{WIDTH - 30}" stroke="#999" stroke-dasharray="4 3"/>'
+    )
     parts.append(f'<path d="M{LEFT} {y(0):.1f}H{WIDTH - 30}" stroke="#222"/>')
     parts.append(text(12, y(target) + 4, f"{target:.2f}", size=11))
-    parts += [text(x(second), y(0) + 14, str(second), size=10)
-              for second in range(0, int(longest) + 1, 20)]  # fmt: skip
+    parts += [
+        text(x(second), y(0) + 14, str(second), size=10)
+        for second in range(0, int(longest) + 1, 20)
+    ]
     for mine in run.values():
         if mine:
             line = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, _, value in mine)
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" '
-                         'stroke-width="0.8" opacity="0.6"/>')  # fmt: skip
-            parts.append(f'<circle cx="{x(mine[0][0]):.1f}" cy="{y(mine[0][2]):.1f}" r="1.5" '
-                         f'fill="{colour}"/>')  # fmt: skip
+            parts.append(
+                f'<polyline points="{line}" fill="none" stroke="{colour}" '
+                'stroke-width="0.8" opacity="0.6"/>'
+            )
+            parts.append(
+                f'<circle cx="{x(mine[0][0]):.1f}" cy="{y(mine[0][2]):.1f}" r="1.5" '
+                f'fill="{colour}"/>'
+            )
     hits = [(at, value) for mine in run.values() for at, _, value in mine if value >= target]
     if hits:
         at, value = min(hits)

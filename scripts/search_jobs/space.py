@@ -33,5 +33,8 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 
 def study_of(seed: int, pruner: str) -> optuna.Study:
     """Return Optuna's part: a sampler that draws by the seed alone, and a pruner."""
-    return optuna.create_study(direction="maximize", pruner=PRUNERS[pruner](),
-                               sampler=optuna.samplers.RandomSampler(seed=seed))  # fmt: skip
+    return optuna.create_study(
+        direction="maximize",
+        pruner=PRUNERS[pruner](),
+        sampler=optuna.samplers.RandomSampler(seed=seed),
+    )

@@ -99,5 +99,12 @@ def examine(stream: str, facts: object, messages: Iterable[Delivery]) -> Examine
 def _odd(message: Delivery, why: str, *, removable: bool) -> Odd:
     text = message.payload[:BEGINS_CHARACTERS].decode(errors="backslashreplace")
     begins = "".join(each if each.isprintable() else "?" for each in text)[:BEGINS_CHARACTERS]
-    return Odd(sequence=message.sequence, kind=FOREIGN, why=why, at=message.at,
-               size=len(message.payload), begins=begins, removable=removable)  # fmt: skip
+    return Odd(
+        sequence=message.sequence,
+        kind=FOREIGN,
+        why=why,
+        at=message.at,
+        size=len(message.payload),
+        begins=begins,
+        removable=removable,
+    )

@@ -152,8 +152,13 @@ class ForeignSeen:
         self.count += 1
         self.latest = f"{stream} {sequence}: {why}"
         if self.count <= REPORTED_MAX or self.count % REPORTED_MAX == 0:
-            self._report("a foreign message in a fact stream was passed over", stream=stream,
-                         sequence=sequence, why=why, count=self.count)  # fmt: skip
+            self._report(
+                "a foreign message in a fact stream was passed over",
+                stream=stream,
+                sequence=sequence,
+                why=why,
+                count=self.count,
+            )
 
 
 class Followed:

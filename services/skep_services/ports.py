@@ -129,11 +129,7 @@ class FactLog(Protocol):
         ...
 
     async def append(
-        self,
-        facts: Sequence[Any],
-        positions: Mapping[str, int],
-        at: Instant,
-        noted: bytes = b"",
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, noted: bytes = b""
     ) -> LogRecord:
         """Make `facts` durable as one record and return it.
 

@@ -65,19 +65,27 @@ class Service(NamedTuple):
 
 SERVICES = {
     "admission": Service(
-        subjects.ADMISSION, AdmissionFact, AdmissionMachine,
+        subjects.ADMISSION,
+        AdmissionFact,
+        AdmissionMachine,
         {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded)},
     ),
     "allocator": Service(
-        subjects.ALLOC, AllocatorFact, AllocatorMachine,
+        subjects.ALLOC,
+        AllocatorFact,
+        AllocatorMachine,
         {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked)},
     ),
     "searches": Service(
-        subjects.SEARCH, SearchFact, SearchesMachine,
-        {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused),
-         subjects.ALLOC: (AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued)},
+        subjects.SEARCH,
+        SearchFact,
+        SearchesMachine,
+        {
+            subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused),
+            subjects.ALLOC: (AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued),
+        },
     ),
-}  # fmt: skip
+}
 """`wants` as in the services' own `FOLLOW`."""
 
 
@@ -119,9 +127,11 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
     """
     url = os.environ.get("SKEP_NATS_URL", "")
     if url and home is None:
-        return LinkOptions(servers=tuple(url.split(",")),
-                           identity=os.environ.get("SKEP_NATS_USER", identity),
-                           password=os.environ.get("SKEP_NATS_PASSWORD", ""))  # fmt: skip
+        return LinkOptions(
+            servers=tuple(url.split(",")),
+            identity=os.environ.get("SKEP_NATS_USER", identity),
+            password=os.environ.get("SKEP_NATS_PASSWORD", ""),
+        )
     where = folder.home_folder(home)
     cluster = folder.read_cluster(where)
     if cluster is None or not folder.supervisor_alive(cluster):
@@ -131,8 +141,9 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
         )
         raise UnreachableError(text)
     nats = cluster["nats"]
-    return LinkOptions(servers=tuple(nats["url"].split(",")), identity=identity,
-                       password=nats["users"][identity])  # fmt: skip
+    return LinkOptions(
+        servers=tuple(nats["url"].split(",")), identity=identity, password=nats["users"][identity]
+    )
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:
@@ -147,10 +158,12 @@ def records(streams: Streams, service: str) -> list[LogRecord]:
 def log_of(streams: Streams, service: str) -> Log:
     """Return what a service decided on, and what it recorded; raises CorruptLogError."""
     messages = {
-        stream: {one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence,
-                                          one.at) for one in found}
+        stream: {
+            one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence, one.at)
+            for one in found
+        }
         for stream, found in streams.items()
-    }  # fmt: skip
+    }
     return Log(records(streams, service), messages, SERVICES[service].wants)
 
 
@@ -159,8 +172,10 @@ def noted_bytes(streams: Streams) -> dict[str, dict[str, int]]:
     told = {}
     for name, service in SERVICES.items():
         found = records(streams, name)
-        told[name] = {"log": sum(len(one.payload) for one in streams[service.stream]),
-                      "noted": sum(len(one.noted) for one in found)}  # fmt: skip
+        told[name] = {
+            "log": sum(len(one.payload) for one in streams[service.stream]),
+            "noted": sum(len(one.noted) for one in found),
+        }
     return told
 
 

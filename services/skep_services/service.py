@@ -215,8 +215,14 @@ class Fatal:
             if self._raised.done():
                 error = self._raised.exception()
                 assert error is not None
-                known = (MissingStreamError, MissingLogError, CorruptLogError, RefusedError,
-                         SupersededError, NameTakenError)  # fmt: skip
+                known = (
+                    MissingStreamError,
+                    MissingLogError,
+                    CorruptLogError,
+                    RefusedError,
+                    SupersededError,
+                    NameTakenError,
+                )
                 raise error if isinstance(error, known) else BusLostError(repr(error)) from error
             await task
         finally:

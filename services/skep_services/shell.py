@@ -194,8 +194,12 @@ class Shell(Generic[EventT, FactT]):
         taken = sorted(self._decided_ns)
         if not taken:
             return {}
-        return {"p50": taken[len(taken) // 2] / 1000, "p99": taken[len(taken) * 99 // 100] / 1000,
-                "max": taken[-1] / 1000, "n": len(taken)}  # fmt: skip
+        return {
+            "p50": taken[len(taken) // 2] / 1000,
+            "p99": taken[len(taken) * 99 // 100] / 1000,
+            "max": taken[-1] / 1000,
+            "n": len(taken),
+        }
 
     async def run(self) -> None:
         """Recover, then decide for ever.
@@ -380,9 +384,14 @@ class Shell(Generic[EventT, FactT]):
         self.passed_over += 1
         self.passed_latest = f"{failure.event} {item.key}: {failure.error}"
         if self.passed_over <= REPORTS_MAX or self.passed_over % REPORTS_MAX == 0:
-            self._observer.report("a message was passed over: this service cannot decide on it",
-                                  message=item.key, kind=failure.event, error=failure.error,
-                                  attempts=failure.attempts, count=self.passed_over)  # fmt: skip
+            self._observer.report(
+                "a message was passed over: this service cannot decide on it",
+                message=item.key,
+                kind=failure.event,
+                error=failure.error,
+                attempts=failure.attempts,
+                count=self.passed_over,
+            )
         if self._notes is not None and item.sequence:
             self._notes.passed(item.stream, item.sequence, now)
         if item.sequence and item.last:
@@ -460,11 +469,7 @@ def _event(delivery: Delivery) -> Any:
     """
     try:
         event = codec.read(
-            delivery.subject,
-            delivery.payload,
-            delivery.headers,
-            delivery.sequence,
-            delivery.at,
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
         )
     except Exception as error:
         # Reading changes nothing, so that a bug in it need not end anything.

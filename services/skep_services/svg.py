@@ -29,21 +29,28 @@ class Scale:
 
 
 def document(
-    width: float, height: float, title: str, parts: Sequence[str], *, size: int = 12,
+    width: float,
+    height: float,
+    title: str,
+    parts: Sequence[str],
+    *,
+    size: int = 12,
     fill: str = TEXT,
-) -> str:  # fmt: skip
+) -> str:
     """Return a picture that stands by itself; the title is what is shown when it is pointed at.
 
     Text that says nothing else has this size and colour.
     """
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif" font-size="{size}" '
-        f'fill="{fill}" role="img">',
-        f"<title>{escape(title)}</title>",
-        *parts,
-        "</svg>\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+            f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif" font-size="{size}" '
+            f'fill="{fill}" role="img">',
+            f"<title>{escape(title)}</title>",
+            *parts,
+            "</svg>\n",
+        ]
+    )
 
 
 def page(width: int, height: int, title: str, parts: Sequence[str]) -> str:
@@ -65,21 +72,32 @@ def axis(x: Callable[[int], float], begin: int, end: int, top: float, bottom: fl
 
 
 def box(
-    x: float, y: float, width: float, height: float, fill: str, radius: int = 0, opacity: float = 1,
-    *, stroke: str = "", hint: str = "",
-) -> str:  # fmt: skip
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    fill: str,
+    radius: int = 0,
+    opacity: float = 1,
+    *,
+    stroke: str = "",
+    hint: str = "",
+) -> str:
     """Return a rectangle; `hint` is shown when it is pointed at."""
     more = (f' rx="{radius}"' if radius else "") + (f' opacity="{opacity}"' if opacity < 1 else "")
     more += f' stroke="{stroke}"' if stroke else ""
     end = f"><title>{escape(hint)}</title></rect>" if hint else "/>"
-    return (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-            f'fill="{fill}"{more}{end}')  # fmt: skip
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{fill}"{more}{end}'
+    )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, stroke: str, more: str = "") -> str:
     """Return a line; `more` are attributes as they stand."""
-    return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="{stroke}"{more}/>')  # fmt: skip
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{more}/>'
+    )
 
 
 def text(

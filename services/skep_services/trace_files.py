@@ -119,11 +119,13 @@ def _applications(folder: Path) -> dict[str, lengths.Measured]:
     return {
         each.parent.name: lengths.Measured(
             tuple(lines_of(str(each))),
-            {int(table.stem.rpartition("-")[2]): tuple(lines_of(str(table)))
-             for table in sorted(each.parent.glob("validation-*.csv"))},
+            {
+                int(table.stem.rpartition("-")[2]): tuple(lines_of(str(table)))
+                for table in sorted(each.parent.glob("validation-*.csv"))
+            },
         )
         for each in sorted(folder.glob("*/placements.csv"))
-    }  # fmt: skip
+    }
 
 
 def _is_path(text: str) -> bool:

@@ -184,9 +184,15 @@ class Decisions:
             fact = _subject(effect)
             if isinstance(fact, CellsAlarm):
                 tell = self._log.info if fact.over else self._log.error
-                tell("cells alarm over" if fact.over else "cells alarm", rule=fact.rule,
-                     chain=fact.chain, where=fact.where, vcs=fact.vcs, text=fact.text,
-                     story=fact.story)  # fmt: skip
+                tell(
+                    "cells alarm over" if fact.over else "cells alarm",
+                    rule=fact.rule,
+                    chain=fact.chain,
+                    where=fact.where,
+                    vcs=fact.vcs,
+                    text=fact.text,
+                    story=fact.story,
+                )
 
     def report(self, what: str, **about: Any) -> None:
         """Tell an operator of something that should not have happened."""

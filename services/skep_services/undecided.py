@@ -65,8 +65,12 @@ class Undecided:
         A file that cannot be written costs further restarts, nothing else.
         """
         known = self.failures.pop(key, None)
-        failure = Failure(event=type(event).__name__, error=_text(error), at=now,
-                          attempts=known.attempts + 1 if known is not None else 1)  # fmt: skip
+        failure = Failure(
+            event=type(event).__name__,
+            error=_text(error),
+            at=now,
+            attempts=known.attempts + 1 if known is not None else 1,
+        )
         self.failures[key] = failure
         for old in list(self.failures)[: max(0, len(self.failures) - KEPT_MAX)]:
             del self.failures[old]
@@ -96,9 +100,10 @@ def sender(event: Any) -> str:
     """Return the key of core messages: their class, and who says them."""
     said = getattr(event, "message", event)
     whose = "/".join(
-        str(getattr(said, name)) for name in ("node", "job", "attempt", "rank")
+        str(getattr(said, name))
+        for name in ("node", "job", "attempt", "rank")
         if hasattr(said, name)
-    )  # fmt: skip
+    )
     return f"{type(event).__name__} {whose}"
 
 

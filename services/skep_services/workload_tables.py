@@ -83,10 +83,12 @@ def _dl2(folder: Path) -> Table:
 
 def _elasticflow(folder: Path) -> Table:
     files = sorted((folder / "elasticflow").glob("throughputs_*/*.csv"))
-    return elasticflow.parse({
-        (file.parent.name.removeprefix("throughputs_").lower(), file.stem): _lines(file)
-        for file in files
-    })  # fmt: skip
+    return elasticflow.parse(
+        {
+            (file.parent.name.removeprefix("throughputs_").lower(), file.stem): _lines(file)
+            for file in files
+        }
+    )
 
 
 def _deepshare(folder: Path) -> Table:

@@ -8,13 +8,7 @@ import pytest
 
 from skep_services.adapters import memory, nats_listen
 from skep_services.ports import CorruptLogError, Delivery, MissingStreamError, RefusedError
-from tests.adapters.worlds import (
-    DEADLINE_S,
-    Inbox,
-    World,
-    numbers,
-    publish_all,
-)
+from tests.adapters.worlds import DEADLINE_S, Inbox, World, numbers, publish_all
 
 pytestmark = pytest.mark.asyncio
 

@@ -50,9 +50,12 @@ class Behind:
             "SKEP_LISTEN": f"127.0.0.1:{self.port}",
         }
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "skep_services.door", env=environment,
+            sys.executable,
+            "-m",
+            "skep_services.door",
+            env=environment,
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         assert self.process.stderr is not None
         while b'"ready"' not in (line := await self.process.stderr.readline()):
             assert line, "it has ended"

@@ -22,8 +22,12 @@ ALLOW = {"SKEP_DRIVER_CHECKPOINT": "allow"}
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     command = [sys.executable, "-c", "print(flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          env={**os.environ, "SKEP_RUN": TOKEN}) as process:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "SKEP_RUN": TOKEN},
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield Host(tmp_path, process.pid)

@@ -241,9 +241,12 @@ async def test_what_is_no_record_is_passed_over_by_everybody(world: World, paylo
     with pytest.raises(SupersededError, match="this one is o1"):
         await owner.append([Placed("d")], {}, AT)
     assert await facts_in(world) == [
-        EpochBegan(epoch=1, owner="o1", rules=RULES), Placed("a"), Placed("b"),
-        EpochBegan(epoch=2, owner="o2", rules=RULES), Placed("c"),
-    ]  # fmt: skip
+        EpochBegan(epoch=1, owner="o1", rules=RULES),
+        Placed("a"),
+        Placed("b"),
+        EpochBegan(epoch=2, owner="o2", rules=RULES),
+        Placed("c"),
+    ]
 
 
 async def test_foreign_messages_before_the_first_record_are_passed_over(world: World) -> None:
@@ -274,8 +277,10 @@ async def test_a_copy_of_an_old_record_is_passed_over(world: World) -> None:
     heir = await opened(world, "o2")
     await heir.append([Placed("c")], {}, AT)
     assert [fact for fact in await facts_in(world) if isinstance(fact, Placed)] == [
-        Placed("a"), Placed("b"), Placed("c"),
-    ]  # fmt: skip
+        Placed("a"),
+        Placed("b"),
+        Placed("c"),
+    ]
 
 
 async def test_a_guessed_number_far_ahead_is_passed_over(world: World) -> None:
@@ -329,8 +334,10 @@ async def test_what_was_foreign_can_be_taken_out(world: World) -> None:
     last = await opened(world, "o3")
     await last.append([Placed("c")], {}, AT)
     assert [fact for fact in await facts_in(world) if isinstance(fact, Placed)] == [
-        Placed("a"), Placed("b"), Placed("c"),
-    ]  # fmt: skip
+        Placed("a"),
+        Placed("b"),
+        Placed("c"),
+    ]
 
 
 async def test_a_record_that_was_taken_out_is_missed(world: World) -> None:

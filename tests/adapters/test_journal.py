@@ -16,12 +16,7 @@ from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.journal import FRAME, MAGIC, JournalFactLog
 from skep_services.adapters.records import RECORD_BYTES_MAX
-from skep_services.ports import (
-    CorruptLogError,
-    LogRecord,
-    MissingLogError,
-    SupersededError,
-)
+from skep_services.ports import CorruptLogError, LogRecord, MissingLogError, SupersededError
 from tests.adapters.worlds import Freed, Placed
 
 pytestmark = pytest.mark.asyncio

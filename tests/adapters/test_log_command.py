@@ -56,11 +56,15 @@ class Owner:
     async def begin(self, owner: str) -> NatsFactLog:
         """Start a process: replay, and win the epoch."""
         bus = await self.cluster.bus("allocator")
-        log = NatsFactLog(bus, stream=subjects.ALLOC, subject=subjects.ALLOC_FACTS,
-                          service="allocator", facts=AllocatorFact,
-                          end=self.folder / "log-end",
-                          foreign=lambda _, sequence, __: self.foreign.append(sequence),
-                          )  # fmt: skip
+        log = NatsFactLog(
+            bus,
+            stream=subjects.ALLOC,
+            subject=subjects.ALLOC_FACTS,
+            service="allocator",
+            facts=AllocatorFact,
+            end=self.folder / "log-end",
+            foreign=lambda _, sequence, __: self.foreign.append(sequence),
+        )
         self.facts = [fact async for record in log.replay() for fact in record.facts]
         self.facts += (await log.begin_epoch(owner, AT)).facts
         return log
@@ -69,8 +73,9 @@ class Owner:
         """Have JetStream write its answer into ALLOC: a tenant names that as reply subject."""
         tenant = await self.cluster.bus("vc-ml")
         before = await self.last()
-        await tenant.link.send(subjects.submit("ml"), b"{}", {"Nats-Expected-Stream": "NOPE"},
-                               subjects.ALLOC_FACTS)  # fmt: skip
+        await tenant.link.send(
+            subjects.submit("ml"), b"{}", {"Nats-Expected-Stream": "NOPE"}, subjects.ALLOC_FACTS
+        )
         while await self.last() == before:  # noqa: ASYNC110
             await asyncio.sleep(0)  # tidy: allow sleep because the server tells nobody
         await tenant.close()
@@ -114,11 +119,25 @@ async def test_an_attack_is_survived_found_and_repaired(
 
     follower = await cluster.bus("advisor")
     await follower.follow(subjects.ALLOC, followed.begin, follow)
-    assert await skep(capsys, "check", "--stream", "ALLOC") == (exits.OK, {
-        "ok": True,
-        "logs": [{"stream": "ALLOC", "messages": 1, "records": 1, "epoch": 1, "sequence": 1,
-                  "hash": log._chain.hash, "gaps": 0, "odd": [], "broken": ""}],
-    })  # fmt: skip
+    assert await skep(capsys, "check", "--stream", "ALLOC") == (
+        exits.OK,
+        {
+            "ok": True,
+            "logs": [
+                {
+                    "stream": "ALLOC",
+                    "messages": 1,
+                    "records": 1,
+                    "epoch": 1,
+                    "sequence": 1,
+                    "hash": log._chain.hash,
+                    "gaps": 0,
+                    "odd": [],
+                    "broken": "",
+                }
+            ],
+        },
+    )
 
     await owner.attack()
     await log.append(cancelled(1), {}, AT)
@@ -152,10 +171,13 @@ async def test_an_attack_is_survived_found_and_repaired(
     await log.append(cancelled(3), {}, AT)
     await owner.begin("o3")
     assert owner.facts == [
-        EpochBegan(epoch=1, owner="o1", rules=RULES), *cancelled(1),
-        EpochBegan(epoch=2, owner="o2", rules=RULES), *cancelled(2), *cancelled(3),
+        EpochBegan(epoch=1, owner="o1", rules=RULES),
+        *cancelled(1),
+        EpochBegan(epoch=2, owner="o2", rules=RULES),
+        *cancelled(2),
+        *cancelled(3),
         EpochBegan(epoch=3, owner="o3", rules=RULES),
-    ]  # fmt: skip
+    ]
     await eventually(lambda: taken == [1, 3, 5, 6, 8, 9])
     assert not cluster.fatal
 
@@ -207,9 +229,11 @@ async def test_what_stands_before_the_first_record_stays(
 
 
 async def test_only_bootstrap_may_take_anything_out(
-    cluster: RealCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    cluster: RealCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     owner = Owner(cluster, tmp_path)
     await owner.begin("o1")
     await owner.attack()
@@ -238,10 +262,16 @@ async def test_the_tables_are_for_people(
     assert capsys.readouterr().err == "nothing to repair\n"
 
 
-@pytest.mark.parametrize("words", [
-    ("check", "--yes"), ("check", "--doubtful"), ("repair", "--from", "x.jsonl"), ("repair", "j1"),
-    ("mend",),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "--yes"),
+        ("check", "--doubtful"),
+        ("repair", "--from", "x.jsonl"),
+        ("repair", "j1"),
+        ("mend",),
+    ],
+)
 async def test_wrong_words(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", *words]) == exits.USAGE
     assert capsys.readouterr().err

@@ -41,9 +41,15 @@ async def world(tmp_path: Path) -> AsyncIterator[NatsWorld]:
 
 
 async def log(world: NatsWorld, kept: Any = Holds) -> NatsFactLog:
-    return NatsFactLog(await world.bus(), stream="FACTS", subject=FACT_SUBJECT, service="tester",
-                       facts=Placed | Freed, kept=kept,
-                       end=world.server.folder / uuid.uuid4().hex)  # fmt: skip
+    return NatsFactLog(
+        await world.bus(),
+        stream="FACTS",
+        subject=FACT_SUBJECT,
+        service="tester",
+        facts=Placed | Freed,
+        kept=kept,
+        end=world.server.folder / uuid.uuid4().hex,
+    )
 
 
 async def replayed(world: NatsWorld, kept: Any = Holds) -> list[LogRecord]:

@@ -42,15 +42,7 @@ from skep_services.adapters.nats_streams import (
     bootstrap_streams,
 )
 from skep_services.ports import Delivery, MissingStreamError, RefusedError
-from tests.adapters.worlds import (
-    DEADLINE_S,
-    NODES,
-    VCS,
-    Inbox,
-    NatsWorld,
-    Placed,
-    RealCluster,
-)
+from tests.adapters.worlds import DEADLINE_S, NODES, VCS, Inbox, NatsWorld, Placed, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
@@ -227,17 +219,26 @@ EVERY_LISTEN = sorted(
 )
 
 
-@pytest.mark.parametrize("service, stream, subject", [
-    (ALLOCATOR, subjects.ALLOC, subjects.ALLOC_FACTS),
-    (ADMISSION_SERVICE, subjects.ADMISSION, subjects.ADMISSION_FACTS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "service, stream, subject",
+    [
+        (ALLOCATOR, subjects.ALLOC, subjects.ALLOC_FACTS),
+        (ADMISSION_SERVICE, subjects.ADMISSION, subjects.ADMISSION_FACTS),
+    ],
+)
 async def test_who_writes_a_log_may_keep_snapshots_beside_it(
     cluster: RealCluster, tmp_path: Path, service: str, stream: str, subject: str
 ) -> None:
     for owner in ("o1", "o2"):
-        log = NatsFactLog(await cluster.bus(service), stream=stream, subject=subject,
-                          service=service, facts=VcsSet, kept=VcsSet,
-                          end=tmp_path / "log-end")  # fmt: skip
+        log = NatsFactLog(
+            await cluster.bus(service),
+            stream=stream,
+            subject=subject,
+            service=service,
+            facts=VcsSet,
+            kept=VcsSet,
+            end=tmp_path / "log-end",
+        )
         found = [record.stands_for async for record in log.replay()]
         await log.begin_epoch(owner, Instant(1))
         for _ in range(3):  # From the third on, old ones are dropped.
@@ -436,11 +437,7 @@ async def test_a_stream_the_server_refuses_is_an_error(cluster: RealCluster) -> 
 
 def _plan(name: str, subject: str = "later.*") -> StreamPlan:
     return StreamPlan(
-        name=name,
-        subjects=(subject,),
-        message_max=KIB,
-        bytes_max=KIB * KIB,
-        duplicates=seconds(60),
+        name=name, subjects=(subject,), message_max=KIB, bytes_max=KIB * KIB, duplicates=seconds(60)
     )
 
 

@@ -321,8 +321,9 @@ def counts(folder: Path) -> list[str]:
 async def counting(folder: Path) -> None:
     """Return once each of the family has counted on from where it is."""
     before = counts(folder)
-    await until(lambda: all(new and new != old for new, old in zip(counts(folder), before,
-                                                                  strict=True)))  # fmt: skip
+    await until(
+        lambda: all(new and new != old for new, old in zip(counts(folder), before, strict=True))
+    )
 
 
 async def family(node: Node, runtime: NodeRuntime, token: str = "a") -> RunStarted:
@@ -454,8 +455,12 @@ while sleep 0.02; do echo >> {counts}; done"""
 @pytest.mark.asyncio
 async def test_partners_on_a_device_stand_still_and_end_without_each_other(node: Node) -> None:
     runtime = await node.open()
-    env = {"PATH": PATH, NODE_VARIABLE: str(node.number), "SKEP_DEVICES": "0",
-           "SKEP_MEMORY_SHARE": "0.5"}  # fmt: skip
+    env = {
+        "PATH": PATH,
+        NODE_VARIABLE: str(node.number),
+        "SKEP_DEVICES": "0",
+        "SKEP_MEMORY_SHARE": "0.5",
+    }
     counts = {token: node.folder / f"{token}.counts" for token in "ab"}
     for number, token in enumerate(counts):
         script = PARTNER.format(sleeper=node.sleeper(number), counts=counts[token])

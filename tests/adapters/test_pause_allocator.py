@@ -25,8 +25,9 @@ async def test_the_epoch_of_every_command_taken_is_found(tmp_path: Path) -> None
     await log.append([stops[1]], {}, Instant(AT + 5))
     log.close()
     data = (tmp_path / "journal").read_bytes()
-    found = [(record["at"], command_epoch(fact)) for record in frames(data)
-             for fact in record["facts"]]  # fmt: skip
+    found = [
+        (record["at"], command_epoch(fact)) for record in frames(data) for fact in record["facts"]
+    ]
     # The epoch that began is the journal's own, and a floor is no command.
     assert found == [(AT, 0), (AT, 1), (AT, 0), (AT + 5, 2)]
     assert [record["at"] for record in frames(data[:-1])] == [AT, AT]

@@ -74,9 +74,12 @@ class Pair:
     def environment(self, identity: str) -> Mapping[str, str]:
         secret = self.folder / f"{identity}.password"
         secret.write_text(self.passwords[identity])
-        return {"SKEP_NATS_URL": self.server.url, "SKEP_NATS_USER": identity,
-                "SKEP_NATS_PASSWORD_FILE": str(secret),
-                "SKEP_STATE": str(self.folder / identity)}  # fmt: skip
+        return {
+            "SKEP_NATS_URL": self.server.url,
+            "SKEP_NATS_USER": identity,
+            "SKEP_NATS_PASSWORD_FILE": str(secret),
+            "SKEP_STATE": str(self.folder / identity),
+        }
 
     def serve(self, main: Any, identity: str, peer: str) -> asyncio.Task[None]:
         name = identity.rpartition("-")[0]
@@ -201,13 +204,20 @@ async def test_of_two_that_stand_by_the_first_goes_first(pair: Pair) -> None:
 async def test_a_container_is_well_while_its_process_answers(pair: Pair) -> None:
     pair.serve(admission, *PAIR)
     await pair.active("admission-1")
-    environment = {**pair.environment("admission-1"),
-                   "SKEP_NATS_URL": f"nats://127.0.0.1:1,{pair.server.url}"}  # fmt: skip
+    environment = {
+        **pair.environment("admission-1"),
+        "SKEP_NATS_URL": f"nats://127.0.0.1:1,{pair.server.url}",
+    }
 
     async def asked() -> tuple[int | None, bytes]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "skep_services.compose.check", env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+            sys.executable,
+            "-m",
+            "skep_services.compose.check",
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         said, _ = await process.communicate()
         return process.returncode, said
 

@@ -486,10 +486,7 @@ async def test_requests_that_make_no_sense_get_an_answer(node: Node) -> None:
             (size,) = runner.LENGTH.unpack(replies.read(runner.LENGTH.size))
             return json.loads(replies.read(size))
 
-        assert ask(b'{"id": 1, "do": "dance"}') == {
-            "id": 1,
-            "error": "there is no request 'dance'",
-        }
+        assert ask(b'{"id": 1, "do": "dance"}') == {"id": 1, "error": "there is no request 'dance'"}
         assert ask(b'{"id": 2, "do": "stop"}') == {"id": 2, "error": "KeyError: 'token'"}
         assert ask(b"{")["error"].startswith("JSONDecodeError")
         assert ask(b"[]")["error"].startswith("TypeError")

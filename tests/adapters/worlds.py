@@ -231,20 +231,22 @@ class NatsWorld:
         return await self.fact_log_on(await self.bus(identity))
 
     async def fact_log_on(
-        self,
-        bus: NatsBus,
-        facts: Any = Placed | Freed,
-        end: Path | None = None,
-        **fields: Any,
+        self, bus: NatsBus, facts: Any = Placed | Freed, end: Path | None = None, **fields: Any
     ) -> NatsFactLog:
         """Return a log whose host remembers nothing of it, or what is in `end`."""
         if not self._has_fact_stream:
             await self.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
             self._has_fact_stream = True
         self._logs += 1
-        return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts,
-                           end=end or self.server.folder / f"end-{self._logs}",
-                           **fields)  # fmt: skip
+        return NatsFactLog(
+            bus,
+            stream="FACTS",
+            subject=FACT_SUBJECT,
+            service="tester",
+            facts=facts,
+            end=end or self.server.folder / f"end-{self._logs}",
+            **fields,
+        )
 
     async def close(self) -> None:
         for bus in self._buses:

@@ -42,11 +42,30 @@ SETTLES_S = 60.0
 HOSTILE_VC, HOSTILE_NODE = "nlp", "node-1"
 HONEST_VC, HONEST_NODE = "vision", "node-2"
 EXAMPLES = Path(__file__).parents[2] / "proto" / "examples"
-REPLIES = ("", "", "", "x", "skep.v1.fact.allocator", "skep.v1.node.node-2.joined",
-           "_INBOX.gateway.1", "_INBOX.vc-vision.1", "$JS.API.STREAM.DELETE.ALLOC",
-           "skep.v1.submit.vision")  # fmt: skip
-SPAN = [{"trace_id": "ab" * 16, "span_id": "cd" * 8, "name": "x", "service": "s", "start_ns": 1,
-         "end_ns": 2, "parent_id": "", "attributes": {"job": "j1", "count": 1}}]  # fmt: skip
+REPLIES = (
+    "",
+    "",
+    "",
+    "x",
+    "skep.v1.fact.allocator",
+    "skep.v1.node.node-2.joined",
+    "_INBOX.gateway.1",
+    "_INBOX.vc-vision.1",
+    "$JS.API.STREAM.DELETE.ALLOC",
+    "skep.v1.submit.vision",
+)
+SPAN = [
+    {
+        "trace_id": "ab" * 16,
+        "span_id": "cd" * 8,
+        "name": "x",
+        "service": "s",
+        "start_ns": 1,
+        "end_ns": 2,
+        "parent_id": "",
+        "attributes": {"job": "j1", "count": 1},
+    }
+]
 LOG = {"job": "j1", "attempt": 1, "rank": 0, "offset": 0, "limit": 100}
 
 
@@ -74,8 +93,10 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
         return Voice(name, [(subject, Mutator(rng, found)) for subject, found in pairs])
 
     spec = json.loads((EXAMPLES / "job-spec.json").read_bytes())
-    submitted = [json.dumps(spec | {"vc": HOSTILE_VC, **more}).encode() for more in (
-        {}, {"command": ["true"], "script": None, "args": [], "workdir": None})]  # fmt: skip
+    submitted = [
+        json.dumps(spec | {"vc": HOSTILE_VC, **more}).encode()
+        for more in ({}, {"command": ["true"], "script": None, "args": [], "workdir": None})
+    ]
     node = {"node": HOSTILE_NODE, "identity": identity, "job": "j1", "attempt": 1}
     tenant = (
         (subjects.submit(HOSTILE_VC), submitted),
@@ -86,10 +107,11 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
     agent = tuple(
         (subjects.node_event(HOSTILE_NODE, path.stem), [message])
         for path, message in zip(
-            sorted((EXAMPLES / "node-events").glob("*.json")), folder("node-events", **node),
+            sorted((EXAMPLES / "node-events").glob("*.json")),
+            folder("node-events", **node),
             strict=True,
         )
-    )  # fmt: skip
+    )
     reports = folder("reports", **node)
     return [
         says(f"vc-{HOSTILE_VC}", *tenant),
@@ -111,9 +133,11 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
             (subjects.draft("allocator"), folder("drafts")),
             (subjects.draft("admission"), folder("drafts")),
         ),
-        *(says(name, (subjects.span(name), [json.dumps(SPAN).encode()]))
-          for name in ("admission", "allocator")),
-    ]  # fmt: skip
+        *(
+            says(name, (subjects.span(name), [json.dumps(SPAN).encode()]))
+            for name in ("admission", "allocator")
+        ),
+    ]
 
 
 async def speak(cluster: Embedded, rng: random.Random, every: list[Voice]) -> dict[str, int]:
@@ -173,8 +197,10 @@ def inventory(cluster: Embedded, node: str) -> Any:
     (found,) = [one for one in cluster.get("/v1/nodes")["nodes"] if one["node"] == node]
     gpus = [one for one in cluster.get("/v1/gpus")["gpus"] if one["node"] == node]
     shown = ("identity", "incarnation", "address", "cpus", "memory")
-    return ({key: found[key] for key in shown if key in found},
-            [(one["index"], one["type"]) for one in gpus])  # fmt: skip
+    return (
+        {key: found[key] for key in shown if key in found},
+        [(one["index"], one["type"]) for one in gpus],
+    )
 
 
 def test_no_message_of_any_credential_ends_a_service(cluster: Embedded) -> None:
@@ -192,20 +218,31 @@ def test_no_message_of_any_credential_ends_a_service(cluster: Embedded) -> None:
     # No virtual cluster may bear what became of the hostile node: the honest node is enough.
     vcs = {HOSTILE_VC: {"gpus": 0}, HONEST_VC: {"gpus": 2}}
     asyncio.run(told(cluster, "vcs", {"type": "set-vcs", "vcs": vcs}))
-    asyncio.run(told(cluster, "drain", {"type": "drain-node", "node": HONEST_NODE,
-                                        "drain": False}))  # fmt: skip
+    asyncio.run(told(cluster, "drain", {"type": "drain-node", "node": HONEST_NODE, "drain": False}))
     for device in (0, 1):
-        asyncio.run(told(cluster, "quarantine", {
-            "type": "quarantine-gpu", "node": HONEST_NODE, "device": device, "quarantine": False,
-        }))  # fmt: skip
+        asyncio.run(
+            told(
+                cluster,
+                "quarantine",
+                {
+                    "type": "quarantine-gpu",
+                    "node": HONEST_NODE,
+                    "device": device,
+                    "quarantine": False,
+                },
+            )
+        )
     # Admission hears of the cells from the allocator.
     job = until(lambda: asyncio.run(submitted(cluster, HONEST_VC)), "a job is admitted", SETTLES_S)
     assert cluster.ended(job, CATCH_UP_S)["state"] == "succeeded"
 
     assert pids(cluster) == processes
     services = until(lambda: well(cluster), "every service is well", SETTLES_S)
-    passed = {name: answer["passed_latest"] for name, answer in services.items()
-              if answer.get("passed_over")}  # fmt: skip
+    passed = {
+        name: answer["passed_latest"]
+        for name, answer in services.items()
+        if answer.get("passed_over")
+    }
     assert passed == {}
     assert inventory(cluster, HONEST_NODE) == honest
 

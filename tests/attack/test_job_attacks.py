@@ -249,9 +249,7 @@ async def test_the_victim_itself_is_heard(target: Target) -> None:
 async def test_a_process_that_takes_a_dead_victims_number(target: Target) -> None:
     old = RunStarted(VICTIMS_RUN, os.getpid(), 1, Instant(0))
     target.access.began(old)
-    attacker = await target.connect(
-        target.hello(**VICTIM, token=target.secret(VICTIMS_RUN)),
-    )
+    attacker = await target.connect(target.hello(**VICTIM, token=target.secret(VICTIMS_RUN)))
     assert f"is not of run {VICTIMS_RUN}" in await attacker.refused()
 
 
@@ -303,9 +301,19 @@ async def test_words_without_a_hello(target: Target, kind: str) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"", b"null", b"[]", b'"stats"', b'{"type": 7}', b"\xff\xfe", b"[" * 60_000,
-     b'{"type": "suspended", "order": 1e400}', b'{"type": "hello", "type": "hello"}'],
-)  # fmt: skip
+    [
+        b"{",
+        b"",
+        b"null",
+        b"[]",
+        b'"stats"',
+        b'{"type": 7}',
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b'{"type": "suspended", "order": 1e400}',
+        b'{"type": "hello", "type": "hello"}',
+    ],
+)
 async def test_what_is_no_message(target: Target, body: bytes) -> None:
     attacker = await target.greeted()
     attacker.writer.write(struct.pack(">I", len(body)) + body)
@@ -363,9 +371,15 @@ async def test_impossible_numbers(target: Target, kind: str, fields: dict[str, A
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "fields",
-    [{"parts": 0}, {"parts": 10**9}, {"parts": 2, "part": 2}, {"world": -1}, {"pid": 2**60},
-     {"job": "j" * 10_000}],
-)  # fmt: skip
+    [
+        {"parts": 0},
+        {"parts": 10**9},
+        {"parts": 2, "part": 2},
+        {"world": -1},
+        {"pid": 2**60},
+        {"job": "j" * 10_000},
+    ],
+)
 async def test_an_impossible_hello(target: Target, fields: dict[str, Any]) -> None:
     attacker = await target.connect(target.hello(**fields))
     assert await attacker.refused()
@@ -500,9 +514,19 @@ REQUESTS: list[dict[str, Any]] = [
     {"do": "shutdown", "grace_s": 0.0},
     {"do": "list"},
     {"do": "freeze", "token": "victim"},
-    {"do": "start", "plan": {"token": "x", "argv": ["/bin/true"], "env": {}, "workdir": "/",
-                             "log_path": "/tmp/x", "log_bytes_max": 4096, "script": ""}},
-]  # fmt: skip
+    {
+        "do": "start",
+        "plan": {
+            "token": "x",
+            "argv": ["/bin/true"],
+            "env": {},
+            "workdir": "/",
+            "log_path": "/tmp/x",
+            "log_bytes_max": 4096,
+            "script": "",
+        },
+    },
+]
 
 
 @pytest.mark.asyncio
@@ -562,8 +586,15 @@ async def test_the_agents_credentials_are_not_with_the_runner(
     runtime = await node.open()
     assert isinstance(runtime, type(process_runtime(node.state)))
     names = set(proc.environ(await runtime.ping()))
-    assert names <= {b"PATH", b"LANG", b"LC_ALL", b"LD_LIBRARY_PATH", b"TMPDIR",
-                     b"COVERAGE_PROCESS_START", b"COVERAGE_PROCESS_CONFIG"}  # fmt: skip
+    assert names <= {
+        b"PATH",
+        b"LANG",
+        b"LC_ALL",
+        b"LD_LIBRARY_PATH",
+        b"TMPDIR",
+        b"COVERAGE_PROCESS_START",
+        b"COVERAGE_PROCESS_CONFIG",
+    }
     await runtime.shutdown(0.0)
     await runtime.close()
 
@@ -582,13 +613,30 @@ CREDENTIALS = {
 }
 TOLD = {
     # The node's, and the process's.
-    "PATH", "HOME", "LANG", "LC_CTYPE", "OMP_NUM_THREADS",
-    "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONHASHSEED",
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_CTYPE",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONHASHSEED",
     # Which rank it is, and of what.
-    "SKEP_JOB", "SKEP_NAME", "SKEP_VC", "SKEP_GEN", "SKEP_RANK", "SKEP_WORLD", "SKEP_SOCK",
-    "SKEP_RUN", "SKEP_RANK_SECRET", "SKEP_NODE_STATE", "SKEP_DEVICES", "CUDA_VISIBLE_DEVICES",
-    "SKEP_CHECKPOINTS", "SKEP_HOST_BYTES",
-}  # fmt: skip
+    "SKEP_JOB",
+    "SKEP_NAME",
+    "SKEP_VC",
+    "SKEP_GEN",
+    "SKEP_RANK",
+    "SKEP_WORLD",
+    "SKEP_SOCK",
+    "SKEP_RUN",
+    "SKEP_RANK_SECRET",
+    "SKEP_NODE_STATE",
+    "SKEP_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "SKEP_CHECKPOINTS",
+    "SKEP_HOST_BYTES",
+}
 
 
 @pytest.mark.asyncio
@@ -603,9 +651,18 @@ async def test_a_jobs_whole_environment(tmp_path: Path, monkeypatch: pytest.Monk
         shows = "import json, os; print(json.dumps(dict(os.environ)))"
         mine = {"SKEP_TOKEN": "of the user", "SKEP_API": "http://cluster", "LR": "0.1"}
         forged = dict.fromkeys(
-            ("SKEP_RUN", "SKEP_RANK_SECRET", "SKEP_SOCK", "SKEP_RANK", "SKEP_DEVICES",
-             "CUDA_VISIBLE_DEVICES", "SKEP_NODE_STATE", "SKEP_JOB"), "forged",
-        )  # fmt: skip
+            (
+                "SKEP_RUN",
+                "SKEP_RANK_SECRET",
+                "SKEP_SOCK",
+                "SKEP_RANK",
+                "SKEP_DEVICES",
+                "CUDA_VISIBLE_DEVICES",
+                "SKEP_NODE_STATE",
+                "SKEP_JOB",
+            ),
+            "forged",
+        )
         argv = (sys.executable, "-I", "-c", shows)
         job = node.job("x", argv=argv, env={**mine, **forged}, distributed=False)
         await node.send(job)

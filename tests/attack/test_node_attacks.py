@@ -90,13 +90,7 @@ JOINED = {
     "memory": 1,
     "at": 1,
 }
-MEMBER = {
-    "node": "node-1",
-    "identity": "thief",
-    "job": "{victim}",
-    "attempt": 1,
-    "at": 1,
-}
+MEMBER = {"node": "node-1", "identity": "thief", "job": "{victim}", "attempt": 1, "at": 1}
 LIES: dict[str, tuple[str, dict[str, Any]]] = {
     "a node that joined for the 10**30th time": ("joined", {**JOINED, "incarnation": 10**30}),
     "a node that joined for the 2**62th time": ("joined", {**JOINED, "incarnation": 2**62}),

@@ -210,16 +210,22 @@ def test_a_tenant_cannot_reach_others_over_http(
 
 
 def test_nothing_of_another_tenant_is_shown(target: Target) -> None:
-    for path in ("/v1/jobs?state=all", "/v1/gpus", "/v1/nodes", "/v1/usage", "/v1/cells",
-                 "/v1/events", "/v1/trials"):  # fmt: skip
+    for path in (
+        "/v1/jobs?state=all",
+        "/v1/gpus",
+        "/v1/nodes",
+        "/v1/usage",
+        "/v1/cells",
+        "/v1/events",
+        "/v1/trials",
+    ):
         answer = target.cluster.ask("GET", path, None, TENANT)
         assert answer.status == 200, (path, answer)
         assert f'"{target.victim}"' not in json.dumps(answer.body), path
 
 
 @pytest.mark.parametrize(
-    "header",
-    ["", "Bearer", "Bearer x", "Basic bmxwOng=", "Bearer " + "x" * 4_000, "bearer\tx"],
+    "header", ["", "Bearer", "Bearer x", "Basic bmxwOng=", "Bearer " + "x" * 4_000, "bearer\tx"]
 )
 def test_a_wrong_token_is_refused(target: Target, header: str) -> None:
     answer = target.cluster.ask("GET", "/v1/jobs", headers={"Authorization": header})

@@ -101,8 +101,15 @@ def test_a_malformed_cancellation_is_refused(
     assert verdict["problems"][0]["suggestion"] == 'publish {"job": "j17"}'
 
 
-GARBAGE = (b"", b"\xff\x00", b"{}", b"[" * 10_000, b'{"type": "unheard-of"}', b"null",
-           b'{"type": "set-vcs", "vcs": {"nlp": {"gpus": -1}}}')  # fmt: skip
+GARBAGE = (
+    b"",
+    b"\xff\x00",
+    b"{}",
+    b"[" * 10_000,
+    b'{"type": "unheard-of"}',
+    b"null",
+    b'{"type": "set-vcs", "vcs": {"nlp": {"gpus": -1}}}',
+)
 
 
 def test_garbage_on_the_services_own_subjects_is_passed_over(cluster: Embedded) -> None:

@@ -20,9 +20,25 @@ SECONDS_MAX = 300
 def run(folder: Path, jobs: int, faults: int, minutes: float, kinds: str) -> int:
     """Run it, check what it reports, and return how many faults it did."""
     told, drawn = folder / "report.json", folder / "timeline.svg"
-    command = [sys.executable, "-m", "scripts.chaos", "--seed", "30", "--jobs", f"{jobs}",
-               "--faults", f"{faults}", "--minutes", f"{minutes}", "--kinds", kinds,
-               "--json", str(told), "--out", str(drawn)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.chaos",
+        "--seed",
+        "30",
+        "--jobs",
+        f"{jobs}",
+        "--faults",
+        f"{faults}",
+        "--minutes",
+        f"{minutes}",
+        "--kinds",
+        kinds,
+        "--json",
+        str(told),
+        "--out",
+        str(drawn),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

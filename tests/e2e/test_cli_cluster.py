@@ -53,9 +53,14 @@ class Shell:
     def both(self, *words: str, code: int = 0) -> tuple[str, str]:
         """Return the same, and what it said on standard error."""
         done = subprocess.run(
-            [*SKEP, *words], env=self.environment, cwd=self.workdir, capture_output=True,
-            text=True, timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+            [*SKEP, *words],
+            env=self.environment,
+            cwd=self.workdir,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done.stdout, done.stderr
 
@@ -104,8 +109,19 @@ def test_every_command_about_jobs(shell: Shell) -> None:
 
 
 def test_key_makes_one_job(shell: Shell) -> None:
-    words = ("submit", "jobs.yaml", "--key", "once", "--set", 'command=["true"]',
-             "--set", "script=null", "--set", "args=[]", "-q")  # fmt: skip
+    words = (
+        "submit",
+        "jobs.yaml",
+        "--key",
+        "once",
+        "--set",
+        'command=["true"]',
+        "--set",
+        "script=null",
+        "--set",
+        "args=[]",
+        "-q",
+    )
     assert shell(*words) == shell(*words)
 
 
@@ -180,9 +196,18 @@ def test_attached_run(shell: Shell) -> None:
 def test_attached_run_is_cancelled_from_the_terminal(shell: Shell) -> None:
     ours, theirs = pty.openpty()
     run = shell.start(
-        "run", "--vc", "default", "--", "sh", "-c", "echo begun; sleep 1000",
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
+        "run",
+        "--vc",
+        "default",
+        "--",
+        "sh",
+        "-c",
+        "echo begun; sleep 1000",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
     os.close(theirs)
     heard = bytearray()
     answered = threading.Event()

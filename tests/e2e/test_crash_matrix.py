@@ -10,14 +10,15 @@ from scripts.crash_matrix import crash_matrix
 from scripts.crashes import table
 from scripts.crashes.cells import chosen
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 SEED = 3
-SAMPLE = ("suspend/answered/allocator", "resume/ordered/everything",
-          "migrate/sending/source-agent", "grow/starting/newcomer")  # fmt: skip
+SAMPLE = (
+    "suspend/answered/allocator",
+    "resume/ordered/everything",
+    "migrate/sending/source-agent",
+    "grow/starting/newcomer",
+)
 
 
 @pytest.mark.parametrize("sample", [SAMPLE[:1], pytest.param(SAMPLE[1:], marks=pytest.mark.slow)])

@@ -10,10 +10,7 @@ import pytest
 from tests.elastic_gang import SCRIPT, ElasticGang, Member, Store, elastic_gang
 from tests.job_agent import environment, python
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 LOSS_TOLERANCE = 1e-6
 """Relative. Sums over ranks are added in another order than sums within one process."""

@@ -11,10 +11,7 @@ from skep_job import stored
 from tests.job_agent import job_agent
 from tests.move_kit import after, environment_of, job, uninterrupted
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,7 @@ from tests.job_agent import JobAgent, job_agent
 from tests.move_kit import TOKEN, Job, environment_of, job
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 STEPS = 7 * 40
 """Enough for several agreements, of which there is one in 64 mini-batches at least."""
@@ -56,8 +53,11 @@ def test_a_gang_stops_after_one_mini_batch_and_goes_on(tmp_path: Path) -> None:
             for rank in first:
                 rank.go()
             assert [rank.finish()[0] for rank in first] == [-signal.SIGTERM] * 2
-        ended = max(int(path.name.split("-s")[1][:12]) for path in tmp_path.iterdir()
-                    if path.suffix == ".safetensors")  # fmt: skip
+        ended = max(
+            int(path.name.split("-s")[1][:12])
+            for path in tmp_path.iterdir()
+            if path.suffix == ".safetensors"
+        )
         assert ended >= 99
         with gang(here, environment_of(tmp_path, 2), "--hold", str(ended + 3)) as second:
             later = environment_of(tmp_path, 3, successor=True)

@@ -17,10 +17,7 @@ from tests.job_agent import JobAgent, job_agent
 from tests.move_kit import TOKEN, Job, after, environment_of, job, uninterrupted
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 WIDE = ["--hidden", "128", "--window", "4"]
 """Some hundred kilobytes of state, so that a connection can end half way; and moves within windows

@@ -17,10 +17,7 @@ from tests.job_agent import JobAgent, job_agent, launch
 
 JOBS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs"
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 BEGIN = """

@@ -17,11 +17,7 @@ from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
 DEADLINE_S = 120.0
 SCRIPT = Path(__file__).parent / "jobs" / "gang_mover.py"
@@ -41,8 +37,14 @@ def roomy(tmp_path: Path) -> Iterator[Embedded]:
 def ask(cluster: Embedded, *words: str) -> dict[str, Any]:
     """Ask for a change on the command line, and return what came of it."""
     command = [sys.executable, "-m", "skep_services", words[0], "--wait", "--json", *words[1:]]
-    done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True,
-                          timeout=DEADLINE_S, check=False)  # fmt: skip
+    done = subprocess.run(
+        command,
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
     assert done.returncode == 0, (answer, done.stderr)
     return answer
@@ -62,8 +64,10 @@ def alone(notes: Path, steps: int) -> None:
     own |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     own |= {"STEPS_FILE": str(notes), "STEPS": str(steps)}
     with ExitStack() as stack:
-        ranks = [subprocess.Popen([sys.executable, str(SCRIPT)], env={**own, "RANK": str(rank)})
-                 for rank in range(2)]  # fmt: skip
+        ranks = [
+            subprocess.Popen([sys.executable, str(SCRIPT)], env={**own, "RANK": str(rank)})
+            for rank in range(2)
+        ]
         for rank in ranks:
             stack.enter_context(rank)
         assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0]
@@ -72,10 +76,15 @@ def alone(notes: Path, steps: int) -> None:
 def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) -> None:
     notes, whole = tmp_path / "steps", tmp_path / "whole"
     nlp = Tenant(roomy, "nlp")
-    job = nlp.accepted({
-        "name": "gang", "vc": "nlp", "script": str(SCRIPT), "resources": {"workers": 2, "gpus": 1},
-        "env": {"STEPS_FILE": str(notes)},
-    })  # fmt: skip
+    job = nlp.accepted(
+        {
+            "name": "gang",
+            "vc": "nlp",
+            "script": str(SCRIPT),
+            "resources": {"workers": 2, "gpus": 1},
+            "env": {"STEPS_FILE": str(notes)},
+        }
+    )
 
     def row() -> dict[str, Any]:
         found: dict[str, Any] = roomy.get(f"/v1/jobs/{job}")
@@ -86,8 +95,11 @@ def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) 
 
     def trains() -> None:
         counts = [len(made(notes, rank)) for rank in range(2)]
-        until(lambda: all(len(made(notes, rank)) > counts[rank] + 10 for rank in range(2)),
-              "both ranks to train", DEADLINE_S)  # fmt: skip
+        until(
+            lambda: all(len(made(notes, rank)) > counts[rank] + 10 for rank in range(2)),
+            "both ranks to train",
+            DEADLINE_S,
+        )
 
     until(lambda: "migrate" in row()["can"], "it to be able to migrate", DEADLINE_S)
     trains()

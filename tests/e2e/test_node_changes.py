@@ -26,10 +26,7 @@ from skep.wire.runs import RunStarted
 from tests.kit import plans, stop
 from tests.live_node import LiveNode
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 @pytest_asyncio.fixture
@@ -187,8 +184,9 @@ async def test_a_gang_grows_and_shrinks_while_it_trains(node: LiveNode) -> None:
     assert grown.manner is Manner.BOUNDARY, grown
     for rank in range(2):
         await node.trains(rank)
-    shrink = Resize(generation=2, world=1, ranks=both[:1], master_address="127.0.0.1",
-                    master_port=21050)  # fmt: skip
+    shrink = Resize(
+        generation=2, world=1, ranks=both[:1], master_address="127.0.0.1", master_port=21050
+    )
     shrunk = await node.changed(shrink, deadline_ms=110_000)
     assert shrunk.manner is Manner.BOUNDARY, shrunk
     await node.trains()
@@ -206,8 +204,13 @@ async def test_a_gang_has_one_size_when_its_agent_dies_while_it_grows(node: Live
     await node.send(node.job("growing.py", ranks=1))
     await node.event(MemberKnown, lambda one: "resize" in one.can)
     await node.trains()
-    grow = Resize(generation=1, world=2, ranks=plans((0,), (1,)), master_address="127.0.0.1",
-                  master_port=21051)  # fmt: skip
+    grow = Resize(
+        generation=1,
+        world=2,
+        ranks=plans((0,), (1,)),
+        master_address="127.0.0.1",
+        master_port=21051,
+    )
     order = await node.change(grow, deadline_ms=110_000)
 
     def works() -> bool:

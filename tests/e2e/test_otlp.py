@@ -27,8 +27,11 @@ DECIDED = {
 
 def test_a_jobs_trace_reaches_a_collector_from_every_service(tmp_path: Path) -> None:
     services = yaml.safe_load(FILE.read_text())["services"]
-    traced = {name.split("-")[0] for name, one in services.items()
-              if VARIABLE in one.get("environment", {})}  # fmt: skip
+    traced = {
+        name.split("-")[0]
+        for name, one in services.items()
+        if VARIABLE in one.get("environment", {})
+    }
     assert {f"skep-{name}" for name in traced} >= set(DECIDED)
     with collecting() as collector:
         settings = {VARIABLE: collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}

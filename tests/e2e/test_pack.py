@@ -18,11 +18,7 @@ from scripts.bare_client import bare_client
 from scripts.embedded import Embedded, until
 from skep.perf.interference import Load, slowdowns
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.torch,
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
 
 DEADLINE_S = 120.0
 SCRIPT = Path(__file__).parent / "jobs" / "packable.py"
@@ -54,12 +50,21 @@ class Job:
         self.cluster, self.name, self.seed = cluster, name, seed
         self.file, self.end = folder / f"{name}.notes", folder / f"{name}.end"
         load = LOADS[name]
-        told = {"step_ms": 1000 * STEP_S, "utilisation": load.utilisation, "demand": load.demand,
-                "sensitivity": load.sensitivity, "pressure": load.pressure,
-                "memory": 2 * GIB}  # fmt: skip
-        spec = {"name": name, "vc": "nlp", "script": str(SCRIPT),
-                "args": [str(self.file), "--seed", str(seed), "--until", str(self.end)],
-                "env": {"SKEP_FAKE_LOAD": json.dumps(told)}}  # fmt: skip
+        told = {
+            "step_ms": 1000 * STEP_S,
+            "utilisation": load.utilisation,
+            "demand": load.demand,
+            "sensitivity": load.sensitivity,
+            "pressure": load.pressure,
+            "memory": 2 * GIB,
+        }
+        spec = {
+            "name": name,
+            "vc": "nlp",
+            "script": str(SCRIPT),
+            "args": [str(self.file), "--seed", str(seed), "--until", str(self.end)],
+            "env": {"SKEP_FAKE_LOAD": json.dumps(told)},
+        }
         self.job = asyncio.run(self._submit(spec))
 
     async def _submit(self, spec: dict[str, Any]) -> str:
@@ -104,9 +109,13 @@ class Job:
         """Have something done on the command line."""
         command = [sys.executable, "-m", "skep_services", words[0], "--wait", "--json"]
         done = subprocess.run(
-            [*command, *words[1:], self.job], env=self.cluster.environment, capture_output=True,
-            text=True, timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+            [*command, *words[1:], self.job],
+            env=self.cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
         answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
         assert answer["result"] == "done", (answer, done.stderr)
 
@@ -116,8 +125,9 @@ def cluster(tmp_path: Path) -> Iterator[Embedded]:
     """One node with one fake GPU."""
     cluster = Embedded(tmp_path / "home", {"SKEP_GPU_MEMORY": str(MEMORY)})
     try:
-        cluster.up("--nodes", "1", "--gpus", "1", "--device", "fake", "--vc", "nlp=1",
-                   "--port", "0")  # fmt: skip
+        cluster.up(
+            "--nodes", "1", "--gpus", "1", "--device", "fake", "--vc", "nlp=1", "--port", "0"
+        )
         yield cluster
     finally:
         cluster.down()
@@ -165,7 +175,14 @@ def test_two_jobs_share_a_device_and_part_again(cluster: Embedded, tmp_path: Pat
 def undisturbed(folder: Path, job: Job, steps: int) -> list[str]:
     """Return the losses of the same training alone, outside of everything."""
     notes = folder / f"{job.name}.alone"
-    command = [sys.executable, str(SCRIPT), str(notes), "--seed", str(job.seed),
-               "--steps", str(steps)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(notes),
+        "--seed",
+        str(job.seed),
+        "--steps",
+        str(steps),
+    ]
     subprocess.run(command, check=True, timeout=DEADLINE_S, env={"OMP_NUM_THREADS": "1"})
     return [line.split()[1] for line in notes.read_text().splitlines()]

@@ -17,10 +17,7 @@ from skep_services.adapters.devices import CpuSlots, FakeGpus
 from tests.kit import stop
 from tests.live_node import LiveNode
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 GIB = 2**30
 MEMORY = 2 * GIB
@@ -115,6 +112,14 @@ async def test_partners_come_and_go_while_their_agent_does(node: LiveNode) -> No
 
 def _again(node: LiveNode, order: int) -> Any:
     """Return the command once more, as the allocator repeats it."""
-    return ChangeJob(order=order, epoch=1, settled=0, node="node-1", identity="id-node-1",
-                     job="j1", attempt=1, change=Share(share=0.1, beside=("j2",)),
-                     deadline_ms=60_000)  # fmt: skip
+    return ChangeJob(
+        order=order,
+        epoch=1,
+        settled=0,
+        node="node-1",
+        identity="id-node-1",
+        job="j1",
+        attempt=1,
+        change=Share(share=0.1, beside=("j2",)),
+        deadline_ms=60_000,
+    )

@@ -18,10 +18,7 @@ from skep_job.ps.store import view
 from skep_job.ps.wire import Patience, dial
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 DIGITS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs" / "digits_ps.py"
 
@@ -80,8 +77,11 @@ def test_adding_and_removing_servers_leaves_every_bit_as_it_is(new_job: NewJob) 
         assert gate < done["version"] <= gate + 8
     history = job.status()["history"]
     assert [sorted(map(int, step["elements"])) for step in history] == [
-        [1, 2], [1, 2, 3], [2, 3], [3]
-    ]  # fmt: skip
+        [1, 2],
+        [1, 2, 3],
+        [2, 3],
+        [3],
+    ]
     job.open_gate(59)
     w0, w1 = results(job, "w0", "w1")
     assert len(w0["pauses"]) == 4

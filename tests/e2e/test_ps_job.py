@@ -14,11 +14,7 @@ DEADLINE_S = 240.0
 """Six processes import PyTorch first: on a loaded machine that alone takes a minute."""
 DIGITS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs" / "digits_ps.py"
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-    pytest.mark.needs("sklearn"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.needs("sklearn")]
 
 
 @pytest.mark.slow

@@ -14,10 +14,7 @@ import pytest
 from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 DEADLINE_S = 120.0
 SCRIPT = Path(__file__).parent / "jobs" / "on_servers.py"
@@ -37,20 +34,29 @@ class Job:
 
     def __init__(self, cluster: Embedded, tenant: Tenant, notes: Path, **spec: Any) -> None:
         self.cluster, self.notes = cluster, notes
-        self.name = tenant.accepted({
-            "name": "on-servers", "vc": tenant.vc, "script": str(SCRIPT),
-            "elastic": {"min": 1, "max": 3}, "ps": {"servers": 1, "min": 1, "max": 3},
-            "env": {"STEPS_FILE": str(notes)}, **spec,
-        })  # fmt: skip
+        self.name = tenant.accepted(
+            {
+                "name": "on-servers",
+                "vc": tenant.vc,
+                "script": str(SCRIPT),
+                "elastic": {"min": 1, "max": 3},
+                "ps": {"servers": 1, "min": 1, "max": 3},
+                "env": {"STEPS_FILE": str(notes)},
+                **spec,
+            }
+        )
         until(self._can_resize, f"{self.name} to be able to resize", DEADLINE_S)
 
     def resize(self, *options: str, code: int = 0) -> dict[str, Any]:
         """Ask for a size on the command line, and return what came of it."""
         done = subprocess.run(
             [sys.executable, "-m", "skep_services", "resize", self.name, *options, "--json"],
-            env=self.cluster.environment, capture_output=True, text=True, timeout=DEADLINE_S,
+            env=self.cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
             check=False,
-        )  # fmt: skip
+        )
         answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
         assert done.returncode == code, (answer, done.stderr, self.cluster.log(self.name, 0))
         return answer
@@ -94,8 +100,10 @@ def test_workers_and_servers_come_and_go_while_a_job_trains(
     sizes = [(1, 2), (3, 1), (1, 2)]
     for workers, servers in sizes:
         before = job.steps(0)[-1][2:]
-        asked = [*(("--workers", str(workers)) if workers != before[0] else ()),
-                 *(("--servers", str(servers)) if servers != before[1] else ())]  # fmt: skip
+        asked = [
+            *(("--workers", str(workers)) if workers != before[0] else ()),
+            *(("--servers", str(servers)) if servers != before[1] else ()),
+        ]
         assert job.resize(*asked, "--wait")["state"] == "running"
         assert job.holds() == workers
         job.trains_with(workers, servers)

@@ -15,10 +15,7 @@ from skep_job.place import tree
 from tests import needs
 from tests.suspend_kit import JOBS, Driver, driver
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 SCRIPT = JOBS / "train_everything.py"
 STEPS = 80
@@ -43,8 +40,13 @@ def start(job: Driver, folder: str, cpus: str = "", *phases: int) -> None:
     """Start the job on fake device 0, with 6 of its 8 GiB."""
     load = json.dumps({"step_ms": 1, "utilisation": 0.5, "memory": 6 * GIB})
     more = {"SKEP_CPUS": cpus} if cpus else {}
-    job.start([SCRIPT, STEPS, *(phases or (0,))], SKEP_FAKE_GPUS=folder, SKEP_DEVICES="0",
-              SKEP_FAKE_LOAD=load, **more)  # fmt: skip
+    job.start(
+        [SCRIPT, STEPS, *(phases or (0,))],
+        SKEP_FAKE_GPUS=folder,
+        SKEP_DEVICES="0",
+        SKEP_FAKE_LOAD=load,
+        **more,
+    )
     job.wait_for_boundaries()
 
 
@@ -111,8 +113,9 @@ def test_every_process_of_a_rank_changes_its_processors(job: Driver, folder: str
     processes = list(tree(job.processes[0].pid))
     assert len(processes) >= 3
     job.ask("resume", devices=[1], cpus=[other])
-    threads = [int(thread) for process in processes
-               for thread in os.listdir(f"/proc/{process}/task")]  # fmt: skip
+    threads = [
+        int(thread) for process in processes for thread in os.listdir(f"/proc/{process}/task")
+    ]
     assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset({other})}
     away(job, 20)
     (failed,) = job.ask("resume", devices=[2], cpus=[4000])

@@ -14,10 +14,7 @@ import pytest
 from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 DEADLINE_S = 120.0
 SCRIPT = Path(__file__).parent / "jobs" / "growing.py"
@@ -32,8 +29,12 @@ def ask(cluster: Embedded, *words: str) -> dict[str, Any]:
     """Ask for a change on the command line, and return what came of it."""
     done = subprocess.run(
         [sys.executable, "-m", "skep_services", *words, "--wait", "--json"],
-        env=cluster.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
     assert done.returncode == (0 if answer.get("result") == "done" else 1), (answer, done.stderr)
     return answer
@@ -62,10 +63,15 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
     notes = tmp_path / "steps"
-    job = nlp.accepted({
-        "name": "growing", "vc": nlp.vc, "script": str(SCRIPT), "elastic": {"min": 1, "max": 2},
-        "env": {"STEPS_FILE": str(notes)},
-    })  # fmt: skip
+    job = nlp.accepted(
+        {
+            "name": "growing",
+            "vc": nlp.vc,
+            "script": str(SCRIPT),
+            "elastic": {"min": 1, "max": 2},
+            "env": {"STEPS_FILE": str(notes)},
+        }
+    )
 
     def can() -> bool:
         return "resize" in cluster.get(f"/v1/jobs/{job}")["can"]
@@ -101,4 +107,11 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
     made = steps(notes, 0)
     assert [step for step, _ in made] == list(range(1, len(made) + 1)), "each once"
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [
-        1, 2, 1, 2, 1, 2, 1]  # fmt: skip
+        1,
+        2,
+        1,
+        2,
+        1,
+        2,
+        1,
+    ]

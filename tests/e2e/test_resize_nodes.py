@@ -13,11 +13,7 @@ from tests.e2e.conftest import Tenant
 from tests.e2e.test_resize import DEADLINE_S, held, resize
 from tests.job_agent import environment, python
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parent / "jobs" / "elastic_nodes.py"
 LOSS_TOLERANCE = 1e-6
@@ -50,11 +46,17 @@ def test_a_gang_grows_onto_another_node_and_leaves_it_again(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes"
-    job = nlp.accepted({
-        "name": "spanning", "vc": nlp.vc, "script": str(SCRIPT), "elastic": {"min": 1, "max": 3},
-        "resources": {"workers": 2, "gpus": 2}, "service_class": "opportunistic",
-        "env": {"NOTES": str(path)},
-    })  # fmt: skip
+    job = nlp.accepted(
+        {
+            "name": "spanning",
+            "vc": nlp.vc,
+            "script": str(SCRIPT),
+            "elastic": {"min": 1, "max": 3},
+            "resources": {"workers": 2, "gpus": 2},
+            "service_class": "opportunistic",
+            "env": {"NOTES": str(path)},
+        }
+    )
     until(lambda: "resize" in cluster.get(f"/v1/jobs/{job}")["can"], f"{job} to resize", DEADLINE_S)
     here = {node for node, _ in held(cluster, job)}
     assert resize(cluster, job, 3)["state"] == "running"

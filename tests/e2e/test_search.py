@@ -25,10 +25,18 @@ def spec(**changes: Any) -> dict[str, Any]:
     """Return a search for the steepest of four made-up curves, two of them at a time."""
     job = {"script": str(SCRIPT), "args": ["{rate}", str(STEPS)]}
     given = {
-        "name": "steep", "vc": "nlp", "metric": "accuracy", "direction": "maximize", "job": job,
-        "space": {"rate": {"log": [0.001, 1.0]}}, "budget": {"trials": 4}, "parallel": 2,
-        "exclusive": 1, "turn": 1, "steps": STEPS,
-    }  # fmt: skip
+        "name": "steep",
+        "vc": "nlp",
+        "metric": "accuracy",
+        "direction": "maximize",
+        "job": job,
+        "space": {"rate": {"log": [0.001, 1.0]}},
+        "budget": {"trials": 4},
+        "parallel": 2,
+        "exclusive": 1,
+        "turn": 1,
+        "steps": STEPS,
+    }
     return {**given, **changes}
 
 
@@ -62,8 +70,10 @@ def over(cluster: Embedded, search: str) -> dict[str, Any]:
 
 def test_trials_take_turns_and_a_killed_service_loses_none(cluster: Embedded, nlp: Tenant) -> None:
     search = asked(nlp, do="begin", spec=spec())["search"]
-    until(lambda: any(row["stand"] == "suspended" for row in found(cluster, search)["rows"]),
-          "a trial that stands while others run")  # fmt: skip
+    until(
+        lambda: any(row["stand"] == "suspended" for row in found(cluster, search)["rows"]),
+        "a trial that stands while others run",
+    )
     cluster.kill("searches")
     shown = over(cluster, search)
     assert (shown["why"], shown["trials"], shown["stands"]) == ("all-tried", 4, {"over": 4})
@@ -76,8 +86,7 @@ def test_trials_take_turns_and_a_killed_service_loses_none(cluster: Embedded, nl
     jobs = [row["job"] for row in rows]
     assert len(set(jobs)) == 4
     facts = [fact for _, fact in asyncio.run(cluster.facts(subjects.ADMISSION))]
-    mine = [fact.job for fact in facts
-            if isinstance(fact, Admitted) and fact.spec.search == search]  # fmt: skip
+    mine = [fact.job for fact in facts if isinstance(fact, Admitted) and fact.spec.search == search]
     assert mine == jobs
     told = json.loads(cluster.skep("search", "show", search, "--json"))
     assert told["best"] == shown["best"]

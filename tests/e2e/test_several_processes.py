@@ -12,10 +12,7 @@ from skep.wire.commands import Resume, Suspend
 from skep.wire.node import Manner, MemberExited, MemberKnown, Outcome, Tier
 from tests.live_node import JOBS, LiveNode
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

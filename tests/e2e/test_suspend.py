@@ -63,9 +63,13 @@ class Job:
         """Ask for a change on the command line, and return what came of it."""
         command = (sys.executable, "-m", "skep_services", words[0], "--wait", "--json")
         done = subprocess.run(
-            [*command, *words[1:], self.job], env=self.cluster.environment, capture_output=True,
-            text=True, timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+            [*command, *words[1:], self.job],
+            env=self.cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
         answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
         assert done.returncode == (0 if answer.get("result") == "done" else 1), (
             answer,
@@ -157,8 +161,11 @@ def test_who_makes_room_stands_aside_and_comes_back_by_itself(
     victim = next(job for job in (borrower, other) if job.row["state"] == "suspended")
     assert victim.row["released"]
     why = cluster.get(f"/v1/jobs/{victim.job}/why")
-    assert [one["reason"] for one in why["reasons"]] == ["preempted", "waits-for-its-gpus",
-                                                         "in-place"]  # fmt: skip
+    assert [one["reason"] for one in why["reasons"]] == [
+        "preempted",
+        "waits-for-its-gpus",
+        "in-place",
+    ]
     assert owner.job in why["would_change"][0]
     owner.end.touch()
     assert cluster.ended(owner.job)["state"] == "succeeded"

@@ -8,10 +8,7 @@ import pytest
 from tests import needs
 from tests.suspend_kit import JOBS, Driver, driver
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 SCRIPT = JOBS / "train_everything.py"
 SEED = 20

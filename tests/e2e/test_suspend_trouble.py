@@ -13,10 +13,7 @@ import pytest
 from tests.job_agent import DEADLINE_S, Message
 from tests.suspend_kit import Driver, driver
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.e2e,
-]
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 STATE_BYTES = 3 * 4 * 1024 * 1024
 """One weight, its gradient and its momentum."""

@@ -72,10 +72,12 @@ def test_a_log_by_rules_1_goes_on_by_rules_2() -> None:
     for path in sorted(LOGS.glob("*.gz")):
         records = stored(path).records
         story = Story.after(records, seed=7)
-        raised = [fact for facts in story.records for fact in facts
-                  if isinstance(fact, RulesRaised)]  # fmt: skip
-        began = [fact.rules for facts in story.records for fact in facts
-                 if isinstance(fact, EpochBegan)]  # fmt: skip
+        raised = [
+            fact for facts in story.records for fact in facts if isinstance(fact, RulesRaised)
+        ]
+        began = [
+            fact.rules for facts in story.records for fact in facts if isinstance(fact, EpochBegan)
+        ]
         assert began[0] == 1
         assert began[-1] == 2
         assert len(raised) == 1
@@ -99,7 +101,10 @@ def test_whoever_was_demoted_by_a_smaller_quota_stays_so() -> None:
     (fact,) = [fact for fact in facts if isinstance(fact, CellsSet)]
     assert fact.fates == (JobFate(job="j3", fate="demoted", attempt=1),)
     assert [(each.job, each.fate) for each in fact.carried] == [
-        ("j1", Fate.KEPT), ("j2", Fate.KEPT), ("j3", Fate.DEMOTED)]  # fmt: skip
+        ("j1", Fate.KEPT),
+        ("j2", Fate.KEPT),
+        ("j3", Fate.DEMOTED),
+    ]
 
     def guaranteed(machine: AllocatorMachine) -> list[str]:
         return [hold.job for hold in machine.cells.holds.values() if hold.guaranteed]

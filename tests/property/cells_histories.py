@@ -92,13 +92,15 @@ def random_cluster(
             owned[name, shape.levels[level]] = owned.get((name, shape.levels[level]), 0) + 1
     owners = {
         vc: VirtualCluster(
-            cells=tuple(Quota(chain=chain, level=level, count=count)
-                        for (chain, level), count in owned.items()),
+            cells=tuple(
+                Quota(chain=chain, level=level, count=count)
+                for (chain, level), count in owned.items()
+            ),
             pinned=tuple(pinned[vc]),
             weight=rng.choice((1.0, 1.0, 3.0)),
         )
         for vc, owned in vcs.items()
-    }  # fmt: skip
+    }
     return Cluster(chains=chains, pins=pins, vcs=owners)
 
 
@@ -110,8 +112,9 @@ def _new_chains(rng: random.Random, leaves: int) -> dict[str, Chain]:
         # A machine with two kinds of GPU is a node of two chains.
         first = next(iter(chains.values()))
         size = Topology("", first).node_size
-        nodes = tuple(NodeCell(node=cell.node, devices=tuple(range(size, size + 2)))
-                      for cell in first.nodes)  # fmt: skip
+        nodes = tuple(
+            NodeCell(node=cell.node, devices=tuple(range(size, size + 2))) for cell in first.nodes
+        )
         chains["twin"] = Chain(
             gpu="g9", levels=(Level(name="node", fanout=2),), node_level="node", nodes=nodes
         )
@@ -179,11 +182,21 @@ class History:
     def run(self, events: int = EVENTS) -> Counter[str]:
         """Go through so many events, then give everything back. Return how often what happened."""
         kinds = (
-            (self.submit, 46), (self.flood, 1), (self.finish, 12), (self.part, 3),
-            (self.break_something, 9), (self.heal_something, 9), (self.victims_go, 10),
-            (self.cancel_a_claim, 3), (self.promote, 6), (self.demote, 1), (self.share, 4),
-            (self.stand_back, 1), (self.restart, 3), (self.reconfigure, 1),
-        )  # fmt: skip
+            (self.submit, 46),
+            (self.flood, 1),
+            (self.finish, 12),
+            (self.part, 3),
+            (self.break_something, 9),
+            (self.heal_something, 9),
+            (self.victims_go, 10),
+            (self.cancel_a_claim, 3),
+            (self.promote, 6),
+            (self.demote, 1),
+            (self.share, 4),
+            (self.stand_back, 1),
+            (self.restart, 3),
+            (self.reconfigure, 1),
+        )
         acts, weights = zip(*kinds, strict=True)
         for _ in range(events):
             (act,) = self.rng.choices(acts, weights)
@@ -224,9 +237,13 @@ class History:
         pin = ""
         if priority > OPPORTUNISTIC and cluster.vcs[vc].pinned and rng.random() < 0.2:
             pin = rng.choice(cluster.vcs[vc].pinned)
-        owned = [(chain.topology, level)
-                 for chain in self.cells.chains.values() if (vc, pin) in chain.pools
-                 for level, count in enumerate(chain.pools[vc, pin].total) if count]  # fmt: skip
+        owned = [
+            (chain.topology, level)
+            for chain in self.cells.chains.values()
+            if (vc, pin) in chain.pools
+            for level, count in enumerate(chain.pools[vc, pin].total)
+            if count
+        ]
         if not owned or rng.random() < 0.1:
             shape = rng.choice(list(self.cells.chains.values())).topology
             owned = [(shape, rng.randint(1, shape.top))]
@@ -242,8 +259,17 @@ class History:
             members = ((rng.randint(1, 3), gpus), (rng.randint(1, 3), rng.randint(1, largest)))
         within = shape.levels[rng.randint(1, level)] if rng.random() < 0.4 else ""
         gpu = rng.choice(("", "", shape.gpu))
-        return Request(job, vc, priority, members, gpu=gpu, pin=pin, within=within,
-                       hard=rng.random() < 0.5, lazy=rng.random() < 0.5)  # fmt: skip
+        return Request(
+            job,
+            vc,
+            priority,
+            members,
+            gpu=gpu,
+            pin=pin,
+            within=within,
+            hard=rng.random() < 0.5,
+            lazy=rng.random() < 0.5,
+        )
 
     def attempt(self, request: Request) -> bool:
         """Place a job if that is possible now, or let it wait; return whether it holds GPUs."""
@@ -371,28 +397,40 @@ class History:
     def demote(self) -> None:
         """Have one guaranteed job go on opportunistically, as an operator might want."""
         jobs = [
-            job for job, hold in self.cells.holds.items()
-            if hold.guaranteed and not hold.claims
-            and not any(leaf in self.cells.chains[hold.chain].claim
-                        for spot in hold.spots for leaf in spot.leaves)
-        ]  # fmt: skip
+            job
+            for job, hold in self.cells.holds.items()
+            if hold.guaranteed
+            and not hold.claims
+            and not any(
+                leaf in self.cells.chains[hold.chain].claim
+                for spot in hold.spots
+                for leaf in spot.leaves
+            )
+        ]
         if jobs:
             self.cells.demote(self.rng.choice(jobs))
             self.stats["demoted by hand"] += 1
 
     def share(self) -> None:
         """Let one more job use some of what another holds on one node: nothing else changes."""
-        hosts = [job for job in self.requests
-                 if (hold := self.cells.hold_of(job)) is not None and not hold.claims
-                 and job not in self.cells.astray and self._on_one_node(hold)]  # fmt: skip
+        hosts = [
+            job
+            for job in self.requests
+            if (hold := self.cells.hold_of(job)) is not None
+            and not hold.claims
+            and job not in self.cells.astray
+            and self._on_one_node(hold)
+        ]
         if not hosts:
             return
         self.jobs += 1
         host, name = self.rng.choice(hosts), f"j{self.jobs}"
         hold = self.cells.hold_of(host)
         assert hold is not None
-        idle = {each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
-                for each, chain in self.cells.chains.items()}  # fmt: skip
+        idle = {
+            each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+            for each, chain in self.cells.chains.items()
+        }
         spots, borrowed = hold.spots, dict(self.cells.borrowed)
         leaves = self.cells.leaves_of(host)
         mine = sorted(self.rng.sample(leaves, self.rng.randint(1, len(leaves))))
@@ -401,8 +439,10 @@ class History:
         self.requests[name] = request
         assert self.cells.hold_of(name) is self.cells.hold_of(host) is hold
         assert (hold.spots, self.cells.borrowed) == (spots, borrowed), "a set is counted once"
-        assert idle == {each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
-                        for each, chain in self.cells.chains.items()}  # fmt: skip
+        assert idle == {
+            each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+            for each, chain in self.cells.chains.items()
+        }
         self.stats["shared"] += 1
 
     def stand_back(self) -> None:
@@ -490,8 +530,9 @@ class History:
             self.stats[f"reconfigured: {change.fate}"] += 1
         for job in list(self.requests):
             self.forget(job)
-        self.waiting = [request for request in self.waiting
-                        if request.vc in cluster.vcs and not request.pin]  # fmt: skip
+        self.waiting = [
+            request for request in self.waiting if request.vc in cluster.vcs and not request.pin
+        ]
         self.stats["reconfigurations"] += 1
 
     # --- the end -------------------------------------------------------------------------------

@@ -44,14 +44,18 @@ Rooms = tuple[int, ...]
 
 def must_grant(cells: Cells, request: Request) -> bool:
     """Return whether a guaranteed request is legal and there are enough healthy cells for it."""
-    return any(_granted(chain, pool, request, healthy=True)
-               for chain, pool in cells.offers(request.vc, request.gpu, request.pin))  # fmt: skip
+    return any(
+        _granted(chain, pool, request, healthy=True)
+        for chain, pool in cells.offers(request.vc, request.gpu, request.pin)
+    )
 
 
 def may_grant(cells: Cells, request: Request) -> bool:
     """Return whether a guaranteed request is legal and can be granted without breaking safety."""
-    return any(_granted(chain, pool, request, healthy=False)
-               for chain, pool in cells.offers(request.vc, request.gpu, request.pin))  # fmt: skip
+    return any(
+        _granted(chain, pool, request, healthy=False)
+        for chain, pool in cells.offers(request.vc, request.gpu, request.pin)
+    )
 
 
 def idle_for(cells: Cells, request: Request) -> bool:
@@ -97,8 +101,13 @@ def _offered(chain: ChainState, level: int, index: int, request: Request) -> lis
     return found
 
 
-def _fits_view(shape: Topology, bound: list[list[int]], new: tuple[int, ...], request: Request,
-               sizes: tuple[int, ...]) -> bool:  # fmt: skip
+def _fits_view(
+    shape: Topology,
+    bound: list[list[int]],
+    new: tuple[int, ...],
+    request: Request,
+    sizes: tuple[int, ...],
+) -> bool:
     """Return whether the workers fit the bound cells and so many new ones of each level."""
     # A new cell is the first of its level in a chain of its own: where it lies does not matter.
     cells = [*bound]
@@ -109,8 +118,9 @@ def _fits_view(shape: Topology, bound: list[list[int]], new: tuple[int, ...], re
             cells.append(list(range(at, at + shape.size[level])))
             at += shape.size[level]
     if request.hard and request.within:
-        return any(_packs(_rooms(shape, leaves), sizes)
-                   for leaves in _domains(shape, cells, request))  # fmt: skip
+        return any(
+            _packs(_rooms(shape, leaves), sizes) for leaves in _domains(shape, cells, request)
+        )
     rooms = tuple(room for leaves in cells for room in _rooms(shape, leaves))
     return _packs(tuple(sorted(rooms)), sizes)
 
@@ -151,8 +161,12 @@ def _packs(rooms: Rooms, sizes: tuple[int, ...]) -> bool:
 def _bindable(chain: ChainState, new: tuple[int, ...], *, healthy: bool) -> bool:
     """Return whether so many new cells can be bound and all that is owed then can be had too."""
     shape = chain.topology
-    free = frozenset(leaf for level, cells in enumerate(chain.forest.free) for cell in cells
-                     for leaf in shape.span(level, cell))  # fmt: skip
+    free = frozenset(
+        leaf
+        for level, cells in enumerate(chain.forest.free)
+        for cell in cells
+        for leaf in shape.span(level, cell)
+    )
     sound = frozenset(leaf for leaf in free if leaf not in chain.bad)
     owed = [0] * (shape.top + 1)
     for pool in chain.pools.values():

@@ -71,8 +71,10 @@ class Admission(RuleBasedStateMachine):
     def join(self, node: str, gpus: int) -> None:
         self.decide(added(joined(node, gpus)))
 
-    @rule(nodes=st.lists(st.integers(1, 8), max_size=3),
-          quotas=st.lists(st.integers(0, 12), max_size=2))  # fmt: skip
+    @rule(
+        nodes=st.lists(st.integers(1, 8), max_size=3),
+        quotas=st.lists(st.integers(0, 12), max_size=2),
+    )
     def set_cells(self, nodes: list[int], quotas: list[int]) -> None:
         """The allocator has cells in force: of these nodes, and of tenants past or to come."""
         owners = {vc: VirtualCluster(gpus=gpus) for vc, gpus in zip(VCS, quotas, strict=False)}
@@ -81,8 +83,11 @@ class Admission(RuleBasedStateMachine):
         fact = CellsSet(cluster=resolve(asked, inventory), asked=asked)
         self.decide(Facts(service="allocator", at=T0, facts=(fact,)))
 
-    @rule(vc=st.sampled_from(VCS), raw=specs | st.binary(max_size=9),
-          key=st.sampled_from(["", "", "a", "b"]))  # fmt: skip
+    @rule(
+        vc=st.sampled_from(VCS),
+        raw=specs | st.binary(max_size=9),
+        key=st.sampled_from(["", "", "a", "b"]),
+    )
     def submit(self, vc: str, raw: JobSpec | bytes, key: str) -> None:
         self.sequence += 1
         event = submission(self.sequence, vc=vc, raw=raw, key=key, reply=REPLIES[vc])

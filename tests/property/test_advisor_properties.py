@@ -94,11 +94,7 @@ class AdvisorBesideModel(RuleBasedStateMachine):
         fact, attempt = self.running.pop(sequence)
         self.queued[sequence] = fact
         requeued = JobRequeued(
-            job=fact.job,
-            attempt=attempt,
-            why=Reason.NODE_LOST,
-            counted=False,
-            at=Instant(self.now),
+            job=fact.job, attempt=attempt, why=Reason.NODE_LOST, counted=False, at=Instant(self.now)
         )
         self.tell(requeued)
 

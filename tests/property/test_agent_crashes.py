@@ -33,8 +33,13 @@ CAN = ("checkpoint", "migrate", "release", "resize", "share", "suspend")
 ONE, TWO = "j1.1.0", "j1.1.1"
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 TARGETS = tuple(Target(rank=rank, host="h", port=9, token="s") for rank in (0, 1))
-GROWN = Resize(generation=1, world=3, ranks=(*GANG.ranks, RankPlan(rank=2, local_rank=2,
-               devices=(2,))), master_address="10.0.0.1", master_port=1)  # fmt: skip
+GROWN = Resize(
+    generation=1,
+    world=3,
+    ranks=(*GANG.ranks, RankPlan(rank=2, local_rank=2, devices=(2,))),
+    master_address="10.0.0.1",
+    master_port=1,
+)
 SHRUNK = Resize(
     generation=1, world=1, ranks=GANG.ranks[:1], master_address="10.0.0.1", master_port=1
 )
@@ -193,10 +198,26 @@ def test_among_several_processes_the_agent_dies_or_one_is_cut_off(
         judge(world)
 
 
-@given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(
-    st.sampled_from([Suspend(), Suspend(release=True), Resume(), Checkpoint(),
-                     Move(targets=TARGETS), Share(share=0.5, beside=("j2",)), Share()]),
-    st.lists(st.integers(0, 60), max_size=3)), max_size=6))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**32),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    Suspend(),
+                    Suspend(release=True),
+                    Resume(),
+                    Checkpoint(),
+                    Move(targets=TARGETS),
+                    Share(share=0.5, beside=("j2",)),
+                    Share(),
+                ]
+            ),
+            st.lists(st.integers(0, 60), max_size=3),
+        ),
+        max_size=6,
+    ),
+)
 @settings(deadline=None)
 def test_any_changes_with_any_crashes(seed: int, steps: list[tuple[Change, list[int]]]) -> None:
     world = World(GANG, CAN, seed)

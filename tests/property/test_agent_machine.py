@@ -121,8 +121,14 @@ class Agent(RuleBasedStateMachine):
             devices[0] = other.ranks[0].devices[0]
             beside = (other.job, *other.beside) if data.draw(st.integers(0, 3)) else ()
         self.open[job, 1] = self.order
-        command = bind(job, order=self.order, settled=self.settled, world=ranks, beside=beside,
-                       ranks=plans(*[(each,) for each in devices]))  # fmt: skip
+        command = bind(
+            job,
+            order=self.order,
+            settled=self.settled,
+            world=ranks,
+            beside=beside,
+            ranks=plans(*[(each,) for each in devices]),
+        )
         self.binds[job, 1] = command
         self.send(command, data)
 

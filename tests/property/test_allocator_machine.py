@@ -96,13 +96,25 @@ HAPPENINGS = [
 PAIRS = (Level(name="pair", fanout=2), Level(name="node", fanout=2))
 WHOLE = {
     "big": Chain(gpu="cpu", levels=PAIRS, node_level="node", nodes=(NodeCell(node="node-1"),)),
-    "small": Chain(gpu="cpu", levels=(Level(name="node", fanout=2),), node_level="node",
-                   nodes=(NodeCell(node="node-2"),)),
-    "fast": Chain(gpu="h200", levels=(*PAIRS, Level(name="rack", fanout=1)), node_level="node",
-                  nodes=(NodeCell(node="node-3"),)),
-    "odd": Chain(gpu="h200", levels=(Level(name="node", fanout=2),), node_level="node",
-                 nodes=(NodeCell(node="node-2", devices=(3, 2)),)),
-}  # fmt: skip
+    "small": Chain(
+        gpu="cpu",
+        levels=(Level(name="node", fanout=2),),
+        node_level="node",
+        nodes=(NodeCell(node="node-2"),),
+    ),
+    "fast": Chain(
+        gpu="h200",
+        levels=(*PAIRS, Level(name="rack", fanout=1)),
+        node_level="node",
+        nodes=(NodeCell(node="node-3"),),
+    ),
+    "odd": Chain(
+        gpu="h200",
+        levels=(Level(name="node", fanout=2),),
+        node_level="node",
+        nodes=(NodeCell(node="node-2", devices=(3, 2)),),
+    ),
+}
 """Every GPU of every node, described."""
 
 TURNED = {
@@ -118,26 +130,40 @@ def owning(**cells: dict[tuple[str, str], int]) -> dict[str, VirtualCluster]:
     """Return virtual clusters by how many cells they own of (chain, level)."""
     return {
         name: VirtualCluster(
-            cells=tuple(Quota(chain=chain, level=level, count=count)
-                        for (chain, level), count in owned.items()),
-            weight=2.0 if name == "cv" else 1.0)
+            cells=tuple(
+                Quota(chain=chain, level=level, count=count)
+                for (chain, level), count in owned.items()
+            ),
+            weight=2.0 if name == "cv" else 1.0,
+        )
         for name, owned in cells.items()
-    }  # fmt: skip
+    }
 
 
 DESCRIBED = [
     SetVcs(chains=WHOLE, vcs=vcs(nlp=6, cv=6)),
-    SetVcs(chains=WHOLE, vcs=owning(nlp={("big", "node"): 1, ("odd", "gpu"): 1},
-                                    cv={("fast", "rack"): 1, ("small", "node"): 1})),
-    SetVcs(chains=WHOLE, vcs=owning(nlp={("fast", "pair"): 2, ("big", "pair"): 1},
-                                    cv={("big", "gpu"): 2, ("small", "node"): 1})),
+    SetVcs(
+        chains=WHOLE,
+        vcs=owning(
+            nlp={("big", "node"): 1, ("odd", "gpu"): 1},
+            cv={("fast", "rack"): 1, ("small", "node"): 1},
+        ),
+    ),
+    SetVcs(
+        chains=WHOLE,
+        vcs=owning(
+            nlp={("fast", "pair"): 2, ("big", "pair"): 1},
+            cv={("big", "gpu"): 2, ("small", "node"): 1},
+        ),
+    ),
     SetVcs(chains=TURNED, vcs=owning(nlp={("big", "pair"): 1}, cv={("big", "pair"): 1})),
     SetVcs(chains=TURNED, vcs=owning(cv={("big", "node"): 1, ("few", "gpu"): 1})),
-    SetVcs(chains=WHOLE,
-           pins={"mine": Pin(chain="big", level="pair", index=0)},
-           vcs={**owning(cv={("fast", "node"): 1}),
-                "nlp": VirtualCluster(pinned=("mine",), gpus=1)}),
-]  # fmt: skip
+    SetVcs(
+        chains=WHOLE,
+        pins={"mine": Pin(chain="big", level="pair", index=0)},
+        vcs={**owning(cv={("fast", "node"): 1}), "nlp": VirtualCluster(pinned=("mine",), gpus=1)},
+    ),
+]
 """Clusters that an operator may set, one after the other, whatever runs."""
 
 
@@ -218,9 +244,14 @@ class Agent:
     def join(self) -> None:
         self.incarnation += 1
         self.stream.append(
-            joined(self.node, self.gpus, identity=self.identity, cpus=CPUS,
-                   incarnation=self.incarnation)
-        )  # fmt: skip
+            joined(
+                self.node,
+                self.gpus,
+                identity=self.identity,
+                cpus=CPUS,
+                incarnation=self.incarnation,
+            )
+        )
 
     def obey(self, command: BindJob | StopJob | ClearNode) -> None:
         if isinstance(command, ClearNode):
@@ -436,8 +467,11 @@ class Allocator(RuleBasedStateMachine):
         assert len(changed) <= 1
         if changed:
             (fact,) = changed
-            stopped = [e.fact.job for e in effects
-                       if isinstance(e, Record) and isinstance(e.fact, JobStopping)]  # fmt: skip
+            stopped = [
+                e.fact.job
+                for e in effects
+                if isinstance(e, Record) and isinstance(e.fact, JobStopping)
+            ]
             # Only who is needed to make room for another, by a decision of its own.
             assert not stopped or any(
                 isinstance(e, Record) and isinstance(e.fact, CellsReserved) for e in effects

@@ -33,14 +33,30 @@ CAN = ("suspend", "release", "resize")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["resize", "resize", "resize", "resize", "answer", "answer", "answer", "refuse",
-             "submit", "end", "fail", "suspend", "cancel", "restart", "tick"]
+            [
+                "resize",
+                "resize",
+                "resize",
+                "resize",
+                "answer",
+                "answer",
+                "answer",
+                "refuse",
+                "submit",
+                "end",
+                "fail",
+                "suspend",
+                "cancel",
+                "restart",
+                "tick",
+            ]
         ),
         st.integers(1, 4),
         st.booleans(),
     ),
-    min_size=4, max_size=25,
-)  # fmt: skip
+    min_size=4,
+    max_size=25,
+)
 
 
 class Cluster:
@@ -78,11 +94,17 @@ class Cluster:
     def submit(self, workers: int, *, opportunistic: bool) -> None:
         self.number += 1
         self.feed(
-            admitted(self.number, workers=workers, gpus=1, elastic=Elastic(min=1, max=4), retries=1,
-                     vc="nlp" if workers % 2 else "lab", hard=True,
-                     **({"opportunistic": True} if opportunistic else
-                        {"over_quota": "opportunistic"}))
-        )  # fmt: skip
+            admitted(
+                self.number,
+                workers=workers,
+                gpus=1,
+                elastic=Elastic(min=1, max=4),
+                retries=1,
+                vc="nlp" if workers % 2 else "lab",
+                hard=True,
+                **({"opportunistic": True} if opportunistic else {"over_quota": "opportunistic"}),
+            )
+        )
 
     def one(self, number: int) -> Any:
         """Return a job that holds GPUs, if there is one."""

@@ -31,10 +31,23 @@ def test_histories_go_where_it_hurts() -> None:
         history = History(seed)
         for what, count in history.run(40).items():
             seen[what] = seen.get(what, 0) + count
-    often = ("bound", "gangs", "preempting", "claims bound", "claims taken back", "doomed",
-             "borrowed", "promoted", "demoted", "shared", "restarts", "reconfigurations",
-             "reconfigured: kept", "reconfigured: demoted",
-             "reconfigured: opportunistic")  # fmt: skip
+    often = (
+        "bound",
+        "gangs",
+        "preempting",
+        "claims bound",
+        "claims taken back",
+        "doomed",
+        "borrowed",
+        "promoted",
+        "demoted",
+        "shared",
+        "restarts",
+        "reconfigurations",
+        "reconfigured: kept",
+        "reconfigured: demoted",
+        "reconfigured: opportunistic",
+    )
     assert [what for what in often if not seen.get(what)] == []
 
 

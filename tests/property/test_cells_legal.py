@@ -25,9 +25,10 @@ def test_refused_for_ever_is_what_an_empty_cluster_cannot_place(part: int) -> No
             refusal, found = impossible(cells.cluster, request), None
             if request.guaranteed or not request.pin:
                 found = cells.place(request)
-            if refusal is not None and (refusal.reason is Reason.UNKNOWN_VC
-                                        or (refusal.reason is Reason.UNKNOWN_LEVEL
-                                            and not request.hard)):  # fmt: skip
+            if refusal is not None and (
+                refusal.reason is Reason.UNKNOWN_VC
+                or (refusal.reason is Reason.UNKNOWN_LEVEL and not request.hard)
+            ):
                 # Nothing stands in the way of these but that somebody mistyped a name.
                 found = None
             note = f"seed {seed}: {request}: {refusal}, {found}"

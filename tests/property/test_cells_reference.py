@@ -30,8 +30,10 @@ def room_left(cells: Cells, request: Request, found: Placement) -> list[object]:
     for name, chain in copy.chains.items():
         for key, pool in chain.pools.items():
             if pool.vc == request.vc:
-                rooms = [{room: len(units) for room, units in level.items() if room}
-                         for level in pool.loose]  # fmt: skip
+                rooms = [
+                    {room: len(units) for room, units in level.items() if room}
+                    for level in pool.loose
+                ]
                 left.append((name, key, pool.left, rooms))
     return left
 
@@ -78,8 +80,10 @@ class Judged(History):
         yields = (*own, *other.victims, *found.cancels, *other.cancels, *found.demoted)
         if yields or other.demoted:
             return
-        with_them, without = (room_left(self.cells, request, found),
-                              room_left(alone, request, other))  # fmt: skip
+        with_them, without = (
+            room_left(self.cells, request, found),
+            room_left(alone, request, other),
+        )
         assert with_them == without, f"{request}: {found}, and alone {other}"
         self.stats["blind"] += 1
 
@@ -96,8 +100,13 @@ def test_placement_is_what_brute_force_finds(part: int) -> None:
     assert stats["entitled"] > 100
     assert stats["blind"] > 100
     assert stats["not entitled"] > 100
-    for reason in (Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY, Reason.WAITS_FOR_CELLS,
-                   Reason.WAITS_FOR_GPUS, Reason.FITS_NO_CELL):  # fmt: skip
+    for reason in (
+        Reason.WAITS_FOR_REPAIR,
+        Reason.WAITS_FOR_AFFINITY,
+        Reason.WAITS_FOR_CELLS,
+        Reason.WAITS_FOR_GPUS,
+        Reason.FITS_NO_CELL,
+    ):
         assert stats[reason], reason
     assert stats["idle: True"] > 50
     assert stats["idle: False"] > 50

@@ -69,9 +69,7 @@ def small(draw: st.DrawFn) -> Cluster:
             f"p{at}": Pin(chain="c", level=names[level], index=index)
             for at, (level, index) in enumerate(pins)
         },
-        vcs={
-            "a": VirtualCluster(cells=quotas, pinned=tuple(f"p{at}" for at in range(owned))),
-        },
+        vcs={"a": VirtualCluster(cells=quotas, pinned=tuple(f"p{at}" for at in range(owned)))},
     )
 
 
@@ -152,11 +150,14 @@ NAMES = st.one_of(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=8),
 ).filter(lambda name: is_name(name) and not name.isdecimal())
 HOSTS = st.one_of(
-    st.builds(lambda stem, at: f"{stem}{at}", st.sampled_from(["a", "b-", "10.0.0.", ""]),
-              st.integers(0, 40)),
+    st.builds(
+        lambda stem, at: f"{stem}{at}",
+        st.sampled_from(["a", "b-", "10.0.0.", ""]),
+        st.integers(0, 40),
+    ),
     st.builds(lambda at: f"n{at:03}", st.integers(0, 120)),
     st.from_regex(hostlist.NODE_NAME, fullmatch=True).map(lambda name: name[:20]),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -235,9 +236,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
                 cells = cluster.vcs["a"].cells
                 quota = Quota(chain=title, level=level_names(made[title])[level], count=count)
                 vcs["a"] = VirtualCluster(
-                    cells=(*cells, quota), pinned=tuple(pins),
-                    weight=draw(st.floats(0.001, 1000)), jobs_max=draw(st.integers(0, 10**6)),
-                )  # fmt: skip
+                    cells=(*cells, quota),
+                    pinned=tuple(pins),
+                    weight=draw(st.floats(0.001, 1000)),
+                    jobs_max=draw(st.integers(0, 10**6)),
+                )
                 cluster = Cluster(chains=made, pins=pins, vcs=vcs)
     return cluster
 
@@ -265,8 +268,16 @@ def test_host_lists_expand_to_what_was_compressed(names: list[str]) -> None:
 
 def node(name: str, kind: tuple[str, int]) -> NodeJoined:
     gpus = tuple(Gpu(index=at, type=kind[0]) for at in range(kind[1]))
-    return NodeJoined(node=name, identity=name, incarnation=1, address="", ports=(1, 1),
-                      gpus=gpus, cpus=1, memory=1)  # fmt: skip
+    return NodeJoined(
+        node=name,
+        identity=name,
+        incarnation=1,
+        address="",
+        ports=(1, 1),
+        gpus=gpus,
+        cpus=1,
+        memory=1,
+    )
 
 
 KINDS = st.sampled_from([("v100", 8), ("v100", 4), ("k80", 6), ("k80", 1)])

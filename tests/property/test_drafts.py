@@ -26,14 +26,7 @@ from skep.wire.admin import SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import Suspend
 from skep.wire.drafts import Answer, Judge, Judgement, Option, Outcome, Question, Start, Touch
-from skep.wire.node import (
-    Manner,
-    MemberChanged,
-    MemberExited,
-    MemberKnown,
-    MemberStarted,
-    Tier,
-)
+from skep.wire.node import Manner, MemberChanged, MemberExited, MemberKnown, MemberStarted, Tier
 from skep.wire.node import Outcome as Exit
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, SizeHint
@@ -59,9 +52,14 @@ class World:
         self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
         self.tell(Restarted(1))
         kinds = ("v100", "k80") if draw.random() < 0.5 else ("v100",)
-        vcs = {name: VirtualCluster(gpus=draw.randint(1, 8), policy=draw.choice(POLICIES),
-                                    weight=draw.choice((1.0, 2.0)))
-               for name in ("a", "b")}  # fmt: skip
+        vcs = {
+            name: VirtualCluster(
+                gpus=draw.randint(1, 8),
+                policy=draw.choice(POLICIES),
+                weight=draw.choice((1.0, 2.0)),
+            )
+            for name in ("a", "b")
+        }
         self.tell(SetVcs(vcs=vcs))
         for number in range(draw.randint(2, 4)):
             self.tell(joined(f"node-{number}", {draw.choice(kinds): draw.choice((2, 4))}))
@@ -90,24 +88,54 @@ class World:
             tag = type(effect.message).__name__ if isinstance(effect, Send) else ""
             if isinstance(effect, Send) and tag == "BindJob":
                 order = effect.message
-                said.append(MemberStarted(node=order.node, identity=order.identity, at=self.now,
-                                          job=order.job, attempt=order.attempt))  # fmt: skip
+                said.append(
+                    MemberStarted(
+                        node=order.node,
+                        identity=order.identity,
+                        at=self.now,
+                        job=order.job,
+                        attempt=order.attempt,
+                    )
+                )
                 if can := self.can(order.job):
-                    said.append(MemberKnown(node=order.node, identity=order.identity, at=self.now,
-                                            job=order.job, attempt=order.attempt, can=can,
-                                            tier=Tier.COOPERATIVE))  # fmt: skip
+                    said.append(
+                        MemberKnown(
+                            node=order.node,
+                            identity=order.identity,
+                            at=self.now,
+                            job=order.job,
+                            attempt=order.attempt,
+                            can=can,
+                            tier=Tier.COOPERATIVE,
+                        )
+                    )
             elif isinstance(effect, Send) and tag == "ChangeJob":
                 order = effect.message
                 gives = isinstance(order.change, Suspend) and order.change.release
-                said.append(MemberChanged(node=order.node, identity=order.identity, at=self.now,
-                                          job=order.job, attempt=order.attempt, released=gives,
-                                          order=order.order,
-                                          manner=Manner.BOUNDARY))  # fmt: skip
+                said.append(
+                    MemberChanged(
+                        node=order.node,
+                        identity=order.identity,
+                        at=self.now,
+                        job=order.job,
+                        attempt=order.attempt,
+                        released=gives,
+                        order=order.order,
+                        manner=Manner.BOUNDARY,
+                    )
+                )
             elif isinstance(effect, Send) and tag == "StopJob":
                 order = effect.message
-                said.append(MemberExited(node=order.node, identity=order.identity, at=self.now,
-                                         job=order.job, attempt=order.attempt,
-                                         outcome=Exit.STOPPED))  # fmt: skip
+                said.append(
+                    MemberExited(
+                        node=order.node,
+                        identity=order.identity,
+                        at=self.now,
+                        job=order.job,
+                        attempt=order.attempt,
+                        outcome=Exit.STOPPED,
+                    )
+                )
         if machine is self.allocator and machine.soft.check_at == self.now:
             said.append(Tick())
 
@@ -131,9 +159,16 @@ class World:
     def ends(self, name: str) -> None:
         job = self.allocator.jobs[name]
         for node in list(job.live):
-            self.tell(MemberExited(node=node, identity=job.members[node].identity, job=name,
-                                   attempt=job.attempt, outcome=Exit.SUCCEEDED,
-                                   at=self.now))  # fmt: skip
+            self.tell(
+                MemberExited(
+                    node=node,
+                    identity=job.members[node].identity,
+                    job=name,
+                    attempt=job.attempt,
+                    outcome=Exit.SUCCEEDED,
+                    at=self.now,
+                )
+            )
 
     def any_spec(self) -> JobSpec:
         draw = self.draw
@@ -142,10 +177,15 @@ class World:
             changes["gpu_type"] = draw.choice(self.kinds)
         if draw.random() < 0.3:
             changes["over_quota"] = "opportunistic"
-        return spec(vc=draw.choice("ab"), gpus=draw.choice((1, 1, 2, 4)),
-                    workers=draw.choice((1, 1, 2, 3)), priority=draw.choice((0, 0, 1, 5)),
-                    opportunistic=draw.random() < 0.2, cpus=draw.choice((0, 0, 40)),
-                    **changes)  # fmt: skip
+        return spec(
+            vc=draw.choice("ab"),
+            gpus=draw.choice((1, 1, 2, 4)),
+            workers=draw.choice((1, 1, 2, 3)),
+            priority=draw.choice((0, 0, 1, 5)),
+            opportunistic=draw.random() < 0.2,
+            cpus=draw.choice((0, 0, 40)),
+            **changes,
+        )
 
     def twin(self) -> World:
         """Return a world that is as this one is, and goes on by itself."""
@@ -157,8 +197,9 @@ class World:
         """Have things happen."""
         for _ in range(steps):
             self.now = after(self.now, seconds(self.draw.randint(1, 20)))
-            running = [job.job for job in self.allocator.jobs.values()
-                       if job.state is State.RUNNING]  # fmt: skip
+            running = [
+                job.job for job in self.allocator.jobs.values() if job.state is State.RUNNING
+            ]
             if running and self.draw.random() < 0.3:
                 self.ends(self.draw.choice(running))
             else:
@@ -250,10 +291,15 @@ def _plans(world: World) -> None:
     if outcome.start is Start.NOW:
         assert tuple(job.members.values()) == outcome.members
     stopped = {one.job for one in outcome.others if one.what in ("stops", "stores")}
-    assert stopped == {each.job for each in world.allocator.jobs.values()
-                       if each.state in (State.RUNNING, State.SUSPENDED)
-                       and (real.state(each.job) is State.QUEUED
-                            or real.allocator.jobs[each.job].attempt > each.attempt)}  # fmt: skip
+    assert stopped == {
+        each.job
+        for each in world.allocator.jobs.values()
+        if each.state in (State.RUNNING, State.SUSPENDED)
+        and (
+            real.state(each.job) is State.QUEUED
+            or real.allocator.jobs[each.job].attempt > each.attempt
+        )
+    }
 
 
 @pytest.mark.parametrize("seed", range(WORLDS))
@@ -264,8 +310,11 @@ def test_a_wait_ends_when_it_was_said_to(seed: int) -> None:
     if not names:
         return
     name = world.draw.choice(names)
-    left = {job.job: Duration(seconds(world.draw.randint(1, 100)))
-            for job in world.allocator.jobs.values() if job.state is State.RUNNING}  # fmt: skip
+    left = {
+        job.job: Duration(seconds(world.draw.randint(1, 100)))
+        for job in world.allocator.jobs.values()
+        if job.state is State.RUNNING
+    }
     outcome = world.ask(Question(job=name, remaining=left)).outcome
     assert outcome is not None
     begin, attempts = world.now, {job.job: job.attempt for job in world.allocator.jobs.values()}

@@ -67,8 +67,14 @@ def _draw(
         "steps_at": steps_at,
         "trial": draw(st.sampled_from([0] * 6 + [7])),
     }
-    each = job(name, gpus, elastic=(1, 4), needs=draw(st.sampled_from([None, 9000])),
-               priority=draw(st.sampled_from([0, 0, 0, 0, 5])), ran=300)  # fmt: skip
+    each = job(
+        name,
+        gpus,
+        elastic=(1, 4),
+        needs=draw(st.sampled_from([None, 9000])),
+        priority=draw(st.sampled_from([0, 0, 0, 0, 5])),
+        ran=300,
+    )
     on = _on(draw, gpus, free, holds=phase is Phase.RUNNING)
     if phase is Phase.WAITING or on is None:
         new = replace(each, phase=Phase.WAITING, waiting_since=since)
@@ -81,16 +87,19 @@ def _draw(
     guest = replace(each, job=f"{name}0", sequence=each.sequence * 100, partners=(name,))
     pair = {"mate_milli": 1600} if not each.trial and draw(st.booleans()) else {}
     mates = [name, guest.job] if pair else ["", ""]
-    return [replace(each, partners=(guest.job,), mate=mates[1], **pair),
-            replace(guest, mate=mates[0], **pair)]  # fmt: skip
+    return [
+        replace(each, partners=(guest.job,), mate=mates[1], **pair),
+        replace(guest, mate=mates[0], **pair),
+    ]
 
 
 def _stands(draw: st.DrawFn, each: JobView) -> list[JobView]:
     """Return a job that stands, perhaps with another one beside which it went well."""
     if len(each.nodes) > 1 or draw(st.booleans()):
         return [each]
-    mate = replace(each, job=f"{each.job}0", sequence=each.sequence * 100, mate=each.job,
-                   mate_milli=1600)  # fmt: skip
+    mate = replace(
+        each, job=f"{each.job}0", sequence=each.sequence * 100, mate=each.job, mate_milli=1600
+    )
     return [replace(each, mate=mate.job, mate_milli=1600), mate]
 
 
@@ -117,8 +126,12 @@ def _seen(jobs: Sequence[JobView], count: int, size: int, **more: Any) -> VcView
     """Return a view in which packs hold their GPUs once, with GPUs of 16 GiB."""
     ordered = tuple(sorted(jobs, key=lambda each: each.sequence))
     holds = [each for each in ordered if each.phase in HOLDING]
-    second = {each.job for each in holds for other in holds
-              if each.job in other.partners and other.sequence < each.sequence}  # fmt: skip
+    second = {
+        each.job
+        for each in holds
+        for other in holds
+        if each.job in other.partners and other.sequence < each.sequence
+    }
     made = view([each for each in ordered if each.job not in second], nodes=count, size=size)
     nodes = tuple(replace(node, gpu_memory=16 * GIB) for node in made.nodes)
     return replace(made, jobs=ordered, **{"nodes": nodes, **more})
@@ -133,9 +146,12 @@ class Cluster:
 
     def _make(self, jobs: dict[str, JobView]) -> None:
         self.seen = _seen(
-            list(jobs.values()), len(self.seen.nodes), self.seen.node_gpus,
-            cooling=tuple(self.cooling), quiet_since=self.seen.quiet_since,
-        )  # fmt: skip
+            list(jobs.values()),
+            len(self.seen.nodes),
+            self.seen.node_gpus,
+            cooling=tuple(self.cooling),
+            quiet_since=self.seen.quiet_since,
+        )
 
     def do(self, plan: Plan) -> None:
         for action in plan.actions:
@@ -146,8 +162,9 @@ class Cluster:
             jobs = {each.job: each for each in self.seen.jobs}
             place = self._room().fit(jobs[turn.job], turn.nodes or None)
             if place is not None:
-                jobs[turn.job] = replace(jobs[turn.job], phase=Phase.RUNNING, nodes=place,
-                                         since=NOW, began_at=NOW)  # fmt: skip
+                jobs[turn.job] = replace(
+                    jobs[turn.job], phase=Phase.RUNNING, nodes=place, since=NOW, began_at=NOW
+                )
                 self._make(jobs)
 
     def _room(self) -> Room:
@@ -173,8 +190,9 @@ class Cluster:
                 host = jobs[beside]
                 assert host.nodes == each.nodes
                 number = self._begin("pack", action.trial)
-                jobs[each.job] = replace(each, phase=Phase.RUNNING, since=NOW,
-                                         partners=(beside,), trial=number)  # fmt: skip
+                jobs[each.job] = replace(
+                    each, phase=Phase.RUNNING, since=NOW, partners=(beside,), trial=number
+                )
                 jobs[beside] = replace(host, partners=(each.job,), trial=number)
             case Migrate(nodes=nodes):
                 place = self._room().fit(each, nodes)
@@ -184,8 +202,13 @@ class Cluster:
             case Resize(workers=workers):
                 ((node, _),) = each.nodes
                 gpus = each.gpus // each.workers * workers
-                jobs[each.job] = replace(each, workers=workers, gpus=gpus, nodes=((node, gpus),),
-                                         trial=self._begin("grow", action.trial))  # fmt: skip
+                jobs[each.job] = replace(
+                    each,
+                    workers=workers,
+                    gpus=gpus,
+                    nodes=((node, gpus),),
+                    trial=self._begin("grow", action.trial),
+                )
             case _:
                 raise AssertionError(action)
 
@@ -224,13 +247,15 @@ class Cluster:
                     jobs[each.job] = replace(jobs[each.job], mate=other.job, mate_milli=1600)
             else:
                 self._leave(second, jobs)
-                jobs[second.job] = replace(jobs[second.job], phase=Phase.AWAY, partners=(),
-                                           waiting_since=NOW, since=NOW)  # fmt: skip
+                jobs[second.job] = replace(
+                    jobs[second.job], phase=Phase.AWAY, partners=(), waiting_since=NOW, since=NOW
+                )
         if kind == "grow" and not kept:
             (each,) = tried
             one = each.gpus // each.workers
-            jobs[each.job] = replace(jobs[each.job], workers=1, gpus=one,
-                                     nodes=((each.nodes[0][0], one),))  # fmt: skip
+            jobs[each.job] = replace(
+                jobs[each.job], workers=1, gpus=one, nodes=((each.nodes[0][0], one),)
+            )
         self._make(jobs)
         return True
 
@@ -297,8 +322,10 @@ def _gives_way(action: Action, each: JobView, seen: VcView) -> bool:
     if isinstance(action, Resize):
         return action.why is Reason.GPUS_NEEDED and action.workers < each.workers
     return isinstance(action, Suspend) and any(
-        other.spec.priority > each.spec.priority for other in seen.jobs
-        if other.phase in (Phase.WAITING, Phase.AWAY))  # fmt: skip
+        other.spec.priority > each.spec.priority
+        for other in seen.jobs
+        if other.phase in (Phase.WAITING, Phase.AWAY)
+    )
 
 
 def _packs(action: Pack, each: JobView, host: JobView, nodes: dict[str, NodeView]) -> None:

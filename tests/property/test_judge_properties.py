@@ -53,8 +53,10 @@ def baseline(rng: random.Random, count: int = BASELINE) -> Baseline:
 
 
 def tried(rng: random.Random, *means: float, likeness_s: float = 0.0) -> list[Tried]:
-    return [Tried(baseline(rng), list(islice(samples(rng, mean, likeness_s), SAMPLES_MAX)))
-            for mean in means]  # fmt: skip
+    return [
+        Tried(baseline(rng), list(islice(samples(rng, mean, likeness_s), SAMPLES_MAX)))
+        for mean in means
+    ]
 
 
 def verdicts(means: tuple[float, ...], needed: float, likeness_s: float = 0.0) -> dict[object, int]:
@@ -113,8 +115,13 @@ def test_more_samples_never_change_a_verdict(rates: list[float], needed: float) 
 
 @given(st.integers(0, 2 * SAMPLES_MAX))
 def test_there_is_a_look_at_certain_lengths_only(count: int) -> None:
-    found = judge([Tried(Baseline(1.0), [1.0, 1.2] * SAMPLES_MAX),
-                   Tried(Baseline(1.0), ([1.0, 1.2] * SAMPLES_MAX)[:count])], 2.2)  # fmt: skip
+    found = judge(
+        [
+            Tried(Baseline(1.0), [1.0, 1.2] * SAMPLES_MAX),
+            Tried(Baseline(1.0), ([1.0, 1.2] * SAMPLES_MAX)[:count]),
+        ],
+        2.2,
+    )
     assert (found is None) == (count < LOOKS[0][0])
 
 

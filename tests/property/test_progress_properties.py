@@ -135,10 +135,7 @@ def test_whatever_a_rank_reports_its_rate_stays_in_range(
             watch.watch(rank)
 
 
-@given(
-    pauses=st.lists(st.integers(0, 30), min_size=1, max_size=20),
-    rate=st.integers(1, 50),
-)
+@given(pauses=st.lists(st.integers(0, 30), min_size=1, max_size=20), rate=st.integers(1, 50))
 def test_a_rate_never_rises_in_silence(pauses: list[int], rate: int) -> None:
     rank = RankWindow()
     for second in range(1, 15):

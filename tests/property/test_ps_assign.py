@@ -59,10 +59,7 @@ def test_servers_come_and_go_in_balance(sizes: list[int], first: int, history: l
         assert apart(sizes, placed, servers) <= max(sizes)
 
 
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=7),
-    first=st.integers(1, 2),
-)
+@given(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=7), first=st.integers(1, 2))
 def test_adding_a_server_moves_hardly_more_than_the_least_that_balances_as_well(
     sizes: list[int], first: int
 ) -> None:

@@ -105,8 +105,7 @@ class Searches(RuleBasedStateMachine):
     def start(self) -> None:
         self.world.start()
 
-    @rule(at=st.integers(0, 5), more=st.integers(0, 9), value=st.floats(0, 1),
-          late=st.booleans())  # fmt: skip
+    @rule(at=st.integers(0, 5), more=st.integers(0, 9), value=st.floats(0, 1), late=st.booleans())
     @precondition(lambda self: self.world.jobs)
     def measure(self, at: int, more: int, value: float, late: bool) -> None:
         jobs = list(self.world.jobs.values()) if late else self.world.running()
@@ -126,15 +125,19 @@ class Searches(RuleBasedStateMachine):
         jobs = self.world.running()
         self.world.lose(jobs[at % len(jobs)])
 
-    @rule(refuse=st.sampled_from([None, Reason.TOO_MANY_JOBS, Reason.BAD_VALUE]),
-          fixed=st.booleans())  # fmt: skip
+    @rule(
+        refuse=st.sampled_from([None, Reason.TOO_MANY_JOBS, Reason.BAD_VALUE]), fixed=st.booleans()
+    )
     def weather(self, refuse: Reason | None, fixed: bool) -> None:
         self.world.refuse, self.world.fixed = refuse, fixed
 
     # --- requests ----------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(["s1", "s2", "s40"]), outside=st.booleans(),
-          key=st.sampled_from(["", "k"]))  # fmt: skip
+    @rule(
+        name=st.sampled_from(["s1", "s2", "s40"]),
+        outside=st.booleans(),
+        key=st.sampled_from(["", "k"]),
+    )
     def ask(self, name: str, outside: bool, key: str) -> None:
         known = name in self.world.machine.searches
         verdict = self.world.ask(do="ask", search=name, outside=outside, key=key)
@@ -213,8 +216,10 @@ class Searches(RuleBasedStateMachine):
 
     @invariant()
     def a_key_made_one_job(self) -> None:
-        named = [job.spec.env["SKEP_SEARCH"] + "/" + job.spec.env["SKEP_TRIAL"]
-                 for job in self.world.jobs.values()]  # fmt: skip
+        named = [
+            job.spec.env["SKEP_SEARCH"] + "/" + job.spec.env["SKEP_TRIAL"]
+            for job in self.world.jobs.values()
+        ]
         assert len(named) == len(set(named))
 
     def teardown(self) -> None:
@@ -232,8 +237,7 @@ class Searches(RuleBasedStateMachine):
             for search in list(world.machine.searches.values()):
                 for trial in search.live:
                     if trial.stand is Stand.OUTSIDE:
-                        world.ask(do="tell", search=search.search, trial=trial.number,
-                                  over="done")  # fmt: skip
+                        world.ask(do="tell", search=search.search, trial=trial.number, over="done")
             world.settle()
             if not world.machine.searches:
                 break

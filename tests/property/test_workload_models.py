@@ -14,9 +14,25 @@ from skep.workloads.table import Work, fewest
 from tests.workload_kit import at, job, small
 
 NAMES = (
-    "ResNet-50 (batch size 64)", "resnet50", "A3C", "bert", "vgg16", "seq2seq", "gpt2", "MoE",
-    "DLRM", "m5", "gnmt", "LM", "VAE", "ResNet-50", "Transformer", "imagenet", "nothing", "",
-)  # fmt: skip
+    "ResNet-50 (batch size 64)",
+    "resnet50",
+    "A3C",
+    "bert",
+    "vgg16",
+    "seq2seq",
+    "gpt2",
+    "MoE",
+    "DLRM",
+    "m5",
+    "gnmt",
+    "LM",
+    "VAE",
+    "ResNet-50",
+    "Transformer",
+    "imagenet",
+    "nothing",
+    "",
+)
 KINDS = ("", "v100", "k80", "t4", "a100", "p40", "cpu")
 TABLES, AGAIN = small(types=("v100", "k80")), small(types=("v100", "k80"))
 PAPERS = Models()
@@ -32,18 +48,26 @@ others = st.lists(names, max_size=4).map(lambda models: tuple(sorted(models)))
 @st.composite
 def jobs(draw: st.DrawFn) -> TraceJob:
     return job(
-        draw(names), draw(st.integers(1, 20)), servers=draw(st.integers(0, 5)),
-        batch_size=draw(st.sampled_from((0, 1, 32, 500))), gpu_type=draw(kinds),
+        draw(names),
+        draw(st.integers(1, 20)),
+        servers=draw(st.integers(0, 5)),
+        batch_size=draw(st.sampled_from((0, 1, 32, 500))),
+        gpu_type=draw(kinds),
         mini_batches=draw(st.sampled_from((0, 100))),
-    )  # fmt: skip
+    )
 
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     spread = draw(spreads)
-    return at(*spread, gpu_type=draw(kinds), workers=draw(st.integers(1, 12)),
-              servers=draw(st.integers(0, 5)), partners=draw(others),
-              neighbours=draw(others))  # fmt: skip
+    return at(
+        *spread,
+        gpu_type=draw(kinds),
+        workers=draw(st.integers(1, 12)),
+        servers=draw(st.integers(0, 5)),
+        partners=draw(others),
+        neighbours=draw(others),
+    )
 
 
 @given(jobs(), situations(), st.sampled_from((TABLES, PAPERS)))
@@ -99,8 +123,7 @@ def test_going_apart_gains_only_where_that_was_measured(
 ) -> None:
     work = Work("bert", 10, 1, each=True)
     pollux = Pollux({"bert": table})
-    seen = [split for split in table
-            if sum(split) == sum(spread) and len(split) <= len(spread)]  # fmt: skip
+    seen = [split for split in table if sum(split) == sum(spread) and len(split) <= len(spread)]
     if spread in table or not seen:
         return
     most = max(map(len, seen))

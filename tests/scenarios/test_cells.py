@@ -65,14 +65,19 @@ def test_any_legal_sequence_of_requests_is_served(seed: int) -> None:
     assert isinstance(script, Script)
     replay = Replay(script, watch=check)
     sizes = {"switch": 2, "socket": 4, "node": 8, "gpu": 1}
-    cells = [(vc, sizes[quota.level]) for vc, owned in script.cluster.vcs.items()
-             for quota in owned.cells for _ in range(quota.count)]  # fmt: skip
+    cells = [
+        (vc, sizes[quota.level])
+        for vc, owned in script.cluster.vcs.items()
+        for quota in owned.cells
+        for _ in range(quota.count)
+    ]
     running: dict[str, tuple[str, int]] = {}
     left = list(cells)
     for number in range(80):
         if rng.random() < 0.3:
-            flood = Submit(job=f"o{number}", vc="A", gpus=rng.randint(1, 8),
-                           service_class="opportunistic")  # fmt: skip
+            flood = Submit(
+                job=f"o{number}", vc="A", gpus=rng.randint(1, 8), service_class="opportunistic"
+            )
             replay.step(flood)
         elif running and (not left or rng.random() < 0.4):
             job = rng.choice(list(running))

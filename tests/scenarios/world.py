@@ -46,9 +46,33 @@ from skep.wire.runs import RunExited, RunStarted
 from skep.wire.verdict import Verdict
 from tests.kit import T0, joined, spec, submission, vcs
 
-HIDDEN = {"spec", "trace", "identity", "argv", "env", "name", "vc", "command", "plan", "epoch",
-          "submitted_at", "master_address", "workdir", "key", "subject", "address", "ports", "cpus",
-          "memory", "pid", "start_ticks", "incarnation", "order", "headers", "asked"}  # fmt: skip
+HIDDEN = {
+    "spec",
+    "trace",
+    "identity",
+    "argv",
+    "env",
+    "name",
+    "vc",
+    "command",
+    "plan",
+    "epoch",
+    "submitted_at",
+    "master_address",
+    "workdir",
+    "key",
+    "subject",
+    "address",
+    "ports",
+    "cpus",
+    "memory",
+    "pid",
+    "start_ticks",
+    "incarnation",
+    "order",
+    "headers",
+    "asked",
+}
 """Fields that say nothing about the story, or the same in every line."""
 SHOWN_ORDERS = ("BindJob", "StopJob", "JobBound", "JobStopping", "FloorRaised")
 QUIET = (Heartbeat, NodeReport, calls.ForgetRun, calls.ListRuns)
@@ -323,8 +347,10 @@ def _plain(value: Any) -> str:
 
 def _cluster(cluster: Cluster) -> str:
     """Return the nodes of each chain, and the cells of each tenant."""
-    chains = [f"{name}:[{' '.join(cell.node for cell in chain.nodes)}]"
-              for name, chain in cluster.chains.items()]  # fmt: skip
+    chains = [
+        f"{name}:[{' '.join(cell.node for cell in chain.nodes)}]"
+        for name, chain in cluster.chains.items()
+    ]
     owners = [f"{name}:[{' '.join(_cells(vc))}]" for name, vc in cluster.vcs.items()]
     return " ".join(["{" + " ".join(chains) + "}", "{" + " ".join(owners) + "}"])
 

@@ -53,8 +53,9 @@ def rates(folder: str, loads: list[Load]) -> list[float]:
     for load in loads:
         numbers = (STEP_S, load.utilisation, load.demand, load.sensitivity, load.pressure, GIB)
         argv = [sys.executable, "-c", WORKER, folder, json.dumps(numbers), str(STEPS)]
-        running.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True))  # fmt: skip
+        running.append(
+            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
@@ -171,15 +172,29 @@ def test_a_script_that_knows_nothing_of_it_is_slowed_down(folder: str, tmp_path:
     """)
     )
     told: dict[str, Any] = {
-        **os.environ, "SKEP_SOCK": str(tmp_path / "nobody.sock"), "SKEP_JOB": "j1", "SKEP_GEN": "1",
-        "SKEP_FAKE_GPUS": folder, "SKEP_DEVICES": "0",
-    }  # fmt: skip
+        **os.environ,
+        "SKEP_SOCK": str(tmp_path / "nobody.sock"),
+        "SKEP_JOB": "j1",
+        "SKEP_GEN": "1",
+        "SKEP_FAKE_GPUS": folder,
+        "SKEP_DEVICES": "0",
+    }
     load = json.dumps({"step_ms": 1000 * STEP_S, "utilisation": 0.5, "memory": 4 * GIB})
-    done = subprocess.run([sys.executable, "-m", "skep_job", script], check=True, text=True,
-                          capture_output=True, env={**told, "SKEP_FAKE_LOAD": load})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "skep_job", script],
+        check=True,
+        text=True,
+        capture_output=True,
+        env={**told, "SKEP_FAKE_LOAD": load},
+    )
     assert float(done.stdout) >= STEP_S * (STEPS - 1)
     load = json.dumps({"step_ms": 1, "memory": 40 * GIB})
-    done = subprocess.run([sys.executable, "-m", "skep_job", script], check=False, text=True,
-                          capture_output=True, env={**told, "SKEP_FAKE_LOAD": load})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "skep_job", script],
+        check=False,
+        text=True,
+        capture_output=True,
+        env={**told, "SKEP_FAKE_LOAD": load},
+    )
     assert done.returncode == 1
     assert "fake GPU out of memory" in done.stderr

@@ -48,12 +48,25 @@ PLAN = RankPlan(rank=2, local_rank=1, devices=(0, 3))
 def bind(**more: Any) -> BindJob:
     """Return a command for two of four ranks."""
     settings = {
-        "order": 3, "epoch": 1, "settled": 0, "node": "n1", "identity": "i", "job": "j7",
-        "attempt": 2, "name": "train", "vc": "nlp", "argv": ("prog", "arg"), "world": 4,
-        "ranks": (RankPlan(rank=1, local_rank=0, devices=(1,)), PLAN), "node_rank": 1, "nodes": 2,
-        "master_address": "10.0.0.1", "master_port": 20001, "env": {"LR": "0.1"},
+        "order": 3,
+        "epoch": 1,
+        "settled": 0,
+        "node": "n1",
+        "identity": "i",
+        "job": "j7",
+        "attempt": 2,
+        "name": "train",
+        "vc": "nlp",
+        "argv": ("prog", "arg"),
+        "world": 4,
+        "ranks": (RankPlan(rank=1, local_rank=0, devices=(1,)), PLAN),
+        "node_rank": 1,
+        "nodes": 2,
+        "master_address": "10.0.0.1",
+        "master_port": 20001,
+        "env": {"LR": "0.1"},
         "trace": TRACE,
-    }  # fmt: skip
+    }
     return BindJob(**{**settings, **more})
 
 
@@ -71,8 +84,7 @@ def nvml(registered: list[tuple[int, int]]) -> SimpleNamespace:
     def processes(handle: int) -> list[Any]:
         if handle:
             raise NVMLError
-        return [SimpleNamespace(pid=7, usedGpuMemory=9),
-                SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
+        return [SimpleNamespace(pid=7, usedGpuMemory=9), SimpleNamespace(pid=8, usedGpuMemory=None)]
 
     happened = [
         SimpleNamespace(device=1, eventType=8, eventData=79),
@@ -177,8 +189,9 @@ class TestDevices:
         monkeypatch.setitem(sys.modules, "pynvml", library)
         found = devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
         assert [(gpu.type, gpu.uuid) for gpu in found.gpus()] == [
-            ("nvidia-h200", "GPU-0"), ("nvidia-h200", "GPU-1"),
-        ]  # fmt: skip
+            ("nvidia-h200", "GPU-0"),
+            ("nvidia-h200", "GPU-1"),
+        ]
         first, second = found.look()
         assert first.processes == (devices.DeviceProcess(7, 9), devices.DeviceProcess(8, -1))
         assert (first.utilisation, first.memory) == (500, 10)
@@ -187,9 +200,10 @@ class TestDevices:
         assert first.trouble == ("lost memory cells",)
         assert (second.utilisation, second.memory, second.processes) == (510, 11, ())
         assert second.trouble == (
-            "the driver lost the device", "remapping a row of its memory failed",
+            "the driver lost the device",
+            "remapping a row of its memory failed",
             "XID 79, seen 2 times",
-        )  # fmt: skip
+        )
         assert found.look()[0].trouble == ("lost memory cells",), "and stays so"
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
         assert found.names((1,)) == ("GPU-1",)
@@ -207,11 +221,23 @@ class TestEnvironment:
         assert plan.workdir == str(tmp_path)
         assert plan.log_path == str(log_path(tmp_path, "j7", 2, 2))
         wanted = {
-            "RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
-            "NODE_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001",
-            "TORCHELASTIC_RESTART_COUNT": "1", "SKEP_JOB": "j7", "SKEP_GEN": "2", "LR": "0.1",
-            "SKEP_RUN": "j7.2.2", "SKEP_DEVICES": "0,3", "TRACEPARENT": TRACE, "HOME": "/h",
-        }  # fmt: skip
+            "RANK": "2",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "1",
+            "GROUP_RANK": "1",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "20001",
+            "TORCHELASTIC_RESTART_COUNT": "1",
+            "SKEP_JOB": "j7",
+            "SKEP_GEN": "2",
+            "LR": "0.1",
+            "SKEP_RUN": "j7.2.2",
+            "SKEP_DEVICES": "0,3",
+            "TRACEPARENT": TRACE,
+            "HOME": "/h",
+        }
         assert {name: plan.env.get(name) for name in wanted} == wanted
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
@@ -219,8 +245,22 @@ class TestEnvironment:
     def test_a_single_worker_is_no_gang_unless_asked_for(self, tmp_path: Path) -> None:
         slots = devices.CpuSlots(4, "cpu")
         alone = run_plan(start(distributed=False), tmp_path, slots, {}).env
-        assert not [name for name in alone if name.startswith(("RANK", "WORLD", "LOCAL_", "MASTER",
-                    "TORCHELASTIC", "NODE_RANK", "GROUP_", "ROLE_"))]  # fmt: skip
+        assert not [
+            name
+            for name in alone
+            if name.startswith(
+                (
+                    "RANK",
+                    "WORLD",
+                    "LOCAL_",
+                    "MASTER",
+                    "TORCHELASTIC",
+                    "NODE_RANK",
+                    "GROUP_",
+                    "ROLE_",
+                )
+            )
+        ]
         assert (alone["SKEP_RANK"], alone["SKEP_WORLD"]) == ("2", "4")
 
     def test_the_spec_goes_before_what_does_not_identify_the_rank(self, tmp_path: Path) -> None:
@@ -230,8 +270,11 @@ class TestEnvironment:
         told = run_plan(start(env={**mine, **forged}), tmp_path, slots, {}).env
         assert {name: told[name] for name in mine} == mine
         assert {name: told[name] for name in forged} == {
-            "SKEP_RANK": "2", "SKEP_JOB": "j7", "SKEP_DEVICES": "0,3", "SKEP_RUN": "j7.2.2"
-        }  # fmt: skip
+            "SKEP_RANK": "2",
+            "SKEP_JOB": "j7",
+            "SKEP_DEVICES": "0,3",
+            "SKEP_RUN": "j7.2.2",
+        }
 
     def test_ranks_on_parameter_servers_know_how_many_and_their_secret(
         self, tmp_path: Path
@@ -294,9 +337,14 @@ class TestEnvironment:
         library = plan.python_path
         provide_job_library(tmp_path)
         provide_job_library(tmp_path)
-        command_line = [sys.executable, "-I", "-S", "-c",
-                        f"import sys; sys.path[:] = [*sys.path, {library!r}]; "
-                        "import skep_job; print(skep_job.__file__)"]  # fmt: skip
+        command_line = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path[:] = [*sys.path, {library!r}]; "
+            "import skep_job; print(skep_job.__file__)",
+        ]
         printed = subprocess.run(command_line, capture_output=True, text=True, check=True).stdout
         assert printed.strip() == f"{library}/skep_job/__init__.py"
 
@@ -350,8 +398,9 @@ class Hands:
         self.fatal: list[Exception] = []
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         bus = MemoryBus(self.broker, "node-n1", self.fatal.append)
-        self.calls = AgentCalls(bus, self.runtime, devices.CpuSlots(4, "cpu"), tmp_path, {},
-                                self.fatal.append)  # fmt: skip
+        self.calls = AgentCalls(
+            bus, self.runtime, devices.CpuSlots(4, "cpu"), tmp_path, {}, self.fatal.append
+        )
 
     async def ask(self, command: Any) -> Any:
         self.calls.start(command, self.answers.put)
@@ -455,8 +504,16 @@ def frame(**message: Any) -> bytes:
 
 
 WHO = {"job": "j7", "attempt": 2, "rank": 1}
-STATS = {"type": "stats", **WHO, "steps": 5, "step_ns": 10, "monotonic_ns": 1_000,
-         "last_step_monotonic_ns": 900, "source": "optimizer", "memory_bytes": 64}  # fmt: skip
+STATS = {
+    "type": "stats",
+    **WHO,
+    "steps": 5,
+    "step_ns": 10,
+    "monotonic_ns": 1_000,
+    "last_step_monotonic_ns": 900,
+    "source": "optimizer",
+    "memory_bytes": 64,
+}
 
 
 def access() -> RankAccess:

@@ -148,10 +148,10 @@ async def test_checkpoints_go_once_the_end_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "j1"
     assert folder.is_dir()
     for number, outcome in enumerate((Outcome.EXITED, Outcome.SUCCEEDED)):
-        exited = MemberExited(node="n1", identity="i", job="j1", attempt=1, outcome=outcome,
-                              at=at(1))  # fmt: skip
-        await hands.ask(PublishEvent(number, "skep.v1.node.n1.exited", f"i:{number}",
-                                             exited))  # fmt: skip
+        exited = MemberExited(
+            node="n1", identity="i", job="j1", attempt=1, outcome=outcome, at=at(1)
+        )
+        await hands.ask(PublishEvent(number, "skep.v1.node.n1.exited", f"i:{number}", exited))
         assert folder.exists() is (outcome is Outcome.EXITED)
     await hands.calls.close()
 

@@ -41,11 +41,23 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Monitor, subprocess.Popen[str]]]:
     fake.chmod(0o755)
     monitor = Monitor(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "skep_services.compose.bus", "some.conf",
-         "--monitor", f"http://127.0.0.1:{monitor.server.server_port}", "--folder", str(tmp_path)],
-        env={**os.environ, "NATS_SERVER_BIN": str(fake)}, cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "skep_services.compose.bus",
+            "some.conf",
+            "--monitor",
+            f"http://127.0.0.1:{monitor.server.server_port}",
+            "--folder",
+            str(tmp_path),
+        ],
+        env={**os.environ, "NATS_SERVER_BIN": str(fake)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     yield monitor, process
     try:
         os.killpg(process.pid, signal.SIGKILL)

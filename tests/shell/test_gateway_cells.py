@@ -33,7 +33,9 @@ async def test_cells_are_described_planned_and_applied(house: House) -> None:
     assert fates == {low: ("opportunistic", "node-1:0"), high: ("demoted", "node-2:0,1")}
     assert planned["missing"] == []
     assert [(one["vc"], one["before"]["gpus"], one["after"]["gpus"]) for one in planned["vcs"]] == [
-        ("nlp", 4, 2), ("vision", 0, 2)]  # fmt: skip
+        ("nlp", 4, 2),
+        ("vision", 0, 2),
+    ]
     refused = await house.nlp.json("POST", "/v1/cells/plan", 403, asked)
     assert error(refused)[0] == "forbidden"
 

@@ -34,8 +34,17 @@ async def running(house: House) -> str:
     house.cluster.runs(job)
     (node,) = house.cluster.allocator.machine.jobs[job].members
     house.cluster.node(
-        MemberKnown(node=node, identity=f"id-{node}", job=job, attempt=1, can=CAN, at=at(4),
-                    tier=Tier.COOPERATIVE), 4)  # fmt: skip
+        MemberKnown(
+            node=node,
+            identity=f"id-{node}",
+            job=job,
+            attempt=1,
+            can=CAN,
+            at=at(4),
+            tier=Tier.COOPERATIVE,
+        ),
+        4,
+    )
     await house.caught_up()
     return job
 
@@ -48,9 +57,20 @@ def answer(house: House, job: str, manner: Manner = Manner.BOUNDARY) -> None:
     released = isinstance(change.change, Suspend) and change.change.release
     for node in list(change.answers):
         house.cluster.node(
-            MemberChanged(node=node, identity=f"id-{node}", job=job, attempt=state.attempt,
-                          order=change.order, manner=manner, at=at(5), released=released,
-                          step=12, pause_ns=7_000_000), 5)  # fmt: skip
+            MemberChanged(
+                node=node,
+                identity=f"id-{node}",
+                job=job,
+                attempt=state.attempt,
+                order=change.order,
+                manner=manner,
+                at=at(5),
+                released=released,
+                step=12,
+                pause_ns=7_000_000,
+            ),
+            5,
+        )
 
 
 async def ask(house: House, job: str, name: str, **options: Any) -> int:
@@ -76,8 +96,11 @@ async def test_a_job_is_suspended_with_its_gpus_given_back_and_resumed(house: Ho
     gpus = (await house.op.get("/v1/gpus"))["gpus"]
     assert not any(gpu["taken"] for gpu in gpus)
     why = await house.op.get(f"/v1/jobs/{job}/why")
-    assert [one["reason"] for one in why["reasons"]] == ["suspended", "waits-for-its-gpus",
-                                                         "in-place"]  # fmt: skip
+    assert [one["reason"] for one in why["reasons"]] == [
+        "suspended",
+        "waits-for-its-gpus",
+        "in-place",
+    ]
     assert why["would_change"] == [f"`skep resume {job}`"]
 
     await ask(house, job, "resume")
@@ -88,8 +111,10 @@ async def test_a_job_is_suspended_with_its_gpus_given_back_and_resumed(house: Ho
     gpus = (await house.op.get("/v1/gpus"))["gpus"]
     assert sum(gpu["taken"] for gpu in gpus) == 1
     events = [one["text"] for one in (await house.op.get(f"/v1/jobs/{job}/events"))["events"]]
-    assert "suspend done and its GPUs given back at mini-batch 12 after a pause of 7 ms: its " \
-           "tenant asked for it" in events  # fmt: skip
+    assert (
+        "suspend done and its GPUs given back at mini-batch 12 after a pause of 7 ms: its "
+        "tenant asked for it" in events
+    )
 
 
 async def test_a_moved_job_has_another_attempt(house: House) -> None:
@@ -193,8 +218,17 @@ async def test_a_gang_that_grows_and_shrinks_is_shown_as_it_is(house: House) -> 
     house.cluster.runs(job)
     (node,) = house.cluster.allocator.machine.jobs[job].members
     house.cluster.node(
-        MemberKnown(node=node, identity=f"id-{node}", job=job, attempt=1, can=("resize",),
-                    at=at(4), tier=Tier.COOPERATIVE), 4)  # fmt: skip
+        MemberKnown(
+            node=node,
+            identity=f"id-{node}",
+            job=job,
+            attempt=1,
+            can=("resize",),
+            at=at(4),
+            tier=Tier.COOPERATIVE,
+        ),
+        4,
+    )
     await house.caught_up()
     await house.op.get("/v1/cells")  # From here on its cells follow.
     refused = await house.op.json("POST", f"/v1/jobs/{job}/resize", 422, {"workers": 3})

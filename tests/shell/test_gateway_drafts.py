@@ -76,7 +76,9 @@ async def test_what_would_start_a_job_is_told_and_does(house: House) -> None:
     [stopped] = urgent["outcome"]["others"]
     assert (stopped["job"], stopped["what"], stopped["why"]) == (first, "stops", "preempted")
     assert (recorded(house), codec.encode(house.cluster.allocator.machine.snapshot())) == (
-        before, state)  # fmt: skip
+        before,
+        state,
+    )
     # The tenant is not told of other virtual clusters, and may not ask about their jobs.
     mine = (await house.nlp.get(f"/v1/jobs/{second}/why?what_if=1"))["what_if"]
     every = [one["reason"] for one in (*mine["options"], *mine["in_vain"])]
@@ -106,8 +108,9 @@ async def test_a_wait_is_foreseen_from_what_is_measured(house: House) -> None:
 
 @pytest.mark.asyncio
 async def test_whose_end_a_job_waits_for_is_not_told_of_other_vcs(house: House) -> None:
-    first = await submitted(house, vc="vision", opportunistic=True, gpus=2, workers=2,
-                            size={"mini_batches": 100})  # fmt: skip
+    first = await submitted(
+        house, vc="vision", opportunistic=True, gpus=2, workers=2, size={"mini_batches": 100}
+    )
     house.cluster.runs(first)
     second = await submitted(house, opportunistic=True, gpus=2, workers=2)
     rate = JobRate(job=first, attempt=1, rate_milli=1_000, steps=50)
@@ -218,8 +221,12 @@ async def test_a_copy_that_fails_is_an_answer(
     large: list[Answer] = []
     monkeypatch.setattr("skep_services.drafts.drafts.answer", lambda *_: large[-1])
     monkeypatch.setattr("skep_services.drafts.ANSWER_BYTES_MAX", 500)
-    option = Option(why=Reason.AS_OPPORTUNISTIC, value="", outcome=Outcome(start=Start.NOW),
-                    spec=spec(env={"A": "x" * 400}))  # fmt: skip
+    option = Option(
+        why=Reason.AS_OPPORTUNISTIC,
+        value="",
+        outcome=Outcome(start=Start.NOW),
+        spec=spec(env={"A": "x" * 400}),
+    )
     large.append(Answer(at=at(1), in_vain=(option,)))
     told = msgspec.json.decode(await drafter.look(codec.encode(Question(job="j1"))), type=Answer)
     assert told == Answer(at=at(1))
@@ -310,10 +317,25 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 def outcome(start: Start = Start.NOW, **changes: Any) -> dict[str, Any]:
-    return {"start": start, "why": "waits-for-cells", "text": "in use", "needs": "3 GPUs",
-            "place": "", "chain": "", "borrows": False, "at": None, "ends_at": None,
-            "ends_most": None, "others": [], "others_more": 0, "awaits": [], "unknown": 0,
-            "limits": False, "nodes": 0, **changes}  # fmt: skip
+    return {
+        "start": start,
+        "why": "waits-for-cells",
+        "text": "in use",
+        "needs": "3 GPUs",
+        "place": "",
+        "chain": "",
+        "borrows": False,
+        "at": None,
+        "ends_at": None,
+        "ends_most": None,
+        "others": [],
+        "others_more": 0,
+        "awaits": [],
+        "unknown": 0,
+        "limits": False,
+        "nodes": 0,
+        **changes,
+    }
 
 
 def placed(**changes: Any) -> dict[str, Any]:
@@ -321,40 +343,81 @@ def placed(**changes: Any) -> dict[str, Any]:
     return outcome(**{"place": "node-1:0,1", **why, **changes})
 
 
-OTHER = {"job": "j1", "vc": "nlp", "what": "stops", "gpus": 2, "why": "preempted",
-         "rate_milli": 12_345, "then_milli": 0}  # fmt: skip
+OTHER = {
+    "job": "j1",
+    "vc": "nlp",
+    "what": "stops",
+    "gpus": 2,
+    "why": "preempted",
+    "rate_milli": 12_345,
+    "then_milli": 0,
+}
 
 
 def test_what_if_on_the_terminal(gateway: FakeGateway, run: Run) -> None:
     def option(rank: int, reason: str, text: str, value: str, **changes: Any) -> dict[str, Any]:
-        return {"rank": rank, "reason": reason, "text": text, "value": value, "spec": None,
-                "outcome": placed(**changes)}  # fmt: skip
+        return {
+            "rank": rank,
+            "reason": reason,
+            "text": text,
+            "value": value,
+            "spec": None,
+            "outcome": placed(**changes),
+        }
 
     hidden = {**OTHER, "job": None, "vc": None, "rate_milli": None, "then_milli": None}
-    options = [option(1, "with-fewer-gpus", "with fewer GPUs", "2 GPUs"),
-               option(2, "with-a-priority", "with a higher priority", "1", start="after",
-                      others=[OTHER, hidden])]  # fmt: skip
-    in_vain = [{"reason": "as-opportunistic", "text": "as opportunistic", "spec": None,
-                "value": "opportunistic", "outcome": outcome(Start.UNKNOWN)}]  # fmt: skip
-    answer = {"job": "j3", "state": "queued", "reasons": [], "would_change": ["x"],
-              "what_if": {"problem": "", "outcome": outcome(Start.UNKNOWN), "options": options,
-                          "in_vain": in_vain}}  # fmt: skip
+    options = [
+        option(1, "with-fewer-gpus", "with fewer GPUs", "2 GPUs"),
+        option(
+            2,
+            "with-a-priority",
+            "with a higher priority",
+            "1",
+            start="after",
+            others=[OTHER, hidden],
+        ),
+    ]
+    in_vain = [
+        {
+            "reason": "as-opportunistic",
+            "text": "as opportunistic",
+            "spec": None,
+            "value": "opportunistic",
+            "outcome": outcome(Start.UNKNOWN),
+        }
+    ]
+    answer = {
+        "job": "j3",
+        "state": "queued",
+        "reasons": [],
+        "would_change": ["x"],
+        "what_if": {
+            "problem": "",
+            "outcome": outcome(Start.UNKNOWN),
+            "options": options,
+            "in_vain": in_vain,
+        },
+    }
     gateway.on("GET /v1/jobs/j3/why", answer)
     code, out, _ = run("why", "j3", "--what-if")
     assert gateway.last("GET /v1/jobs/j3/why").query == {"what_if": "1"}
-    assert (code, out.splitlines()) == (0, [
-        "j3  queued",
-        "what would start it:",
-        "  1. with fewer GPUs: 2 GPUs (with-fewer-gpus)",
-        "       it would start now on node-1:0,1: the fewest nodes (fewest-nodes)",
-        "  2. with a higher priority: 1 (with-a-priority)",
-        "       it would start on node-1:0,1 as soon as others have made room: the fewest nodes"
-        " (fewest-nodes)",
-        "       it stops j1 (2 GPUs, 12.3/s now, 0 then), a job of another virtual cluster"
-        " (2 GPUs, its rate is unknown)",
-        "what would not:",
-        "  as opportunistic: opportunistic (as-opportunistic): in use: 3 GPUs (waits-for-cells)",
-    ])  # fmt: skip
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "j3  queued",
+            "what would start it:",
+            "  1. with fewer GPUs: 2 GPUs (with-fewer-gpus)",
+            "       it would start now on node-1:0,1: the fewest nodes (fewest-nodes)",
+            "  2. with a higher priority: 1 (with-a-priority)",
+            "       it would start on node-1:0,1 as soon as others have made room: the fewest nodes"
+            " (fewest-nodes)",
+            "       it stops j1 (2 GPUs, 12.3/s now, 0 then), a job of another virtual cluster"
+            " (2 GPUs, its rate is unknown)",
+            "what would not:",
+            "  as opportunistic: opportunistic (as-opportunistic): in use: 3 GPUs"
+            " (waits-for-cells)",
+        ],
+    )
     assert json.loads(run("why", "j3", "--what-if", "--json")[1]) == answer
     answer["what_if"] = {"problem": "j3 does not wait", "options": [], "in_vain": []}
     gateway.on("GET /v1/jobs/j3/why", answer)
@@ -367,27 +430,38 @@ def test_what_if_on_the_terminal(gateway: FakeGateway, run: Run) -> None:
 def test_plan_on_the_terminal(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: x\nvc: nlp\ncommand: [sleep, '1']\nresources: {gpus: 2}\n")
-    answer = {"name": "x", "vc": "nlp", "gpus": 2, "service_class": "guaranteed",
-              "outcome": placed(start="after", others=[OTHER], others_more=2)}  # fmt: skip
+    answer = {
+        "name": "x",
+        "vc": "nlp",
+        "gpus": 2,
+        "service_class": "guaranteed",
+        "outcome": placed(start="after", others=[OTHER], others_more=2),
+    }
     gateway.on("POST /v1/plan", answer)
     code, out, _ = run("plan", str(path), "--set", "resources.gpus=4")
     assert gateway.last("POST /v1/plan").json()["resources"] == {"gpus": 4}
-    assert (code, out.splitlines()) == (0, [
-        "x  2 GPUs of nlp, guaranteed",
-        "  it would start on node-1:0,1 as soon as others have made room: the fewest nodes"
-        " (fewest-nodes)",
-        "  it stops j1 (2 GPUs, 12.3/s now, 0 then)",
-        "  and touches 2 further jobs",
-        "  when it would end is not known",
-    ])  # fmt: skip
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "x  2 GPUs of nlp, guaranteed",
+            "  it would start on node-1:0,1 as soon as others have made room: the fewest nodes"
+            " (fewest-nodes)",
+            "  it stops j1 (2 GPUs, 12.3/s now, 0 then)",
+            "  and touches 2 further jobs",
+            "  when it would end is not known",
+        ],
+    )
     assert json.loads(run("plan", str(path), "--json")[1]) == {"plans": [answer]}
     answer["outcome"] = outcome(Start.UNKNOWN, unknown=3)
     gateway.on("POST /v1/plan", answer)
-    assert ("it would wait, for how long is not known: the end of 3 jobs is not known; in use: "
-            "3 GPUs (waits-for-cells)") in run("plan", str(path))[1]  # fmt: skip
+    assert (
+        "it would wait, for how long is not known: the end of 3 jobs is not known; in use: "
+        "3 GPUs (waits-for-cells)"
+    ) in run("plan", str(path))[1]
     far = 4_000_000_000 * 10**9
-    answer["outcome"] = outcome(Start.LATER, place="node-1:0", awaits=["j1", "j2"], at=1,
-                                ends_at=2, ends_most=far)  # fmt: skip
+    answer["outcome"] = outcome(
+        Start.LATER, place="node-1:0", awaits=["j1", "j2"], at=1, ends_at=2, ends_most=far
+    )
     gateway.on("POST /v1/plan", answer)
     out = run("plan", str(path))[1]
     assert "it would wait for about 0s, after j1 j2, then start on node-1:0; in use" in out
@@ -401,8 +475,10 @@ def test_a_wrong_spec_is_told_as_submit_does(
     path.write_text("name: x\nvc: nlp\ncommand: [sleep, '1']\nresources: {gpu: 2}\n")
     planned, submitted = run("plan", str(path)), run("submit", str(path))
     assert planned[0] == submitted[0] == 1
-    told = [err.replace("skep plan", "skep submit").replace("planned", "submitted")
-            for _, _, err in (planned, submitted)]  # fmt: skip
+    told = [
+        err.replace("skep plan", "skep submit").replace("planned", "submitted")
+        for _, _, err in (planned, submitted)
+    ]
     assert told[0] == told[1]
     assert run("plan", str(tmp_path / "none.yaml"))[0] == 2
     path.write_text("name: x\nvc: nlp\ncommand: [sleep, '1']\n")

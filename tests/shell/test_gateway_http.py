@@ -271,8 +271,9 @@ async def test_a_bus_that_does_not_take_it(house: House, monkeypatch: pytest.Mon
     assert error(refused)[0] == "bus-refused"
     bus.refuses = FullError("maximum bytes exceeded")
     body = codec.encode(spec())
-    async with house.op.session.post(f"{house.op.base}/v1/jobs", data=body,
-                                     headers=house.op.headers) as answer:  # fmt: skip
+    async with house.op.session.post(
+        f"{house.op.base}/v1/jobs", data=body, headers=house.op.headers
+    ) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
         assert error(await answer.json())[0] == "submissions-full"
     async with house.nobody.open("/metrics") as answer:
@@ -312,8 +313,7 @@ async def test_jobs_are_listed_by_state_name_and_order(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "query",
-    ["state=odd", "order=odd", "limit=-1", "limit=x", "limit=" + "9" * 30, "vc=a.b"],
+    "query", ["state=odd", "order=odd", "limit=-1", "limit=x", "limit=" + "9" * 30, "vc=a.b"]
 )
 async def test_odd_queries_are_refused(house: House, query: str) -> None:
     assert error(await house.op.get(f"/v1/jobs?{query}", 400))[0] == "bad-value"
@@ -443,8 +443,13 @@ async def test_health_asks_everybody_at_once(house: House) -> None:
         await house.cluster.bus.send(asked.reply, b"?", {})
 
     for identity in (
-        "admission", "allocator", "introspector", "searches", "node-node-1", "node-node-2",
-    ):  # fmt: skip
+        "admission",
+        "allocator",
+        "introspector",
+        "searches",
+        "node-node-1",
+        "node-node-2",
+    ):
         await house.cluster.bus.listen(subjects.health(identity), well)
     broken = await house.cluster.bus.listen(subjects.health("advisor"), odd)
     told = await house.nobody.get("/v1/health")
@@ -525,9 +530,16 @@ async def test_spans_are_kept_by_trace_and_shown_by_start(house: House) -> None:
     trace_id = TRACE.split("-")[1]
 
     def span(name: str, start_ns: int, **more: Any) -> dict[str, Any]:
-        return {"trace_id": trace_id, "span_id": "a" * 16, "parent_id": "", "name": name,
-                "service": "allocator", "start_ns": start_ns, "end_ns": start_ns + 5,
-                "attributes": {"job": "j1", **more}}  # fmt: skip
+        return {
+            "trace_id": trace_id,
+            "span_id": "a" * 16,
+            "parent_id": "",
+            "name": name,
+            "service": "allocator",
+            "start_ns": start_ns,
+            "end_ns": start_ns + 5,
+            "attributes": {"job": "j1", **more},
+        }
 
     where = subjects.span("allocator")
     await house.bus.send(where, codec.encode([span("late", 20), span("early", 10)]), {})

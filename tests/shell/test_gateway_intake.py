@@ -21,8 +21,14 @@ from tests.kit import T0, joined
 
 pytestmark = pytest.mark.asyncio
 
-SPAN = {"trace_id": "ab" * 16, "span_id": "cd" * 8, "name": "x", "service": "s", "start_ns": 1,
-        "end_ns": 2}  # fmt: skip
+SPAN = {
+    "trace_id": "ab" * 16,
+    "span_id": "cd" * 8,
+    "name": "x",
+    "service": "s",
+    "start_ns": 1,
+    "end_ns": 2,
+}
 
 
 @pytest_asyncio.fixture
@@ -52,8 +58,14 @@ async def metric(house: House, name: str) -> float:
 async def test_hostile_words_of_a_node_change_nothing_over_restarts(house: House) -> None:
     await house.with_nodes()
     join = msgspec.to_builtins(joined("node-1"))
-    step = {"type": "member-stepped", "node": "node-1", "identity": "id-node-1", "job": "j1",
-            "attempt": 1, "at": 1}  # fmt: skip
+    step = {
+        "type": "member-stepped",
+        "node": "node-1",
+        "identity": "id-node-1",
+        "job": "j1",
+        "attempt": 1,
+        "at": 1,
+    }
     hostile = [
         {**join, "incarnation": 10**30},
         {**join, "gpus": [{"index": 2**31, "type": "cpu"}]},
@@ -98,8 +110,12 @@ async def test_a_fact_that_cannot_be_taken_in_costs_that_fact_alone(
         taken(event, at)
 
     monkeypatch.setattr(fold, "apply", broken)
-    recorded(house, "allocator", NodeAdded(joined=joined("node-2")),
-             NodeDrained(node="node-1", drain=True))  # fmt: skip
+    recorded(
+        house,
+        "allocator",
+        NodeAdded(joined=joined("node-2")),
+        NodeDrained(node="node-1", drain=True),
+    )
     await house.caught_up()
     assert fold.nodes["node-1"].drained
     assert await metric(house, "skep_passed_over_total") == 1
@@ -109,8 +125,17 @@ async def test_a_fact_that_cannot_be_taken_in_costs_that_fact_alone(
 
 async def test_a_row_that_sqlite_cannot_hold_is_left_out(house: House) -> None:
     await house.with_nodes()
-    begun = TrialBegun(trial=2**63, kind=Kind.PACK, vc="nlp", jobs=(), families=(), at=T0,
-                       until=T0, needed_milli=0, why=Reason.REQUESTED)  # fmt: skip
+    begun = TrialBegun(
+        trial=2**63,
+        kind=Kind.PACK,
+        vc="nlp",
+        jobs=(),
+        families=(),
+        at=T0,
+        until=T0,
+        needed_milli=0,
+        why=Reason.REQUESTED,
+    )
     recorded(house, "allocator", begun, NodeDrained(node="node-1", drain=True))
     await house.caught_up()
     assert house.gateway.indexer.passed_over == 1

@@ -53,8 +53,11 @@ async def test_a_script_runs_on_an_interpreter_without_skep(
         await node.close()
     assert ended.outcome is Outcome.SUCCEEDED, log
     assert json.loads(log) == {
-        "prefix": str(environment), "first": str(python), "skep": False, "observed": True,
-    }  # fmt: skip
+        "prefix": str(environment),
+        "first": str(python),
+        "skep": False,
+        "observed": True,
+    }
 
 
 @pytest.mark.asyncio
@@ -100,7 +103,11 @@ def test_a_python_too_old_for_the_jobs_end_runs_the_script_itself() -> None:
         assert "from __future__" not in path.read_text()
     done = subprocess.run(
         [sys.executable, "-c", PRETENDS, str(entry)],
-        env={"SKEP_SOCK": "/nowhere"}, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        env={"SKEP_SOCK": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert json.loads(done.stdout) == [True, "train.py", "--lr", "1"]
     assert done.stderr == "skep_job: not observed: this is Python 3.6, older than 3.10\n"

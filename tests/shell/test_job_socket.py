@@ -187,11 +187,19 @@ async def test_processes_that_train_together_are_all_told_and_heard(node: Node) 
     assert node.socket.tell(ORDER)
     for job in jobs:
         assert (await job.hears())["order"] == 9
-    jobs[0].say("stats", steps=9, step_ns=2, monotonic_ns=1, last_step_monotonic_ns=1,
-                memory_bytes=10)  # fmt: skip
+    jobs[0].say(
+        "stats", steps=9, step_ns=2, monotonic_ns=1, last_step_monotonic_ns=1, memory_bytes=10
+    )
     assert (await node.said()).steps == 9
-    jobs[1].say("stats", part=1, steps=8, step_ns=3, monotonic_ns=1, last_step_monotonic_ns=1,
-                memory_bytes=20)  # fmt: skip
+    jobs[1].say(
+        "stats",
+        part=1,
+        steps=8,
+        step_ns=3,
+        monotonic_ns=1,
+        last_step_monotonic_ns=1,
+        memory_bytes=20,
+    )
     told = await node.said()
     assert (told.steps, told.step_ns, told.memory) == (8, 3, 30)
     jobs[1].say("suspended", part=1, order=9, step=5)

@@ -37,10 +37,14 @@ async def test_spans_travel_on_the_bus() -> None:
     (span,) = json.loads(message.payload)
     assert span.pop("span_id") != "b" * 16
     assert span == {
-        "trace_id": "a" * 32, "parent_id": "b" * 16, "name": "allocator JobBound",
-        "service": "allocator", "start_ns": 10, "end_ns": 30,
+        "trace_id": "a" * 32,
+        "parent_id": "b" * 16,
+        "name": "allocator JobBound",
+        "service": "allocator",
+        "start_ns": 10,
+        "end_ns": 30,
         "attributes": {"job": "j1", "order": 4},
-    }  # fmt: skip
+    }
     tracer.root("submit", TRACE, 5, 40, {"job": "j1"})
     tracer.span("admission Admitted", TRACE, 10, 30, {"job": "j1"})
     await tracer.flush()

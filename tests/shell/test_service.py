@@ -83,8 +83,9 @@ service.run("admission", main)
 
 def _run(what: str, state: Path, **env: str) -> subprocess.Popen[str]:
     whole = {**os.environ, **NEEDED, "SKEP_STATE": str(state), **env}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, what], env=whole, text=True,
-                            stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, what], env=whole, text=True, stderr=subprocess.PIPE
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,15 +156,19 @@ async def test_health_is_answered(tmp_path: Path) -> None:
         failures=none_failed(),
         foreign=ForeignSeen(Seen().report),
     )
-    chosen = service.settings("admission", {**NEEDED, "SKEP_STATE": str(tmp_path),
-                                            "SKEP_NATS_USER": "admission"})  # fmt: skip
+    chosen = service.settings(
+        "admission", {**NEEDED, "SKEP_STATE": str(tmp_path), "SKEP_NATS_USER": "admission"}
+    )
     await service.answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     asker = MemoryBus(broker, "gateway", fail)
     answer = await asker.request("skep.v1.health.admission", b"", {}, DEADLINE_S)
     assert answer is not None
     told: dict[str, Any] = json.loads(answer.payload)
-    assert (told["service"], told["identity"], told["pid"]) == ("admission", "admission",
-                                                                os.getpid())  # fmt: skip
+    assert (told["service"], told["identity"], told["pid"]) == (
+        "admission",
+        "admission",
+        os.getpid(),
+    )
     await bus.send("skep.v1.health.admission", b"", {})
     await bus.close()
 

@@ -252,7 +252,10 @@ async def test_a_standby_applies_decides_nothing_and_takes_over() -> None:
     await turn.looked()
     assert (standby.jobs, standby.epochs, standby.events) == (["j1"], [1], [])
     assert (spare.active.is_set(), spare.active_since, spare.positions) == (
-        False, 0, {subjects.SUBMIT: 1})  # fmt: skip
+        False,
+        0,
+        {subjects.SUBMIT: 1},
+    )
     turn.mine = True
     async with asyncio.timeout(DEADLINE_S):
         await spare.ready.wait()
@@ -265,8 +268,12 @@ async def test_a_standby_applies_decides_nothing_and_takes_over() -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     replayed = place.log()
-    noted = [fact.job async for record in replayed.replay() for fact in record.facts
-             if isinstance(fact, Noted)]  # fmt: skip
+    noted = [
+        fact.job
+        async for record in replayed.replay()
+        for fact in record.facts
+        if isinstance(fact, Noted)
+    ]
     assert noted == ["j1", "j2"]
 
 
@@ -656,11 +663,21 @@ async def test_a_batch_of_long_advice_is_noted_in_several_records() -> None:
     """A process that was stopped for minutes finds an advice for every half second of them."""
     place, seen, rounds = Place(), Seen(), 64
     reader = NotesReader()
-    told = [QueueAdvice(at=Instant(1), expires_at=Instant(2), jobs=tuple(
-                JobAdvice(job=f"j{10**15 + job}", why=Reason.PREDICTED_SHORTEST,
-                          remaining=Duration(10**15 + number))
-                for job in range(ADVISED_MAX)))
-            for number in range(rounds)]  # fmt: skip
+    told = [
+        QueueAdvice(
+            at=Instant(1),
+            expires_at=Instant(2),
+            jobs=tuple(
+                JobAdvice(
+                    job=f"j{10**15 + job}",
+                    why=Reason.PREDICTED_SHORTEST,
+                    remaining=Duration(10**15 + number),
+                )
+                for job in range(ADVISED_MAX)
+            ),
+        )
+        for number in range(rounds)
+    ]
     made = place.shell(Counter(), seen, notes=InputNotes())
     async with running(made):
         for advice in told:

@@ -164,10 +164,12 @@ async def test_child_that_does_not_exist_is_tried_again(folder: Path) -> None:
     watched = Watched(folder)
     made = plan(folder, "service", "")
     child = Child(
-        ChildPlan(name="service", argv=("/none/such",), env={}, state=made.state,
-                  log_path=made.log_path),
-        watched._say, watched._changed.set,
-    )  # fmt: skip
+        ChildPlan(
+            name="service", argv=("/none/such",), env={}, state=made.state, log_path=made.log_path
+        ),
+        watched._say,
+        watched._changed.set,
+    )
     watched.children.append(child)
     child.start()
     await watched.until(lambda: len(watched.said) >= 2)
@@ -326,8 +328,9 @@ async def supervised(
 ) -> tuple[int, list[str]]:
     """Run a supervisor until `then` is done; return its exit code and the order of things."""
     write_cluster(folder)
-    supervisor = Supervisor(str(folder), cluster_plan(folder), steps.prepare, steps.stop_jobs,
-                            steps.admit)  # fmt: skip
+    supervisor = Supervisor(
+        str(folder), cluster_plan(folder), steps.prepare, steps.stop_jobs, steps.admit
+    )
     task = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(DEADLINE_S):
         await then()
@@ -515,8 +518,9 @@ async def test_jobs_end_with_the_cluster_and_are_nobodys_failure(folder: Path) -
     # The next agent hears which ends were the jobs' own.
     agent = ProcessRuntime(folder)
     await agent.open(on_exit)
-    ends = {one.token: (one.code, one.asked) for one in await agent.runs()
-            if isinstance(one, RunExited)}  # fmt: skip
+    ends = {
+        one.token: (one.code, one.asked) for one in await agent.runs() if isinstance(one, RunExited)
+    }
     assert ends == {"j1.1.0": (3, False), "j2.1.0": (-15, True), "j3.1.0": (0, True)}
     await agent.shutdown(0.0)
     await agent.close()
@@ -547,10 +551,13 @@ def test_record_of_the_runner_tells_what_still_runs(tmp_path: Path) -> None:
     (tmp_path / "runner.lock").touch()
     lines = [
         {"boot": "x"},
-        {"began": "a"}, {"started": "a"},
-        {"began": "b"}, {"exited": "b"},
-        {"began": "c"}, {"not_started": "c"},
-    ]  # fmt: skip
+        {"began": "a"},
+        {"started": "a"},
+        {"began": "b"},
+        {"exited": "b"},
+        {"began": "c"},
+        {"not_started": "c"},
+    ]
     record = tmp_path / "runner.jsonl"
     record.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "torn\n[1]\n")
     assert boot.has_jobs(str(tmp_path))

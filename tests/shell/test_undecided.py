@@ -196,10 +196,12 @@ async def test_a_message_passed_over_is_passed_over_again(tmp_path: Path) -> Non
         await seen.until(lambda: machine.last_sequence == 4)
     records = [record async for record in log().replay()]
     stream = place.broker.stream(subjects.SUBMIT).messages
-    messages = {subjects.SUBMIT: {
-        each.sequence: read(each.subject, each.payload, each.headers, each.sequence, each.at)
-        for each in stream
-    }}  # fmt: skip
+    messages = {
+        subjects.SUBMIT: {
+            each.sequence: read(each.subject, each.payload, each.headers, each.sequence, each.at)
+            for each in stream
+        }
+    }
     begun = [at for at, record in enumerate(records) if record.epoch == records[-1].epoch]
     found = Again(AdmissionMachine, Log(records[begun[0] :], messages)).run()
     assert found.given == {"PassedOver": 1}
@@ -244,5 +246,7 @@ def keys(items: Sequence[Item]) -> list[str]:
 def test_what_is_known_by_what() -> None:
     event = SetVcs(vcs={})
     assert keys([Item(event), Item(event, "ADMIN", 7), Item(event, outside=True)]) == [
-        "", "ADMIN/7/0", "SetVcs ",
-    ]  # fmt: skip
+        "",
+        "ADMIN/7/0",
+        "SetVcs ",
+    ]

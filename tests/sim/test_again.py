@@ -53,8 +53,12 @@ def test_another_order_of_the_queue_is_a_difference(monkeypatch: pytest.MonkeyPa
     found = Again(world.roles["allocator"].machine, log).run()
     assert 0 < len(found.differences) == found.decisions - found.equal
     deeds = [one for one in found.differences if not one.reasons]
-    bound = [fact for one in deeds for fact in (*one.recorded, *one.recomputed)
-             if isinstance(fact, JobBound)]  # fmt: skip
+    bound = [
+        fact
+        for one in deeds
+        for fact in (*one.recorded, *one.recomputed)
+        if isinstance(fact, JobBound)
+    ]
     assert bound
     assert all(one.record < other.record for one, other in pairwise(found.differences))
 
@@ -64,8 +68,10 @@ def test_only_the_window_is_compared() -> None:
     log = log_of(world, "allocator")
     times = [record.at for record in log.records]
     middle = times[len(times) // 2]
-    parts = [Again(world.roles["allocator"].machine, log, window=window).run()
-             for window in ((times[0], middle), (type(middle)(middle + 1), times[-1]))]  # fmt: skip
+    parts = [
+        Again(world.roles["allocator"].machine, log, window=window).run()
+        for window in ((times[0], middle), (type(middle)(middle + 1), times[-1]))
+    ]
     whole = Again(world.roles["allocator"].machine, log).run()
     assert all(0 < part.decisions < whole.decisions for part in parts)
     assert sum(part.decisions for part in parts) == whole.decisions
@@ -118,8 +124,11 @@ def test_behind_a_record_that_was_taken_out_reading_goes_on_where_it_was() -> No
     notes.heard(advice, at(1))
     notes.streamed(subjects.ALLOC, 5, at(2), led=False)
     began = EpochBegan(epoch=1, owner="o1")
-    records = [Record(1, 1, at(0), (began,), b""), Record(2, 1, at(1), (waits[0],), first),
-               Record(3, 1, at(2), (), notes.take())]  # fmt: skip
+    records = [
+        Record(1, 1, at(0), (began,), b""),
+        Record(2, 1, at(1), (waits[0],), first),
+        Record(3, 1, at(2), (), notes.take()),
+    ]
     facts = Facts(service="allocator", at=at(1), facts=tuple(waits))
     log = Log(records, {"SUBMIT": {2: None}, "ALLOC": {5: facts}})
     machine = Hears()
@@ -131,8 +140,16 @@ def test_behind_a_record_that_was_taken_out_reading_goes_on_where_it_was() -> No
 def test_what_proves_who_may_send_a_state_is_no_part_of_a_decision() -> None:
     def told(token: str, port: int = 4000) -> JobChanging:
         move = Move(targets=(Target(rank=0, host="n1", port=port, token=token),))
-        return JobChanging(job="j1", attempt=1, order=1, goal=Goal.MIGRATE, change=move,
-                           nodes=("n2",), why=Reason.REQUESTED, at=Instant(1))  # fmt: skip
+        return JobChanging(
+            job="j1",
+            attempt=1,
+            order=1,
+            goal=Goal.MIGRATE,
+            change=move,
+            nodes=("n2",),
+            why=Reason.REQUESTED,
+            at=Instant(1),
+        )
 
     assert without_secrets([told("one")]) == without_secrets([told("another")])
     assert without_secrets([told("one")]) != without_secrets([told("one", 4001)])

@@ -28,8 +28,10 @@ from skep_services.simulations.order import Order, play
 
 def test_a_run_ends_where_a_job_waits_for_what_its_policy_never_gives() -> None:
     """Two families share eight GPUs, and the larger job is larger than its part for ever."""
-    jobs = [TraceJob(id=name, at=seconds(0), run_time=seconds(5), gpus=gpus, model=name)
-            for name, gpus in (("a", 2), ("b", 8))]  # fmt: skip
+    jobs = [
+        TraceJob(id=name, at=seconds(0), run_time=seconds(5), gpus=gpus, model=name)
+        for name, gpus in (("a", 2), ("b", 8))
+    ]
     settings = Settings(policies={"all": ("capacity-per-model", {"shares": [["a", 1], ["b", 1]]})})
     result = run(Trace(name="t", jobs=tuple(jobs)), uniform(1, 8), settings, Steady())
     assert result.cut
@@ -61,8 +63,9 @@ def test_a_start_costs_time_that_is_no_progress() -> None:
 def test_what_no_node_can_hold_is_refused_with_the_reason() -> None:
     tied = TraceJob(id="a", at=seconds(0), run_time=seconds(1), gpus=1, gpu_type="h100", tied=True)
     large = job("b", 0, 1, 64)
-    result = run(Trace(name="bad", jobs=(tied, large)), of_types({"v100": 2, "k80": 2}),
-                 Settings(), Steady())  # fmt: skip
+    result = run(
+        Trace(name="bad", jobs=(tied, large)), of_types({"v100": 2, "k80": 2}), Settings(), Steady()
+    )
     assert "h100" in result.jobs[0].refused
     assert "64 GPUs" in result.jobs[1].refused
     assert not result.cut
@@ -83,8 +86,9 @@ def test_no_job_goes_where_its_speed_is_nothing(policy: str) -> None:
     settings = Settings(policies=dict.fromkeys(cluster.vcs, (policy, {})))
     result = run(trace, cluster, settings, Halting())
     assert [each.ended for each in result.jobs] == [seconds(10), seconds(10), seconds(20)]
-    (lost,) = run(Trace(name="one", jobs=(job("a", 0, 10, 1),)),
-                  of_types({"k80": 1}), Settings(), Halting()).jobs  # fmt: skip
+    (lost,) = run(
+        Trace(name="one", jobs=(job("a", 0, 10, 1),)), of_types({"k80": 1}), Settings(), Halting()
+    ).jobs
     assert "one on which its speed is not 0" in lost.refused
 
 
@@ -101,8 +105,13 @@ def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
 def test_a_run_in_which_nothing_more_can_happen_ends(policy: str) -> None:
     """Whatever the policy looks at now and then: the only node is drained, and stays so."""
     trace = Trace(name="stuck", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
-    world = World(trace, uniform(1, 8), Settings(policies={"all": (policy, {})}), Steady(),
-                  [(seconds(5), DrainNode(node="v100-0"))])  # fmt: skip
+    world = World(
+        trace,
+        uniform(1, 8),
+        Settings(policies={"all": (policy, {})}),
+        Steady(),
+        [(seconds(5), DrainNode(node="v100-0"))],
+    )
     steps = sum(1 for _ in islice(world.steps(), 5000))
     assert (world.ledger.open > 0, world.ledger.running) == (True, 0)
     assert steps < 5000
@@ -111,8 +120,14 @@ def test_a_run_in_which_nothing_more_can_happen_ends(policy: str) -> None:
 
 def test_waiting_while_a_borrower_is_stopped_makes_nobody_worse_off() -> None:
     costs = Settings(costs=Costs(stop_s=60))
-    order = Order(label="x", policy="", shape="", cluster=uniform(2, 8, vcs={"a": 1, "b": 1}),
-                  settings=costs, audited=True)  # fmt: skip
+    order = Order(
+        label="x",
+        policy="",
+        shape="",
+        cluster=uniform(2, 8, vcs={"a": 1, "b": 1}),
+        settings=costs,
+        audited=True,
+    )
     trace = Trace(name="t", jobs=(job("a", 0, 100, 8, vc="a"),))
     found = play(order, trace, Steady(), lambda over, jobs: True).audit
     assert found is not None
@@ -153,10 +168,14 @@ sys.stdout.buffer.write(msgspec.json.encode(result))
 
 def test_the_same_run_is_the_same_bytes_whatever_strings_hash_to() -> None:
     first, second = (
-        subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True,
-                       env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
         for seed in ("1", "2")
-    )  # fmt: skip
+    )
     result = msgspec.json.decode(first, type=RunResult)
     assert first == second
     assert len(result.samples) > 10

@@ -35,8 +35,11 @@ class Fickle(Policy, frozen=True):
     def plan(self, view: VcView) -> Plan:
         goes = (job.job for job in view.jobs if job.phase is Phase.RUNNING)
         turns = (job.job for job in view.jobs if job.phase not in HOLDING)
-        return Plan(turns=tuple(Turn(name, Reason.ARRIVAL) for name in turns), strict=False,
-                    actions=tuple(Preempt(name, Reason.OUTRANKED) for name in goes))  # fmt: skip
+        return Plan(
+            turns=tuple(Turn(name, Reason.ARRIVAL) for name in turns),
+            strict=False,
+            actions=tuple(Preempt(name, Reason.OUTRANKED) for name in goes),
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +48,12 @@ def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play() -> list[int]:
-    trace = Trace(name="t", jobs=tuple(
-        TraceJob(id=str(n), at=seconds(n), run_time=seconds(20), gpus=4) for n in range(3)
-    ))  # fmt: skip
+    trace = Trace(
+        name="t",
+        jobs=tuple(
+            TraceJob(id=str(n), at=seconds(n), run_time=seconds(20), gpus=4) for n in range(3)
+        ),
+    )
     ruled = Settings(can=CAN, policies={"all": ("fickle", {})})
     return [job.suspended for job in run(trace, uniform(1, 8), ruled, Steady()).jobs]
 

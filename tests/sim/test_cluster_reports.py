@@ -48,13 +48,20 @@ def trace(jobs: int, seed: int, length: float) -> Trace:
         vc = rng.choice((*POLICIES, "plain"))
         run_time = length * rng.uniform(0.3, 2.0)
         step = rng.choice((0.1, 0.7, 3.0, 20.0))
-        made.append(TraceJob(
-            id=f"t{number}", at=seconds(at), run_time=seconds(run_time), gpus=workers,
-            workers=workers, vc=vc, model=f"m{step}",
-            mini_batches=max(1, round(run_time / step)),
-            workers_min=1 if vc in ("elastic", "sized") else 0,
-            workers_max=6 if vc in ("elastic", "sized") else 0,
-        ))  # fmt: skip
+        made.append(
+            TraceJob(
+                id=f"t{number}",
+                at=seconds(at),
+                run_time=seconds(run_time),
+                gpus=workers,
+                workers=workers,
+                vc=vc,
+                model=f"m{step}",
+                mini_batches=max(1, round(run_time / step)),
+                workers_min=1 if vc in ("elastic", "sized") else 0,
+                workers_max=6 if vc in ("elastic", "sized") else 0,
+            )
+        )
     return Trace(name="reports", jobs=tuple(made))
 
 
@@ -111,13 +118,26 @@ def test_while_a_job_is_suspended_is_no_part_of_how_it_goes(
     def judge(world: World, decided: list[Any]) -> None:
         told.update(pace.rate_milli for pace, _ in world.allocator.soft.paces.values())
 
-    jobs = Trace(name="turns", jobs=tuple(
-        TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(900), gpus=1, workers=1,
-                 mini_batches=round(900 / step)) for number in range(2)
-    ))  # fmt: skip
-    settings = Settings(costs=Costs(start_s=2, suspend_s=1, resume_s=1), hints="none",
-                        policies={"all": ("gandiva", {"introspect": True})},
-                        reports=reports)  # fmt: skip
+    jobs = Trace(
+        name="turns",
+        jobs=tuple(
+            TraceJob(
+                id=f"t{number}",
+                at=seconds(number),
+                run_time=seconds(900),
+                gpus=1,
+                workers=1,
+                mini_batches=round(900 / step),
+            )
+            for number in range(2)
+        ),
+    )
+    settings = Settings(
+        costs=Costs(start_s=2, suspend_s=1, resume_s=1),
+        hints="none",
+        policies={"all": ("gandiva", {"introspect": True})},
+        reports=reports,
+    )
     world = World(jobs, uniform(1, 1), settings, Steady(), judge=judge)
     assert world.reports is not None
     world.reports.found = []

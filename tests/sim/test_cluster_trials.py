@@ -34,12 +34,16 @@ class Packs(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         waiting = [job for job in view.jobs if job.phase in WAITS]
-        hosts = [job for job in view.jobs
-                 if job.phase is Phase.RUNNING and not job.partners and job.rate_milli]  # fmt: skip
+        hosts = [
+            job
+            for job in view.jobs
+            if job.phase is Phase.RUNNING and not job.partners and job.rate_milli
+        ]
         actions: list[Action] = []
         for guest in waiting if not view.free else ():
-            host = next((each for each in hosts
-                         if each.spec.size.family == guest.spec.size.family), None)  # fmt: skip
+            host = next(
+                (each for each in hosts if each.spec.size.family == guest.spec.size.family), None
+            )
             if host is not None:
                 hosts.remove(host)
                 actions.append(Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True))
@@ -61,11 +65,21 @@ def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def jobs() -> Trace:
     models = ("small", "heavy", "small", "heavy")
-    return Trace(name="pairs", jobs=tuple(
-        TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(LENGTH), gpus=1, workers=1,
-                 model=model, mini_batches=LENGTH * 4)
-        for number, model in enumerate(models)
-    ))  # fmt: skip
+    return Trace(
+        name="pairs",
+        jobs=tuple(
+            TraceJob(
+                id=f"t{number}",
+                at=seconds(number),
+                run_time=seconds(LENGTH),
+                gpus=1,
+                workers=1,
+                model=model,
+                mini_batches=LENGTH * 4,
+            )
+            for number, model in enumerate(models)
+        ),
+    )
 
 
 def played(*, noise: float = 0.0, reports: str = "on-change") -> tuple[World, list[Any]]:
@@ -138,8 +152,11 @@ class Changes(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         there = {node.gpu_type: node.node for node in view.nodes}
-        turns = tuple(Turn(job.job, Reason.ARRIVAL, (there[BEGINS[job.spec.size.family or ""]],))
-                      for job in view.jobs if job.phase in WAITS)  # fmt: skip
+        turns = tuple(
+            Turn(job.job, Reason.ARRIVAL, (there[BEGINS[job.spec.size.family or ""]],))
+            for job in view.jobs
+            if job.phase in WAITS
+        )
         cools = {(each.kind, *each.families) for each in view.cooling}
         actions: list[Action] = []
         for job in view.jobs:
@@ -148,8 +165,9 @@ class Changes(Policy, frozen=True):
                 continue
             if family in ("scales", "flat"):
                 if job.workers == 1 and ("grow", family) not in cools:
-                    actions.append(Resize(job.job, Reason.BY_POLICY, 2, trial=True,
-                                          needed_milli=1100))  # fmt: skip
+                    actions.append(
+                        Resize(job.job, Reason.BY_POLICY, 2, trial=True, needed_milli=1100)
+                    )
             elif ("migrate", family) not in cools and job.nodes[0][0] == there[BEGINS[family]]:
                 other = tuple(node for kind, node in there.items() if kind != BEGINS[family])
                 actions.append(Migrate(job.job, Reason.BY_POLICY, other, trial=True))
@@ -176,13 +194,29 @@ def changed(*truths: Truth, noise: float = 0.0) -> tuple[World, list[Any]]:
             truth.note(world.agents.works, decided)
         world.allocator.check()
 
-    trace = Trace(name="changes", jobs=tuple(
-        TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(LENGTH), gpus=1, workers=1,
-                 workers_min=1, workers_max=2, model=model, mini_batches=LENGTH * 4)
-        for number, model in enumerate(BEGINS)
-    ))  # fmt: skip
-    settings = Settings(costs=Costs(start_s=2, migrate_s=3, resize_s=2), hints="none",
-                        policies={"all": ("changes", {})}, noise=noise)  # fmt: skip
+    trace = Trace(
+        name="changes",
+        jobs=tuple(
+            TraceJob(
+                id=f"t{number}",
+                at=seconds(number),
+                run_time=seconds(LENGTH),
+                gpus=1,
+                workers=1,
+                workers_min=1,
+                workers_max=2,
+                model=model,
+                mini_batches=LENGTH * 4,
+            )
+            for number, model in enumerate(BEGINS)
+        ),
+    )
+    settings = Settings(
+        costs=Costs(start_s=2, migrate_s=3, resize_s=2),
+        hints="none",
+        policies={"all": ("changes", {})},
+        noise=noise,
+    )
     world = World(trace, of_types({"slow": 1, "fast": 1}, 4), settings, Places(), judge=judge)
     assert world.run()
     return world, facts
@@ -207,8 +241,11 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     gains = {job: fact.gain_milli for job, fact in over.items()}
     assert gains == pytest.approx({seeks: 1000, leaves: -500, scales: 700, flat: -100}, abs=10)
     assert all(fact.at - begun[job].at < seconds(60) for job, fact in over.items())
-    ended = {fact.job: (fact.at - fact.ran_at) / NS_PER_SECOND for fact in facts
-             if isinstance(fact, JobEnded)}  # fmt: skip
+    ended = {
+        fact.job: (fact.at - fact.ran_at) / NS_PER_SECOND
+        for fact in facts
+        if isinstance(fact, JobEnded)
+    }
     # Whoever was put back lost a minute at the other pace; whoever gained is done the sooner.
     assert ended[leaves] < LENGTH + 60
     assert ended[scales] < LENGTH / 1.8 + 60

@@ -39,8 +39,15 @@ def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(
     vc: str, at: float, length: float, gpus: int, workers: int = 1, within: str = ""
 ) -> TraceJob:
-    return TraceJob(id=f"{vc}@{at:g}", at=seconds(at), run_time=seconds(length), gpus=gpus,
-                    workers=workers, vc=vc, within=within)  # fmt: skip
+    return TraceJob(
+        id=f"{vc}@{at:g}",
+        at=seconds(at),
+        run_time=seconds(length),
+        gpus=gpus,
+        workers=workers,
+        vc=vc,
+        within=within,
+    )
 
 
 def played(*jobs: TraceJob, nodes: int = 2, **quota: int) -> QuotaRun:
@@ -91,8 +98,13 @@ def test_a_low_job_is_promoted_when_the_quota_has_room_and_is_safe_then() -> Non
 
 
 def test_the_first_of_a_queue_holds_up_its_own_tenant_only() -> None:
-    jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 1, 10, 8), job("b", 2, 10, 1),
-            job("c", 3, 10, 1)]  # fmt: skip
+    jobs = [
+        job("a", 0, 100, 5),
+        job("a", 0, 50, 5),
+        job("b", 1, 10, 8),
+        job("b", 2, 10, 1),
+        job("c", 3, 10, 1),
+    ]
     assert waits(played(*jobs, a=10, b=9, c=1))[2:] == [49, 48, 0]
 
 
@@ -133,8 +145,14 @@ def test_rules_that_the_paper_leaves_open() -> None:
     wait = QuotaRun(jobs[:2], {"a": 8, "b": 8}, 2, Duration(0), Rules(beyond=False))
     wait.run()
     assert waits(wait) == [0, 20]
-    jobs = [job("a", 0, 200, 8), job("b", 0, 200, 8), job("a", 0, 50, 8), job("b", 1, 10, 8),
-            job("a", 2, 10, 8), job("c", 3, 10, 8)]  # fmt: skip
+    jobs = [
+        job("a", 0, 200, 8),
+        job("b", 0, 200, 8),
+        job("a", 0, 50, 8),
+        job("b", 1, 10, 8),
+        job("a", 2, 10, 8),
+        job("c", 3, 10, 8),
+    ]
     order = QuotaRun(jobs, {"a": 32, "b": 16, "c": 8}, 3, Duration(0), Rules(least_used=True))
     order.run()
     assert waits(order)[3:] == [69, 58, 47], "c has nothing, a a quarter, and b half of its quota"
@@ -252,14 +270,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(
         settings=lambda days: [
             Setting("279 nodes: cells", 12, workload.Options(days=days or 2, part=0.02)),
-            Setting("279 nodes: quotas", 12, workload.Options(days=days or 2, part=0.02),
-                              ("private", "quota"), plain=True),
-        ])  # fmt: skip
+            Setting(
+                "279 nodes: quotas",
+                12,
+                workload.Options(days=days or 2, part=0.02),
+                ("private", "quota"),
+                plain=True,
+            ),
+        ]
+    )
     monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)
     monkeypatch.setattr(
-        play, "run_all",
+        play,
+        "run_all",
         lambda todo, processes, tell, stop, folder: {task: play.one(task) for task in todo},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.usefixtures("tiny")
@@ -289,9 +314,12 @@ def test_an_experiment_tells_and_writes_a_report_that_loads_nothing(
 
 @pytest.mark.parametrize(
     "words, said",
-    [(["hived-fig77"], "hived-fig7"), (["hived-fig7", "--days", "0"], "above 0"),
-     (["hived-fig7", "--seeds", "x"], "x")],
-)  # fmt: skip
+    [
+        (["hived-fig77"], "hived-fig7"),
+        (["hived-fig7", "--days", "0"], "above 0"),
+        (["hived-fig7", "--seeds", "x"], "x"),
+    ],
+)
 def test_wrong_words_are_refused_with_a_hint(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +383,7 @@ def test_a_seed_counts_if_all_its_settings_were_run() -> None:
     todo = play.tasks(catalogue.EXPERIMENTS["hived-fig10"], [0, 1], 1.0)
     found = play.results(settings, dict.fromkeys(todo[:3], one))
     assert {label: len(outcomes) for label, outcomes in found.items()} == {
-        "dynamic: cells": 1, "static": 1,
-    }  # fmt: skip
+        "dynamic: cells": 1,
+        "static": 1,
+    }
     assert page.page(catalogue.EXPERIMENTS["hived-fig10"], found, [], "").startswith("<!DOCTYPE")

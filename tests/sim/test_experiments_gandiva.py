@@ -16,9 +16,19 @@ from skep.traces.generators import gandivadays
 from skep.units import in_seconds
 from skep_services.experiments import keep, page
 
-STUDY = Study(trials=16, places=2, exclusive=1, position=14, target=0.84, final=0.85,
-              trial_s=1200, evaluations=12, added=1, turn_s=110,
-              curves=Curves(worst=0.4, hopeless=0.25))  # fmt: skip
+STUDY = Study(
+    trials=16,
+    places=2,
+    exclusive=1,
+    position=14,
+    target=0.84,
+    final=0.85,
+    trial_s=1200,
+    evaluations=12,
+    added=1,
+    turn_s=110,
+    curves=Curves(worst=0.4, hopeless=0.25),
+)
 
 
 def scene(kind: Any, **options: Any) -> Scene:
@@ -27,10 +37,7 @@ def scene(kind: Any, **options: Any) -> Scene:
 
 def test_packs_do_more_for_the_mix_than_a_queue_and_every_verdict_is_right() -> None:
     trace = mix.generate(0, mix.Options(jobs=14, hours=0.2))
-    policies: tuple[Any, ...] = (
-        ("fifo", {}),
-        ("gandiva", {"introspect": True, "slice_s": 300}),
-    )
+    policies: tuple[Any, ...] = (("fifo", {}), ("gandiva", {"introspect": True, "slice_s": 300}))
     base, ours = (gandiva._cluster(scene("mix", policy=each), trace, 2, 0) for each in policies)
     told = ours.figures
     assert told["unfinished"] == base.figures["unfinished"] == 0
@@ -43,8 +50,9 @@ def test_packs_do_more_for_the_mix_than_a_queue_and_every_verdict_is_right() -> 
 
 
 def test_tenants_have_the_mix_in_cells_and_alone() -> None:
-    told = [gandiva.play(scene("mix", part=0.02, cells=cells), 0).figures
-            for cells in ("alone", "own")]  # fmt: skip
+    told = [
+        gandiva.play(scene("mix", part=0.02, cells=cells), 0).figures for cells in ("alone", "own")
+    ]
     for name in gandiva.TENANTS:
         assert all(each[f"{name}: unfinished"] == 0 for each in told)
         assert told[1][f"{name}: jct_min"] <= told[0][f"{name}: jct_min"]
@@ -55,8 +63,10 @@ def test_the_days_are_as_much_work_as_was_asked_for_and_all_of_it_ends() -> None
     work = sum(job.gpus * in_seconds(job.run_time) for job in trace.jobs)
     assert 0.5 * 8 * 7.5 * 86400 <= work <= 0.5 * 8 * 7.5 * 86400 + 8 * gandivadays.LONGEST_S
     assert {job.model for job in trace.jobs} <= dict(gandivadays.MODELS).keys()
-    told, alike = (gandiva.play(scene("days", part=0.16, load=0.3, local=local), 1).figures
-                   for local in (True, False))  # fmt: skip
+    told, alike = (
+        gandiva.play(scene("days", part=0.16, load=0.3, local=local), 1).figures
+        for local in (True, False)
+    )
     assert told["unfinished"] == alike["unfinished"] == 0
     assert alike["jct_min"] <= told["jct_min"]
 
@@ -107,8 +117,11 @@ def test_every_line_has_its_settings(name: str) -> None:
     )
     names = [*means, *(f"{vc}: {each}" for vc in gandiva.TENANTS for each in means)]
     curves = "explored", *(f"{vc}: done" for vc in gandiva.TENANTS)
-    played = Played(seed=0, figures=dict.fromkeys(names, 1.0),
-        curves={each: [(0.0, 1.0), (1.0, 2.0)] for each in curves})  # fmt: skip
+    played = Played(
+        seed=0,
+        figures=dict.fromkeys(names, 1.0),
+        curves={each: [(0.0, 1.0), (1.0, 2.0)] for each in curves},
+    )
     lines = experiment.lines({label: [played] for label in labels})
     assert lines
     assert all(line.spread() != "-" for line in lines)

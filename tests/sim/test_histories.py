@@ -20,8 +20,7 @@ REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
 
 @pytest.mark.parametrize(
-    "first",
-    [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(5, SEEDS, 5))],
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(5, SEEDS, 5))]
 )
 def test_every_invariant_holds_in_every_history(first: int) -> None:
     for seed in range(first, first + 5):

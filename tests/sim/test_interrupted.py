@@ -54,9 +54,12 @@ def played(folder: Path, *words: str) -> Iterator[Played]:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "skep_services", *words, "--json", "--out", "out"],
-        cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=theirs,
+        cwd=folder,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
         env=os.environ | {"COLUMNS": "120"},
-    ) as process:  # fmt: skip
+    ) as process:
         os.close(theirs)
         try:
             yield Played(process, ours)
@@ -70,12 +73,24 @@ def played(folder: Path, *words: str) -> Iterator[Played]:
     "words, not_run",
     [
         (("run", "--cluster", "1x8"), []),
-        (("compare", "--cluster", "1x8", "--cluster", "2x8", "--cluster", "3x8",
-          "--processes", "1"), ["2x8", "3x8"]),
+        (
+            (
+                "compare",
+                "--cluster",
+                "1x8",
+                "--cluster",
+                "2x8",
+                "--cluster",
+                "3x8",
+                "--processes",
+                "1",
+            ),
+            ["2x8", "3x8"],
+        ),
         (("sweep", "--cluster", "1x8", "--seeds", "3", "--processes", "2"), ["1x8 · seed 2"]),
     ],
     ids=["run", "compare", "sweep"],
-)  # fmt: skip
+)
 def test_what_was_simulated_until_then_is_reported(
     tmp_path: Path, words: tuple[str, ...], not_run: list[str]
 ) -> None:
@@ -95,8 +110,17 @@ def test_what_was_simulated_until_then_is_reported(
 
 def test_a_ctrl_c_while_the_processes_begin_is_none_of_theirs(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text(HEAD + ROWS + LATE)
-    words = ("compare", "--trace", "long.csv", "--cluster", "1x8", "--cluster", "2x8",
-             "--processes", "2")  # fmt: skip
+    words = (
+        "compare",
+        "--trace",
+        "long.csv",
+        "--cluster",
+        "1x8",
+        "--cluster",
+        "2x8",
+        "--processes",
+        "2",
+    )
     with played(tmp_path, "sim", *words) as command:
         command.until("earlier than the row before")
         code, tree = command.interrupt()

@@ -52,32 +52,49 @@ def played(
         facts.extend(decided)
         world.allocator.check()
 
-    settings = Settings(costs=COSTS, policies={"all": ("gandiva", options)}, hints="none",
-                        reports="on-change", gpu_memory={"v100": 16 * GIB})  # fmt: skip
-    world = World(Trace(name="t", jobs=tuple(jobs)), cluster, settings, speeds or Truth(),
-                  judge=judge)  # fmt: skip
+    settings = Settings(
+        costs=COSTS,
+        policies={"all": ("gandiva", options)},
+        hints="none",
+        reports="on-change",
+        gpu_memory={"v100": 16 * GIB},
+    )
+    world = World(
+        Trace(name="t", jobs=tuple(jobs)), cluster, settings, speeds or Truth(), judge=judge
+    )
     assert world.run()
     assert world.allocator.tries.open == {}
     return world, facts
 
 
-def job(name: str, model: str, at: float = 0, run_time: float = 1500, gpus: int = 1,
-        **more: Any) -> TraceJob:  # fmt: skip
-    return TraceJob(id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, model=model,
-                    workers=gpus, mini_batches=round(4 * run_time), **more)  # fmt: skip
+def job(
+    name: str, model: str, at: float = 0, run_time: float = 1500, gpus: int = 1, **more: Any
+) -> TraceJob:
+    return TraceJob(
+        id=name,
+        at=seconds(at),
+        run_time=seconds(run_time),
+        gpus=gpus,
+        model=model,
+        workers=gpus,
+        mini_batches=round(4 * run_time),
+        **more,
+    )
 
 
 def ends(facts: list[Any]) -> dict[str, float]:
     """Return when jobs ended, in seconds from the first one's start."""
     began = min(fact.at for fact in facts if isinstance(fact, JobRan))
-    return {fact.job: (fact.at - began) / NS_PER_SECOND for fact in facts
-            if isinstance(fact, JobEnded)}  # fmt: skip
+    return {
+        fact.job: (fact.at - began) / NS_PER_SECOND for fact in facts if isinstance(fact, JobEnded)
+    }
 
 
 def verdicts(facts: list[Any]) -> Counter[tuple[Kind, Verdict]]:
     kinds = {fact.trial: fact.kind for fact in facts if isinstance(fact, TrialBegun)}
-    return Counter((kinds[fact.trial], fact.verdict) for fact in facts
-                   if isinstance(fact, TrialOver))  # fmt: skip
+    return Counter(
+        (kinds[fact.trial], fact.verdict) for fact in facts if isinstance(fact, TrialOver)
+    )
 
 
 def test_in_overload_packing_makes_more_than_turns_and_everybody_has_of_it() -> None:
@@ -103,8 +120,11 @@ def test_a_job_grows_into_idle_gpus_and_shrinks_when_another_one_comes() -> None
     new = job("t1", "ResNet-50", at=1200, run_time=300, gpus=2)
     _, facts = played([elastic, new], uniform(1, 4), introspect=True)
     assert verdicts(facts)[Kind.GROW, Verdict.KEPT] >= 1
-    sizes = [fact.change.world for fact in facts if isinstance(fact, JobChanging)
-             and fact.job == "j1" and isinstance(fact.change, Resize)]  # fmt: skip
+    sizes = [
+        fact.change.world
+        for fact in facts
+        if isinstance(fact, JobChanging) and fact.job == "j1" and isinstance(fact.change, Resize)
+    ]
     # It gives back what the new one needs, and no more; then it has everything again.
     assert sizes == [2, 3, 4, 2, 3, 4]
     assert not any(fact.goal is Goal.SUSPEND for fact in facts if isinstance(fact, JobChanging))

@@ -39,12 +39,23 @@ def drawn(seed: int) -> Trace:
         at, vc = rng.randrange(3000), rng.choice("aaabbc")
         gpus = 1 if vc == "c" else rng.choice(SIZES)
         rows.append((at, vc, gpus, rng.choice([100, 400, 1500]) * rng.uniform(0.5, 1.5), False))
-    rows += [(rng.randrange(5000), rng.choice("abc"), rng.choice(SIZES),
-              rng.uniform(300, 3000), True) for _ in range(30)]  # fmt: skip
+    rows += [
+        (rng.randrange(5000), rng.choice("abc"), rng.choice(SIZES), rng.uniform(300, 3000), True)
+        for _ in range(30)
+    ]
     rows.sort(key=lambda row: row[0])
-    jobs = (TraceJob(id=f"h{number}", at=seconds(at), gpus=gpus, vc=vc, opportunistic=idle,
-                     run_time=seconds(round(lasts)), workers=-(-gpus // hived.NODE_GPUS))
-            for number, (at, vc, gpus, lasts, idle) in enumerate(rows))  # fmt: skip
+    jobs = (
+        TraceJob(
+            id=f"h{number}",
+            at=seconds(at),
+            gpus=gpus,
+            vc=vc,
+            opportunistic=idle,
+            run_time=seconds(round(lasts)),
+            workers=-(-gpus // hived.NODE_GPUS),
+        )
+        for number, (at, vc, gpus, lasts, idle) in enumerate(rows)
+    )
     return Trace(name=f"drawn-{seed}", jobs=tuple(jobs))
 
 

@@ -48,8 +48,13 @@ def test_without_the_fence_finding_nothing_is_the_failure(capsys: Out) -> None:
 
 
 def failing(seed: int, *_: object) -> Result:
-    return Result(seed=seed, violation="I4: j1 is executed twice", invariant="I4", events=7,
-                  story=[f"step {number}" for number in range(500)])  # fmt: skip
+    return Result(
+        seed=seed,
+        violation="I4: j1 is executed twice",
+        invariant="I4",
+        events=7,
+        story=[f"step {number}" for number in range(500)],
+    )
 
 
 def test_a_seed_that_fails_is_told_and_kept(

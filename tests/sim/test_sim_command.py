@@ -27,11 +27,18 @@ Run = Callable[..., tuple[int, str, str]]
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval,vc\n"
 ROWS = "".join(
     f"{n},{gpus},{at},10,resnet50,{length},0,{vc}\n"
-    for n, (gpus, at, length, vc) in enumerate([
-        (8, 0, 100, "A"), (8, 10, 100, "A"), (1, 20, 10, "A"),
-        (4, 0, 50, "B"), (4, 5, 50, "B"), (4, 10, 50, "B"), (2, 90, 30, "B"),
-    ])
-)  # fmt: skip
+    for n, (gpus, at, length, vc) in enumerate(
+        [
+            (8, 0, 100, "A"),
+            (8, 10, 100, "A"),
+            (1, 20, 10, "A"),
+            (4, 0, 50, "B"),
+            (4, 5, 50, "B"),
+            (4, 10, 50, "B"),
+            (2, 90, 30, "B"),
+        ]
+    )
+)
 CLUSTER = """\
 chains:
   v100: {gpu: v100, levels: {node: 8}, nodes: "n-[1-3]"}
@@ -92,24 +99,41 @@ def test_vcs_share_one_queue_where_nobody_divided_the_cluster(run: Run) -> None:
 
 
 def test_several_processes_come_to_the_same(run: Run) -> None:
-    words = ("sweep", "--trace", "jobs.csv", "--cluster", "cluster.yaml", "--seeds", "2",
-             "--policy", "fifo", "--policy", "backfill", "--json")  # fmt: skip
+    words = (
+        "sweep",
+        "--trace",
+        "jobs.csv",
+        "--cluster",
+        "cluster.yaml",
+        "--seeds",
+        "2",
+        "--policy",
+        "fifo",
+        "--policy",
+        "backfill",
+        "--json",
+    )
     one = run(*words, "--processes", "1")
     several = run(*words, "--processes", "2")
     assert one[:2] == several[:2]
     tree = json.loads(one[1])
     assert [each["label"] for each in tree["runs"]] == [
-        "fifo · seed 0", "fifo · seed 1", "backfill · seed 0", "backfill · seed 1",
-    ]  # fmt: skip
+        "fifo · seed 0",
+        "fifo · seed 1",
+        "backfill · seed 0",
+        "backfill · seed 1",
+    ]
     assert [(each["label"], each["seeds"]) for each in tree["swept"]] == [
-        ("fifo", [0, 1]), ("backfill", [0, 1]),
-    ]  # fmt: skip
+        ("fifo", [0, 1]),
+        ("backfill", [0, 1]),
+    ]
     assert tree["swept"][0]["spreads"]["jct_mean_s"]["deviation"] == 0
 
 
 def test_a_comparison_has_a_column_for_each(run: Run) -> None:
-    code, out, _ = run("compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8",
-                       "--processes", "1")  # fmt: skip
+    code, out, _ = run(
+        "compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8", "--processes", "1"
+    )
     assert code == 0
     assert re.match(r"MEASURE +1x8 +9x8", out)
 
@@ -140,8 +164,9 @@ def test_the_cluster_that_runs_here_is_a_trace_and_a_cluster(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that have not ended are told, and do not keep the others from being simulated."""
-    jobs = tuple(TraceJob(id=f"j{n}", at=seconds(0), run_time=seconds(60), gpus=8, vc="A")
-                 for n in range(2))  # fmt: skip
+    jobs = tuple(
+        TraceJob(id=f"j{n}", at=seconds(0), run_time=seconds(60), gpus=8, vc="A") for n in range(2)
+    )
     trace = Trace(name="live", jobs=jobs, problems=(RowProblem(3, "has not ended: 'j3'"),))
     cluster = uniform(2, 8, vcs={"A": 1})
     result = RunResult(trace="live", cluster="", policy="", seed=0, gpus=16, node_gpus=8, jobs=())
@@ -149,8 +174,17 @@ def test_the_cluster_that_runs_here_is_a_trace_and_a_cluster(
         begin=Instant(0), trace=trace, result=result, cluster=cluster, costs=Costs(), ids=()
     )
     monkeypatch.setattr(sources, "live", lambda home: here)
-    code, out, err = run("compare", "--trace", "live", "--cluster", "live", "--processes", "1",
-                         "--what-if", "A.nodes+=1")  # fmt: skip
+    code, out, err = run(
+        "compare",
+        "--trace",
+        "live",
+        "--cluster",
+        "live",
+        "--processes",
+        "1",
+        "--what-if",
+        "A.nodes+=1",
+    )
     assert code == 0
     assert re.search(r"queueing, mean +30\.00 s +0\.00 s", out)
     assert "has not ended" in err
@@ -170,8 +204,17 @@ def test_rows_that_cannot_run_end_it_or_are_left_out_and_told(run: Run) -> None:
     code, out, err = run("run", "--trace", "bad.csv", "--cluster", "cluster.yaml", "--json")
     assert code == 1
     assert json.loads(out)["error"]["reason"] == "bad-trace"
-    code, out, err = run("run", "--trace", "bad.csv", "--cluster", "cluster.yaml", "--lenient",
-                         "--json", "--out", "told")  # fmt: skip
+    code, out, err = run(
+        "run",
+        "--trace",
+        "bad.csv",
+        "--cluster",
+        "cluster.yaml",
+        "--lenient",
+        "--json",
+        "--out",
+        "told",
+    )
     assert code == 0
     tree = json.loads(out)
     assert (tree["jobs"], len(tree["problems"])) == (7, 2)
@@ -218,8 +261,9 @@ def test_a_run_that_is_ended_early_says_so(run: Run) -> None:
 
 def test_a_run_whose_process_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_child", os.abort)
-    code, _, err = run("compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "2x8",
-                       "--processes", "2")  # fmt: skip
+    code, _, err = run(
+        "compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "2x8", "--processes", "2"
+    )
     assert code == 1
     assert "ended without a result" in err
 
@@ -257,8 +301,15 @@ def test_the_report_is_well_formed_and_loads_nothing(run: Run) -> None:
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert "prefers-color-scheme: dark" in text
     assert text.count("<svg") >= 7
-    for told in ("A gets 1 node of v100", "Sharing safety: now", "0 anomalies", "SCHED², eq. 2",
-                 "jobs.csv", "seeds", "decisions"):  # fmt: skip
+    for told in (
+        "A gets 1 node of v100",
+        "Sharing safety: now",
+        "0 anomalies",
+        "SCHED², eq. 2",
+        "jobs.csv",
+        "seeds",
+        "decisions",
+    ):
         assert told in text
     ET.fromstring(Path("out/summary.svg").read_text())
     tree = json.loads(Path("out/results.json").read_text())
@@ -278,8 +329,19 @@ def test_what_others_wrote_is_escaped(run: Run) -> None:
 
 
 def test_a_sweep_tells_the_spread(run: Run) -> None:
-    _, out, _ = run("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--seeds", "3",
-                    "--out", "out", "--processes", "1")  # fmt: skip
+    _, out, _ = run(
+        "sweep",
+        "--trace",
+        "sched2:jobs=20",
+        "--cluster",
+        "1x8",
+        "--seeds",
+        "3",
+        "--out",
+        "out",
+        "--processes",
+        "1",
+    )
     assert re.search(r"JCT, mean +[\d,.]+ s ± [1-9][\d,.]+ s", out), "every seed is another trace"
     assert "Over the seeds" in Path("out/report.html").read_text()
 
@@ -292,14 +354,18 @@ def test_spread_is_that_of_a_sample() -> None:
 def test_plots_of_nothing_or_of_one_value_are_plots() -> None:
     empty = plots.lines("t", [], plots.seconds_text, plots.part_text)
     assert "nothing to draw" in empty
-    flat = plots.lines("t", [plots.Line("a", [(0.0, 0.0)])], plots.seconds_text, plots.part_text,
-                       x_log=True)  # fmt: skip
+    flat = plots.lines(
+        "t", [plots.Line("a", [(0.0, 0.0)])], plots.seconds_text, plots.part_text, x_log=True
+    )
     bars = plots.bars("t", ["x", "y"], [plots.Bars("a", [None, 0.0])], plots.number_text)
     for picture in (empty, flat, bars, plots.stacked("t", [flat, bars])):
         ET.fromstring(picture)
     assert [plots.seconds_text(value) for value in (30, 90, 5400, 200_000)] == [
-        "30s", "1.5m", "1.5h", "2.31d",
-    ]  # fmt: skip
+        "30s",
+        "1.5m",
+        "1.5h",
+        "2.31d",
+    ]
 
 
 def test_jobs_can_do_the_same_in_every_run_of_a_comparison(run: Run) -> None:
@@ -321,8 +387,12 @@ def test_jobs_can_do_the_same_in_every_run_of_a_comparison(run: Run) -> None:
     assert "fifo" in tree["settings"]["alike"]
     lost = [one["measures"]["all"]["lost_s"] for one in tree["runs"]]
     assert lost == [0, 0], "it was suspended in both"
-    assert "alike" not in json.loads(run("compare", *words, "--policy", "fifo", "--policy",
-                                         "backfill")[1])["settings"]  # fmt: skip
+    assert (
+        "alike"
+        not in json.loads(run("compare", *words, "--policy", "fifo", "--policy", "backfill")[1])[
+            "settings"
+        ]
+    )
 
 
 def test_a_run_that_was_cut_does_not_look_best(run: Run) -> None:

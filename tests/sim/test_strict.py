@@ -73,5 +73,6 @@ def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) ->
     assert "0 jobs later" in capsys.readouterr().out
     assert strict.main(["--seeds", "1", "--json"]) == 0
     assert [msgspec.json.decode(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
-        "even", "mixed"
-    ]  # fmt: skip
+        "even",
+        "mixed",
+    ]

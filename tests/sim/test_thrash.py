@@ -32,9 +32,17 @@ of a trial of twenty."""
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:
     now = after(T0, seconds(at))
     befores = tuple(Before(job=job, attempt=1, gpus=1, rate_milli=1000) for job in jobs)
-    return TrialBegun(trial=number, kind=kind, vc="all", jobs=befores, families=("a", "b"), at=now,
-                      until=after(now, seconds(600)), needed_milli=1000,
-                      why=Reason.BY_POLICY)  # fmt: skip
+    return TrialBegun(
+        trial=number,
+        kind=kind,
+        vc="all",
+        jobs=befores,
+        families=("a", "b"),
+        at=now,
+        until=after(now, seconds(600)),
+        needed_milli=1000,
+        why=Reason.BY_POLICY,
+    )
 
 
 def over(number: int, at: float, *jobs: str, verdict: Verdict = Verdict.KEPT) -> TrialOver:

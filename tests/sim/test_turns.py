@@ -30,12 +30,21 @@ def job(name: str, at: float = 0, run_time: float = LONG, gpus: int = 1, **more:
 
 
 def sliced(
-    jobs: list[TraceJob], cluster: Cluster, until: float = HOURS, policy: str = "gandiva",
-    can: tuple[str, ...] | None = None, *, lent: bool = False,
-) -> RunResult:  # fmt: skip
-    settings = Settings(policies=dict.fromkeys(cluster.vcs, (policy, {})), costs=COSTS,
-                        until=seconds(until), can=can,
-                        over_quota="opportunistic" if lent else "wait")  # fmt: skip
+    jobs: list[TraceJob],
+    cluster: Cluster,
+    until: float = HOURS,
+    policy: str = "gandiva",
+    can: tuple[str, ...] | None = None,
+    *,
+    lent: bool = False,
+) -> RunResult:
+    settings = Settings(
+        policies=dict.fromkeys(cluster.vcs, (policy, {})),
+        costs=COSTS,
+        until=seconds(until),
+        can=can,
+        over_quota="opportunistic" if lent else "wait",
+    )
     return run(Trace(name="t", jobs=tuple(jobs)), cluster, settings, Steady())
 
 
@@ -53,8 +62,11 @@ def test_six_jobs_on_four_gpus_share_and_lose_less_than_two_per_cent() -> None:
     """Gandiva, figure 9, for four hours."""
     result = sliced([job(f"j{number}") for number in range(6)], uniform(1, 4))
     assert had(result) == pytest.approx([4 / 6] * 6, rel=0.01)
-    done = sum(span.ended - span.began if span.useful is None else span.useful
-               for each in result.jobs for span in each.spans)  # fmt: skip
+    done = sum(
+        span.ended - span.began if span.useful is None else span.useful
+        for each in result.jobs
+        for span in each.spans
+    )
     assert done / (4 * seconds(HOURS)) >= 0.98
 
 
@@ -67,8 +79,9 @@ def test_figure_nine() -> None:
     assert had(result, 2100, 3000) == pytest.approx([4 / 6] * 6, rel=0.03)
     last = max(each.ended for each in result.jobs if each.ended is not None)
     assert had(result, last / 1e9 + 60)[:4] == [1.0] * 4
-    assert all(each.began - each.job.at <= seconds(61) for each in result.jobs
-               if each.began is not None)  # fmt: skip
+    assert all(
+        each.began - each.job.at <= seconds(61) for each in result.jobs if each.began is not None
+    )
 
 
 def test_gangs_on_two_nodes_swap_as_one() -> None:
@@ -83,8 +96,9 @@ def test_gangs_on_two_nodes_swap_as_one() -> None:
 
 def test_no_gpu_stands_idle_where_jobs_need_the_very_gpus_they_had() -> None:
     """As jobs on CUDA do. Two GPUs have two jobs each, which share them alike."""
-    result = sliced([job(f"j{number}") for number in range(6)], uniform(1, 4),
-                    can=("suspend", "release"))  # fmt: skip
+    result = sliced(
+        [job(f"j{number}") for number in range(6)], uniform(1, 4), can=("suspend", "release")
+    )
     assert sorted(had(result)) == pytest.approx([0.5] * 4 + [1.0] * 2, rel=0.02)
 
 
@@ -128,8 +142,10 @@ def test_a_vc_is_none_of_another_ones_business() -> None:
 def test_early_feedback() -> None:
     """Time to 100 mini-batches of jobs that find everything taken, against a queue."""
     old = [job(f"o{number}", run_time=7200, mini_batches=7200) for number in range(8)]
-    new = [job(f"n{number}", at=600 + 300 * number, run_time=600, mini_batches=600)
-           for number in range(8)]  # fmt: skip
+    new = [
+        job(f"n{number}", at=600 + 300 * number, run_time=600, mini_batches=600)
+        for number in range(8)
+    ]
     means = {}
     for policy in ("gandiva", "fifo"):
         result = sliced([*old, *new], uniform(2, 4), until=20_000, policy=policy)

@@ -29,14 +29,26 @@ def waits(
     slice_s: float = SLICE_S,
 ) -> list[float]:
     """Return for how long jobs (VC, begin, length, GPUs) had no GPUs: all VCs go by turns."""
-    trace = Trace(name="turns", jobs=tuple(
-        TraceJob(id=f"{vc}@{at:g}", vc=vc, at=seconds(at), run_time=seconds(length), gpus=gpus)
-        for vc, at, length, gpus in jobs))  # fmt: skip
-    settings = Settings(costs=COSTS, over_quota=beyond, can=EVERYTHING,
-                        policies=dict.fromkeys(cells, ("gandiva", {"slice_s": slice_s}))
-                        )  # fmt: skip
-    result = run(trace, hived.cluster(nodes, cells), settings, Steady(),
-                     news=[(seconds(at), each) for at, each in news])  # fmt: skip
+    trace = Trace(
+        name="turns",
+        jobs=tuple(
+            TraceJob(id=f"{vc}@{at:g}", vc=vc, at=seconds(at), run_time=seconds(length), gpus=gpus)
+            for vc, at, length, gpus in jobs
+        ),
+    )
+    settings = Settings(
+        costs=COSTS,
+        over_quota=beyond,
+        can=EVERYTHING,
+        policies=dict.fromkeys(cells, ("gandiva", {"slice_s": slice_s})),
+    )
+    result = run(
+        trace,
+        hived.cluster(nodes, cells),
+        settings,
+        Steady(),
+        news=[(seconds(at), each) for at, each in news],
+    )
     assert all(each.ended is not None for each in result.jobs)
     return [in_seconds(each.waited) for each in result.jobs]
 
@@ -74,9 +86,14 @@ def test_what_others_leave_for_a_job_that_moves_is_nobody_elses() -> None:
     """The next that borrowed had had it, and nobody asked again; who can store its state, but has
     never had cells of its own, had stored it again and again, and gone on."""
     cells = {"a": {"node": 2}, "b": {"node": 1}}
-    jobs = [("a", 0.0, 9_000.0, 8), ("a", 0.1, 300.0, 8), ("b", 0.2, 9_000.0, 8),
-            ("a", 100.0, 9_000.0, 8), ("b", 150.0, 6_000.0, 8),
-            ("b", 151.0, 6_000.0, 8)]  # fmt: skip
+    jobs = [
+        ("a", 0.0, 9_000.0, 8),
+        ("a", 0.1, 300.0, 8),
+        ("b", 0.2, 9_000.0, 8),
+        ("a", 100.0, 9_000.0, 8),
+        ("b", 150.0, 6_000.0, 8),
+        ("b", 151.0, 6_000.0, 8),
+    ]
     asked = (50, AskSuspend(job="j1", release=True)), (400, AskResume(job="j1"))
     assert waits(jobs, cells, 3, "opportunistic", *asked, slice_s=100_000)[0] < 400
 
@@ -87,6 +104,10 @@ def test_who_may_not_move_yet_keeps_nobody_from_what_is_idle(
     """Both ask for as much, and it was taken for granted that neither would find it."""
     monkeypatch.setattr(Planned, "try_elsewhere", lambda *_: False)
     cells = {"a": {"node": 1}, "b": {"node": 1}}
-    jobs = [("b", 0.0, 700.0, 8), ("a", 0.0, 9_000.0, 8), ("a", 100.0, 9_000.0, 8),
-            ("a", 610.0, 300.0, 8)]  # fmt: skip
+    jobs = [
+        ("b", 0.0, 700.0, 8),
+        ("a", 0.0, 9_000.0, 8),
+        ("a", 100.0, 9_000.0, 8),
+        ("a", 610.0, 300.0, 8),
+    ]
     assert waits(jobs, cells, 2, "opportunistic")[3] < 100

@@ -23,8 +23,12 @@ from skep.workloads.situation import Steady
 
 WORLDS = 6
 INSTANTS = 120
-ABILITIES = (EVERYTHING, ("suspend", "release"), ("suspend", "release", "rebind"),
-             ("suspend", "release", "migrate"))  # fmt: skip
+ABILITIES = (
+    EVERYTHING,
+    ("suspend", "release"),
+    ("suspend", "release", "rebind"),
+    ("suspend", "release", "migrate"),
+)
 
 
 def world(seed: int) -> World:
@@ -34,15 +38,25 @@ def world(seed: int) -> World:
     at, jobs = 0.0, []
     for _ in range(rng.choice([20, 60])):
         at += rng.choice([0, 1, 1, 20, 60]) * rng.expovariate(1)
-        jobs.append(TraceJob(
-            id="", at=seconds(at), gpus=min(rng.choice([1, 1, 1, 2, 3, 4, 8]), nodes * size),
-            run_time=seconds(rng.choice([30, 200, 1000, 5000]) * rng.uniform(0.5, 1.5)),
-            priority=rng.choice([0, 0, 0, 5]), user=rng.choice("abc")))  # fmt: skip
+        jobs.append(
+            TraceJob(
+                id="",
+                at=seconds(at),
+                gpus=min(rng.choice([1, 1, 1, 2, 3, 4, 8]), nodes * size),
+                run_time=seconds(rng.choice([30, 200, 1000, 5000]) * rng.uniform(0.5, 1.5)),
+                priority=rng.choice([0, 0, 0, 5]),
+                user=rng.choice("abc"),
+            )
+        )
     costs = Costs(start_s=1, stop_s=1, suspend_s=rng.choice([0, 0.5, 7]), resume_s=0.5, migrate_s=2)
-    options = {"slice_s": rng.choice([5, 60]), "introspect": rng.random() < 0.3,
-               "weights": rng.choice([[], [["a", 3], ["b", 0.5]]])}  # fmt: skip
-    settings = Settings(costs=costs, can=rng.choice(ABILITIES),
-                        policies={ALL: ("gandiva", options)})  # fmt: skip
+    options = {
+        "slice_s": rng.choice([5, 60]),
+        "introspect": rng.random() < 0.3,
+        "weights": rng.choice([[], [["a", 3], ["b", 0.5]]]),
+    }
+    settings = Settings(
+        costs=costs, can=rng.choice(ABILITIES), policies={ALL: ("gandiva", options)}
+    )
     return World(Trace(name="turns", jobs=tuple(jobs)), uniform(nodes, size), settings, Steady())
 
 

@@ -38,19 +38,31 @@ def test_a_good_run_has_no_problems() -> None:
     "admission, alloc, found",
     [
         (ADMITTED[:1], GOOD[:3], ["b was acknowledged and is 0 jobs: []"]),
-        ([*ADMITTED, admitted("b", "j3")], [*GOOD, ended("j3")],
-         ["b was acknowledged and is 2 jobs: ['j2', 'j3']"]),
+        (
+            [*ADMITTED, admitted("b", "j3")],
+            [*GOOD, ended("j3")],
+            ["b was acknowledged and is 2 jobs: ['j2', 'j3']"],
+        ),
         (ADMITTED, GOOD[:5], ["b (j2) ended 0 times"]),
         (ADMITTED, [*GOOD, ended("j2")], ["b (j2) ended 2 times"]),
         (ADMITTED, [*GOOD[:5], ended("j2", "failed")], ["j2 ended as failed: exit "]),
-        (ADMITTED, [bound("j1"), bound("j2"), *GOOD[1:3], *GOOD[4:]],
-         ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"]),
-        (ADMITTED, [bound("j1"), gone("j1", free=False), *GOOD[2:]],
-         ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"]),
-        (ADMITTED, [bound("j1"), gone("j1", node="n2"), *GOOD[2:]],
-         ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"]),
+        (
+            ADMITTED,
+            [bound("j1"), bound("j2"), *GOOD[1:3], *GOOD[4:]],
+            ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"],
+        ),
+        (
+            ADMITTED,
+            [bound("j1"), gone("j1", free=False), *GOOD[2:]],
+            ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"],
+        ),
+        (
+            ADMITTED,
+            [bound("j1"), gone("j1", node="n2"), *GOOD[2:]],
+            ["slot ('n1', 0) was given to ('j2', 1) while ('j1', 1) held it"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_in_the_logs_is_found(
     admission: list[dict[str, Any]], alloc: list[dict[str, Any]], found: list[str]
 ) -> None:
@@ -102,10 +114,15 @@ END_NOTES = [Note("n1", "end", "a", 1, 0, (0,), 20), Note("n1", "end", "b", 2, 0
         ("ab", ADMITTED, [*GOOD, ended("j2")], [], Tally(0, 0, 1, 0)),
         ("ab", ADMITTED, GOOD, [*END_NOTES, END_NOTES[0]._replace(attempt=2)], Tally(0, 0, 1, 0)),
         ("ab", ADMITTED, [{"type": "job-requeued", "job": "j1"}, *GOOD], [], Tally(0, 0, 0, 1)),
-        ("ab", [*ADMITTED, admitted("c", "j3")], [*GOOD, ended("j3", "failed")], [],
-         Tally(0, 0, 0, 0)),
+        (
+            "ab",
+            [*ADMITTED, admitted("c", "j3")],
+            [*GOOD, ended("j3", "failed")],
+            [],
+            Tally(0, 0, 0, 0),
+        ),
     ],
-)  # fmt: skip
+)
 def test_submissions_of_a_while_are_counted(
     in_time: str, admission: list[Any], alloc: list[Any], notes: list[Note], found: Tally
 ) -> None:

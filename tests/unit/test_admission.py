@@ -28,18 +28,7 @@ from skep.wire.facts import (
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem, Topology
 from skep.wire.verdict import Verdict
-from tests.kit import (
-    T0,
-    TRACE,
-    Driver,
-    added,
-    allocator,
-    facts_of,
-    joined,
-    spec,
-    submission,
-    vcs,
-)
+from tests.kit import T0, TRACE, Driver, added, allocator, facts_of, joined, spec, submission, vcs
 
 REPLY = "_INBOX.vc-nlp.x"
 
@@ -62,9 +51,7 @@ def refused(number: int, problem: Problem, **fields: Any) -> list[Effect]:
     """Return what a refusal for one problem leads to, when the answer goes to REPLY."""
     given = {"vc": "nlp", "submitted_at": T0, "name": "train", **fields}
     fact = Refused(job=f"j{number}", problems=(problem,), **given)
-    verdict = Verdict(
-        job=f"j{number}", accepted=False, reason=problem.reason, problems=(problem,)
-    )  # fmt: skip
+    verdict = Verdict(job=f"j{number}", accepted=False, reason=problem.reason, problems=(problem,))
     return [Record(fact), Send(REPLY, verdict)]
 
 
@@ -104,8 +91,13 @@ def test_a_submission_read_again_is_answered_already(admission: Driver[Admission
 
 
 def test_the_admitted_spec_is_normalised(admission: Driver[AdmissionMachine]) -> None:
-    raw = {"name": "train", "vc": "nlp", "command": ["true"], "limits": {"time": "2m"},
-           "resources": {"memory": "1GiB"}}  # fmt: skip
+    raw = {
+        "name": "train",
+        "vc": "nlp",
+        "command": ["true"],
+        "limits": {"time": "2m"},
+        "resources": {"memory": "1GiB"},
+    }
     assert admission(submission(1, raw=raw)) == [accepted(1, spec(time=120, memory=GIB))]
 
 
@@ -113,10 +105,14 @@ def test_a_spec_with_problems_is_refused_with_all_of_them(
     admission: Driver[AdmissionMachine],
 ) -> None:
     problems = (
-        Problem(path="$.comand", reason=Reason.UNKNOWN_KEY, text="unknown key `comand`",
-                suggestion="did you mean `command`?"),
+        Problem(
+            path="$.comand",
+            reason=Reason.UNKNOWN_KEY,
+            text="unknown key `comand`",
+            suggestion="did you mean `command`?",
+        ),
         Problem(path="$.vc", reason=Reason.MISSING_KEY, text="`vc` is required"),
-    )  # fmt: skip
+    )
     verdict = Verdict(job="j1", accepted=False, reason=Reason.UNKNOWN_KEY, problems=problems)
     assert admission(submission(1, raw={"name": "x" * 200, "comand": 1}, reply=REPLY)) == [
         Record(Refused(job="j1", vc="nlp", problems=problems, submitted_at=T0, name="x" * 128)),
@@ -132,9 +128,7 @@ def test_a_refused_spec_may_have_no_name(raw: bytes, admission: Driver[Admission
     assert effect.fact.name == ""
 
 
-@pytest.mark.parametrize(
-    "vc, suggestion", [("nlq", "did you mean `nlp`?"), ("vision-team", "")]
-)  # fmt: skip
+@pytest.mark.parametrize("vc, suggestion", [("nlq", "did you mean `nlp`?"), ("vision-team", "")])
 def test_an_unknown_vc(vc: str, suggestion: str, admission: Driver[AdmissionMachine]) -> None:
     problem = Problem(
         path="$.vc",
@@ -188,9 +182,7 @@ def test_too_many_unfinished_jobs(admission: Driver[AdmissionMachine]) -> None:
 # --- quota --------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_is_admitted_beyond_the_quota(
-    admission: Driver[AdmissionMachine],
-) -> None:
+def test_a_job_that_waits_is_admitted_beyond_the_quota(admission: Driver[AdmissionMachine]) -> None:
     big = spec(gpus=8)
     assert admission(submission(1, raw=big)) == [accepted(1, big)]
     assert admission(submission(2, raw=big)) == [accepted(2, big)]
@@ -249,11 +241,14 @@ def cells_set(owner: VirtualCluster, **chains: Chain) -> Facts:
 
 RACKS = Chain(
     gpu="cpu",
-    levels=(Level(name="pair", fanout=2), Level(name="node", fanout=2),
-            Level(name="rack", fanout=2)),
+    levels=(
+        Level(name="pair", fanout=2),
+        Level(name="node", fanout=2),
+        Level(name="rack", fanout=2),
+    ),
     node_level="node",
     nodes=(NodeCell(node="node-1"), NodeCell(node="node-2")),
-)  # fmt: skip
+)
 
 
 def test_cells_and_pinned_cells_are_worth_their_gpus(admission: Driver[AdmissionMachine]) -> None:
@@ -412,9 +407,7 @@ def test_a_gang_may_span_only_so_many_nodes_as_one_record_can_name() -> None:
     assert machine(submission(2, raw=wide, reply=REPLY)) == refused(2, problem)
 
 
-def test_a_node_without_gpus_is_no_reason_to_fall_over(
-    admission: Driver[AdmissionMachine],
-) -> None:
+def test_a_node_without_gpus_is_no_reason_to_fall_over(admission: Driver[AdmissionMachine]) -> None:
     admission(added(joined(gpus=0)))
     problem = Problem(
         path="$.resources",
@@ -425,9 +418,7 @@ def test_a_node_without_gpus_is_no_reason_to_fall_over(
     assert admission(submission(1, reply=REPLY)) == refused(1, problem)
 
 
-def test_nothing_is_impossible_before_the_first_node(
-    admission: Driver[AdmissionMachine],
-) -> None:
+def test_nothing_is_impossible_before_the_first_node(admission: Driver[AdmissionMachine]) -> None:
     job = spec(gpus=4, workers=2, gpu_type="whatever")
     assert admission(submission(1, raw=job)) == [accepted(1, job)]
 
@@ -441,9 +432,10 @@ def test_the_same_key_makes_one_job_for_ever(admission: Driver[AdmissionMachine]
     admission.restart()
     assert admission(submission(9, key="k", reply=REPLY, trace=TRACE, raw=b"other")) == [
         Record(Repeated(job="j9", original="j1", vc="nlp", trace=TRACE)),
-        Send(REPLY, Verdict(job="j1", accepted=True, reason=Reason.REPEATED),
-             {"traceparent": TRACE}),
-    ]  # fmt: skip
+        Send(
+            REPLY, Verdict(job="j1", accepted=True, reason=Reason.REPEATED), {"traceparent": TRACE}
+        ),
+    ]
     assert admission(submission(9, key="k")) == []
 
 
@@ -497,17 +489,35 @@ def test_a_cancellation_is_asked_for_once(admission: Driver[AdmissionMachine]) -
         (b"[]", "", "$", Reason.NOT_JSON, "not JSON: ", 'publish {"job": "j17"}'),
         (b'{"a":' * 9_000, "", "$", Reason.NOT_JSON, "not JSON: ", 'publish {"job": "j17"}'),
         (b"{}", "", "$.job", Reason.BAD_VALUE, "`job` must be a job id", 'publish {"job": "j17"}'),
-        (b'{"job":17}', "", "$.job", Reason.BAD_VALUE, "`job` must be a job id",
-         'publish {"job": "j17"}'),
-        (b'{"job":"17"}', "", "$.job", Reason.BAD_VALUE, "`job` must be a job id",
-         'publish {"job": "j17"}'),
-        (b'{"job":"j' + b"9" * 5_000 + b'"}', "", "$.job", Reason.BAD_VALUE,
-         "`job` must be a job id", 'publish {"job": "j17"}'),
+        (
+            b'{"job":17}',
+            "",
+            "$.job",
+            Reason.BAD_VALUE,
+            "`job` must be a job id",
+            'publish {"job": "j17"}',
+        ),
+        (
+            b'{"job":"17"}',
+            "",
+            "$.job",
+            Reason.BAD_VALUE,
+            "`job` must be a job id",
+            'publish {"job": "j17"}',
+        ),
+        (
+            b'{"job":"j' + b"9" * 5_000 + b'"}',
+            "",
+            "$.job",
+            Reason.BAD_VALUE,
+            "`job` must be a job id",
+            'publish {"job": "j17"}',
+        ),
         (b'{"job":"j1"}', "j1", "$.job", Reason.ALREADY_ENDED, "j1 has already ended", ""),
         (b'{"job":"j2"}', "j2", "$.job", Reason.UNKNOWN_JOB, "`nlp` has no job j2", ""),
         (b'{"job":"j4"}', "j4", "$.job", Reason.UNKNOWN_JOB, "`nlp` has no job j4", ""),
     ],
-)  # fmt: skip
+)
 def test_a_cancellation_that_makes_no_sense(
     raw: bytes,
     job: str,

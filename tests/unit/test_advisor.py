@@ -38,9 +38,12 @@ def at(offset: float) -> Instant:
 
 
 def spec(
-    steps: int | None = None, family: str | None = "resnet", gpu_type: str | None = None,
-    gpus: int = 1, **more: Any
-) -> JobSpec:  # fmt: skip
+    steps: int | None = None,
+    family: str | None = "resnet",
+    gpu_type: str | None = None,
+    gpus: int = 1,
+    **more: Any,
+) -> JobSpec:
     return JobSpec(
         **{"name": "a", "vc": "vision", "script": "a.py"} | more,
         resources=Resources(gpus=gpus, gpu_type=gpu_type),
@@ -89,8 +92,16 @@ def requeued(job: str, attempt: int = 1) -> JobRequeued:
 
 def node(name: str, *types: str) -> NodeAdded:
     gpus = tuple(Gpu(index=index, type=kind) for index, kind in enumerate(types))
-    joined = NodeJoined(node=name, identity="i", incarnation=1, address="127.0.0.1",
-                        ports=(20000, 20499), gpus=gpus, cpus=8, memory=0)  # fmt: skip
+    joined = NodeJoined(
+        node=name,
+        identity="i",
+        incarnation=1,
+        address="127.0.0.1",
+        ports=(20000, 20499),
+        gpus=gpus,
+        cpus=8,
+        memory=0,
+    )
     return NodeAdded(joined=joined)
 
 
@@ -264,9 +275,11 @@ def test_runs_count_for_the_gpu_type_they_ran_on(service: Service) -> None:
     service.hears(0, *run("j1", 0.5, None, "n1"), *run("j2", 2.0, None, "n2"))
     service.hears(0, *run("j3", 8.0, None, "n3"), *run("j4", 8.0, None, "n1", "n2"))
     service.hears(
-        0, queued("j5", spec(100, gpu_type="a100")), queued("j6", spec(100, gpu_type="k80")),
+        0,
+        queued("j5", spec(100, gpu_type="a100")),
+        queued("j6", spec(100, gpu_type="k80")),
         queued("j7", spec(100)),
-    )  # fmt: skip
+    )
     assert service.machine.remaining("j5") == seconds(50.0)
     assert service.machine.remaining("j6") == seconds(200.0)
     assert service.machine.remaining("j7") == seconds(500.0)
@@ -302,9 +315,7 @@ def test_jobs_change_places_only_within_their_queue_and_priority(service: Servic
     assert [effect.message.jobs for effect in effects if isinstance(effect, Send)] == [
         tuple(
             JobAdvice(
-                job=job,
-                why=Reason.PREDICTED_SHORTEST,
-                remaining=service.machine.remaining(job),
+                job=job, why=Reason.PREDICTED_SHORTEST, remaining=service.machine.remaining(job)
             )
             for job in order
         )
@@ -393,8 +404,9 @@ def test_a_prediction_is_a_duration_that_can_be_sent(service: Service) -> None:
 
 def planned(**policies: str) -> CellsSet:
     """Return the word that VCs have these policies."""
-    cluster = SetVcs(vcs={vc: VirtualCluster(gpus=4, policy=policy)
-                          for vc, policy in policies.items()}).cluster  # fmt: skip
+    cluster = SetVcs(
+        vcs={vc: VirtualCluster(gpus=4, policy=policy) for vc, policy in policies.items()}
+    ).cluster
     return CellsSet(cluster=cluster, asked=cluster)
 
 
@@ -405,8 +417,11 @@ def outlooks(service: Service, seconds_: range, **more: Any) -> list[tuple[int, 
         fields = {"attempt": 1, "rate_milli": 2000, "workers": 1, **more}
         rate = JobRate(job="j1", steps=2 * second, **fields)
         effects = service.sees(second, Rates(at=at(second), jobs=(rate,)))
-        told += [(second, each.message) for each in effects
-                 if isinstance(each, Send) and isinstance(each.message, Outlook)]  # fmt: skip
+        told += [
+            (second, each.message)
+            for each in effects
+            if isinstance(each, Send) and isinstance(each.message, Outlook)
+        ]
     return told
 
 
@@ -431,8 +446,19 @@ def test_how_a_job_goes_is_told_where_its_vc_has_a_policy_and_again_to_a_new_all
 def test_the_pace_of_a_job_that_moved_is_that_of_its_new_attempt(service: Service) -> None:
     service.hears(0, planned(vision="optimus"), queued("j1", spec(1000)), bound("j1"))
     members = bound("j1", "n1", "n2").members
-    service.hears(1, SuccessorBound(job="j1", attempt=2, order=2, members=members, at=at(1),
-                                    master_port=1, chain="c", secret=""))  # fmt: skip
+    service.hears(
+        1,
+        SuccessorBound(
+            job="j1",
+            attempt=2,
+            order=2,
+            members=members,
+            at=at(1),
+            master_port=1,
+            chain="c",
+            secret="",
+        ),
+    )
     service.hears(2, JobMoved(job="j1", attempt=2, source=1, order=3, at=at(2)))
     assert outlooks(service, range(3, 40)) == []
     ((_, told),) = outlooks(service, range(40, 80), attempt=2)

@@ -2,36 +2,14 @@
 
 import pytest
 
-from skep.machines.agent import (
-    FreezeRun,
-    PublishEvent,
-    RankStats,
-    RunFrozen,
-    RunThawed,
-    ThawRun,
-)
+from skep.machines.agent import FreezeRun, PublishEvent, RankStats, RunFrozen, RunThawed, ThawRun
 from skep.machines.agent.drives import STRAY
 from skep.machines.agent.known import KNOWN_AFTER
 from skep.machines.base import Call
 from skep.units import after, in_seconds
 from skep.wire import talk
-from skep.wire.commands import (
-    Change,
-    Checkpoint,
-    Hold,
-    Move,
-    Resize,
-    Resume,
-    Suspend,
-)
-from skep.wire.node import (
-    Door,
-    Manner,
-    MemberKnown,
-    MemberLoaded,
-    MemberReady,
-    Tier,
-)
+from skep.wire.commands import Change, Checkpoint, Hold, Move, Resize, Resume, Suspend
+from skep.wire.node import Door, Manner, MemberKnown, MemberLoaded, MemberReady, Tier
 from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
 from skep.wire.reports import RankProgress
 from tests.change_kit import (
@@ -66,8 +44,9 @@ def test_what_all_ranks_can_do_is_told_once_all_have_said_so() -> None:
     decide = running(can=None)
     decide(said(talk.Can, 0, tier="cooperative", can=("suspend", "checkpoint")))
     effects = decide(said(talk.Can, 1, tier="observed", can=("suspend", "release")))
-    known = MemberKnown(node="node-1", identity="id-node-1", **WHO, tier=Tier.OBSERVED,
-                        can=("suspend",), at=at(1))  # fmt: skip
+    known = MemberKnown(
+        node="node-1", identity="id-node-1", **WHO, tier=Tier.OBSERVED, can=("suspend",), at=at(1)
+    )
     assert others(effects) == [
         Call(PublishEvent(3, "skep.v1.node.node-1.known", "id-node-1:3", known))
     ]
@@ -326,8 +305,9 @@ def test_what_the_job_cannot_do_is_refused(what: Change, text: str) -> None:
 def test_a_move_waits_for_what_becomes_of_it() -> None:
     decide = running()
     asked = told(decide(change(MOVE)))
-    assert asked[1] == talk.MoveRank(**WHO, rank=1, order=order(1, WORK), step=2, host="h", port=2,
-                                     token="s")  # fmt: skip
+    assert asked[1] == talk.MoveRank(
+        **WHO, rank=1, order=order(1, WORK), step=2, host="h", port=2, token="s"
+    )
     done = answer(all_say(decide, talk.Sent, order=order(1, WORK), step=2, bytes=50))
     assert (done.manner, done.moved) == (Manner.BOUNDARY, 100)
     assert state(decide) == (Stand.SENT, ())
@@ -357,12 +337,14 @@ def test_a_successor_trains_only_when_resumed() -> None:
     decide(said(talk.Ready, 0, port=5))
     (ready,) = facts_of(decide(said(talk.Ready, 1, port=6)))
     doors = (Door(rank=0, host="10.0.0.1", port=5), Door(rank=1, host="10.0.0.1", port=6))
-    assert ready.ready == MemberReady(node="node-1", identity="id-node-1", **WHO, at=at(1),
-                                      doors=doors)  # fmt: skip
+    assert ready.ready == MemberReady(
+        node="node-1", identity="id-node-1", **WHO, at=at(1), doors=doors
+    )
     decide(said(talk.Loaded, 1, step=8))
     (loaded,) = facts_of(decide(said(talk.Loaded, 0, step=8)))
-    assert loaded.loaded == MemberLoaded(node="node-1", identity="id-node-1", **WHO, at=at(1),
-                                         step=8)  # fmt: skip
+    assert loaded.loaded == MemberLoaded(
+        node="node-1", identity="id-node-1", **WHO, at=at(1), step=8
+    )
     resume = decide(change(Resume(), 3))
     assert [type(one) for one in told(resume)] == [talk.ResumeRank] * 2
     answer(all_say(decide, talk.Resumed, order=order(2, RESUME), step=8))

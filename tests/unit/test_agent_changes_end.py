@@ -20,18 +20,9 @@ from skep.machines.agent.drives import common_step
 from skep.machines.base import Call, Effect, Record
 from skep.units import Instant
 from skep.wire import talk
-from skep.wire.commands import (
-    Resize,
-    Resume,
-    Suspend,
-)
+from skep.wire.commands import Resize, Resume, Suspend
 from skep.wire.facts import RankDown
-from skep.wire.node import (
-    Manner,
-    MemberChanged,
-    MemberExited,
-    Outcome,
-)
+from skep.wire.node import Manner, MemberChanged, MemberExited, Outcome
 from skep.wire.part_facts import ChangeTried, RankJoins
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited
@@ -61,15 +52,19 @@ from tests.kit import Driver, agent, at, bind, facts_of, others, plans, stop
 
 # --- resize --------------------------------------------------------------------------------------
 
-GROWN = Resize(generation=1, world=3, ranks=plans((0,), (1,), (2,)), master_address="m",
-               master_port=7)  # fmt: skip
+GROWN = Resize(
+    generation=1, world=3, ranks=plans((0,), (1,), (2,)), master_address="m", master_port=7
+)
 SHRUNK = Resize(generation=2, world=1, ranks=plans((0,)), master_address="m", master_port=8)
 THREE = "j1.1.2"
 
 
 def published(effects: list[Effect]) -> list[Any]:
-    return [one.command.message for one in others(effects)
-            if isinstance(one, Call) and isinstance(one.command, PublishEvent)]  # fmt: skip
+    return [
+        one.command.message
+        for one in others(effects)
+        if isinstance(one, Call) and isinstance(one.command, PublishEvent)
+    ]
 
 
 def grown(decide: Driver[AgentMachine]) -> MemberChanged:
@@ -81,7 +76,10 @@ def grown(decide: Driver[AgentMachine]) -> MemberChanged:
     decide(up(THREE))
     asked = told(decide(said(talk.Ready, 2, port=9)))
     assert [(one.rank, one.leaves, one.world) for one in asked] == [  # type: ignore[union-attr]
-        (0, False, 3), (1, False, 3), (2, False, 3)]  # fmt: skip
+        (0, False, 3),
+        (1, False, 3),
+        (2, False, 3),
+    ]
     effects = []
     for rank in range(3):
         number = order(decide.machine.serial, WORK)
@@ -92,8 +90,14 @@ def grown(decide: Driver[AgentMachine]) -> MemberChanged:
 def test_a_gang_on_parameter_servers_meets_nowhere() -> None:
     decide = running(steps=3)
     where = decide.machine.joined.address
-    wish = Resize(generation=1, world=3, ranks=plans((0,), (1,), (2,)), master_address=where,
-                  master_port=7, servers=4)  # fmt: skip
+    wish = Resize(
+        generation=1,
+        world=3,
+        ranks=plans((0,), (1,), (2,)),
+        master_address=where,
+        master_port=7,
+        servers=4,
+    )
     (start,) = calls(decide(change(wish)))  # No place is opened for it.
     assert isinstance(start, StartRank)
     decide(up(THREE))
@@ -298,8 +302,11 @@ def test_a_suspended_part_stays_so_when_the_agent_returns() -> None:
     decide = running()
     done = suspended(decide)
     effects = decide.restart(2)
-    assert done in [one.command.message for one in others(effects)
-                    if isinstance(one, Call) and isinstance(one.command, PublishEvent)]  # fmt: skip
+    assert done in [
+        one.command.message
+        for one in others(effects)
+        if isinstance(one, Call) and isinstance(one.command, PublishEvent)
+    ]
     assert calls(decide(RunsListed((up(ONE, frozen=True), up(TWO, frozen=True))))) == []
     assert told(decide(said(talk.Hello, 0, token=ONE))) == []
     # Whoever thawed it meanwhile was not asked to.

@@ -92,8 +92,9 @@ def test_a_bind_starts_every_rank_and_their_start_is_told() -> None:
     command = bind(ranks=plans((0, 1), (2,)), world=2, trace=TRACE)
     assert decide(command) == [Record(BindTaken(command=command)), *start(command)]
     assert decide(up("j1.1.1", 11)) == [Record(RankUp(token="j1.1.1", pid=11, start_ticks=7))]
-    message = MemberStarted(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(3),
-                            trace=TRACE)  # fmt: skip
+    message = MemberStarted(
+        node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(3), trace=TRACE
+    )
     assert decide(up("j1.1.0")) == [
         Record(RankUp(token="j1.1.0", pid=10, start_ticks=7)),
         Record(PartStarted(job="j1", attempt=1, event=2, at=at(3))),
@@ -168,11 +169,7 @@ def test_a_stop_ends_every_rank_and_its_end_is_told() -> None:
     decide(GANG)
     decide(up("j1.1.0"))
     decide(up("j1.1.1"))
-    assert decide(stop()) == [
-        taken(),
-        Call(StopRun("j1.1.0", 10.0)),
-        Call(StopRun("j1.1.1", 10.0)),
-    ]
+    assert decide(stop()) == [taken(), Call(StopRun("j1.1.0", 10.0)), Call(StopRun("j1.1.1", 10.0))]
     assert decide(RunExited("j1.1.1", -15, at(4), asked=True), 4) == [
         Record(RankDown(token="j1.1.1", code=-15, stopped=True)),
         Call(ForgetRun("j1.1.1")),
@@ -382,12 +379,7 @@ def test_an_agent_joins_again_when_it_is_asked_and_its_last_join_is_stored() -> 
 
 
 @pytest.mark.parametrize(
-    "event",
-    [
-        Unreadable(subject="x", text="y"),
-        RunNotStarted("j9.1.0", "gone"),
-        Published(77),
-    ],
+    "event", [Unreadable(subject="x", text="y"), RunNotStarted("j9.1.0", "gone"), Published(77)]
 )
 def test_what_changes_nothing(event: Any) -> None:
     decide = agent()
@@ -405,8 +397,10 @@ def test_runs_of_nobody_are_ended_and_forgotten() -> None:
 
 def test_incarnations_are_counted_across_restarts() -> None:
     decide = agent()
-    rejoin = NodeJoined(**{name: getattr(SELF, name) for name in SELF.__struct_fields__
-                           if name != "incarnation"}, incarnation=2)  # fmt: skip
+    rejoin = NodeJoined(
+        **{name: getattr(SELF, name) for name in SELF.__struct_fields__ if name != "incarnation"},
+        incarnation=2,
+    )
     assert decide.restart()[:2] == [
         Record(AgentStarted(incarnation=2, event=2)),
         told(2, "joined", rejoin),

@@ -65,10 +65,14 @@ def stats(rank: int = 0, steps: int = 5, job: str = "j1", **fields: Any) -> Rank
         (RunExited("j1.1.0", 3, at(8)), Outcome.EXITED, "rank 0: exit status 3", 3),
         (RunExited("j1.1.0", -9, at(8)), Outcome.SIGNALLED, "rank 0: signal 9 (SIGKILL)", -9),
         (RunExited("j1.1.0", -63, at(8)), Outcome.SIGNALLED, "rank 0: signal 63 (another)", -63),
-        (RunExited("j1.1.0", None, at(8)), Outcome.UNKNOWN,
-         "rank 0 vanished; its end was not seen", None),
+        (
+            RunExited("j1.1.0", None, at(8)),
+            Outcome.UNKNOWN,
+            "rank 0 vanished; its end was not seen",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_how_a_process_ended(
     event: RunExited, outcome: Outcome, detail: str, code: int | None
 ) -> None:
@@ -165,8 +169,9 @@ def test_the_first_mini_batch_is_told_once() -> None:
     decide = running(bind(trace=TRACE))
     assert decide(stats(steps=0)) == []
     fact = PartStepped(job="j1", attempt=1, event=3, at=at(6))
-    message = MemberStepped(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(6),
-                            trace=TRACE)  # fmt: skip
+    message = MemberStepped(
+        node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(6), trace=TRACE
+    )
     assert decide(stats(steps=2, last_step_at=at(6))) == [
         Record(fact),
         Call(PublishEvent(3, "skep.v1.node.node-1.stepped", "id-node-1:3", message)),
@@ -180,9 +185,7 @@ def test_a_mini_batch_without_a_time_is_dated_when_it_is_heard_of() -> None:
     assert effects[0] == Record(PartStepped(job="j1", attempt=1, event=3, at=at(6)))
 
 
-@pytest.mark.parametrize(
-    "event", [stats(job="j2"), stats(attempt=2), stats(rank=5)]
-)  # fmt: skip
+@pytest.mark.parametrize("event", [stats(job="j2"), stats(attempt=2), stats(rank=5)])
 def test_progress_of_something_else_is_ignored(event: RankStats) -> None:
     decide = running(bind())
     assert decide(event) == []

@@ -52,14 +52,21 @@ HALF = Share(share=0.5, beside=("j2",))
 
 
 def exits(effects: list[Effect]) -> list[MemberExited]:
-    return [one.command.message for one in effects if isinstance(one, Call)
-            and isinstance(one.command, PublishEvent)
-            and isinstance(one.command.message, MemberExited)]  # fmt: skip
+    return [
+        one.command.message
+        for one in effects
+        if isinstance(one, Call)
+        and isinstance(one.command, PublishEvent)
+        and isinstance(one.command.message, MemberExited)
+    ]
 
 
 def starts(effects: list[Effect]) -> list[str]:
-    return [one.command.token for one in effects if isinstance(one, Call)
-            and isinstance(one.command, StartRank)]  # fmt: skip
+    return [
+        one.command.token
+        for one in effects
+        if isinstance(one, Call) and isinstance(one.command, StartRank)
+    ]
 
 
 def partner(**fields: Any) -> BindJob:
@@ -176,8 +183,10 @@ def shared(
 ) -> Any:
     asked = told(decide(change(share, number)))
     number = order(decide.machine.serial, SHARE)
-    assert asked == [talk.ShareRank(job="j1", attempt=1, rank=rank, order=number, share=share.share)
-                     for rank in (0, 1)]  # fmt: skip
+    assert asked == [
+        talk.ShareRank(job="j1", attempt=1, rank=rank, order=number, share=share.share)
+        for rank in (0, 1)
+    ]
     return answer(all_say(decide, talk.Shared, order=number, share=share.share, used=used))
 
 
@@ -319,6 +328,9 @@ def _taken(decide: Driver[AgentMachine]) -> Any:
 def test_ranks_that_join_later_begin_with_the_share() -> None:
     decide = running(can=CAN)
     shared(decide)
-    (fact,) = [one for one in decide.machine.snapshot() if hasattr(one, "command")
-               and isinstance(one.command, BindJob)]  # fmt: skip
+    (fact,) = [
+        one
+        for one in decide.machine.snapshot()
+        if hasattr(one, "command") and isinstance(one.command, BindJob)
+    ]
     assert (fact.command.share, fact.command.beside) == (0.5, ("j2",))

@@ -19,14 +19,7 @@ from skep.machines.agent import (
 )
 from skep.machines.base import Call, Effect, Record
 from skep.wire.commands import RankPlan
-from skep.wire.facts import (
-    AgentStarted,
-    FloorRaised,
-    PartOver,
-    PartStarted,
-    RankDown,
-    RankUp,
-)
+from skep.wire.facts import AgentStarted, FloorRaised, PartOver, PartStarted, RankDown, RankUp
 from skep.wire.node import Outcome
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
@@ -106,10 +99,7 @@ def test_all_ranks_of_a_bind_whose_calls_were_lost_are_started() -> None:
 
 def test_a_rank_that_ended_meanwhile_is_down() -> None:
     decide = bound(up(A), up(B))
-    assert decide(listed(up(A), down(B))) == [
-        Record(RankDown(token=B, code=0)),
-        Call(ForgetRun(B)),
-    ]
+    assert decide(listed(up(A), down(B))) == [Record(RankDown(token=B, code=0)), Call(ForgetRun(B))]
 
 
 def test_a_rank_that_failed_meanwhile_takes_its_peers_down() -> None:
@@ -132,10 +122,7 @@ def test_a_rank_that_vanished_is_mourned() -> None:
 def test_after_a_reboot_everything_has_vanished() -> None:
     decide = bound(up(A), up(B))
     effects = decide(listed(), 9)
-    assert facts_of(effects)[:2] == [
-        RankDown(token=A, code=None),
-        RankDown(token=B, code=None),
-    ]
+    assert facts_of(effects)[:2] == [RankDown(token=A, code=None), RankDown(token=B, code=None)]
     assert outcomes(effects) == [Outcome.UNKNOWN]
 
 
@@ -237,8 +224,12 @@ def test_after_a_restart_everything_that_may_not_have_been_heard_is_told_again()
     decide(down(A))
     decide(down(B))
     assert published(decide.restart(8)) == [
-        (7, "joined"), (2, "started"), (3, "stepped"), (6, "exited"), (4, "exited")
-    ]  # fmt: skip
+        (7, "joined"),
+        (2, "started"),
+        (3, "stepped"),
+        (6, "exited"),
+        (4, "exited"),
+    ]
 
 
 def test_events_keep_their_numbers_for_ever() -> None:
@@ -250,9 +241,10 @@ def test_events_keep_their_numbers_for_ever() -> None:
     keys = [
         effect.command.key
         for effect in first + again
-        if isinstance(effect, Call) and isinstance(effect.command, PublishEvent)
+        if isinstance(effect, Call)
+        and isinstance(effect.command, PublishEvent)
         and effect.command.subject.endswith("exited")
-    ]  # fmt: skip
+    ]
     assert keys == ["id-node-1:2", "id-node-1:2"]
 
 

@@ -56,17 +56,33 @@ def test_a_rank_can_do_what_all_its_processes_can_do_as_one() -> None:
     [
         (talk.Suspended, {"step": 7}, {"step": 7}, {"step": 7}),
         (talk.Past, {"step": 7}, {"step": 9}, {"step": 9}),
-        (talk.Released, {"moved": 3, "residue": 1}, {"moved": 4, "residue": 2},
-         {"moved": 7, "residue": 3}),
+        (
+            talk.Released,
+            {"moved": 3, "residue": 1},
+            {"moved": 4, "residue": 2},
+            {"moved": 7, "residue": 3},
+        ),
         (talk.Released, {"moved": 3, "residue": 1}, {"moved": 4}, {"moved": 7, "residue": -1}),
-        (talk.Resumed, {"step": 7, "pause_ns": 4}, {"step": 7, "pause_ns": 5},
-         {"step": 7, "pause_ns": 5}),
-        (talk.Shared, {"share": 0.5, "used": 2}, {"share": 0.5, "used": 3},
-         {"share": 0.5, "used": 5}),
-        (talk.Checkpointed, {"step": 7, "bytes": 2, "path": "a"},
-         {"step": 7, "bytes": 3, "path": "a"}, {"step": 7, "bytes": 5, "path": "a"}),
+        (
+            talk.Resumed,
+            {"step": 7, "pause_ns": 4},
+            {"step": 7, "pause_ns": 5},
+            {"step": 7, "pause_ns": 5},
+        ),
+        (
+            talk.Shared,
+            {"share": 0.5, "used": 2},
+            {"share": 0.5, "used": 3},
+            {"share": 0.5, "used": 5},
+        ),
+        (
+            talk.Checkpointed,
+            {"step": 7, "bytes": 2, "path": "a"},
+            {"step": 7, "bytes": 3, "path": "a"},
+            {"step": 7, "bytes": 5, "path": "a"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_all_have_answered_once_each_has(
     kind: type[Any], one: dict[str, Any], other: dict[str, Any], sum_: dict[str, Any]
 ) -> None:

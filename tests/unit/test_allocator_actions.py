@@ -48,8 +48,11 @@ class Does(Policy, frozen=True):
         self.seen.append(view)
         actions, self.actions[:] = tuple(self.actions), []
         left = {action.job for action in actions}
-        turns = tuple(Turn(job.job, Reason.ARRIVAL) for job in view.jobs
-                      if job.phase is Phase.WAITING and job.job not in left)  # fmt: skip
+        turns = tuple(
+            Turn(job.job, Reason.ARRIVAL)
+            for job in view.jobs
+            if job.phase is Phase.WAITING and job.job not in left
+        )
         return Plan(turns=turns, actions=actions)
 
 
@@ -62,8 +65,9 @@ def _told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not Does.actions, "a test whose policy was not asked shows nothing"
 
 
-def running(*jobs: dict[str, Any], can: tuple[str, ...] = CAN, nodes: int = 1
-            ) -> Driver[AllocatorMachine]:  # fmt: skip
+def running(
+    *jobs: dict[str, Any], can: tuple[str, ...] = CAN, nodes: int = 1
+) -> Driver[AllocatorMachine]:
     """Return an allocator with these jobs; those that got GPUs run, with what they can do."""
     decide = allocator(*(joined(f"node-{number + 1}", 4) for number in range(nodes)))
     decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=4 * nodes, policy="does")}))
@@ -82,8 +86,11 @@ def do(decide: Driver[AllocatorMachine], *actions: Action, second: float = 10) -
 
 
 def refusals(effects: list[Effect]) -> list[str]:
-    return [fact.text for fact in facts_of(effects) if isinstance(fact, CellsAlarm)
-            and fact.rule is Reason.NOT_ITS_JOB and not fact.over]  # fmt: skip
+    return [
+        fact.text
+        for fact in facts_of(effects)
+        if isinstance(fact, CellsAlarm) and fact.rule is Reason.NOT_ITS_JOB and not fact.over
+    ]
 
 
 def quiet(decide: Driver[AllocatorMachine], effects: list[Effect], why: Reason) -> None:
@@ -132,10 +139,12 @@ def test_a_job_that_waits_is_packed_beside_another_and_taken_off_again() -> None
         decide(changed(command))
     decide(started("j2"), 11)
     decide(known("j2", can=CAN))
-    assert {job.job: job.partners for job in Does.seen[-1].jobs} == {
-        "j1": ("j2",), "j2": ("j1",)}  # fmt: skip
-    (command,) = [each for each in told(do(decide, Unpack("j2", WHY), second=20))
-                  if isinstance(each.change, SuspendChange)]  # fmt: skip
+    assert {job.job: job.partners for job in Does.seen[-1].jobs} == {"j1": ("j2",), "j2": ("j1",)}
+    (command,) = [
+        each
+        for each in told(do(decide, Unpack("j2", WHY), second=20))
+        if isinstance(each.change, SuspendChange)
+    ]
     assert (command.job, command.change) == ("j2", SuspendChange(release=True))
     effects = decide(changed(command, released=True), 21)
     assert decide.machine.jobs["j2"].held is Reason.UNPACKED
@@ -145,8 +154,9 @@ def test_a_job_that_waits_is_packed_beside_another_and_taken_off_again() -> None
 @pytest.mark.parametrize("beside", ["j9", "j3", "j2"])
 def test_nobody_is_packed_beside_who_is_not_of_his_vc(beside: str) -> None:
     decide = allocator(joined("node-1", 4))
-    decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=2, policy="does"),
-                       "vision": VirtualCluster(gpus=2)}))  # fmt: skip
+    decide(
+        SetVcs(vcs={"nlp": VirtualCluster(gpus=2, policy="does"), "vision": VirtualCluster(gpus=2)})
+    )
     decide(admitted(1, gpus=2))
     decide(admitted(2, gpus=2))
     decide(admitted(3, gpus=2, vc="vision"))
@@ -242,11 +252,14 @@ def test_whom_its_tenant_suspends_no_policy_touches() -> None:
 def test_a_view_tells_how_a_job_goes_and_how_it_would() -> None:
     decide = running(ELASTIC | {"size": SizeHint(mini_batches=1000, family="bert")}, nodes=2)
     assert (Does.seen[-1].jobs[0].rate_milli, Does.seen[-1].jobs[0].utilisation) == (0, -1)
-    pace = JobPace(job="j1", attempt=1, steps=100, rate_milli=4000, utilisation=700,
-                   remaining=seconds(225))  # fmt: skip
-    points = (ScalePoint(gpus=1, nodes=1, step_ns=seconds(0.5)),
-              ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.125)),
-              ScalePoint(gpus=4, nodes=2, step_ns=seconds(0.25)))  # fmt: skip
+    pace = JobPace(
+        job="j1", attempt=1, steps=100, rate_milli=4000, utilisation=700, remaining=seconds(225)
+    )
+    points = (
+        ScalePoint(gpus=1, nodes=1, step_ns=seconds(0.5)),
+        ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.125)),
+        ScalePoint(gpus=4, nodes=2, step_ns=seconds(0.25)),
+    )
     kind = next(iter(decide.machine.cells.chains.values())).topology.gpu
     scale = FamilyScale(family="bert", gpu_type=kind, points=points)
     decide(Outlook(at=at(20), jobs=(pace,), families=(scale,)), 20)

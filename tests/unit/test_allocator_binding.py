@@ -12,15 +12,7 @@ from skep.wire.advice import JobAdvice, QueueAdvice
 from skep.wire.cluster import Chain, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts, Unreadable, encode
 from skep.wire.commands import AGENT_PYTHON
-from skep.wire.facts import (
-    Admitted,
-    JobBound,
-    JobEnded,
-    JobOver,
-    JobQueued,
-    JobWaits,
-    NodeAdded,
-)
+from skep.wire.facts import Admitted, JobBound, JobEnded, JobOver, JobQueued, JobWaits, NodeAdded
 from skep.wire.node import MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX, Runtime
@@ -121,47 +113,61 @@ def test_a_gang_over_two_nodes_meets_at_its_first() -> None:
     }
     assert decide(admitted(1, **job), 3) == [
         Record(queued(1, **job)),
-        Record(JobBound(job="j1", attempt=1, order=1, members=(whole, half), master_port=20000,
-                        why=FEWEST, at=at(3), chain="cpux4")),
+        Record(
+            JobBound(
+                job="j1",
+                attempt=1,
+                order=1,
+                members=(whole, half),
+                master_port=20000,
+                why=FEWEST,
+                at=at(3),
+                chain="cpux4",
+            )
+        ),
         Send("skep.v1.cmd.node-1", bind(node="node-1", ranks=plans((0, 1), (2, 3)), **told)),
-        Send("skep.v1.cmd.node-2",
-             bind(node="node-2", node_rank=1, ranks=plans((0, 1), first_rank=2), **told)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.cmd.node-2",
+            bind(node="node-2", node_rank=1, ranks=plans((0, 1), first_rank=2), **told),
+        ),
+    ]
 
 
 def test_an_image_goes_with_the_command() -> None:
     decide = allocator(joined())
     effects = decide(admitted(1, command=("prog",), runtime=Runtime(image="a/b:1")))
-    assert effects[2:] == [
-        Send("skep.v1.cmd.node-1", bind(argv=("prog",), image="a/b:1")),
-    ]
+    assert effects[2:] == [Send("skep.v1.cmd.node-1", bind(argv=("prog",), image="a/b:1"))]
 
 
 def test_a_line_for_the_shell() -> None:
     decide = allocator(joined())
     effects = decide(admitted(1, command="a | b"))
-    assert effects[2:] == [
-        Send("skep.v1.cmd.node-1", bind(argv=("/bin/sh", "-c", "a | b"))),
-    ]
+    assert effects[2:] == [Send("skep.v1.cmd.node-1", bind(argv=("/bin/sh", "-c", "a | b")))]
 
 
 def test_the_agent_hears_which_orders_are_settled() -> None:
     decide = allocator(joined())
     decide(admitted(1))
     assert decide(admitted(2))[2:] == [
-        Send("skep.v1.cmd.node-1", bind("j2", order=2, settled=0, ranks=plans((1,)),
-                                        master_port=20001)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.cmd.node-1",
+            bind("j2", order=2, settled=0, ranks=plans((1,)), master_port=20001),
+        )
+    ]
     decide(started("j1"))
     assert decide(admitted(3))[2:] == [
-        Send("skep.v1.cmd.node-1", bind("j3", order=3, settled=1, ranks=plans((2,)),
-                                        master_port=20002)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.cmd.node-1",
+            bind("j3", order=3, settled=1, ranks=plans((2,)), master_port=20002),
+        )
+    ]
     decide(started("j2"))
     assert decide(admitted(4))[2:] == [
-        Send("skep.v1.cmd.node-1", bind("j4", order=4, settled=2, ranks=plans((3,)),
-                                        master_port=20003)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.cmd.node-1",
+            bind("j4", order=4, settled=2, ranks=plans((3,)), master_port=20003),
+        )
+    ]
 
 
 def test_an_admission_read_again_queues_nothing() -> None:
@@ -242,7 +248,7 @@ def test_a_rendezvous_needs_a_port() -> None:
     assert places(decide(admitted(1))) == {"j1": "node-1:0"}
     decide(admitted(2, opportunistic=True))
     assert facts_of(decide(admitted(3)))[1:] == [
-        JobWaits(job="j3", why=Reason.WAITS_FOR_PORT, needs="node-1"),
+        JobWaits(job="j3", why=Reason.WAITS_FOR_PORT, needs="node-1")
     ]
     assert decide.machine.jobs["j2"].waits == (Reason.WAITS_FOR_PORT, "node-1")
     assert places(decide(exited("j1"))) == {"j3": "node-1:0"}
@@ -257,9 +263,12 @@ def test_a_small_job_never_overtakes_a_large_one() -> None:
     decide(admitted(1, gpus=2))
     assert decide(admitted(2, gpus=4)) == [
         Record(queued(2, gpus=4)),
-        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_CELLS,
-                        needs="1 x 4 GPUs (any type) in cells of nlp")),
-    ]  # fmt: skip
+        Record(
+            JobWaits(
+                job="j2", why=Reason.WAITS_FOR_CELLS, needs="1 x 4 GPUs (any type) in cells of nlp"
+            )
+        ),
+    ]
     assert decide(admitted(3)) == [Record(queued(3))]
     assert places(decide(exited("j1"))) == {"j2": "node-1:0,1,2,3"}
     assert places(decide(exited("j2"))) == {"j3": "node-1:0"}
@@ -332,8 +341,16 @@ def test_a_worker_may_be_too_large_for_every_cell_of_its_vc() -> None:
 def decide_bound(job: str, vc: str, level: int = 3) -> list[Effect]:
     """Return the effects of binding a 1-GPU job as the first of node-1."""
     members = (member("node-1", (0,), levels=(level,)),)
-    bound = JobBound(job=job, attempt=1, order=1, members=members,
-                     master_port=20000, why=ONE, at=T0, chain="cpux4")  # fmt: skip
+    bound = JobBound(
+        job=job,
+        attempt=1,
+        order=1,
+        members=members,
+        master_port=20000,
+        why=ONE,
+        at=T0,
+        chain="cpux4",
+    )
     return [Record(bound), Send("skep.v1.cmd.node-1", bind(job, vc=vc))]
 
 
@@ -376,9 +393,12 @@ def test_advice_orders_equals() -> None:
     decide = waiting(2, 3, 4)
     # The advised head waits for the GPU in its stead, and says so.
     assert decide(advice(4, 1, 7, 2), 1) == [
-        Record(JobWaits(job="j4", why=Reason.WAITS_FOR_CELLS,
-                        needs="1 x 1 GPUs (any type) in cells of nlp"))
-    ]  # fmt: skip
+        Record(
+            JobWaits(
+                job="j4", why=Reason.WAITS_FOR_CELLS, needs="1 x 1 GPUs (any type) in cells of nlp"
+            )
+        )
+    ]
     effects = decide(exited("j1"), 2)
     assert places(effects) == {"j4": "node-1:0"}
     (bound,) = [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
@@ -468,12 +488,17 @@ def described(chains: dict[str, tuple[list[str], int]]) -> Driver[AllocatorMachi
     decide = allocator()
     decide.thorough = False
     made = {
-        name: Chain(gpu="cpu", levels=(Level(name="node", fanout=gpus),), node_level="node",
-                    nodes=tuple(NodeCell(node=node) for node in nodes))
+        name: Chain(
+            gpu="cpu",
+            levels=(Level(name="node", fanout=gpus),),
+            node_level="node",
+            nodes=tuple(NodeCell(node=node) for node in nodes),
+        )
         for name, (nodes, gpus) in chains.items()
-    }  # fmt: skip
-    cells = tuple(Quota(chain=name, level="node", count=len(nodes))
-                  for name, (nodes, _) in chains.items())  # fmt: skip
+    }
+    cells = tuple(
+        Quota(chain=name, level="node", count=len(nodes)) for name, (nodes, _) in chains.items()
+    )
     decide(SetVcs(chains=made, vcs={"nlp": VirtualCluster(cells=cells)}))
     return decide
 

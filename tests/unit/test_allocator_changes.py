@@ -52,8 +52,9 @@ def ask(number: int, wish: Ask) -> Facts:
 
 
 def known(job: str, node: str = "node-1", can: tuple[str, ...] = EVERYTHING) -> MemberKnown:
-    return MemberKnown(node=node, identity=f"id-{node}", job=job, attempt=1, can=can, at=T0,
-                       tier=Tier.OBSERVED)  # fmt: skip
+    return MemberKnown(
+        node=node, identity=f"id-{node}", job=job, attempt=1, can=can, at=T0, tier=Tier.OBSERVED
+    )
 
 
 def changed(command: ChangeJob, manner: Manner = Manner.BOUNDARY, **more: Any) -> MemberChanged:
@@ -61,19 +62,31 @@ def changed(command: ChangeJob, manner: Manner = Manner.BOUNDARY, **more: Any) -
     change = command.change
     released = isinstance(change, Suspend) and change.release and manner is Manner.BOUNDARY
     given = {"released": released, "at": T0, **more}
-    return MemberChanged(node=command.node, identity=command.identity, job=command.job,
-                         attempt=command.attempt, order=command.order, manner=manner,
-                         **given)  # fmt: skip
+    return MemberChanged(
+        node=command.node,
+        identity=command.identity,
+        job=command.job,
+        attempt=command.attempt,
+        order=command.order,
+        manner=manner,
+        **given,
+    )
 
 
 def told(effects: list[Effect]) -> list[ChangeJob]:
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and isinstance(effect.message, ChangeJob)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, ChangeJob)
+    ]
 
 
 def over(effects: list[Effect]) -> list[tuple[int, Result, Reason | None]]:
-    return [(fact.number, fact.result, fact.why) for fact in facts_of(effects)
-            if isinstance(fact, AskOver)]  # fmt: skip
+    return [
+        (fact.number, fact.result, fact.why)
+        for fact in facts_of(effects)
+        if isinstance(fact, AskOver)
+    ]
 
 
 def ends(effects: list[Effect]) -> list[tuple[Goal, Result]]:
@@ -167,10 +180,8 @@ def test_of_two_requests_that_cross_the_later_one_decides() -> None:
     decide = running("node-1")
     (suspend,) = told(decide(ask(2, AskSuspend(job="j1"))))
     assert told(decide(ask(3, AskResume(job="j1")))) == []
-    assert over(decide(ask(4, AskSuspend(job="j1")))) == [
-        (3, Result.OVERTAKEN, Reason.OVERTAKEN)]  # fmt: skip
-    assert over(decide(ask(5, AskResume(job="j1")))) == [
-        (4, Result.OVERTAKEN, Reason.OVERTAKEN)]  # fmt: skip
+    assert over(decide(ask(4, AskSuspend(job="j1")))) == [(3, Result.OVERTAKEN, Reason.OVERTAKEN)]
+    assert over(decide(ask(5, AskResume(job="j1")))) == [(4, Result.OVERTAKEN, Reason.OVERTAKEN)]
     effects = decide(changed(suspend))
     assert over(effects) == [(2, Result.DONE, None)]
     (resume,) = told(effects)

@@ -94,10 +94,19 @@ def test_after_a_crash_everything_unanswered_is_told_again_in_the_new_epoch() ->
     # j1 runs on node-1 and has answered; j2 is to stop, j3 to start.
     told = [
         Send("skep.v1.cmd.node-2", stop("j2", node="node-2", order=4, settled=2, epoch=2)),
-        Send("skep.v1.cmd.node-2",
-             bind("j3", order=3, settled=2, epoch=2, node="node-2", ranks=plans((1,)),
-                  master_port=20001)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.cmd.node-2",
+            bind(
+                "j3",
+                order=3,
+                settled=2,
+                epoch=2,
+                node="node-2",
+                ranks=plans((1,)),
+                master_port=20001,
+            ),
+        ),
+    ]
     assert decide.restart(9) == told
     decide(heartbeat(), 10)
     decide(heartbeat("node-2"), 10)

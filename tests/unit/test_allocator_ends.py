@@ -100,19 +100,13 @@ def test_a_job_runs_and_succeeds() -> None:
 
 def test_an_end_may_come_without_a_start() -> None:
     decide = one()
-    assert decide(exited("j1")) == [
-        gone(Outcome.SUCCEEDED),
-        ended(End.SUCCEEDED, Reason.SUCCEEDED),
-    ]
+    assert decide(exited("j1")) == [gone(Outcome.SUCCEEDED), ended(End.SUCCEEDED, Reason.SUCCEEDED)]
 
 
 def test_a_gang_runs_when_each_part_does_and_ends_when_each_has() -> None:
     decide = gang()
     assert decide(started("j1", node="node-2", at=at(4))) == [ran("node-2", 4)]
-    assert decide(started("j1", at=at(5))) == [
-        ran(),
-        Record(JobRan(job="j1", attempt=1, at=at(5))),
-    ]
+    assert decide(started("j1", at=at(5))) == [ran(), Record(JobRan(job="j1", attempt=1, at=at(5)))]
     assert decide(exited("j1", node="node-2", steps=10, step_ns=3)) == [
         gone(Outcome.SUCCEEDED, "node-2", steps=10, step_ns=3)
     ]
@@ -167,16 +161,26 @@ def test_a_failure_is_retried_as_often_as_the_spec_says(
 ) -> None:
     job = {"retries": 1, "retry_on": (retry_on,)}
     decide = one(**job)
-    again = JobBound(job="j1", attempt=2, order=2, master_port=20001, at=T0,
-                     members=(member("node-1", (0,), levels=(3,)),), chain="cpux4",
-                     why=Reason.BEST_FIT_ONE_NODE)  # fmt: skip
+    again = JobBound(
+        job="j1",
+        attempt=2,
+        order=2,
+        master_port=20001,
+        at=T0,
+        members=(member("node-1", (0,), levels=(3,)),),
+        chain="cpux4",
+        why=Reason.BEST_FIT_ONE_NODE,
+    )
     assert decide(exited("j1", outcome=outcome, detail="rank 0: bad")) == [
         gone(outcome, detail="rank 0: bad"),
-        Record(JobRequeued(job="j1", attempt=1, why=why, counted=True, at=T0,
-                           detail="node-1: rank 0: bad")),
+        Record(
+            JobRequeued(
+                job="j1", attempt=1, why=why, counted=True, at=T0, detail="node-1: rank 0: bad"
+            )
+        ),
         Record(again),
         Send("skep.v1.cmd.node-1", bind(attempt=2, order=2, settled=1, master_port=20001)),
-    ]  # fmt: skip
+    ]
     assert decide(exited("j1", 2, outcome=outcome)) == [
         gone(outcome, attempt=2),
         ended(End.FAILED, why, attempts=2, detail="node-1"),
@@ -322,10 +326,7 @@ def test_a_job_that_waits_for_its_second_attempt_is_cancelled() -> None:
 def test_a_job_that_succeeds_while_it_is_cancelled_has_succeeded() -> None:
     decide = one()
     decide(cancel_asked(1))
-    assert decide(exited("j1")) == [
-        gone(Outcome.SUCCEEDED),
-        ended(End.SUCCEEDED, Reason.SUCCEEDED),
-    ]
+    assert decide(exited("j1")) == [gone(Outcome.SUCCEEDED), ended(End.SUCCEEDED, Reason.SUCCEEDED)]
 
 
 def test_a_cancellation_of_a_job_never_heard_of() -> None:

@@ -29,8 +29,11 @@ def many(count: int = MANY) -> Driver[AllocatorMachine]:
 
 def told(facts: list[Any]) -> list[int]:
     """Return the sizes of the clusters that were told, in nodes."""
-    return [sum(len(chain.nodes) for chain in fact.cluster.chains.values())
-            for fact in facts if isinstance(fact, CellsSet)]  # fmt: skip
+    return [
+        sum(len(chain.nodes) for chain in fact.cluster.chains.values())
+        for fact in facts
+        if isinstance(fact, CellsSet)
+    ]
 
 
 def test_nodes_that_join_together_are_told_together() -> None:

@@ -28,18 +28,22 @@ def bound(effects: list[Effect]) -> list[tuple[str, Reason, bool]]:
 
 
 def starts(
-    decide: Driver[AllocatorMachine], number: int, can: tuple[str, ...] | None = STORED,
+    decide: Driver[AllocatorMachine],
+    number: int,
+    can: tuple[str, ...] | None = STORED,
     **fields: Any,
-) -> str:  # fmt: skip
+) -> str:
     """Have a job of one node start, and say what it can; return its node."""
     decide(admitted(number, **{**SCRIPT, **fields}))
     return runs(decide, number, can)
 
 
 def runs(
-    decide: Driver[AllocatorMachine], number: int, can: tuple[str, ...] | None = STORED,
+    decide: Driver[AllocatorMachine],
+    number: int,
+    can: tuple[str, ...] | None = STORED,
     attempt: int = 1,
-) -> str:  # fmt: skip
+) -> str:
     job = f"j{number}"
     (node,) = decide.machine.jobs[job].members
     decide(started(job, attempt=attempt, node=node))

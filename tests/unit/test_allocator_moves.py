@@ -11,14 +11,7 @@ from skep.machines.allocator.dispatch import READY_WITHIN
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.units import NS_PER_SECOND
-from skep.wire.changes import (
-    AskMigrate,
-    AskResume,
-    AskSuspend,
-    Goal,
-    JobChanged,
-    Result,
-)
+from skep.wire.changes import AskMigrate, AskResume, AskSuspend, Goal, JobChanged, Result
 from skep.wire.commands import BindJob, ChangeJob, Move, Resume, StopJob, Suspend
 from skep.wire.facts import GhostGone, JobBound, JobEnded, JobStopping, JobWaits
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
@@ -31,18 +24,28 @@ MOVES = ("suspend", "release", "migrate")
 
 
 def commands(effects: list[Effect], kind: type) -> list[Any]:
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and isinstance(effect.message, kind)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, kind)
+    ]
 
 
 def ready(bind: BindJob) -> MemberReady:
-    return MemberReady(node=bind.node, identity=bind.identity, job=bind.job, attempt=bind.attempt,
-                       doors=(Door(rank=0, host="10.0.0.2", port=31_000),), at=T0)  # fmt: skip
+    return MemberReady(
+        node=bind.node,
+        identity=bind.identity,
+        job=bind.job,
+        attempt=bind.attempt,
+        doors=(Door(rank=0, host="10.0.0.2", port=31_000),),
+        at=T0,
+    )
 
 
 def loaded(bind: BindJob, step: int = 120) -> MemberLoaded:
-    return MemberLoaded(node=bind.node, identity=bind.identity, job=bind.job, step=step,
-                        attempt=bind.attempt, at=T0)  # fmt: skip
+    return MemberLoaded(
+        node=bind.node, identity=bind.identity, job=bind.job, step=step, attempt=bind.attempt, at=T0
+    )
 
 
 def asked(to: str = "", can: tuple[str, ...] = MOVES) -> tuple[Driver[AllocatorMachine], Any]:
@@ -69,7 +72,8 @@ def test_a_job_moves_in_one_fact() -> None:
     assert (move.node, move.attempt) == ("node-1", 1)
     assert isinstance(move.change, Move)
     assert [(target.port, target.token) for target in move.change.targets] == [
-        (31_000, bind.awaits)]  # fmt: skip
+        (31_000, bind.awaits)
+    ]
     # Neither of the two is enough: that the state was sent, or that it has arrived.
     assert not told(decide(changed(move), 21))
     effects = decide(loaded(bind), 22)
@@ -235,8 +239,14 @@ def test_secrets_differ_with_the_key_of_the_process() -> None:
 def rank_door(bind: BindJob) -> MemberReady:
     rank = bind.ranks[0].rank
     door = Door(rank=rank, host="10.0.0.2", port=31_000 + rank)
-    return MemberReady(node=bind.node, identity=bind.identity, job=bind.job, attempt=bind.attempt,
-                       doors=(door,), at=T0)  # fmt: skip
+    return MemberReady(
+        node=bind.node,
+        identity=bind.identity,
+        job=bind.job,
+        attempt=bind.attempt,
+        doors=(door,),
+        at=T0,
+    )
 
 
 def gang(to: str = "") -> tuple[Driver[AllocatorMachine], list[BindJob]]:
@@ -252,7 +262,9 @@ def standing(decide: Driver[AllocatorMachine], binds: list[BindJob]) -> list[Cha
     decide(rank_door(binds[0]), 20)
     first = told(decide(rank_door(binds[1]), 20))
     assert {(one.node, one.change) for one in first} == {
-        ("node-1", Suspend(step=1)), ("node-2", Suspend(step=1))}  # fmt: skip
+        ("node-1", Suspend(step=1)),
+        ("node-2", Suspend(step=1)),
+    }
     decide(changed(first[0], step=1), 21)
     (back,) = told(decide(changed(first[1], Manner.UNCHANGED, step=9), 21))
     assert (back.node, back.change) == (first[0].node, Resume())
@@ -276,7 +288,9 @@ def test_a_gang_on_several_nodes_stands_after_one_mini_batch_before_any_state_is
     effects = decide(loaded(binds[1]), 25)
     assert len(of(effects, JobMoved)) == 1
     assert [(one.node, one.change) for one in told(effects)] == [
-        ("node-3", Resume()), ("node-4", Resume())]  # fmt: skip
+        ("node-3", Resume()),
+        ("node-4", Resume()),
+    ]
     assert [one.node for one in commands(effects, StopJob)] == ["node-1", "node-2"]
     for resume in told(effects):
         effects = decide(changed(resume), 26)

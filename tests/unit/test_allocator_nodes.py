@@ -55,8 +55,9 @@ from tests.kit import (
 
 LOST_S = 41
 NEWCOMER = "id-fresh"
-WAITS = Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
-                        needs="1 x 1 GPUs (any type) in cells of nlp"))  # fmt: skip
+WAITS = Record(
+    JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS, needs="1 x 1 GPUs (any type) in cells of nlp")
+)
 
 
 def again(node: NodeJoined, incarnation: int = 2) -> NodeJoined:
@@ -66,22 +67,55 @@ def again(node: NodeJoined, incarnation: int = 2) -> NodeJoined:
 
 def bound(attempt: int, order: int, node: str, second: float, port: int = 20000) -> Record:
     members = (member(node, (0,), levels=(3,)),)
-    return Record(JobBound(job="j1", attempt=attempt, order=order, members=members, at=at(second),
-                           master_port=port, why=Reason.BEST_FIT_ONE_NODE,
-                           chain="cpux4"))  # fmt: skip
+    return Record(
+        JobBound(
+            job="j1",
+            attempt=attempt,
+            order=order,
+            members=members,
+            at=at(second),
+            master_port=port,
+            why=Reason.BEST_FIT_ONE_NODE,
+            chain="cpux4",
+        )
+    )
 
 
 def given_up(order: int, second: float, *, attempt: int = 1, node: str = "node-1") -> list[Record]:
     """Return the facts of giving up j1 on a node that is silent."""
     return [
         Record(NodeLost(node=node)),
-        Record(JobStopping(job="j1", attempt=attempt, order=order, why=Reason.NODE_LOST,
-                           at=at(second), detail=node)),
-        Record(MemberGone(job="j1", attempt=attempt, node=node, outcome=Outcome.UNKNOWN,
-                          free=False, detail="node lost")),
-        Record(JobRequeued(job="j1", attempt=attempt, why=Reason.NODE_LOST, counted=False,
-                           at=at(second), detail=node)),
-    ]  # fmt: skip
+        Record(
+            JobStopping(
+                job="j1",
+                attempt=attempt,
+                order=order,
+                why=Reason.NODE_LOST,
+                at=at(second),
+                detail=node,
+            )
+        ),
+        Record(
+            MemberGone(
+                job="j1",
+                attempt=attempt,
+                node=node,
+                outcome=Outcome.UNKNOWN,
+                free=False,
+                detail="node lost",
+            )
+        ),
+        Record(
+            JobRequeued(
+                job="j1",
+                attempt=attempt,
+                why=Reason.NODE_LOST,
+                counted=False,
+                at=at(second),
+                detail=node,
+            )
+        ),
+    ]
 
 
 def lost() -> Driver[AllocatorMachine]:
@@ -109,10 +143,7 @@ def ghost_stop(order: int = 2, **fields: Any) -> Send:
 
 def test_a_node_joins() -> None:
     decide = allocator()
-    assert decide(joined(), 3) == [
-        Record(NodeAdded(joined=joined())),
-        Record(cells_set(joined())),
-    ]
+    assert decide(joined(), 3) == [Record(NodeAdded(joined=joined())), Record(cells_set(joined()))]
     assert decide(joined()) == []
     assert decide.machine.wake_at() == at(4)
 
@@ -145,11 +176,13 @@ def test_a_change_of_the_cells_does_not_list_the_jobs_that_stay_as_they_are() ->
     for number in (1, 2, 3):
         decide(admitted(number, gpus=2))
     decide(admitted(4, gpus=2, opportunistic=True))
-    before = {name: (hold.spots, hold.guaranteed)
-              for name, hold in decide.machine.cells.holds.items()}  # fmt: skip
+    before = {
+        name: (hold.spots, hold.guaranteed) for name, hold in decide.machine.cells.holds.items()
+    }
     assert facts_of(decide(nodes[2])) == [NodeAdded(joined=nodes[2]), cells_set(*nodes, nlp=8)]
-    assert {name: (hold.spots, hold.guaranteed)
-            for name, hold in decide.machine.cells.holds.items()} == before  # fmt: skip
+    assert {
+        name: (hold.spots, hold.guaranteed) for name, hold in decide.machine.cells.holds.items()
+    } == before
 
 
 def test_a_change_of_too_many_running_jobs_at_once_is_refused(
@@ -285,12 +318,23 @@ def test_the_gpus_of_a_lost_node_stay_taken_until_it_confirms() -> None:
     assert decide(heartbeat(), 50) == [
         Record(NodeBack(node="node-1")),
         ghost_stop(),
-        Record(JobBound(job="j1", attempt=2, order=3, master_port=20001, at=at(50),
-                        members=(member("node-1", (1,), levels=(3,)),), chain="cpux4",
-                        why=Reason.BEST_FIT_ONE_NODE)),
-        Send("skep.v1.cmd.node-1",
-             bind(attempt=2, order=3, settled=1, master_port=20001, ranks=plans((1,)))),
-    ]  # fmt: skip
+        Record(
+            JobBound(
+                job="j1",
+                attempt=2,
+                order=3,
+                master_port=20001,
+                at=at(50),
+                members=(member("node-1", (1,), levels=(3,)),),
+                chain="cpux4",
+                why=Reason.BEST_FIT_ONE_NODE,
+            )
+        ),
+        Send(
+            "skep.v1.cmd.node-1",
+            bind(attempt=2, order=3, settled=1, master_port=20001, ranks=plans((1,))),
+        ),
+    ]
     assert plain(decide(exited("j1", outcome=Outcome.STOPPED))) == [
         Record(GhostGone(job="j1", attempt=1, node="node-1"))
     ]
@@ -331,10 +375,18 @@ def test_a_lost_agent_that_joins_again_is_back() -> None:
         ghost_stop(),
         # There is no other GPU than the one that the lost attempt has still.
         Record(JobWaits(job="j1", why=Reason.WAITS_FOR_VICTIMS, needs="its earlier attempt")),
-        Record(CellsReserved(job="j1", attempt=2, chain="cpux1", at=at(50), victims=("j1",),
-                             members=(member("node-1", (0,), levels=(2,)),),
-                             why=Reason.BEST_FIT_ONE_NODE)),
-    ]  # fmt: skip
+        Record(
+            CellsReserved(
+                job="j1",
+                attempt=2,
+                chain="cpux1",
+                at=at(50),
+                victims=("j1",),
+                members=(member("node-1", (0,), levels=(2,)),),
+                why=Reason.BEST_FIT_ONE_NODE,
+            )
+        ),
+    ]
     facts = facts_of(decide(exited("j1", outcome=Outcome.STOPPED)))
     assert [type(fact) for fact in facts] == [GhostGone, JobBound]
 
@@ -353,11 +405,17 @@ def test_a_gang_that_loses_one_node_is_stopped_on_the_others() -> None:
     ]
     assert plain(decide(exited("j1", node="node-2", outcome=Outcome.STOPPED), 42)) == [
         Record(MemberGone(job="j1", attempt=1, node="node-2", outcome=Outcome.STOPPED)),
-        Record(JobRequeued(job="j1", attempt=1, why=Reason.NODE_LOST, counted=False, at=at(42),
-                           detail="node-1")),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
-                        needs="2 x 1 GPUs (any type) in cells of nlp")),
-    ]  # fmt: skip
+        Record(
+            JobRequeued(
+                job="j1", attempt=1, why=Reason.NODE_LOST, counted=False, at=at(42), detail="node-1"
+            )
+        ),
+        Record(
+            JobWaits(
+                job="j1", why=Reason.WAITS_FOR_CELLS, needs="2 x 1 GPUs (any type) in cells of nlp"
+            )
+        ),
+    ]
 
 
 def test_a_job_that_was_being_cancelled_on_a_lost_node_is_over() -> None:
@@ -367,11 +425,20 @@ def test_a_job_that_was_being_cancelled_on_a_lost_node_is_over() -> None:
     assert plain(decide.tick(LOST_S)) == [
         Send("skep.v1.cmd.node-1", stop(settled=1)),
         Record(NodeLost(node="node-1")),
-        Record(MemberGone(job="j1", attempt=1, node="node-1", outcome=Outcome.UNKNOWN,
-                          free=False, detail="node lost")),
-        Record(JobEnded(job="j1", end=End.CANCELLED, why=Reason.CANCELLED, attempts=1,
-                        at=at(LOST_S))),
-    ]  # fmt: skip
+        Record(
+            MemberGone(
+                job="j1",
+                attempt=1,
+                node="node-1",
+                outcome=Outcome.UNKNOWN,
+                free=False,
+                detail="node lost",
+            )
+        ),
+        Record(
+            JobEnded(job="j1", end=End.CANCELLED, why=Reason.CANCELLED, attempts=1, at=at(LOST_S))
+        ),
+    ]
     # The job is history, and yet its GPU is taken until the node says otherwise.
     decide.restart(42)
     assert others(decide(heartbeat(), 43)) == [ghost_stop(epoch=2)]
@@ -394,8 +461,9 @@ def test_a_node_can_be_lost_again_before_its_ghost_is_gone() -> None:
 
 def refusal(identity: str = NEWCOMER) -> Send:
     text = "another agent named node-1 is alive: give this one another name"
-    return Send("skep.v1.cmd.node-1",
-                RefuseNode(epoch=1, node="node-1", identity=identity, text=text))  # fmt: skip
+    return Send(
+        "skep.v1.cmd.node-1", RefuseNode(epoch=1, node="node-1", identity=identity, text=text)
+    )
 
 
 def test_a_second_agent_of_a_living_name_is_refused() -> None:
@@ -417,20 +485,43 @@ def test_a_silent_name_may_be_taken_over() -> None:
         Record(NodeAdded(joined=fresh, clear=2)),
         Record(NodeBack(node="node-1")),
         clear(2),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
-                        needs="1 x 2 GPUs (any type) in cells of nlp")),
-    ]  # fmt: skip
+        Record(
+            JobWaits(
+                job="j1", why=Reason.WAITS_FOR_CELLS, needs="1 x 2 GPUs (any type) in cells of nlp"
+            )
+        ),
+    ]
     assert decide(exited("j1")) == []  # The predecessor's last words are about nothing.
     assert plain(decide(cleared(2), 6)) == [
         Record(NodeClean(node="node-1")),
-        Record(JobBound(job="j1", attempt=2, order=3, why=Reason.BEST_FIT_ONE_NODE, at=at(6),
-                        members=(msgspec.structs.replace(member("node-1", (0, 1), levels=(3,)),
-                                                         identity=NEWCOMER),),
-                        master_port=20001, chain="cpux4")),
-        Send("skep.v1.cmd.node-1",
-             bind(attempt=2, order=3, settled=2, identity=NEWCOMER, master_port=20001,
-                  ranks=plans((0, 1)))),
-    ]  # fmt: skip
+        Record(
+            JobBound(
+                job="j1",
+                attempt=2,
+                order=3,
+                why=Reason.BEST_FIT_ONE_NODE,
+                at=at(6),
+                members=(
+                    msgspec.structs.replace(
+                        member("node-1", (0, 1), levels=(3,)), identity=NEWCOMER
+                    ),
+                ),
+                master_port=20001,
+                chain="cpux4",
+            )
+        ),
+        Send(
+            "skep.v1.cmd.node-1",
+            bind(
+                attempt=2,
+                order=3,
+                settled=2,
+                identity=NEWCOMER,
+                master_port=20001,
+                ranks=plans((0, 1)),
+            ),
+        ),
+    ]
     assert decide(heartbeat(identity=NEWCOMER), 7) == []
     assert decide(cleared(2)) == []
 
@@ -563,9 +654,10 @@ def test_a_drained_node_keeps_its_jobs_and_takes_no_more() -> None:
     assert decide(DrainNode(node="node-1")) == []
     effects: list[Effect] = decide(admitted(2))
     assert facts_of(effects)[1:] == [
-        JobWaits(job="j2", why=Reason.WAITS_FOR_CELLS,
-                 needs="1 x 1 GPUs (any type) in cells of nlp")
-    ]  # fmt: skip
+        JobWaits(
+            job="j2", why=Reason.WAITS_FOR_CELLS, needs="1 x 1 GPUs (any type) in cells of nlp"
+        )
+    ]
     assert decide(started("j1"))
     (first, *rest) = facts_of(decide(DrainNode(node="node-1", drain=False)))
     assert first == NodeDrained(node="node-1", drain=False)

@@ -49,23 +49,15 @@ from tests.kit import (
     started,
     vcs,
 )
-from tests.unit.test_allocator_changes import (
-    EVERYTHING,
-    ask,
-    changed,
-    ends,
-    known,
-    of,
-    over,
-    told,
-)
+from tests.unit.test_allocator_changes import EVERYTHING, ask, changed, ends, known, of, over, told
 
 PACK = 50
 """The numbers of requests: jobs have those below."""
 
 
-def full(size: int = 2, *, can: tuple[str, ...] = EVERYTHING, **more: Any
-         ) -> Driver[AllocatorMachine]:  # fmt: skip
+def full(
+    size: int = 2, *, can: tuple[str, ...] = EVERYTHING, **more: Any
+) -> Driver[AllocatorMachine]:
     """Return an allocator whose only node, and VC, is used up by j1, and on which j2 waits."""
     decide = allocator(joined(gpus=size), nlp=size)
     decide(admitted(1, gpus=size))
@@ -76,8 +68,13 @@ def full(size: int = 2, *, can: tuple[str, ...] = EVERYTHING, **more: Any
     return decide
 
 
-def pack(decide: Driver[AllocatorMachine], job: str = "j2", beside: str = "j1",
-         number: int = PACK, **more: Any) -> list[Effect]:  # fmt: skip
+def pack(
+    decide: Driver[AllocatorMachine],
+    job: str = "j2",
+    beside: str = "j1",
+    number: int = PACK,
+    **more: Any,
+) -> list[Effect]:
     return decide(ask(number, AskPack(job=job, beside=beside, **more)))
 
 
@@ -100,8 +97,9 @@ def held(decide: Driver[AllocatorMachine]) -> dict[str, list[int]]:
     (chain,) = cells.chains.values()
     holds = {id(hold) for hold in chain.user if hold is not None}
     assert len(holds) == len([hold for hold in cells.holds.values() if not hold.claims])
-    names = cells.users(chain.topology.name, [spot for hold in cells.holds.values()
-                                              for spot in hold.spots])  # fmt: skip
+    names = cells.users(
+        chain.topology.name, [spot for hold in cells.holds.values() for spot in hold.spots]
+    )
     return {name.rpartition(".")[0]: list(cells.leaves_of(name)) for name in names}
 
 
@@ -110,8 +108,9 @@ def quota_used(decide: Driver[AllocatorMachine]) -> int:
 
 
 def sent(effects: list[Effect], kind: type) -> list[Any]:
-    return [one.message for one in effects
-            if isinstance(one, Send) and isinstance(one.message, kind)]  # fmt: skip
+    return [
+        one.message for one in effects if isinstance(one, Send) and isinstance(one.message, kind)
+    ]
 
 
 # --- packing -------------------------------------------------------------------------------------
@@ -229,8 +228,10 @@ def test_what_does_not_fit_is_refused_with_the_reason(spec: dict[str, Any], reas
 def test_only_with_a_job_of_its_vc_that_runs_and_is_left_alone() -> None:
     decide = full()
     decide(admitted(3, vc="lab"))
-    why = [over(pack(decide, "j2", beside, 50 + i))[0][2]
-           for i, beside in enumerate(("j3", "j9", "j2"))]  # fmt: skip
+    why = [
+        over(pack(decide, "j2", beside, 50 + i))[0][2]
+        for i, beside in enumerate(("j3", "j9", "j2"))
+    ]
     assert why == [Reason.UNKNOWN_JOB, Reason.UNKNOWN_JOB, Reason.PARTNER_NOT_RUNNING]
     assert over(pack(decide, "j1", "j2", 60))[0][2] is Reason.NOT_WAITING
     (command,) = told(decide(ask(61, AskCheckpoint(job="j1"))))
@@ -277,8 +278,9 @@ def test_a_request_that_is_read_again_does_nothing() -> None:
 # --- leaving -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [("j1", "j2", "j3"), ("j3", "j1", "j2"), ("j2", "j3", "j1"),
-                                   ("j1", "j3", "j2")])  # fmt: skip
+@pytest.mark.parametrize(
+    "order", [("j1", "j2", "j3"), ("j3", "j1", "j2"), ("j2", "j3", "j1"), ("j1", "j3", "j2")]
+)
 def test_partners_end_in_any_order_and_the_hold_stays_with_who_is_left(
     order: tuple[str, ...],
 ) -> None:

@@ -58,8 +58,11 @@ def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, ke
     decide = begun()
     decide(judged(kept=kept), 20)
     (planned,) = decide.machine.soft.planned.values()
-    shown = {name: (each.mate, each.mate_milli) for name, each in planned.views.items()
-             if each is not None and each.mate}  # fmt: skip
+    shown = {
+        name: (each.mate, each.mate_milli)
+        for name, each in planned.views.items()
+        if each is not None and each.mate
+    }
     assert shown == ({"j1": ("j2", 1310), "j2": ("j1", 1310)} if kept else {})
     if kept:
         assert of(do(decide, Unpack("j2", WHY), second=21), JobChanging)

@@ -131,8 +131,9 @@ def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(POLICIES, each.name, each)
 
 
-def under(policy: str, *nodes: NodeJoined, gpus: int = 1000, **options: Any
-          ) -> Driver[AllocatorMachine]:  # fmt: skip
+def under(
+    policy: str, *nodes: NodeJoined, gpus: int = 1000, **options: Any
+) -> Driver[AllocatorMachine]:
     """Return an allocator with these nodes, all of the VC `nlp`, which has a policy."""
     decide = allocator(*(nodes or (joined(gpus=4),)))
     decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=gpus, policy=policy, options=options)}))
@@ -149,8 +150,9 @@ def of(effects: list[Effect], kind: type[Any]) -> list[str]:
 
 
 def why(effects: list[Effect]) -> list[tuple[str, Reason, str]]:
-    return [(fact.job, fact.why, fact.needs) for fact in facts_of(effects)
-            if isinstance(fact, JobWaits)]  # fmt: skip
+    return [
+        (fact.job, fact.why, fact.needs) for fact in facts_of(effects) if isinstance(fact, JobWaits)
+    ]
 
 
 def test_who_fits_goes_ahead_of_a_large_one_under_backfill() -> None:
@@ -187,10 +189,22 @@ def test_a_job_that_can_be_suspended_is_and_comes_back_by_its_turn() -> None:
     decide = under("shortest")
     decide(job(1, 1000, gpus=4), 1)
     decide(started("j1"), 5)
-    decide(MemberKnown(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(5),
-                       can=("suspend", "release"), tier=Tier.OBSERVED))  # fmt: skip
-    (command,) = [each.message for each in decide(job(2, 10, gpus=4), 105)
-                  if isinstance(each, Send) and isinstance(each.message, ChangeJob)]  # fmt: skip
+    decide(
+        MemberKnown(
+            node="node-1",
+            identity="id-node-1",
+            job="j1",
+            attempt=1,
+            at=at(5),
+            can=("suspend", "release"),
+            tier=Tier.OBSERVED,
+        )
+    )
+    (command,) = [
+        each.message
+        for each in decide(job(2, 10, gpus=4), 105)
+        if isinstance(each, Send) and isinstance(each.message, ChangeJob)
+    ]
     assert of(decide(changed(command, released=True), 106), JobBound) == ["j2"]
     assert list(decide.machine.away) == ["j1"]
     decide(started("j2"))
@@ -205,15 +219,26 @@ def test_whose_gpus_were_taken_is_let_be_until_he_has_run_for_a_second() -> None
     decide(job(1, gpus=4), 1)
     decide(started("j1"), 5)
     told_at = []
-    effects = decide(MemberKnown(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(5),
-                                 can=("suspend", "release"), tier=Tier.OBSERVED), 10)  # fmt: skip
+    effects = decide(
+        MemberKnown(
+            node="node-1",
+            identity="id-node-1",
+            job="j1",
+            attempt=1,
+            at=at(5),
+            can=("suspend", "release"),
+            tier=Tier.OBSERVED,
+        ),
+        10,
+    )
     for second in (10, 10.5, 11, 12):
         effects = effects if second == 10 else decide.tick(second)
         while commands := told(effects):
             told_at += [(second, type(each.change).__name__) for each in commands]
             assert len(told_at) < 20, told_at
-            effects = [each for one in commands
-                       for each in decide(changed(one, at=at(second)), second)]  # fmt: skip
+            effects = [
+                each for one in commands for each in decide(changed(one, at=at(second)), second)
+            ]
     goes = [second for second, change in told_at if change == "Suspend"]
     assert goes == [10, 11, 12], told_at
 
@@ -409,8 +434,15 @@ def test_a_policy_that_cannot_be_made_any_more_is_told_and_its_queue_served(
 
 def known(name: str) -> MemberKnown:
     """Return the word that a job can be suspended and give its GPUs back."""
-    return MemberKnown(node="node-1", identity="id-node-1", job=name, attempt=1, at=at(5),
-                       can=("suspend", "release"), tier=Tier.OBSERVED)  # fmt: skip
+    return MemberKnown(
+        node="node-1",
+        identity="id-node-1",
+        job=name,
+        attempt=1,
+        at=at(5),
+        can=("suspend", "release"),
+        tier=Tier.OBSERVED,
+    )
 
 
 def test_a_move_that_comes_to_nothing_is_tried_again_later_and_later() -> None:
@@ -427,8 +459,9 @@ def test_many_who_may_only_borrow_are_told_why_they_wait_bit_by_bit() -> None:
     decide = under("later", joined(gpus=4), joined("node-2", gpus=4))
     for number in range(1, 140):
         decide(job(number, gpus=4, workers=2, over_quota="opportunistic"), 1)
-    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=4, policy="later"),
-                                 "cv": VirtualCluster(gpus=4)}), 2)  # fmt: skip
+    effects = decide(
+        SetVcs(vcs={"nlp": VirtualCluster(gpus=4, policy="later"), "cv": VirtualCluster(gpus=4)}), 2
+    )
     said = [len(why(effects))]
     while decide.machine.wake_at() == at(2):
         said.append(len(why(decide.tick(2))))
@@ -448,8 +481,12 @@ def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
     decide = allocator(joined(gpus={"cpu": 4}))
 
     def seen(gpu: str, gpus: int) -> list[tuple[str, int]]:
-        chain = Chain(gpu=gpu, levels=(Level(name="node", fanout=gpus),), node_level="node",
-                      nodes=(NodeCell(node="node-1"),))  # fmt: skip
+        chain = Chain(
+            gpu=gpu,
+            levels=(Level(name="node", fanout=gpus),),
+            node_level="node",
+            nodes=(NodeCell(node="node-1"),),
+        )
         cells = (Quota(chain="c", level="node", count=1),)
         decide(SetVcs(chains={"c": chain}, vcs={"nlp": VirtualCluster(cells=cells, policy="srtf")}))
         nodes = decide.machine.soft.planned["nlp"].seats.views(decide.machine, "nlp")
@@ -470,8 +507,9 @@ PAIRS = Chain(
 """Two nodes of two sockets with two GPUs each."""
 
 
-def within(policy: str, *cells: Quota, pinned: Mapping[str, Pin] = {}, **options: Any
-           ) -> Driver[AllocatorMachine]:  # fmt: skip
+def within(
+    policy: str, *cells: Quota, pinned: Mapping[str, Pin] = {}, **options: Any
+) -> Driver[AllocatorMachine]:
     """Return an allocator of two nodes, in which `nlp` has these cells."""
     decide = allocator(joined("node-1"), joined("node-2"))
     nlp = VirtualCluster(cells=cells, pinned=tuple(pinned), policy=policy, options=options)

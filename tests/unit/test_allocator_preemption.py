@@ -65,23 +65,46 @@ def test_a_guaranteed_job_stops_an_opportunistic_one_and_takes_its_place() -> No
     assert decide(admitted(2), 7) == [
         Record(JobQueued(job="j2", spec=spec(), submitted_at=at(2))),
         Record(JobWaits(job="j2", why=Reason.WAITS_FOR_VICTIMS, needs="j1")),
-        Record(CellsReserved(job="j2", attempt=1, chain="cpux1", victims=("j1",), at=at(7),
-                             members=(member("node-1", (0,), levels=(2,)),),
-                             why=Reason.BEST_FIT_ONE_NODE)),
-        Record(JobStopping(job="j1", attempt=1, order=2, why=Reason.PREEMPTED, at=at(7),
-                           detail="for j2")),
+        Record(
+            CellsReserved(
+                job="j2",
+                attempt=1,
+                chain="cpux1",
+                victims=("j1",),
+                at=at(7),
+                members=(member("node-1", (0,), levels=(2,)),),
+                why=Reason.BEST_FIT_ONE_NODE,
+            )
+        ),
+        Record(
+            JobStopping(
+                job="j1", attempt=1, order=2, why=Reason.PREEMPTED, at=at(7), detail="for j2"
+            )
+        ),
         Send("skep.v1.cmd.node-1", stop(grace_s=5.0)),
-    ]  # fmt: skip
+    ]
     assert decide(exited("j1", outcome=Outcome.STOPPED), 8) == [
         Record(MemberGone(job="j1", attempt=1, node="node-1", outcome=Outcome.STOPPED)),
-        Record(JobRequeued(job="j1", attempt=1, why=Reason.PREEMPTED, counted=False, at=at(8),
-                           detail="for j2")),
-        Record(JobBound(job="j2", attempt=1, order=3, chain="cpux1", master_port=20001,
-                        members=(member("node-1", (0,), levels=(2,)),),
-                        why=Reason.CELLS_RESERVED, at=at(8))),
+        Record(
+            JobRequeued(
+                job="j1", attempt=1, why=Reason.PREEMPTED, counted=False, at=at(8), detail="for j2"
+            )
+        ),
+        Record(
+            JobBound(
+                job="j2",
+                attempt=1,
+                order=3,
+                chain="cpux1",
+                master_port=20001,
+                members=(member("node-1", (0,), levels=(2,)),),
+                why=Reason.CELLS_RESERVED,
+                at=at(8),
+            )
+        ),
         Send("skep.v1.cmd.node-1", bind("j2", order=3, settled=2, master_port=20001)),
         Record(JobWaits(job="j1", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (any type)")),
-    ]  # fmt: skip
+    ]
     assert decide.machine.jobs["j1"].losses == 0
     assert bound(decide(exited("j2"))) == ["j1"]
 

@@ -144,7 +144,9 @@ def test_a_reservation_without_another_place_waits_for_healthy_hardware() -> Non
     decide(admitted(3, gpus=2), 9)
     assert jobs(ReservationDropped, decide(DrainNode(node="node-1"))) == ["j3"]
     assert decide.machine.jobs["j3"].waits == (
-        Reason.WAITS_FOR_CELLS, "1 x 2 GPUs (any type) in cells of nlp")  # fmt: skip
+        Reason.WAITS_FOR_CELLS,
+        "1 x 2 GPUs (any type) in cells of nlp",
+    )
     for job in ("j1", "j2"):
         assert jobs(JobBound, decide(exited(job, outcome=GONE))) == []
     assert jobs(JobBound, decide(DrainNode(node="node-1", drain=False))) == ["j3"]
@@ -433,20 +435,30 @@ def test_a_reservation_is_planned_anew_on_other_cells() -> None:
 
 def described(*nodes: str, **owners: VirtualCluster) -> SetVcs:
     """Return a cluster of racks of two nodes of four GPUs, with a pinned pair on its first node."""
-    levels = (Level(name="pair", fanout=2), Level(name="node", fanout=2),
-              Level(name="rack", fanout=2))  # fmt: skip
-    chain = Chain(gpu="cpu", levels=levels, node_level="node",
-                  nodes=tuple(NodeCell(node=node) for node in nodes))  # fmt: skip
-    return SetVcs(chains={"main": chain}, vcs=owners,
-                  pins={"mine": Pin(chain="main", level="pair", index=0)})  # fmt: skip
+    levels = (
+        Level(name="pair", fanout=2),
+        Level(name="node", fanout=2),
+        Level(name="rack", fanout=2),
+    )
+    chain = Chain(
+        gpu="cpu",
+        levels=levels,
+        node_level="node",
+        nodes=tuple(NodeCell(node=node) for node in nodes),
+    )
+    return SetVcs(
+        chains={"main": chain}, vcs=owners, pins={"mine": Pin(chain="main", level="pair", index=0)}
+    )
 
 
 def test_chains_that_are_described_take_the_place_of_those_that_joined() -> None:
     decide = allocator(joined("node-1"), joined("node-2"), nlp=8)
     decide(admitted(1, gpus=4))
     decide(started("j1"))
-    owners = {"nlp": VirtualCluster(cells=(Quota(chain="main", level="node", count=1),)),
-              "cv": VirtualCluster(pinned=("mine",))}  # fmt: skip
+    owners = {
+        "nlp": VirtualCluster(cells=(Quota(chain="main", level="node", count=1),)),
+        "cv": VirtualCluster(pinned=("mine",)),
+    }
     effects = decide(described("node-2", "node-1", **owners))
     (fact,) = of(CellsSet, effects)
     assert fact.fates == ()  # j1 has a whole node, which is one of nlp's cells.

@@ -66,7 +66,9 @@ def test_a_gang_grows_and_shrinks() -> None:
     assert (held(decide), job.size) == ((0, 1, 2), 1)
     effects = decide(changed(command))
     assert (ends(effects), over(effects)) == (
-        [(Goal.RESIZE, Result.DONE)], [(2, Result.DONE, None)])  # fmt: skip
+        [(Goal.RESIZE, Result.DONE)],
+        [(2, Result.DONE, None)],
+    )
     assert not of(effects, GangNarrowed)
     assert (held(decide), job.size) == ((0, 1, 2), 3)
     # Nobody else gets them.
@@ -129,11 +131,7 @@ def test_cpus_count_as_well() -> None:
 
 @pytest.mark.parametrize(
     "workers, changes, why",
-    [
-        (4, {}, Reason.BAD_VALUE),
-        (0, {}, Reason.BAD_VALUE),
-        (2, {"elastic": None}, Reason.CANNOT),
-    ],
+    [(4, {}, Reason.BAD_VALUE), (0, {}, Reason.BAD_VALUE), (2, {"elastic": None}, Reason.CANNOT)],
 )
 def test_what_the_spec_does_not_allow_is_refused(
     workers: int, changes: dict[str, Any], why: Reason
@@ -160,8 +158,11 @@ def test_a_resized_gang_moves_with_the_size_it_has() -> None:
     resized(decide, 2)
     decide(joined("node-2"))
     effects = decide(ask(3, AskMigrate(job="j1")))
-    (bind,) = [effect.message for effect in effects
-               if isinstance(effect, Send) and isinstance(effect.message, BindJob)]  # fmt: skip
+    (bind,) = [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, BindJob)
+    ]
     assert (bind.node, bind.world, [plan.rank for plan in bind.ranks]) == ("node-2", 2, [0, 1])
 
 

@@ -217,9 +217,7 @@ def test_who_may_be_anywhere_is_stopped_and_repeated() -> None:
 
 
 @pytest.mark.parametrize("suspended", [False, True])
-def test_a_job_that_goes_on_elsewhere_is_told_where_in_whatever_follows(
-    suspended: bool,
-) -> None:
+def test_a_job_that_goes_on_elsewhere_is_told_where_in_whatever_follows(suspended: bool) -> None:
     decide, command = stuck()
     decide(changed(command))
     (command,) = told(decide(ask(12, AskSuspend(job="j1"))))

@@ -23,8 +23,14 @@ CAN = ("suspend", "resize")
 
 def on_servers(*nodes: str, **more: Any) -> tuple[Driver[AllocatorMachine], list[Effect]]:
     """Return an allocator that runs j1 on two parameter servers, and what it did for that."""
-    given = {"gpus": 1, "workers": 1, "script": "train.py", "command": None,
-             "ps": ParameterServers(servers=2, max=4), **more}  # fmt: skip
+    given = {
+        "gpus": 1,
+        "workers": 1,
+        "script": "train.py",
+        "command": None,
+        "ps": ParameterServers(servers=2, max=4),
+        **more,
+    }
     decide = allocator(*(joined(node, 4) for node in nodes or ("node-1",)))
     decide.machine.key = b"k"
     effects = decide(admitted(1, **given))
@@ -35,8 +41,11 @@ def on_servers(*nodes: str, **more: Any) -> tuple[Driver[AllocatorMachine], list
 
 
 def binds(effects: list[Effect]) -> list[BindJob]:
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and isinstance(effect.message, BindJob)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, BindJob)
+    ]
 
 
 def resize(decide: Driver[AllocatorMachine], number: int = 2, **sizes: int) -> list[Effect]:
@@ -65,7 +74,9 @@ def test_servers_come_and_go_without_a_gpu() -> None:
     assert not of(effects, GangWidened)
     effects = decide(changed(command))
     assert (ends(effects), over(effects)) == (
-        [(Goal.RESIZE, Result.DONE)], [(2, Result.DONE, None)])  # fmt: skip
+        [(Goal.RESIZE, Result.DONE)],
+        [(2, Result.DONE, None)],
+    )
     job = decide.machine.jobs["j1"]
     assert (job.servers, job.size, job.members) == (3, 1, before)
     assert over(resize(decide, 3, servers=3)) == [(3, Result.DONE, None)]

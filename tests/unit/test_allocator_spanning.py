@@ -40,13 +40,19 @@ def resize(decide: Driver[AllocatorMachine], workers: int, number: int = 2) -> l
 
 
 def bound(effects: list[Effect]) -> list[BindJob]:
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and isinstance(effect.message, BindJob)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, BindJob)
+    ]
 
 
 def stops(effects: list[Effect]) -> list[StopJob]:
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and isinstance(effect.message, StopJob)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, StopJob)
+    ]
 
 
 def came(command: BindJob, **more: Any) -> Any:
@@ -54,8 +60,15 @@ def came(command: BindJob, **more: Any) -> Any:
 
 
 def ready(command: ChangeJob) -> MemberReady:
-    return MemberReady(node=command.node, identity=command.identity, job=command.job, doors=(),
-                       attempt=command.attempt, order=command.order, at=T0)  # fmt: skip
+    return MemberReady(
+        node=command.node,
+        identity=command.identity,
+        job=command.job,
+        doors=(),
+        attempt=command.attempt,
+        order=command.order,
+        at=T0,
+    )
 
 
 def gone(command: BindJob, outcome: Outcome = Outcome.STOPPED, **more: Any) -> Any:
@@ -113,9 +126,15 @@ def test_a_gang_grows_onto_another_node_and_leaves_it_again() -> None:
     assert (more.member.node, more.member.first_rank) == ("node-2", 1)
     (begin,) = bound(effects)
     assert (begin.node, begin.world, begin.joins, begin.awaits) == (
-        "node-2", 3, begin.order, f"generation-{begin.order}")  # fmt: skip
-    assert begin.ranks == (RankPlan(rank=1, local_rank=0, devices=(0,)),
-                           RankPlan(rank=2, local_rank=1, devices=(1,)))  # fmt: skip
+        "node-2",
+        3,
+        begin.order,
+        f"generation-{begin.order}",
+    )
+    assert begin.ranks == (
+        RankPlan(rank=1, local_rank=0, devices=(0,)),
+        RankPlan(rank=2, local_rank=1, devices=(1,)),
+    )
     assert begin.master_address == "10.0.0.1"
     (first,) = told(effects)
     assert (first.node, of_size(first).at, of_size(first).prepare) == ("node-1", "node-1", True)
@@ -137,14 +156,18 @@ def test_a_gang_grows_onto_another_node_and_leaves_it_again() -> None:
     decide(changed(commands[1]))
     effects = decide(changed(commands[0]))
     assert (ends(effects), over(effects)) == (
-        [(Goal.RESIZE, Result.DONE)], [(4, Result.DONE, None)])  # fmt: skip
+        [(Goal.RESIZE, Result.DONE)],
+        [(4, Result.DONE, None)],
+    )
     assert (held(decide), size(decide)) == ({"node-1": (0,), "node-2": (1, 2)}, 3)
     decide(known("j1", "node-2", can=CAN))
 
     commands, begins = prepared(decide, 1, 5)
     assert begins == []
     assert [of_size(one).ranks for one in commands] == [
-        (RankPlan(rank=0, local_rank=0, devices=(0,)),), ()]  # fmt: skip
+        (RankPlan(rank=0, local_rank=0, devices=(0,)),),
+        (),
+    ]
     decide(changed(commands[1]))
     assert held(decide)["node-2"] == (1, 2), "not before all have changed"
     effects = decide(changed(commands[0]))
@@ -215,7 +238,9 @@ def test_who_was_ready_is_sent_home_when_another_cannot_be() -> None:
     decide(ready(ready_one))
     effects = decide(changed(ready_two, UNDONE, detail="rank 2: no memory"))
     assert [(each.node, of_size(each).world) for each in told(effects)] == [
-        ("node-1", 1), ("node-2", 1)]  # fmt: skip
+        ("node-1", 1),
+        ("node-2", 1),
+    ]
     for command in told(effects):
         effects = decide(changed(command))
     assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
@@ -242,7 +267,10 @@ def test_what_some_took_and_some_did_not_is_put_back() -> None:
     assert (fact.round, fact.undoing) == (2, True)
     back = told(effects)
     assert [(one.node, len(of_size(one).ranks), of_size(one).world) for one in back] == [
-        ("node-1", 1, 2), ("node-2", 1, 2), ("node-3", 0, 2)]  # fmt: skip
+        ("node-1", 1, 2),
+        ("node-2", 1, 2),
+        ("node-3", 0, 2),
+    ]
     assert of_size(back[0]).generation > of_size(commands[0]).generation
     for command in back:
         effects = decide(changed(command))
@@ -308,7 +336,9 @@ def test_cancellation_wins_and_frees_everything_when_all_are_gone(stage: str) ->
     effects = decide(cancel_asked(1))
     assert over(effects) == [(2, Result.OVERTAKEN, Reason.OVERTAKEN)]
     assert [(one.node, one.joins) for one in stops(effects)] == [
-        ("node-1", 0), ("node-2", begin.order)]  # fmt: skip
+        ("node-1", 0),
+        ("node-2", begin.order),
+    ]
     decide(exited("j1", outcome=Outcome.STOPPED))
     assert decide.machine.nodes["node-2"].holdings, "its newcomers may still be there"
     effects = decide(gone(begin))

@@ -51,8 +51,9 @@ class World:
             if isinstance(fact, JobBound):
                 [member] = fact.members
                 outcome, lasts = self.fate(fact.job, member.node, member.devices[0][0])
-                self.ends.append((self.second + lasts, fact.job, fact.attempt, member.node,
-                                  outcome))  # fmt: skip
+                self.ends.append(
+                    (self.second + lasts, fact.job, fact.attempt, member.node, outcome)
+                )
                 if outcome is not Outcome.NOT_STARTED:
                     self.tell(started(fact.job, fact.attempt, member.node, at=self.decide.now))
 
@@ -235,8 +236,11 @@ def troubled(rule: QuarantineRule = RULE) -> Driver[AllocatorMachine]:
 def test_a_device_that_says_it_is_broken_is_quarantined_once() -> None:
     decide = troubled()
     facts = facts_of(plain(decide(beat((2, "XID 79")))))
-    assert facts == [GpuQuarantined(node="node-1", device=2, quarantine=True, detail="XID 79",
-                                    why=Reason.DEVICE_TROUBLE)]  # fmt: skip
+    assert facts == [
+        GpuQuarantined(
+            node="node-1", device=2, quarantine=True, detail="XID 79", why=Reason.DEVICE_TROUBLE
+        )
+    ]
     assert facts_of(decide(beat((2, "XID 79")))) == []
     assert facts_of(decide(beat((2, "XID 79, seen 2 times")))) == []
     assert facts_of(decide(beat((9, "there is no such device")))) == []

@@ -32,8 +32,11 @@ def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
     Does.actions.clear()
 
 
-BERT = FamilyScale(family="bert", gpu_type="cpu", points=(
-    ScalePoint(gpus=4, nodes=1, step_ns=Duration(NS_PER_SECOND // 4)),))  # fmt: skip
+BERT = FamilyScale(
+    family="bert",
+    gpu_type="cpu",
+    points=(ScalePoint(gpus=4, nodes=1, step_ns=Duration(NS_PER_SECOND // 4)),),
+)
 
 
 def measured() -> Driver[AllocatorMachine]:
@@ -45,8 +48,11 @@ def measured() -> Driver[AllocatorMachine]:
 
 
 def opened(effects: list[Effect]) -> list[Trials]:
-    return [each.message for each in effects
-            if isinstance(each, Send) and each.subject == subjects.TRIALS_OPEN]  # fmt: skip
+    return [
+        each.message
+        for each in effects
+        if isinstance(each, Send) and each.subject == subjects.TRIALS_OPEN
+    ]
 
 
 def begun() -> Driver[AllocatorMachine]:
@@ -60,9 +66,15 @@ def begun() -> Driver[AllocatorMachine]:
 
 
 def judged(*, kept: bool, trial: int = 1, second: float = 60, loss: int = 100) -> Judged:
-    return Judged(at=at(second), trial=trial, kept=kept, gain_milli=310 if kept else -loss,
-                  low_milli=200, high_milli=400,
-                  after=(After(job="j2", rate_milli=3000, samples=16),))  # fmt: skip
+    return Judged(
+        at=at(second),
+        trial=trial,
+        kept=kept,
+        gain_milli=310 if kept else -loss,
+        low_milli=200,
+        high_milli=400,
+        after=(After(job="j2", rate_milli=3000, samples=16),),
+    )
 
 
 def leaves(decide: Driver[AllocatorMachine], effects: list[Effect], second: float) -> None:
@@ -84,7 +96,9 @@ def test_a_pack_on_trial_is_recorded_with_the_pack() -> None:
     assert all(job.measured for job in Does.seen[-1].jobs)
     assert (fact.trial, fact.kind, fact.vc, fact.why) == (1, Kind.PACK, "nlp", Reason.BY_POLICY)
     assert [(each.job, each.attempt, each.gpus, each.solo_milli) for each in fact.jobs] == [
-        ("j2", 1, 4, PACE), ("j1", 1, 4, PACE)]  # fmt: skip
+        ("j2", 1, 4, PACE),
+        ("j1", 1, 4, PACE),
+    ]
     assert (fact.at, fact.until - fact.at) == (at(10), trials.LASTS)
     (message,) = opened(effects)
     assert [(each.trial, each.since) for each in message.open] == [(1, 0)]
@@ -105,7 +119,12 @@ def test_what_gains_is_kept() -> None:
     effects = decide(judged(kept=True), 60)
     (fact,) = of(effects, TrialOver)
     assert (fact.trial, fact.jobs, fact.verdict, fact.why, fact.gain_milli) == (
-        1, ("j2", "j1"), Verdict.KEPT, Reason.TRIAL_GAINS, 310)  # fmt: skip
+        1,
+        ("j2", "j1"),
+        Verdict.KEPT,
+        Reason.TRIAL_GAINS,
+        310,
+    )
     assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
     assert opened(effects) == [Trials(at=at(60), open=())]
     assert decide.machine.soft.telling.at is None
@@ -115,7 +134,8 @@ def test_what_loses_is_undone() -> None:
     decide = begun()
     effects = decide(judged(kept=False), 60)
     assert [(fact.verdict, fact.why) for fact in of(effects, TrialOver)] == [
-        (Verdict.UNDONE, Reason.TRIAL_LOSES)]  # fmt: skip
+        (Verdict.UNDONE, Reason.TRIAL_LOSES)
+    ]
     leaves(decide, effects, 61)
 
 
@@ -126,7 +146,8 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     assert (decide.machine.wake_at() or 0) <= at(40)
     effects = decide.tick(40)
     assert [(fact.verdict, fact.why) for fact in of(effects, TrialOver)] == [
-        (Verdict.VOID, Reason.NO_VERDICT)]  # fmt: skip
+        (Verdict.VOID, Reason.NO_VERDICT)
+    ]
     leaves(decide, effects, 41)
     # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
     (cools,) = tries.cooling(decide.machine, "nlp", at(41))
@@ -201,7 +222,9 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
     assert not of(effects, TrialBegun)
     assert not of(effects, GpusShared)
     assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.jobs["j1"]], at(1)) == (
-        Reason.NOT_MEASURED, "j1")  # fmt: skip
+        Reason.NOT_MEASURED,
+        "j1",
+    )
     assert not any(job.measured for job in Does.seen[-1].jobs)
 
 
@@ -212,7 +235,9 @@ def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
     assert not of(do(decide, TRY, second=70), TrialBegun)
     jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
-        Reason.TRIAL_COOLS, " ".join(tries.families(jobs)))  # fmt: skip
+        Reason.TRIAL_COOLS,
+        " ".join(tries.families(jobs)),
+    )
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
 
 
@@ -288,13 +313,13 @@ def test_what_is_no_success_while_it_cools_as_it_was_void_cools_for_an_hour() ->
 
 def test_a_larger_vc_may_try_more() -> None:
     machine = measured().machine
-    machine.tries.begun = {"vc:nlp": [at(9)] * tries.VC_LEAST,
-                           "moves vc:nlp": [at(9)] * tries.VC_MOST}  # fmt: skip
+    machine.tries.begun = {
+        "vc:nlp": [at(9)] * tries.VC_LEAST,
+        "moves vc:nlp": [at(9)] * tries.VC_MOST,
+    }
     vc = machine.cells.cluster.vcs["nlp"]
     machine.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
-    assert tries.limits(machine, "vc:nlp") == {
-        "trial_after": 0, "move_after": at(9) + tries.HOUR,
-    }  # fmt: skip
+    assert tries.limits(machine, "vc:nlp") == {"trial_after": 0, "move_after": at(9) + tries.HOUR}
 
 
 def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() -> None:

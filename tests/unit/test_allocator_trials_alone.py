@@ -55,8 +55,9 @@ def done(decide: Driver[AllocatorMachine], effects: list[Effect], second: float)
 
 def shared() -> Driver[AllocatorMachine]:
     """Return an allocator that tries the second job beside the first."""
-    decide = running(*({"gpus": 4, "size": SizeHint(family=family)}
-                       for family in ("bert", "bert", "gpt")))  # fmt: skip
+    decide = running(
+        *({"gpus": 4, "size": SizeHint(family=family)} for family in ("bert", "bert", "gpt"))
+    )
     paced(decide, PACE, 5)
     done(decide, do(decide, TRY), 10)
     decide(started("j2"), 11)

@@ -50,8 +50,12 @@ def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def paced(decide: Driver[AllocatorMachine], attempt: int = 1, second: float = 5) -> None:
-    decide(Outlook(at=at(second), jobs=(JobPace(job="j1", attempt=attempt, steps=10,
-                                                rate_milli=PACE),)), second)  # fmt: skip
+    decide(
+        Outlook(
+            at=at(second), jobs=(JobPace(job="j1", attempt=attempt, steps=10, rate_milli=PACE),)
+        ),
+        second,
+    )
 
 
 def runs(**fields: Any) -> Driver[AllocatorMachine]:
@@ -92,8 +96,15 @@ def grown(action: Resize = GROW, **fields: Any) -> Driver[AllocatorMachine]:
 
 
 def judged(*, kept: bool, second: float = 90) -> Judged:
-    return Judged(at=at(second), trial=1, kept=kept, gain_milli=200 if kept else -200,
-                  low_milli=-250, high_milli=250, after=())  # fmt: skip
+    return Judged(
+        at=at(second),
+        trial=1,
+        kept=kept,
+        gain_milli=200 if kept else -200,
+        low_milli=-250,
+        high_milli=250,
+        after=(),
+    )
 
 
 def verdicts(effects: list[Effect]) -> list[tuple[Verdict, Reason]]:
@@ -132,8 +143,15 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
 
 def test_a_trial_is_compared_with_the_mean_of_many_windows_where_there_is_one() -> None:
     decide = runs(gpus=4)
-    pace = JobPace(job="j1", attempt=1, steps=900, rate_milli=PACE + 90, mean_milli=PACE - 10,
-                   spread_milli=70, samples=8)  # fmt: skip
+    pace = JobPace(
+        job="j1",
+        attempt=1,
+        steps=900,
+        rate_milli=PACE + 90,
+        mean_milli=PACE - 10,
+        spread_milli=70,
+        samples=8,
+    )
     decide(Outlook(at=at(9), jobs=(pace,)), 9)
     ((before,),) = [fact.jobs for fact in of(do(decide, MOVE), TrialBegun)]
     assert (before.rate_milli, before.spread_milli, before.samples) == (PACE - 10, 70, 8)
@@ -155,7 +173,8 @@ def test_a_move_that_loses_goes_back() -> None:
     arrive(decide, effects, 100)
     assert list(decide.machine.jobs["j1"].members) == ["node-1"]
     assert [(each.kind, each.families) for each in Does.seen[-1].cooling] == [
-        ("migrate", ("bert",))]  # fmt: skip
+        ("migrate", ("bert",))
+    ]
 
 
 def test_who_has_no_place_to_go_back_to_stays() -> None:
@@ -192,7 +211,8 @@ def test_a_move_for_others_is_always_tried_and_may_cost_little() -> None:
     decide = runs(gpus=4)
     effects = do(decide, Migrate("j1", WHY, ("node-2",), defrag=True))
     assert [(fact.kind, fact.needed_milli) for fact in of(effects, TrialBegun)] == [
-        (Kind.DEFRAG, trials.DEFRAG_MILLI)]  # fmt: skip
+        (Kind.DEFRAG, trials.DEFRAG_MILLI)
+    ]
 
 
 def test_who_is_suspended_while_it_is_tried_leaves_at_once() -> None:

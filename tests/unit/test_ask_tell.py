@@ -18,9 +18,11 @@ from skep_services.cli.exits import CommandError
 from tests.search_kit import World, tree
 
 SPACE = {
-    "lr": {"log": [0.001, 1.0]}, "layers": {"integer": [1, 3]}, "drop": {"uniform": [0.0, 0.5]},
+    "lr": {"log": [0.001, 1.0]},
+    "layers": {"integer": [1, 3]},
+    "drop": {"uniform": [0.0, 0.5]},
     "kind": {"choice": ["a", "b"]},
-}  # fmt: skip
+}
 STEPS = 100
 
 
@@ -63,10 +65,15 @@ class Cluster(SearchClient):
         self.found = found = self.world.machine.searches.get(search, self.found)
         assert found is not None
         rows = [
-            {"trial": trial.number, "stand": trial.stand, "end": trial.end, "best": trial.best,
-             "points": [*zip(trial.steps, trial.values, strict=True)]}
+            {
+                "trial": trial.number,
+                "stand": trial.stand,
+                "end": trial.end,
+                "best": trial.best,
+                "points": [*zip(trial.steps, trial.values, strict=True)],
+            }
             for trial in found.trials.values()
-        ]  # fmt: skip
+        ]
         ending = "active" if found.ending is None else "ending"
         state = "over" if search in self.world.over() else ending
         return {"search": search, "state": state, "rows": rows}
@@ -173,8 +180,13 @@ def test_a_value_that_is_no_number_is_not_told() -> None:
     study = optuna.create_study(direction="maximize")
     made = SkepStudy(study, spec(), Cluster())
     made.trials[1] = study.ask()
-    row = {"trial": 1, "stand": "running", "end": None, "best": 0.5,
-           "points": [(10, math.nan), (20, 0.5)]}  # fmt: skip
+    row = {
+        "trial": 1,
+        "stand": "running",
+        "end": None,
+        "best": 0.5,
+        "points": [(10, math.nan), (20, 0.5)],
+    }
     made.take({"state": "active", "rows": [row]})
     assert study.trials[0].intermediate_values == {20: 0.5}
 

@@ -10,14 +10,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.base import Record, Send
 from skep.wire import codec, subjects
 from skep.wire.admin import SetVcs
-from skep.wire.changes import (
-    AskMigrate,
-    AskResume,
-    AskSuspend,
-    ChangeAsked,
-    name_of,
-    parse_ask,
-)
+from skep.wire.changes import AskMigrate, AskResume, AskSuspend, ChangeAsked, name_of, parse_ask
 from skep.wire.codec import AskRequest
 from skep.wire.reasons import Reason
 from skep.wire.verdict import Verdict
@@ -58,13 +51,17 @@ def problems(raw: bytes) -> list[tuple[str, Reason, str]]:
         (b'{"ask": 1, "job": "j1"}', "$.ask", Reason.BAD_VALUE, ""),
         (b'{"ask": "resume"}', "$.job", Reason.MISSING_KEY, ""),
         (b'{"ask": "resume", "job": "me"}', "$.job", Reason.BAD_VALUE, "such as j17"),
-        (b'{"ask": "suspend", "job": "j1", "relese": true}', "$.relese", Reason.UNKNOWN_KEY,
-         "did you mean `release`?"),
+        (
+            b'{"ask": "suspend", "job": "j1", "relese": true}',
+            "$.relese",
+            Reason.UNKNOWN_KEY,
+            "did you mean `release`?",
+        ),
         (b'{"ask": "suspend", "job": "j1", "release": 1}', "$.release", Reason.WRONG_TYPE, ""),
         (b'{"ask": "resume", "job": "j1", "release": true}', "$.release", Reason.UNKNOWN_KEY, ""),
         (b" " * 5000, "$", Reason.TOO_LARGE, ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_request_is_told(
     raw: bytes, path: str, reason: Reason, suggestion: str
 ) -> None:
@@ -99,8 +96,12 @@ def test_a_request_about_an_unfinished_job_is_passed_on_once(
 @pytest.mark.parametrize(
     "tree, path, reason, suggestion",
     [
-        ({"job": "j1", "workers": 2}, "$.job", Reason.CANNOT,
-         "submit it with `elastic: {min: 1, max: 4}`"),
+        (
+            {"job": "j1", "workers": 2},
+            "$.job",
+            Reason.CANNOT,
+            "submit it with `elastic: {min: 1, max: 4}`",
+        ),
         ({"job": "j5", "workers": 4}, "$.workers", Reason.BAD_VALUE, "use 3"),
         ({"job": "j5", "workers": 1}, "$.workers", Reason.BAD_VALUE, "use 2"),
         ({"job": "j5", "workers": 0}, "$.workers", Reason.BAD_VALUE, ""),
@@ -108,17 +109,31 @@ def test_a_request_about_an_unfinished_job_is_passed_on_once(
         ({"job": "j5", "servers": 5}, "$.servers", Reason.BAD_VALUE, "use 4"),
         ({"job": "j5", "servers": 0}, "$.servers", Reason.BAD_VALUE, ""),
         ({"job": "j5", "workers": 9, "servers": 2}, "$.workers", Reason.BAD_VALUE, "use 3"),
-        ({"job": "j1", "servers": 2}, "$.servers", Reason.CANNOT,
-         "submit it with `ps: {servers: 1, min: 1, max: 4}`"),
+        (
+            {"job": "j1", "servers": 2},
+            "$.servers",
+            Reason.CANNOT,
+            "submit it with `ps: {servers: 1, min: 1, max: 4}`",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_size_that_the_spec_does_not_allow_is_refused(
     admission: Driver[AdmissionMachine], tree: Any, path: str, reason: Reason, suggestion: str
 ) -> None:
     resources = {"workers": 2}
-    admission(submission(5, raw={"name": "e", "vc": "nlp", "script": "x", "resources": resources,
-                                 "elastic": {"min": 2, "max": 3},
-                                 "ps": {"servers": 2, "max": 4}}))  # fmt: skip
+    admission(
+        submission(
+            5,
+            raw={
+                "name": "e",
+                "vc": "nlp",
+                "script": "x",
+                "resources": resources,
+                "elastic": {"min": 2, "max": 3},
+                "ps": {"servers": 2, "max": 4},
+            },
+        )
+    )
     fine = {"ask": "resize", "job": "j5", "workers": 3, "servers": 4}
     (effect, _) = admission(request(fine, number=6, reply=REPLY))
     assert isinstance(effect, Record)

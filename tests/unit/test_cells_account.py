@@ -55,18 +55,30 @@ def test_a_good_preemption_has_no_problems() -> None:
     [
         (GOOD[:4], NOTES, ["gang reserved 1 times and was bound 0 times"]),
         ([*GOOD[:3], GOOD[2], *GOOD[3:]], NOTES, ["gang reserved 2 times and was bound 1 times"]),
-        ([*GOOD[:4], fact("job-bound", "j3", device=1), *GOOD[5:]], NOTES,
-         ["gang reserved {('n1', 0)} and got {('n1', 1)}"]),
-        ([*GOOD[:4], fact("job-bound", "j9"), *GOOD[4:]], NOTES,
-         ["j9 was given cells reserved for gang: {('n1', 0)}"]),
+        (
+            [*GOOD[:4], fact("job-bound", "j3", device=1), *GOOD[5:]],
+            NOTES,
+            ["gang reserved {('n1', 0)} and got {('n1', 1)}"],
+        ),
+        (
+            [*GOOD[:4], fact("job-bound", "j9"), *GOOD[4:]],
+            NOTES,
+            ["j9 was given cells reserved for gang: {('n1', 0)}"],
+        ),
         (GOOD[:5], NOTES, ["victim was stopped 1 times and had attempts [1]"]),
         ([*GOOD[:3], *GOOD[4:]], NOTES, ["victim was stopped 0 times and had attempts [1, 2]"]),
-        ([*GOOD, fact("job-stopping", "j2", why="preempted")], NOTES,
-         ["other is no victim: stopped 1 times, attempts [1]"]),
-        (GOOD, [*NOTES[:4], note("start", "thief", 35), *NOTES[4:]],
-         ["n1/0 went from thief to gang"]),
+        (
+            [*GOOD, fact("job-stopping", "j2", why="preempted")],
+            NOTES,
+            ["other is no victim: stopped 1 times, attempts [1]"],
+        ),
+        (
+            GOOD,
+            [*NOTES[:4], note("start", "thief", 35), *NOTES[4:]],
+            ["n1/0 went from thief to gang"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_preemption_is_told(facts: Any, notes: Any, found: list[str]) -> None:
     assert list(preemption_problems(facts, notes, NAMES, "gang")) == found
 
@@ -76,12 +88,15 @@ def test_a_bad_preemption_is_told(facts: Any, notes: Any, found: list[str]) -> N
     [
         ([], [], []),
         ([fact("job-stopping", "j2")], [], ["other: attempts [1], ran 1 times, stopped 1 times"]),
-        ([fact("job-bound", "j2", 2)], [],
-         ["other: attempts [1, 2], ran 1 times, stopped 0 times"]),
+        (
+            [fact("job-bound", "j2", 2)],
+            [],
+            ["other: attempts [1, 2], ran 1 times, stopped 0 times"],
+        ),
         ([], [note("stop", "other", 20, device=1)], ["rank 0 of other was asked to stop"]),
         ([], [note("start", "other", 20, 2)], ["rank 0 of other noted its start 2 times"]),
     ],
-)  # fmt: skip
+)
 def test_a_job_that_was_touched_is_told(facts: Any, notes: Any, found: list[str]) -> None:
     facts = [GOOD[1], fact("job-ran", "j2"), *facts]
     assert list(untouched_problems(facts, [NOTES[1], NOTES[8], *notes], {"other": "j2"})) == found

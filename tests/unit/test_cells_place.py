@@ -22,10 +22,13 @@ def cluster_of(nodes: int, *levels: tuple[str, int], **vcs: dict[str, int]) -> C
         nodes=tuple(NodeCell(node=f"n{index}") for index in range(nodes)),
     )
     owners = {
-        vc: VirtualCluster(cells=tuple(Quota(chain="c", level=level, count=count)
-                                       for level, count in cells.items()))
+        vc: VirtualCluster(
+            cells=tuple(
+                Quota(chain="c", level=level, count=count) for level, count in cells.items()
+            )
+        )
         for vc, cells in vcs.items()
-    }  # fmt: skip
+    }
     return Cluster(chains={"c": chain}, vcs=owners)
 
 
@@ -64,9 +67,8 @@ def test_a_gang_takes_more_used_cells_than_are_compared_for_one_worker() -> None
 
 def test_a_gang_takes_cells_of_several_levels_out_of_one_free_cell() -> None:
     cells = Cells(
-        cluster_of(2, ("switch", 2), ("node", 2), ("rack", 2),
-                   a={"node": 1, "switch": 1, "gpu": 2})
-    )  # fmt: skip
+        cluster_of(2, ("switch", 2), ("node", 2), ("rack", 2), a={"node": 1, "switch": 1, "gpu": 2})
+    )
     found = cells.place(Request("j1", "a", 0, ((8, 1),)))
     assert len(leaves_of(found)) == 8
 

@@ -60,8 +60,13 @@ class Machine:
 
     def submit(self, vc: str, gpus: int, *, idle: bool = False) -> list[Effect]:
         self.jobs += 1
-        spec = JobSpec(name="test", vc=vc, command=("true",), resources=Resources(gpus=gpus),
-                       service_class="opportunistic" if idle else "guaranteed")  # fmt: skip
+        spec = JobSpec(
+            name="test",
+            vc=vc,
+            command=("true",),
+            resources=Resources(gpus=gpus),
+            service_class="opportunistic" if idle else "guaranteed",
+        )
         fact = Admitted(job=f"j{self.jobs}", spec=spec, submitted_at=self.now)
         effects = self(Facts(service="admission", at=self.now, facts=(fact,)))
         self.bound += [one for one in facts_of(effects) if isinstance(one, JobBound)]
@@ -70,8 +75,16 @@ class Machine:
     def end(self, at: int) -> None:
         gone = self.bound.pop(at)
         member = gone.members[0]
-        self(MemberExited(node=member.node, identity=member.identity, job=gone.job, at=self.now,
-                          attempt=gone.attempt, outcome=Outcome.SUCCEEDED))  # fmt: skip
+        self(
+            MemberExited(
+                node=member.node,
+                identity=member.identity,
+                job=gone.job,
+                at=self.now,
+                attempt=gone.attempt,
+                outcome=Outcome.SUCCEEDED,
+            )
+        )
 
     def round(self) -> list[CellsAlarm]:
         """Return the alarms of a whole round of the watch."""
@@ -135,8 +148,14 @@ def _overdraw(chain: ChainState) -> None:
 
 
 PLANTS: tuple[Callable[[ChainState], None], ...] = (
-    _owe, _lose_user, _miscount, _forget_free, _misuse, _unlist, _overdraw,
-)  # fmt: skip
+    _owe,
+    _lose_user,
+    _miscount,
+    _forget_free,
+    _misuse,
+    _unlist,
+    _overdraw,
+)
 
 
 @pytest.mark.parametrize("plant", PLANTS)
@@ -157,7 +176,10 @@ def test_an_alarm_tells_its_story_and_ends_when_all_is_in_order() -> None:
     made.chain.forest.owed[made.chain.topology.top] += 5
     [alarm] = alarms(made.submit("vision", 1))
     assert (alarm.rule, alarm.chain, alarm.where) == (
-        Reason.CELLS_UNSAFE, made.chain.topology.name, "node")  # fmt: skip
+        Reason.CELLS_UNSAFE,
+        made.chain.topology.name,
+        "node",
+    )
     assert "are owed and not there" in alarm.text
     assert any('"job-bound"' in line for line in alarm.story)
     assert all(len(line) <= watch.STORY_CHARS for line in alarm.story)
@@ -195,8 +217,11 @@ def test_a_split_that_is_not_safe_is_an_alarm_of_its_own_decision(
                 if made.bound and rng.random() < 0.4:
                     made.end(rng.randrange(len(made.bound)))
                 else:
-                    made.submit(rng.choice(["nlp", "vision"]), rng.choice([1, 2, 4]),
-                                idle=rng.random() < 0.5)  # fmt: skip
+                    made.submit(
+                        rng.choice(["nlp", "vision"]),
+                        rng.choice([1, 2, 4]),
+                        idle=rng.random() < 0.5,
+                    )
             except (AssertionError, KeyError):
                 break  # What follows from the bug, after it was told.
             broken = False

@@ -11,8 +11,12 @@ from skep.cells.state import Cells
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 
-LEVELS = (Level(name="switch", fanout=2), Level(name="socket", fanout=2),
-          Level(name="node", fanout=2), Level(name="rack", fanout=2))  # fmt: skip
+LEVELS = (
+    Level(name="switch", fanout=2),
+    Level(name="socket", fanout=2),
+    Level(name="node", fanout=2),
+    Level(name="rack", fanout=2),
+)
 V100 = Chain(
     gpu="v100",
     levels=LEVELS,
@@ -42,57 +46,125 @@ CLUSTER = Cluster(
 )
 
 
-def ask(vc: str, *members: tuple[int, int], priority: int = 0, gpu: str = "", pin: str = "",
-        within: str = "") -> Request:  # fmt: skip
+def ask(
+    vc: str,
+    *members: tuple[int, int],
+    priority: int = 0,
+    gpu: str = "",
+    pin: str = "",
+    within: str = "",
+) -> Request:
     return Request("j", vc, priority, members, gpu, pin, within, hard=bool(within))
 
 
-@pytest.mark.parametrize("request_, reason, text, hint", [
-    (ask("nlpp", (1, 1)), Reason.UNKNOWN_VC, "there is no virtual cluster `nlpp`",
-     "did you mean `nlp`?"),
-    (ask("nlp", (1, 1), gpu="v10"), Reason.NO_SUCH_GPU_TYPE,
-     "no chain has GPUs of the type `v10`", "did you mean `v100`?"),
-    (ask("nlp", (1, 1), gpu="k80"), Reason.TYPE_NOT_OWNED, "nlp owns no cells of `k80`",
-     "it owns `v100`, or ask for an opportunistic run"),
-    (ask("none", (1, 1)), Reason.QUOTA_TOO_SMALL, "none owns no cells",
-     "ask for an opportunistic run"),
-    (ask("nlp", (1, 9)), Reason.NODE_TOO_SMALL,
-     "a worker needs 9 GPUs, and a node of v100 has 8",
-     "ask for at most 8 GPUs per worker, and more workers"),
-    (ask("nlp", (1, 8)), Reason.CELL_TOO_SMALL,
-     "a worker needs 8 GPUs; largest cell of nlp for v100: socket, 4 GPUs",
-     "ask for at most 4 GPUs per worker"),
-    (ask("nlp", (3, 3)), Reason.QUOTA_TOO_SMALL,
-     "the gang needs 9 GPUs, and nlp for v100 has 8", "ask for at most 8 GPUs in all"),
-    (ask("nlp", (2, 3)), Reason.CELLS_DO_NOT_PACK,
-     "workers of 2 x 3 GPUs do not fit what nlp for v100 consists of: 1 x 4, 2 x 2 GPUs",
-     "ask for smaller workers, so that they fill cells"),
-    (ask("nlp", (2, 4)), Reason.CELLS_DO_NOT_PACK,
-     "workers of 2 x 4 GPUs do not fit what nlp for v100 consists of: 1 x 4, 2 x 2 GPUs",
-     "ask for smaller workers, so that they fill cells"),
-    (ask("nlp", (4, 2), within="node"), Reason.WITHIN_TOO_SMALL,
-     "8 GPUs in one node: the largest that nlp owns is socket, 4 GPUs",
-     "ask for at most 4 GPUs in all, a wider level, or make the wish soft"),
-    (ask("cv", (1, 4), (1, 3), (1, 1), within="socket"), Reason.WITHIN_TOO_SMALL,
-     "8 GPUs in one socket: the largest that cv owns is socket, 4 GPUs",
-     "ask for at most 4 GPUs in all, a wider level, or make the wish soft"),
-    (ask("nlp", (1, 1), within="rck"), Reason.UNKNOWN_LEVEL, "no cell has the level `rck`",
-     "did you mean `rack`?"),
-    (ask("nlp", (1, 1), pin="mine"), Reason.UNKNOWN_PIN, "nlp owns no pinned cell `mine`", ""),
-    (ask("cv", (1, 1), pin="min"), Reason.UNKNOWN_PIN, "cv owns no pinned cell `min`",
-     "did you mean `mine`?"),
-    (ask("cv", (1, 4), pin="mine"), Reason.CELL_TOO_SMALL,
-     "a worker needs 4 GPUs; largest cell of the pinned cell mine for v100: switch, 2 GPUs",
-     "ask for at most 2 GPUs per worker"),
-    (ask("cv", (1, 1), pin="mine", priority=-1), Reason.PIN_NEEDS_GUARANTEE,
-     "`mine` is a pinned cell: opportunistic jobs run anywhere",
-     "leave the pinned cell out, or make the job guaranteed"),
-    (ask("none", (41, 1), priority=-1), Reason.TOO_MANY_GPUS,
-     "the gang needs 41 GPUs, and the cluster for v100 has 32", "ask for at most 32 GPUs in all"),
-    (ask("none", (2, 8), priority=-1, within="node"), Reason.WITHIN_TOO_SMALL,
-     "16 GPUs in one node: the largest that the cluster owns is node, 8 GPUs",
-     "ask for at most 8 GPUs in all, a wider level, or make the wish soft"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_, reason, text, hint",
+    [
+        (
+            ask("nlpp", (1, 1)),
+            Reason.UNKNOWN_VC,
+            "there is no virtual cluster `nlpp`",
+            "did you mean `nlp`?",
+        ),
+        (
+            ask("nlp", (1, 1), gpu="v10"),
+            Reason.NO_SUCH_GPU_TYPE,
+            "no chain has GPUs of the type `v10`",
+            "did you mean `v100`?",
+        ),
+        (
+            ask("nlp", (1, 1), gpu="k80"),
+            Reason.TYPE_NOT_OWNED,
+            "nlp owns no cells of `k80`",
+            "it owns `v100`, or ask for an opportunistic run",
+        ),
+        (
+            ask("none", (1, 1)),
+            Reason.QUOTA_TOO_SMALL,
+            "none owns no cells",
+            "ask for an opportunistic run",
+        ),
+        (
+            ask("nlp", (1, 9)),
+            Reason.NODE_TOO_SMALL,
+            "a worker needs 9 GPUs, and a node of v100 has 8",
+            "ask for at most 8 GPUs per worker, and more workers",
+        ),
+        (
+            ask("nlp", (1, 8)),
+            Reason.CELL_TOO_SMALL,
+            "a worker needs 8 GPUs; largest cell of nlp for v100: socket, 4 GPUs",
+            "ask for at most 4 GPUs per worker",
+        ),
+        (
+            ask("nlp", (3, 3)),
+            Reason.QUOTA_TOO_SMALL,
+            "the gang needs 9 GPUs, and nlp for v100 has 8",
+            "ask for at most 8 GPUs in all",
+        ),
+        (
+            ask("nlp", (2, 3)),
+            Reason.CELLS_DO_NOT_PACK,
+            "workers of 2 x 3 GPUs do not fit what nlp for v100 consists of: 1 x 4, 2 x 2 GPUs",
+            "ask for smaller workers, so that they fill cells",
+        ),
+        (
+            ask("nlp", (2, 4)),
+            Reason.CELLS_DO_NOT_PACK,
+            "workers of 2 x 4 GPUs do not fit what nlp for v100 consists of: 1 x 4, 2 x 2 GPUs",
+            "ask for smaller workers, so that they fill cells",
+        ),
+        (
+            ask("nlp", (4, 2), within="node"),
+            Reason.WITHIN_TOO_SMALL,
+            "8 GPUs in one node: the largest that nlp owns is socket, 4 GPUs",
+            "ask for at most 4 GPUs in all, a wider level, or make the wish soft",
+        ),
+        (
+            ask("cv", (1, 4), (1, 3), (1, 1), within="socket"),
+            Reason.WITHIN_TOO_SMALL,
+            "8 GPUs in one socket: the largest that cv owns is socket, 4 GPUs",
+            "ask for at most 4 GPUs in all, a wider level, or make the wish soft",
+        ),
+        (
+            ask("nlp", (1, 1), within="rck"),
+            Reason.UNKNOWN_LEVEL,
+            "no cell has the level `rck`",
+            "did you mean `rack`?",
+        ),
+        (ask("nlp", (1, 1), pin="mine"), Reason.UNKNOWN_PIN, "nlp owns no pinned cell `mine`", ""),
+        (
+            ask("cv", (1, 1), pin="min"),
+            Reason.UNKNOWN_PIN,
+            "cv owns no pinned cell `min`",
+            "did you mean `mine`?",
+        ),
+        (
+            ask("cv", (1, 4), pin="mine"),
+            Reason.CELL_TOO_SMALL,
+            "a worker needs 4 GPUs; largest cell of the pinned cell mine for v100: switch, 2 GPUs",
+            "ask for at most 2 GPUs per worker",
+        ),
+        (
+            ask("cv", (1, 1), pin="mine", priority=-1),
+            Reason.PIN_NEEDS_GUARANTEE,
+            "`mine` is a pinned cell: opportunistic jobs run anywhere",
+            "leave the pinned cell out, or make the job guaranteed",
+        ),
+        (
+            ask("none", (41, 1), priority=-1),
+            Reason.TOO_MANY_GPUS,
+            "the gang needs 41 GPUs, and the cluster for v100 has 32",
+            "ask for at most 32 GPUs in all",
+        ),
+        (
+            ask("none", (2, 8), priority=-1, within="node"),
+            Reason.WITHIN_TOO_SMALL,
+            "16 GPUs in one node: the largest that the cluster owns is node, 8 GPUs",
+            "ask for at most 8 GPUs in all, a wider level, or make the wish soft",
+        ),
+    ],
+)
 def test_refused_for_ever(request_: Request, reason: Reason, text: str, hint: str) -> None:
     assert impossible(CLUSTER, request_) == (reason, text, hint)
 

@@ -57,14 +57,23 @@ def spec(name: str, workers: int = 1) -> JobSpec:
 
 def bound(job: str, order: int, *slots: int, attempt: int = 1) -> JobBound:
     member = Member(node="n1", identity="i1", first_rank=0, devices=tuple((s,) for s in slots))
-    return JobBound(job=job, attempt=attempt, order=order, members=(member,), master_port=1,
-                    why=Reason.BEST_FIT_ONE_NODE, at=Instant(1))  # fmt: skip
+    return JobBound(
+        job=job,
+        attempt=attempt,
+        order=order,
+        members=(member,),
+        master_port=1,
+        why=Reason.BEST_FIT_ONE_NODE,
+        at=Instant(1),
+    )
 
 
 def over(job: str, outcome: Outcome = Outcome.SUCCEEDED, attempt: int = 1) -> list[Any]:
-    return [MemberRan(job=job, attempt=attempt, node="n1", at=Instant(1)),
-            JobRan(job=job, attempt=attempt, at=Instant(1)),
-            MemberGone(job=job, attempt=attempt, node="n1", outcome=outcome)]  # fmt: skip
+    return [
+        MemberRan(job=job, attempt=attempt, node="n1", at=Instant(1)),
+        JobRan(job=job, attempt=attempt, at=Instant(1)),
+        MemberGone(job=job, attempt=attempt, node="n1", outcome=outcome),
+    ]
 
 
 def ended(job: str, end: End = End.SUCCEEDED, attempts: int = 1) -> JobEnded:
@@ -77,24 +86,49 @@ def run(job: str, began: int, last: int, *, rank: int = 0, slot: int = 0, **more
 
 
 def told(key: str, kind: str, sequence: int, **verdict: Any) -> Told:
-    return Told(key=key, vc="red", kind=kind, sent_at=1, acks=[Ack(sequence, False, 2)],
-                verdicts=[{"job": f"j{sequence}", "accepted": True} | verdict])  # fmt: skip
+    return Told(
+        key=key,
+        vc="red",
+        kind=kind,
+        sent_at=1,
+        acks=[Ack(sequence, False, 2)],
+        verdicts=[{"job": f"j{sequence}", "accepted": True} | verdict],
+    )
 
 
 def clean() -> Evidence:
     """j1 a gang, j2 with one counted retry, j3 refused, j4 the key of j1 again."""
     gpus = tuple(Gpu(index=i, type="cpu") for i in range(4))
-    node = NodeJoined(node="n1", identity="i1", incarnation=1, address="a", ports=(1, 2),
-                      gpus=gpus, cpus=1, memory=1)  # fmt: skip
+    node = NodeJoined(
+        node="n1",
+        identity="i1",
+        incarnation=1,
+        address="a",
+        ports=(1, 2),
+        gpus=gpus,
+        cpus=1,
+        memory=1,
+    )
     again = JobRequeued(job="j2", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=Instant(1))
     return Evidence(
         told=[
-            told("a", "gang", 1), told("b", "retried", 2),
-            told("c", "wrong", 3, accepted=False, reason="bad-value",
-                 problems=[{"reason": "bad-value", "text": "no"}]),
+            told("a", "gang", 1),
+            told("b", "retried", 2),
+            told(
+                "c",
+                "wrong",
+                3,
+                accepted=False,
+                reason="bad-value",
+                problems=[{"reason": "bad-value", "text": "no"}],
+            ),
         ],
-        submitted=[Submitted(1, "red", "a"), Submitted(2, "red", "b"), Submitted(3, "red", "c"),
-                   Submitted(4, "red", "a")],
+        submitted=[
+            Submitted(1, "red", "a"),
+            Submitted(2, "red", "b"),
+            Submitted(3, "red", "c"),
+            Submitted(4, "red", "a"),
+        ],
         admission=log(
             VCS,
             Admitted(job="j1", spec=spec("one", 2), submitted_at=Instant(1), key="a"),
@@ -103,20 +137,27 @@ def clean() -> Evidence:
             Repeated(job="j4", original="j1", vc="red"),
         ),
         allocator=log(
-            VCS, NodeAdded(joined=node),
+            VCS,
+            NodeAdded(joined=node),
             JobQueued(job="j1", spec=spec("one", 2), submitted_at=Instant(1)),
             JobQueued(job="j2", spec=spec("two"), submitted_at=Instant(1)),
-            bound("j1", 1, 0, 1), bound("j2", 2, 2),
-            *over("j1"), ended("j1"),
-            *over("j2", Outcome.EXITED), again, bound("j2", 3, 2, attempt=2),
-            *over("j2", attempt=2), ended("j2", attempts=2),
+            bound("j1", 1, 0, 1),
+            bound("j2", 2, 2),
+            *over("j1"),
+            ended("j1"),
+            *over("j2", Outcome.EXITED),
+            again,
+            bound("j2", 3, 2, attempt=2),
+            *over("j2", attempt=2),
+            ended("j2", attempts=2),
         ),
         runs=[
-            run("j1", 10, 20, world=2), run("j1", 11, 19, rank=1, slot=1, world=2),
+            run("j1", 10, 20, world=2),
+            run("j1", 11, 19, rank=1, slot=1, world=2),
             run("j2", 12, 15, slot=2, code=3),
             run("j2", 16, 30, slot=2, attempt=2, from_step=2, steps=[3, 4]),
         ],
-    )  # fmt: skip
+    )
 
 
 def found(evidence: Evidence) -> set[str]:
@@ -146,8 +187,7 @@ def test_a_submission_without_an_answer_or_with_two() -> None:
     assert found(evidence) == {"acknowledged"}
     evidence = clean()
     evidence.admission = facts(
-        evidence.admission,
-        lambda every: every.append(Repeated(job="j2", original="j1", vc="red")),
+        evidence.admission, lambda every: every.append(Repeated(job="j2", original="j1", vc="red"))
     )
     assert "acknowledged" in found(evidence)
 
@@ -234,10 +274,13 @@ def test_a_slot_in_turns_needs_gpus_given_back_and_regained() -> None:
     evidence.runs[0].noted, evidence.runs[0].last = [13, 32, 40], 40
     evidence.runs[3].slots = (0,)
     texts = [each.text for each in Checker(evidence).check() if each.promise == "slots"]
-    assert texts == ["slot 0 of n1 was used by j1.1.0 in 2 turns, by the log in at most 1; others "
-                     "then: j2.2.0"]  # fmt: skip
-    evidence.allocator = facts(evidence.allocator, lambda every: every.append(
-        GpusRegained(job="j1", attempt=1, chain="cpu", at=Instant(1))))  # fmt: skip
+    assert texts == [
+        "slot 0 of n1 was used by j1.1.0 in 2 turns, by the log in at most 1; others then: j2.2.0"
+    ]
+    evidence.allocator = facts(
+        evidence.allocator,
+        lambda every: every.append(GpusRegained(job="j1", attempt=1, chain="cpu", at=Instant(1))),
+    )
     assert "slots" not in found(evidence)
     evidence.runs[0].noted.insert(1, 20)
     assert "slots" in found(evidence)
@@ -266,8 +309,9 @@ def test_attempts_at_once_need_a_node_that_was_lost() -> None:
     assert any("began while" in text for text in texts)
 
     def lose(every: list[Any]) -> None:
-        index = next(i for i, fact in enumerate(every)
-                     if isinstance(fact, MemberGone) and fact.job == "j2")  # fmt: skip
+        index = next(
+            i for i, fact in enumerate(every) if isinstance(fact, MemberGone) and fact.job == "j2"
+        )
         every[index] = msgspec.structs.replace(every[index], free=False)
         every.insert(index, NodeLost(node="n1"))
 
@@ -318,8 +362,9 @@ def test_a_slot_given_twice_in_the_log() -> None:
     evidence = clean()
 
     def give(every: list[Any]) -> None:
-        index = next(i for i, fact in enumerate(every)
-                     if isinstance(fact, JobBound) and fact.job == "j2")  # fmt: skip
+        index = next(
+            i for i, fact in enumerate(every) if isinstance(fact, JobBound) and fact.job == "j2"
+        )
         every[index] = bound("j2", 2, 1)
 
     evidence.allocator = facts(evidence.allocator, give)
@@ -327,8 +372,18 @@ def test_a_slot_given_twice_in_the_log() -> None:
 
 
 def test_notes_are_read_as_written_and_torn_ones_are_told(tmp_path: Path) -> None:
-    began = {"note": "began", "attempt": 1, "pid": 5, "at": 10, "job": "j1", "rank": 0, "world": 1,
-             "node": "n1", "slots": [0], "from_step": 0}  # fmt: skip
+    began = {
+        "note": "began",
+        "attempt": 1,
+        "pid": 5,
+        "at": 10,
+        "job": "j1",
+        "rank": 0,
+        "world": 1,
+        "node": "n1",
+        "slots": [0],
+        "from_step": 0,
+    }
     step = {"note": "step", "attempt": 1, "pid": 5, "at": 12, "step": 1}
     lines = [json.dumps(began), json.dumps(step), '{"note": "st']
     (tmp_path / "j1.0").write_text("\n".join(lines) + "\n")
@@ -339,10 +394,23 @@ def test_notes_are_read_as_written_and_torn_ones_are_told(tmp_path: Path) -> Non
 
 
 def test_a_pid_that_comes_again_is_another_process(tmp_path: Path) -> None:
-    began = {"note": "began", "attempt": 1, "pid": 5, "at": 10, "job": "j1", "rank": 0, "world": 1,
-             "node": "n1", "slots": [0], "from_step": 0}  # fmt: skip
-    lines = [began, {"note": "step", "attempt": 1, "pid": 5, "at": 12, "step": 1},
-             began | {"at": 20, "from_step": 1}]  # fmt: skip
+    began = {
+        "note": "began",
+        "attempt": 1,
+        "pid": 5,
+        "at": 10,
+        "job": "j1",
+        "rank": 0,
+        "world": 1,
+        "node": "n1",
+        "slots": [0],
+        "from_step": 0,
+    }
+    lines = [
+        began,
+        {"note": "step", "attempt": 1, "pid": 5, "at": 12, "step": 1},
+        began | {"at": 20, "from_step": 1},
+    ]
     (tmp_path / "j1.0").write_text("\n".join(map(json.dumps, lines)) + "\n")
     runs, broken = read_notes(tmp_path)
     assert [(run.began, run.last, run.steps) for run in runs] == [(10, 12, [1]), (20, 20, [])]

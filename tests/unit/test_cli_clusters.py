@@ -137,8 +137,11 @@ def test_a_good_file_is_summed_up(run: Run) -> None:
     assert answer["ok"] is True
     assert answer["vcs"]["nlp"]["pinned"] == ["mine"]
     assert answer["chains"]["v100"]["levels"][1] == {
-        "level": "pair", "cells": 8, "owned": 2, "left": 3,
-    }  # fmt: skip
+        "level": "pair",
+        "cells": 8,
+        "owned": 2,
+        "left": 3,
+    }
 
 
 def test_mistakes_are_told_with_file_and_line(run: Run) -> None:

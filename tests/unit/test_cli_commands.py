@@ -117,8 +117,22 @@ def test_output_that_cannot_be_written_is_a_failure(gateway: FakeGateway) -> Non
 
 
 def test_common_commands_import_little() -> None:
-    heavy = ("asyncio", "aiohttp", "email", "http", "logging", "msgspec", "nats", "pathlib",
-             "shutil", "ssl", "structlog", "subprocess", "threading", "yaml")  # fmt: skip
+    heavy = (
+        "asyncio",
+        "aiohttp",
+        "email",
+        "http",
+        "logging",
+        "msgspec",
+        "nats",
+        "pathlib",
+        "shutil",
+        "ssl",
+        "structlog",
+        "subprocess",
+        "threading",
+        "yaml",
+    )
     script = (
         "import sys; from skep_services.cli import main; main.main(['ps', '-h']);"
         "from skep_services.cli import jobs, logs, nodes, show, trace;"
@@ -142,16 +156,41 @@ def test_common_commands_import_little() -> None:
 def test_ps_lists_active_jobs(gateway: FakeGateway, run: Run) -> None:
     rows = [
         row("j1"),
-        row("j2", state="queued", place="", attempt=0, started_at=None, rate_milli=None, eta_s=None,
-            steps=0, total_steps=None, why="waits-for-gpus", needs="2 GPUs"),
+        row(
+            "j2",
+            state="queued",
+            place="",
+            attempt=0,
+            started_at=None,
+            rate_milli=None,
+            eta_s=None,
+            steps=0,
+            total_steps=None,
+            why="waits-for-gpus",
+            needs="2 GPUs",
+        ),
         row("j3", submitted_at=None, why=None),
-    ]  # fmt: skip
+    ]
     gateway.on("GET /v1/jobs", {"jobs": rows, "total": 5})
     code, out, err = run("ps")
     lines = out.splitlines()
     assert code == 0
-    assert lines[0].split() == ["JOB", "NAME", "VC", "STATE", "GPUS", "PRI", "AGE", "RUN", "TRY",
-                                "RATE", "STEPS", "ETA", "PLACE", "WHY"]  # fmt: skip
+    assert lines[0].split() == [
+        "JOB",
+        "NAME",
+        "VC",
+        "STATE",
+        "GPUS",
+        "PRI",
+        "AGE",
+        "RUN",
+        "TRY",
+        "RATE",
+        "STEPS",
+        "ETA",
+        "PLACE",
+        "WHY",
+    ]
     assert "12.3/s  120/1000  1m11s  node-1:0,1  best-fit-one-node" in lines[1]
     assert lines[2].endswith("waits-for-gpus: 2 GPUs")
     assert err == "3 of 5 jobs; -n 5 shows all\n"
@@ -238,8 +277,12 @@ def test_show(gateway: FakeGateway, run: Run) -> None:
 
 
 def test_show_of_a_refused_job_lists_its_problems(gateway: FakeGateway, run: Run) -> None:
-    problem = {"path": "$.resources.gpu", "reason": "unknown-key", "text": "unknown key `gpu`",
-               "suggestion": "did you mean `gpus`?"}  # fmt: skip
+    problem = {
+        "path": "$.resources.gpu",
+        "reason": "unknown-key",
+        "text": "unknown key `gpu`",
+        "suggestion": "did you mean `gpus`?",
+    }
     refused = whole(state="refused", spec="not even JSON", attempts=[], problems=[problem, {}])
     gateway.on("GET /v1/jobs/j1", refused)
     out = run("show", "j1")[1]
@@ -342,10 +385,7 @@ def test_wait_polls_until_all_have_ended(gateway: FakeGateway, run: Run) -> None
     gateway.on("GET /v1/jobs/j1", ended("j1"))
     code, out, _ = run("wait", "j1", "j2", "j3")
     assert code == 1
-    assert out.splitlines()[1:] == [
-        "j2 failed after 10s (rank 0: exit status 3)",
-        "j3 cancelled",
-    ]
+    assert out.splitlines()[1:] == ["j2 failed after 10s (rank 0: exit status 3)", "j3 cancelled"]
     code, out, _ = run("wait", "j2", "--json")
     assert (code, json.loads(out)["jobs"][0]["state"]) == (1, "failed")
     assert run("wait", "-q", "j1") == (0, "", "")
@@ -466,8 +506,17 @@ def test_followed_ranks_come_together(gateway: FakeGateway, run: Run) -> None:
 
 
 def event(seq: int, **changes: Any) -> dict[str, Any]:
-    given = {"seq": seq, "at": T0, "kind": "job-bound", "text": "placed", "job": "j1", "vc": "nlp",
-             "attempt": 1, "node": "node-1", "reason": ""}  # fmt: skip
+    given = {
+        "seq": seq,
+        "at": T0,
+        "kind": "job-bound",
+        "text": "placed",
+        "job": "j1",
+        "vc": "nlp",
+        "attempt": 1,
+        "node": "node-1",
+        "reason": "",
+    }
     return {**given, **changes}
 
 
@@ -508,17 +557,45 @@ def test_followed_events_go_on_after_the_last_one_seen(gateway: FakeGateway, run
 
 
 def test_gpus(gateway: FakeGateway, run: Run) -> None:
-    free = {"node": "node-1", "index": 0, "type": "cpu", "memory": 2**30, "job": None, "vc": None,
-            "rank": None, "utilisation": None, "borrowed": False, "beside": [],
-            "quarantined": True}  # fmt: skip
-    held = {**free, "index": 1, "job": "j1", "vc": "nlp", "rank": 0, "utilisation": 97.4,
-            "borrowed": True, "beside": ["j5"], "quarantined": False}  # fmt: skip
+    free = {
+        "node": "node-1",
+        "index": 0,
+        "type": "cpu",
+        "memory": 2**30,
+        "job": None,
+        "vc": None,
+        "rank": None,
+        "utilisation": None,
+        "borrowed": False,
+        "beside": [],
+        "quarantined": True,
+    }
+    held = {
+        **free,
+        "index": 1,
+        "job": "j1",
+        "vc": "nlp",
+        "rank": 0,
+        "utilisation": 97.4,
+        "borrowed": True,
+        "beside": ["j5"],
+        "quarantined": False,
+    }
     gateway.on("GET /v1/gpus", {"gpus": [free, held]})
     code, out, err = run("gpu", "ls")
     assert code == 0
     assert out.splitlines()[1].split()[-1] == "quarantined"
     assert out.splitlines()[2].split() == [
-        "node-1", "1", "cpu", "1GiB", "97%", "j1+j5", "0", "nlp", "borrowed"]  # fmt: skip
+        "node-1",
+        "1",
+        "cpu",
+        "1GiB",
+        "97%",
+        "j1+j5",
+        "0",
+        "nlp",
+        "borrowed",
+    ]
     assert err == "1 of 2 GPUs held\n"
     assert json.loads(run("gpu", "ls", "--json")[1])["gpus"][1] == held
     gateway.on("GET /v1/gpus", {"gpus": []})
@@ -544,9 +621,19 @@ def test_quarantine(gateway: FakeGateway, run: Run) -> None:
 
 
 def test_nodes(gateway: FakeGateway, run: Run) -> None:
-    node = {"node": "node-1", "address": "127.0.0.1", "state": "up", "gpus": 4, "free": 2,
-            "gpu_type": "cpu", "cpus": 2, "memory": 2**30, "last_heard_at": T0, "incarnation": 3,
-            "jobs": ["j1", "j2"]}  # fmt: skip
+    node = {
+        "node": "node-1",
+        "address": "127.0.0.1",
+        "state": "up",
+        "gpus": 4,
+        "free": 2,
+        "gpu_type": "cpu",
+        "cpus": 2,
+        "memory": 2**30,
+        "last_heard_at": T0,
+        "incarnation": 3,
+        "jobs": ["j1", "j2"],
+    }
     gateway.on("GET /v1/nodes", {"nodes": [node, {**node, "last_heard_at": None, "jobs": []}]})
     lines = run("node", "ls")[1].splitlines()
     assert lines[1].split()[:3] == ["node-1", "up", "2/4"]

@@ -161,7 +161,10 @@ CELLS: dict[str, Any] = {
 def test_cells_of_a_cluster_file_are_published_and_their_nodes_started() -> None:
     cluster = settle(None, config.read_file(CELLS, "file"), HOME)
     assert [(node.name, node.gpus, node.gpu_type) for node in cluster.nodes] == [
-        ("n1", 4, "a"), ("n2", 4, "a"), ("n3", 3, "b")]  # fmt: skip
+        ("n1", 4, "a"),
+        ("n2", 4, "a"),
+        ("n3", 3, "b"),
+    ]
     assert list(cluster.cells.chains) == ["fast", "slow"]
     assert cluster.cells.pins["mine"].level == "node"
     assert config.warnings(cluster) == []
@@ -174,8 +177,10 @@ def test_cells_of_a_cluster_file_are_published_and_their_nodes_started() -> None
 
 
 def test_a_node_in_two_chains_has_to_be_described() -> None:
-    chains = {**CELLS["chains"], "slow": {"gpu": "b", "levels": {"node": 2}, "nodes": ["n1"],
-                                          "devices": {"n1": [4, 5]}}}  # fmt: skip
+    chains = {
+        **CELLS["chains"],
+        "slow": {"gpu": "b", "levels": {"node": 2}, "nodes": ["n1"], "devices": {"n1": [4, 5]}},
+    }
     with pytest.raises(ConfigError, match="n1 is in two chains: say by `nodes` what it is"):
         config.read_file({"chains": chains}, "file")
     infeasible = {**CELLS, "vcs": {"x": {"cells": {"fast/node": 3}}}}
@@ -238,7 +243,11 @@ def test_gangs_meet_on_the_ports_that_are_given() -> None:
     given = config.parse_ports("20000-20019")
     cluster = settle(None, Wishes(nodes=4, gpus=1), HOME, given)
     assert sorted(node.ports for node in cluster.nodes) == [
-        (20000, 20004), (20005, 20009), (20010, 20014), (20015, 20019)]  # fmt: skip
+        (20000, 20004),
+        (20005, 20009),
+        (20010, 20014),
+        (20015, 20019),
+    ]
     with pytest.raises(ConfigError, match="20 ports for gangs are too few for 21 nodes"):
         settle(None, Wishes(nodes=21, gpus=1), HOME, given)
     for text in ("20000", "5-1", "80-2000", "1024-70000", "a-b"):

@@ -210,8 +210,12 @@ def test_what_the_gateway_does_not_answer_is_asked_again(
         return Told(status if len(times) == 1 else 200, {})
 
     gateway.on("POST /v1/jobs/j1/resume", answer)
-    made = Cluster(nodes=[NodeConfig(name="n1")], vcs={}, nats=Nats(url="", users={}),
-                   gateway=Gateway(url=gateway.url, tokens={"operator": "t"}))  # fmt: skip
+    made = Cluster(
+        nodes=[NodeConfig(name="n1")],
+        vcs={},
+        nats=Nats(url="", users={}),
+        gateway=Gateway(url=gateway.url, tokens={"operator": "t"}),
+    )
     asyncio.run(resuming._post(made, "/v1/jobs/j1/resume", {}))
     assert len(times) == asked
 

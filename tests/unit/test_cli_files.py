@@ -49,11 +49,7 @@ def test_the_active_environment_in_a_stated_order(
     ],
 )
 def test_a_missing_file_is_said_before_anything_is_submitted(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    wrong: dict[str, Any],
-    where: str,
-    told: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], where: str, told: str
 ) -> None:
     (tmp_path / "train.py").touch()
     right = {"workdir": str(tmp_path), "script": "train.py", "python": "/bin/sh"}

@@ -79,8 +79,19 @@ def test_without_a_folder_the_papers_speak(run: Run) -> None:
 
 
 def test_it_prints_the_speeds_of_one(run: Run, data: Path) -> None:
-    words = ("ResNet-50", "--data", str(data), "--gpus", "4", "--node-gpus", "4",
-             "--gpu-type", "v100", "--batch-size", "64")  # fmt: skip
+    words = (
+        "ResNet-50",
+        "--data",
+        str(data),
+        "--gpus",
+        "4",
+        "--node-gpus",
+        "4",
+        "--gpu-type",
+        "v100",
+        "--batch-size",
+        "64",
+    )
     code, out, _ = run(*words)
     lines = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -119,9 +130,7 @@ def test_what_it_refuses(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_splits_are_even_and_fit_into_nodes() -> None:
-    assert splits(8, 4) == [
-        (1,), (2,), (1, 1), (4,), (2, 2), (1,) * 4, (4, 4), (2,) * 4, (1,) * 8,
-    ]  # fmt: skip
+    assert splits(8, 4) == [(1,), (2,), (1, 1), (4,), (2, 2), (1,) * 4, (4, 4), (2,) * 4, (1,) * 8]
 
 
 def test_tables_are_read_by_name(data: Path) -> None:

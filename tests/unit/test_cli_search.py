@@ -34,25 +34,54 @@ parallel: 2
 def trial(number: int, **changes: Any) -> dict[str, Any]:
     points = [[10 * at, 0.1 * at + 0.01 * number] for at in range(1, 4)]
     given = {
-        "trial": number, "job": f"j{number + 10}", "params": {"lr": 0.01234567, "kind": "a"},
-        "stand": "running", "end": None, "why": "first-feedback", "wanted": True, "since": 0,
-        "ran_ns": 5_000_000_000, "step": 30, "value": points[-1][1], "best": points[-1][1],
-        "best_step": 30, "promise": 0.87654, "spread": 0.01, "chance": 0.5, "bracket": 0,
-        "rung": 1, "rungs": [10, 30, 90], "reached": [0.1, 0.3], "points": points,
-    }  # fmt: skip
+        "trial": number,
+        "job": f"j{number + 10}",
+        "params": {"lr": 0.01234567, "kind": "a"},
+        "stand": "running",
+        "end": None,
+        "why": "first-feedback",
+        "wanted": True,
+        "since": 0,
+        "ran_ns": 5_000_000_000,
+        "step": 30,
+        "value": points[-1][1],
+        "best": points[-1][1],
+        "best_step": 30,
+        "promise": 0.87654,
+        "spread": 0.01,
+        "chance": 0.5,
+        "bracket": 0,
+        "rung": 1,
+        "rungs": [10, 30, 90],
+        "reached": [0.1, 0.3],
+        "points": points,
+    }
     return {**given, **changes}
 
 
 def shown(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     best = {"trial": 1, "job": "j11", "value": 0.31, "step": 30, "params": {"lr": 0.01234567}}
     given = {
-        "search": "s3", "name": "find & see", "vc": "nlp", "state": "active", "why": None,
-        "method": "curves", "metric": "accuracy", "direction": "maximize", "target": 0.9,
-        "began_at": 0, "ended_at": None, "trials": len(rows), "trials_max": 6,
-        "stands": {"running": len(rows)}, "gpu_ns": 60_000_000_000, "gpu_time_s": 3600,
-        "best": best if rows else None, "rows": rows,
+        "search": "s3",
+        "name": "find & see",
+        "vc": "nlp",
+        "state": "active",
+        "why": None,
+        "method": "curves",
+        "metric": "accuracy",
+        "direction": "maximize",
+        "target": 0.9,
+        "began_at": 0,
+        "ended_at": None,
+        "trials": len(rows),
+        "trials_max": 6,
+        "stands": {"running": len(rows)},
+        "gpu_ns": 60_000_000_000,
+        "gpu_time_s": 3600,
+        "best": best if rows else None,
+        "rows": rows,
         "spec": {**tree(), "exclusive": 1},
-    }  # fmt: skip
+    }
     return {**given, **changes}
 
 
@@ -103,9 +132,16 @@ def test_a_wrong_search_is_not_sent(gateway: FakeGateway, run: Run) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("show",), ("list", "s3"), ("tell", "s3"), ("cancel", "s3", "--step", "3"),
-     ("tell", "s3", "1"), ("ask", "s3", "--param", "lr"), ("submit", "no.yaml")],
-)  # fmt: skip
+    [
+        ("show",),
+        ("list", "s3"),
+        ("tell", "s3"),
+        ("cancel", "s3", "--step", "3"),
+        ("tell", "s3", "1"),
+        ("ask", "s3", "--param", "lr"),
+        ("submit", "no.yaml"),
+    ],
+)
 def test_what_makes_no_sense_is_a_usage_error(
     gateway: FakeGateway, run: Run, words: tuple[str, ...]
 ) -> None:
@@ -120,10 +156,32 @@ def test_all_trials_of_a_search_are_shown(gateway: FakeGateway, run: Run) -> Non
     assert lines[0] == "s3  find & see  active"
     assert "1m00s of 1h00m" in "\n".join(lines)
     assert "the 1 best keep their GPUs" in "\n".join(lines)
-    assert lines[-2].split() == ["1", "j11", "running", "first-feedback", "30", "0.31", "0.31",
-                                 "0.8765", "2/3", "5.0s", "lr=0.01235", "kind=a"]  # fmt: skip
-    assert lines[-1].split()[:10] == ["2", "-", "given-up", "no-promise", "30", "0.32", "0.32",
-                                      "-", "-", "5.0s"]  # fmt: skip
+    assert lines[-2].split() == [
+        "1",
+        "j11",
+        "running",
+        "first-feedback",
+        "30",
+        "0.31",
+        "0.31",
+        "0.8765",
+        "2/3",
+        "5.0s",
+        "lr=0.01235",
+        "kind=a",
+    ]
+    assert lines[-1].split()[:10] == [
+        "2",
+        "-",
+        "given-up",
+        "no-promise",
+        "30",
+        "0.32",
+        "0.32",
+        "-",
+        "-",
+        "5.0s",
+    ]
     assert json.loads(run("search", "show", "s3", "--json")[1])["search"] == "s3"
     assert run("search", "show", "s4")[0] == 3
 
@@ -132,8 +190,21 @@ def test_searches_are_listed(gateway: FakeGateway, run: Run) -> None:
     one = {key: value for key, value in shown([trial(1)]).items() if key not in ("rows", "spec")}
     gateway.on("GET /v1/searches", {"searches": [one]})
     line = run("search", "list", "--state", "active", "--vc", "nlp")[1].splitlines()[1]
-    assert line.split() == ["s3", "find", "&", "see", "nlp", "active", "-", "1/6", "1", "accuracy",
-                            "0.31", "1", "1m00s"]  # fmt: skip
+    assert line.split() == [
+        "s3",
+        "find",
+        "&",
+        "see",
+        "nlp",
+        "active",
+        "-",
+        "1/6",
+        "1",
+        "accuracy",
+        "0.31",
+        "1",
+        "1m00s",
+    ]
     assert gateway.asked[-1].query == {"vc": "nlp", "state": "active"}
     gateway.on("GET /v1/searches", {"searches": []})
     assert "no searches" in run("search", "list")[2]

@@ -38,8 +38,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGat
         made.on("GET /v1/vcs", {"vcs": [{"vc": "nlp"}]})
         numbers = iter(range(1, 100))
         made.on(
-            "POST /v1/jobs",
-            lambda _: Told(201, {"job": f"j{next(numbers)}", "accepted": True}),
+            "POST /v1/jobs", lambda _: Told(201, {"job": f"j{next(numbers)}", "accepted": True})
         )
         yield made
 
@@ -92,9 +91,20 @@ def test_submit_applies_the_command_line(
     path.write_text(f"{ONE}---\n{ONE}")
     monkeypatch.setenv("TRACEPARENT", "00-1-2-01")
     code, out, _ = run(
-        "submit", str(path), "-q", "--name", "x", "--vc", "other", "--key", "k",
-        "--set", "resources.gpus=2", "--set", "env.A=1",
-    )  # fmt: skip
+        "submit",
+        str(path),
+        "-q",
+        "--name",
+        "x",
+        "--vc",
+        "other",
+        "--key",
+        "k",
+        "--set",
+        "resources.gpus=2",
+        "--set",
+        "env.A=1",
+    )
     assert (code, out) == (0, "j1\nj2\n")
     first, second = posted(gateway)
     tree = first.json()
@@ -225,12 +235,34 @@ def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     }
     full = run_module.spec_of(
         arguments(
-            "--gpus", "2", "--workers", "3", "--gpu-type", "h200", "--name", "n", "--vc", "v",
-            "--time", "2h", "--retries", "1", "--priority", "5", "--opportunistic",
-            "--env", "A=b=c", "--env", "TOKEN", "--python", "/opt/env/bin/python",
-            "--no-distributed", "dir/train.py", "-x",
+            "--gpus",
+            "2",
+            "--workers",
+            "3",
+            "--gpu-type",
+            "h200",
+            "--name",
+            "n",
+            "--vc",
+            "v",
+            "--time",
+            "2h",
+            "--retries",
+            "1",
+            "--priority",
+            "5",
+            "--opportunistic",
+            "--env",
+            "A=b=c",
+            "--env",
+            "TOKEN",
+            "--python",
+            "/opt/env/bin/python",
+            "--no-distributed",
+            "dir/train.py",
+            "-x",
         )
-    )  # fmt: skip
+    )
     assert full == {
         "name": "n",
         "vc": "v",

@@ -84,9 +84,12 @@ def test_check_as_json(run: Run) -> None:
     assert (found["format"], found["jobs"], found["rows_with_problems"]) == ("tiresias", 3, 3)
     assert found["gpus"] == {"1": 2, "8": 1}
     assert found["problems"][0] == {
-        "text": "asks for no GPU", "column": "num_gpu", "count": 2, "rows": [4, 6],
+        "text": "asks for no GPU",
+        "column": "num_gpu",
+        "count": 2,
+        "rows": [4, 6],
         "hint": "a job that needs none is not simulated",
-    }  # fmt: skip
+    }
 
 
 def test_check_of_a_generators_trace(run: Run) -> None:

@@ -347,8 +347,11 @@ def test_supervisor_that_does_not_stop_is_killed(
         assert process.stdout is not None
         process.stdout.readline()
         entry = {"pid": process.pid, "start_ticks": home.start_ticks(process.pid)}
-        write_cluster(folder, supervisor={**entry, "state": "running", "error": ""},
-                      nats={"url": "nats://127.0.0.1:1", "users": Passwords().all()})  # fmt: skip
+        write_cluster(
+            folder,
+            supervisor={**entry, "state": "running", "error": ""},
+            nats={"url": "nats://127.0.0.1:1", "users": Passwords().all()},
+        )
         code, out, err = run("down", "--json")
         assert process.wait() == -9
     assert code == 0

@@ -23,30 +23,60 @@ vcs:
   vision: {pinned: [mine]}
 """
 
-KIND = {"chain": "v100", "level": "node", "pin": "", "gpus": 4, "owned": 2, "bound": 1, "free": 1,
-        "bad": 1}  # fmt: skip
+KIND = {
+    "chain": "v100",
+    "level": "node",
+    "pin": "",
+    "gpus": 4,
+    "owned": 2,
+    "bound": 1,
+    "free": 1,
+    "bad": 1,
+}
 CELL = {
-    "chain": "v100", "level": "node", "address": "left/a-1", "pin": "", "gpus": 4, "idle": 1,
-    "bad": 1, "doomed": False,
+    "chain": "v100",
+    "level": "node",
+    "address": "left/a-1",
+    "pin": "",
+    "gpus": 4,
+    "idle": 1,
+    "bad": 1,
+    "doomed": False,
     "jobs": [
         {"job": "j1", "vc": "nlp", "gpus": 2, "borrowed": False, "reserved": False},
         {"job": "j2", "vc": "vision", "gpus": 1, "borrowed": True, "reserved": False},
         {"job": "j3", "vc": "nlp", "gpus": 1, "borrowed": False, "reserved": True},
     ],
-}  # fmt: skip
+}
 VC = {
-    "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100,
-    "policy": "fifo", "options": {}, "used": 2, "borrowed": 4,
-    "running": 2, "suspended": 1, "queued": 3, "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
+    "vc": "nlp",
+    "gpus": 8,
+    "asked": 10,
+    "weight": 2.0,
+    "jobs_max": 100,
+    "policy": "fifo",
+    "options": {},
+    "used": 2,
+    "borrowed": 4,
+    "running": 2,
+    "suspended": 1,
+    "queued": 3,
+    "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
     "bound": [CELL, {**CELL, "pin": "mine", "doomed": True, "jobs": [], "bad": 0}],
     "borrowers": [{"job": "j9", "gpus": 4, "nodes": ["a-2", "b-1"]}],
-}  # fmt: skip
+}
 SIDE = {"gpus": 2, "cells": {"v100/node": 1}, "pinned": ["mine"], "weight": 2.0, "jobs_max": 9}
 PLAN = {
     "jobs": [
         {"job": "j1", "vc": "nlp", "fate": "kept", "gpus": 2, "place": "a-1:0,1", "astray": []},
-        {"job": "j2", "vc": "nlp", "fate": "demoted", "gpus": 2, "place": "a-2:0,1",
-         "astray": ["a-2:1"]},
+        {
+            "job": "j2",
+            "vc": "nlp",
+            "fate": "demoted",
+            "gpus": 2,
+            "place": "a-2:0,1",
+            "astray": ["a-2:1"],
+        },
         {"job": "j3", "vc": "old", "fate": "released", "gpus": 1, "place": "", "astray": []},
     ],
     "vcs": [
@@ -54,7 +84,7 @@ PLAN = {
         {"vc": "old", "before": SIDE, "after": None, "changes": True, "asked": 0},
     ],
     "missing": ["a-9"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -99,8 +129,10 @@ def test_the_virtual_clusters_and_their_cells_are_listed(gateway: FakeGateway, r
 def test_a_virtual_cluster_is_shown_with_who_is_inside(gateway: FakeGateway, run: Run) -> None:
     gateway.on("GET /v1/vcs/nlp/usage", VC)
     out = run("vc", "show", "nlp")[1]
-    head = ("nlp: 8 GPUs (10 asked for), weight 2; 2 used in its cells, 4 borrowed; "
-            "2 running, 1 suspended, 3 queued")  # fmt: skip
+    head = (
+        "nlp: 8 GPUs (10 asked for), weight 2; 2 used in its cells, 4 borrowed; "
+        "2 running, 1 suspended, 3 queued"
+    )
     assert out.splitlines()[0] == head
     assert "j1 (j2) →j3" in out
     assert "[mine] borne by this VC: bad" in out
@@ -192,7 +224,14 @@ def test_a_mistake_in_the_file_is_told_and_nothing_asked(gateway: FakeGateway, r
 
 def test_words_that_make_no_sense_are_refused(run: Run) -> None:
     for words in (
-        ("ls", "file"), ("tree", "file"), ("show",), ("check",), ("plan",), ("apply",),
-        ("ls", "--out", "x"), ("show", "nlp", "--chain", "c"), ("set", "file"),
-    ):  # fmt: skip
+        ("ls", "file"),
+        ("tree", "file"),
+        ("show",),
+        ("check",),
+        ("plan",),
+        ("apply",),
+        ("ls", "--out", "x"),
+        ("show", "nlp", "--chain", "c"),
+        ("set", "file"),
+    ):
         assert run("vc", *words)[0] == 2

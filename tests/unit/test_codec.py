@@ -73,15 +73,20 @@ def test_typed_messages(subject: str, message: Message) -> None:
 
 
 def record(*facts: Any) -> bytes:
-    return msgspec.json.encode({"v": 1, "n": 2, "prev": "", "epoch": 1, "at": T0, "pos": {},
-                                "facts": facts})  # fmt: skip
+    return msgspec.json.encode(
+        {"v": 1, "n": 2, "prev": "", "epoch": 1, "at": T0, "pos": {}, "facts": facts}
+    )
 
 
 @pytest.mark.parametrize(
     "service, fact",
-    [("admission", JobOver(job="j1")), ("admission", EpochBegan(epoch=1, owner="x")),
-     ("allocator", NodeLost(node="node-1")), ("allocator", EpochBegan(epoch=2, owner="y"))],
-)  # fmt: skip
+    [
+        ("admission", JobOver(job="j1")),
+        ("admission", EpochBegan(epoch=1, owner="x")),
+        ("allocator", NodeLost(node="node-1")),
+        ("allocator", EpochBegan(epoch=2, owner="y")),
+    ],
+)
 def test_records_of_other_services_are_their_facts(service: str, fact: Any) -> None:
     assert read(f"skep.v1.fact.{service}", record(fact), {}, 9, T0) == Facts(
         service=service, at=T0, facts=(fact,)

@@ -14,12 +14,7 @@ import pytest
 import yaml
 
 from scripts.compose import COLLECTOR
-from skep_services.adapters.nats_access import (
-    DOOR,
-    REPLICATED,
-    identities,
-    password_behind_door,
-)
+from skep_services.adapters.nats_access import DOOR, REPLICATED, identities, password_behind_door
 from skep_services.compose import bootstrap, check, init
 from skep_services.supervisor.config import Wishes, parse_vc
 
@@ -106,8 +101,9 @@ def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
 
 def test_agents_get_the_engine_only_by_a_file_of_its_own(compose: Any) -> None:
     socket = "/var/run/docker.sock"
-    assert not any(socket in text for one in compose["services"].values()
-                   for text in one.get("volumes", ()))  # fmt: skip
+    assert not any(
+        socket in text for one in compose["services"].values() for text in one.get("volumes", ())
+    )
     more = yaml.safe_load((FILE.parent / "containers.yaml").read_text())
     assert set(more["services"]) == {"agent-1", "agent-2"} <= set(compose["services"])
     ports = [one["environment"]["SKEP_PORTS"] for one in more["services"].values()]
@@ -214,8 +210,11 @@ def test_bootstrap_says_what_is_missing(
 def test_a_check_without_a_bus_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = tmp_path / "password"
     secret.write_text("x")
-    environment = {"SKEP_NATS_URL": "nats://127.0.0.1:1", "SKEP_NATS_USER": "x",
-                   "SKEP_NATS_PASSWORD_FILE": str(secret)}  # fmt: skip
+    environment = {
+        "SKEP_NATS_URL": "nats://127.0.0.1:1",
+        "SKEP_NATS_USER": "x",
+        "SKEP_NATS_PASSWORD_FILE": str(secret),
+    }
     assert check.main([], environment) == 1
     assert "127.0.0.1: " in capsys.readouterr().err
     assert check.main([], {}) == 1

@@ -12,8 +12,11 @@ from scripts.crashes.judge import Begun, Line, Step
 from scripts.crashes.play import Playing
 
 REFERENCE = [float("nan"), *(step / 8 for step in range(1, 100))]
-BOUND: dict[str, Any] = {"type": "job-bound", "attempt": 1,
-                         "members": [{"node": "n1", "devices": [[0]]}]}  # fmt: skip
+BOUND: dict[str, Any] = {
+    "type": "job-bound",
+    "attempt": 1,
+    "members": [{"node": "n1", "devices": [[0]]}],
+}
 
 
 def steps(pid: int, first: int, last: int, attempt: int = 1, rank: int = 0) -> list[Line]:
@@ -24,8 +27,9 @@ def steps(pid: int, first: int, last: int, attempt: int = 1, rank: int = 0) -> l
 def wrong(
     lines: Sequence[Line], *facts: dict[str, Any], stores: bool = True, elastic: bool = False
 ) -> list[str]:
-    return list(judge.problems([BOUND, *facts], {0: lines}, REFERENCE,
-                               elastic=elastic, stores=stores))  # fmt: skip
+    return list(
+        judge.problems([BOUND, *facts], {0: lines}, REFERENCE, elastic=elastic, stores=stores)
+    )
 
 
 def bound(attempt: int) -> dict[str, Any]:
@@ -58,9 +62,7 @@ def test_a_confirmed_step_is_not_lost() -> None:
 def test_two_processes_never_train_in_turns() -> None:
     first, second = steps(7, 1, 12), steps(8, 10, 12, 2)
     lines = [*first[:10], *second[:3], first[10]]
-    assert wrong(lines, MOVED) == [
-        "rank 0: process 7 of attempt 1 trained step 10 after 8 had",
-    ]
+    assert wrong(lines, MOVED) == ["rank 0: process 7 of attempt 1 trained step 10 after 8 had"]
     (text,) = wrong([*steps(7, 1, 3), *steps(8, 1, 3, 2)])
     assert text == "attempt 2 trained step 1 and never was the job"
 
@@ -119,8 +121,13 @@ def test_cells_are_chosen_by_their_parts() -> None:
 
 
 def test_the_table_shows_every_cell() -> None:
-    row = {"mechanism": "suspend", "phase": "taken", "victim": "agent",
-           "came": "done, same attempt", "ok": True}  # fmt: skip
+    row = {
+        "mechanism": "suspend",
+        "phase": "taken",
+        "victim": "agent",
+        "came": "done, same attempt",
+        "ok": True,
+    }
     failed = {**row, "victim": "nats", "came": "", "ok": False}
     text = table.markdown([row, failed])
     assert text.splitlines()[2] == (

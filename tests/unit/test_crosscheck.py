@@ -23,25 +23,41 @@ from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep.workloads.situation import Steady
 
 MODELS = ("small", "large")
-RATES = gavel.Rates({
-    gpu: {(model, gpus): rate * gpus / (3 if model == "large" else 1)
-          for model in MODELS for gpus in (1, 2, 4, 8)}
-    for gpu, rate in (("v100", 7.31), ("p100", 3.17), ("k80", 1.73))
-})  # fmt: skip
+RATES = gavel.Rates(
+    {
+        gpu: {
+            (model, gpus): rate * gpus / (3 if model == "large" else 1)
+            for model in MODELS
+            for gpus in (1, 2, 4, 8)
+        }
+        for gpu, rate in (("v100", 7.31), ("p100", 3.17), ("k80", 1.73))
+    }
+)
 
 
 def drawn(count: int, sizes: tuple[int, ...], within: int) -> list[bare.Job]:
     """Return jobs that come and end in whole seconds, many at the same instant."""
     rng = random.Random(f"crosscheck {count}")
-    return [bare.Job(rng.choice(sizes), at, rng.randrange(1, 40) * 50)
-            for at in sorted(rng.randrange(within // 50) * 50 for _ in range(count))]  # fmt: skip
+    return [
+        bare.Job(rng.choice(sizes), at, rng.randrange(1, 40) * 50)
+        for at in sorted(rng.randrange(within // 50) * 50 for _ in range(count))
+    ]
 
 
 def as_trace(jobs: list[bare.Job], **fields: Any) -> Trace:
-    return Trace(name="drawn", jobs=tuple(
-        TraceJob(id=f"c{number}", at=seconds(job.submit), run_time=seconds(job.left),
-                 gpus=job.gpus, **fields)
-        for number, job in enumerate(jobs)))  # fmt: skip
+    return Trace(
+        name="drawn",
+        jobs=tuple(
+            TraceJob(
+                id=f"c{number}",
+                at=seconds(job.submit),
+                run_time=seconds(job.left),
+                gpus=job.gpus,
+                **fields,
+            )
+            for number, job in enumerate(jobs)
+        ),
+    )
 
 
 def ended(trace: Trace, cluster: Cluster, policy: tuple[str, dict[str, Any]]) -> list[float]:
@@ -64,8 +80,10 @@ def test_strict_first_fit_is_what_the_bare_loop_says() -> None:
 
 def test_queues_that_are_lists_are_what_the_bare_loop_says() -> None:
     jobs = drawn(120, (1, 2, 3, 8), 2000)
-    trace = msgspec.structs.replace(as_trace(jobs), jobs=tuple(
-        msgspec.structs.replace(job, workers=job.gpus) for job in as_trace(jobs).jobs))  # fmt: skip
+    trace = msgspec.structs.replace(
+        as_trace(jobs),
+        jobs=tuple(msgspec.structs.replace(job, workers=job.gpus) for job in as_trace(jobs).jobs),
+    )
     options = {"thresholds": [3250, 7200], "late": True}
     ours = ended(trace, uniform(4, 4), ("queues-as-lists", options))
     every = frozenset({"running-first", "late-demotion", "three-queues"})
@@ -77,21 +95,36 @@ def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:
     rng = random.Random(7)
     kinds = [(rng.choice(MODELS), rng.choice((1, 2, 4, 8))) for _ in range(60)]
     arrivals = sorted(rng.randrange(2000) for _ in kinds)
-    jobs = [(float(at), kind, rng.randrange(500, 40_000))
-            for at, kind in zip(arrivals, kinds, strict=True)]  # fmt: skip
-    trace = Trace(name="rounds", jobs=tuple(
-        TraceJob(id=f"g{number}", at=seconds(at), gpus=kind[1], workers=kind[1], model=kind[0],
-                 mini_batches=steps, run_time=seconds(steps / RATES.of["v100"][kind]))
-        for number, (at, kind, steps) in enumerate(jobs)))  # fmt: skip
+    jobs = [
+        (float(at), kind, rng.randrange(500, 40_000))
+        for at, kind in zip(arrivals, kinds, strict=True)
+    ]
+    trace = Trace(
+        name="rounds",
+        jobs=tuple(
+            TraceJob(
+                id=f"g{number}",
+                at=seconds(at),
+                gpus=kind[1],
+                workers=kind[1],
+                model=kind[0],
+                mini_batches=steps,
+                run_time=seconds(steps / RATES.of["v100"][kind]),
+            )
+            for number, (at, kind, steps) in enumerate(jobs)
+        ),
+    )
     for fifo in (True, False):
         shares = rounds.Draws() if fifo else rounds.las()[0]
         theirs = rounds.loop(jobs, RATES.of, shares, only_shared=fifo)
         policy = "gavel-rounds", {"shares": "fifo" if fifo else "las"}
-        settings = Settings(policies={ALL: policy}, can=("checkpoint",),
-                            compat=frozenset({AT_ONCE}))  # fmt: skip
+        settings = Settings(
+            policies={ALL: policy}, can=("checkpoint",), compat=frozenset({AT_ONCE})
+        )
         with quirks.registered(RATES):
-            result = quirks.run_in(gavel.Whole, trace, gavel.cluster(), settings, RATES,
-                                   clock=time.process_time)  # fmt: skip
+            result = quirks.run_in(
+                gavel.Whole, trace, gavel.cluster(), settings, RATES, clock=time.process_time
+            )
         ours = [in_seconds(job.ended or 0) for job in result.jobs]
         assert max(abs(one - other) for one, other in zip(ours, theirs, strict=True)) < 0.001
 
@@ -104,11 +137,18 @@ def test_every_switch_of_a_row_is_told() -> None:
 
 def test_the_report_says_what_differs() -> None:
     row = {
-        "name": "some-fifo", "theirs": {"jct_s": 1000.0}, "ours": {"jct_s": 1100.0, "cpu_s": 1.0},
-        "switched": {"jct_s": 1050.0, "cpu_s": 2.0}, "switches": {"odd": "it is odd"},
-        "difference_percent": 10.0, "difference_switched_percent": 5.0, "agrees": False,
-        "exact": False, "why": "It is.", "right": "ours.",
-    }  # fmt: skip
+        "name": "some-fifo",
+        "theirs": {"jct_s": 1000.0},
+        "ours": {"jct_s": 1100.0, "cpu_s": 1.0},
+        "switched": {"jct_s": 1050.0, "cpu_s": 2.0},
+        "switches": {"odd": "it is odd"},
+        "difference_percent": 10.0,
+        "difference_switched_percent": 5.0,
+        "agrees": False,
+        "exact": False,
+        "why": "It is.",
+        "right": "ours.",
+    }
     text = report([row])
     assert "| some-fifo | 1,000.000 | 1,100.000 | +10.00 % | 1,050.000 | +5.00 %, DIFFERS |" in text
     assert "**some-fifo**: It is. Right: ours.\n- `odd`: it is odd" in text

@@ -19,24 +19,38 @@ T0 = Instant(1_760_000_000_000_000_000)
 def report(second: int, step: int, loss: float | None) -> NodeReport:
     at = after(T0, seconds(second))
     values = {} if loss is None else {"loss": loss}
-    rank = RankProgress(rank=0, steps=step, step_ns=10_000_000, last_step_at=at, values=values,
-                        values_step=step if values else 0)  # fmt: skip
+    rank = RankProgress(
+        rank=0,
+        steps=step,
+        step_ns=10_000_000,
+        last_step_at=at,
+        values=values,
+        values_step=step if values else 0,
+    )
     job = JobProgress(job="j1", attempt=1, world=1, ranks=(rank,))
     return NodeReport(node="n1", at=at, jobs=(job,))
 
 
 def told(machine: IntrospectorMachine, one: NodeReport) -> list[Measured]:
     effects = machine.decide(one, one.at)
-    return [effect.message for effect in effects
-            if isinstance(effect, Send) and effect.subject == MEASURED
-            and isinstance(effect.message, Measured)]  # fmt: skip
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, Send)
+        and effect.subject == MEASURED
+        and isinstance(effect.message, Measured)
+    ]
 
 
 def test_numbers_are_passed_on_once() -> None:
     machine = IntrospectorMachine()
-    said = [told(machine, report(0, 10, 0.5)), told(machine, report(1, 20, 0.4)),
-            told(machine, report(2, 20, 0.4)), told(machine, report(3, 30, None)),
-            told(machine, report(4, 40, 0.3))]  # fmt: skip
+    said = [
+        told(machine, report(0, 10, 0.5)),
+        told(machine, report(1, 20, 0.4)),
+        told(machine, report(2, 20, 0.4)),
+        told(machine, report(3, 30, None)),
+        told(machine, report(4, 40, 0.3)),
+    ]
     steps = [[one.step for one in each] for each in said]
     assert [step for each in steps for step in each] == [20, 40]
     assert said[1][0].values == {"loss": 0.4}

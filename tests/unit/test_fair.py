@@ -45,15 +45,22 @@ def test_who_gives_keeps_as_much_as_who_takes(
     assert may_take(shares, request, [idle("rich", lost)]) is may
 
 
-@given(st.integers(0, 40), st.sampled_from([0.5, 1.0, 1.7, 3.0]), st.integers(0, 40),
-       st.sampled_from([0.3, 1.0, 2.0]), st.integers(1, 12))  # fmt: skip
+@given(
+    st.integers(0, 40),
+    st.sampled_from([0.5, 1.0, 1.7, 3.0]),
+    st.integers(0, 40),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.integers(1, 12),
+)
 def test_what_may_be_given_is_what_may_be_taken(
     rich: int, heavy: float, poor: int, weight: float, wanted: int
 ) -> None:
     shares = {"rich": (rich, heavy), "poor": (poor, weight)}
     request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
-    most = max((gpus for gpus in range(1, rich + 1)
-                if may_take(shares, request, [idle("rich", gpus)])), default=0)  # fmt: skip
+    most = max(
+        (gpus for gpus in range(1, rich + 1) if may_take(shares, request, [idle("rich", gpus)])),
+        default=0,
+    )
     assert spare(shares, request) == {"rich": most}
 
 
@@ -71,8 +78,11 @@ def test_nobody_takes_from_himself() -> None:
 def flooded(**weights: float) -> Driver[AllocatorMachine]:
     """Return a cluster of one node that nlp's four opportunistic jobs fill."""
     decide = allocator(joined(), nlp=1, cv=1)
-    decide(SetVcs(vcs={vc: VirtualCluster(gpus=1, weight=weights.get(vc, 1.0))
-                       for vc in ("nlp", "cv")}))  # fmt: skip
+    decide(
+        SetVcs(
+            vcs={vc: VirtualCluster(gpus=1, weight=weights.get(vc, 1.0)) for vc in ("nlp", "cv")}
+        )
+    )
     for number in range(1, 5):
         (_, bound) = facts_of(decide(admitted(number, opportunistic=True)))
         assert isinstance(bound, JobBound)

@@ -48,8 +48,9 @@ class World:
         vc = min(used, key=lambda each: (used[each], each))
         tied = rng.random() < 0.3
         gang = ((rng.randint(2, 6), rng.randint(1, SIZE)),)
-        self.request = Request("new", vc, OPPORTUNISTIC, gang, within="rack" if tied else "",
-                               hard=tied)  # fmt: skip
+        self.request = Request(
+            "new", vc, OPPORTUNISTIC, gang, within="rack" if tied else "", hard=tied
+        )
 
     def _job(self, name: str) -> None:
         rng, chain = self.rng, self.chain
@@ -76,8 +77,11 @@ class World:
         chain, gone = self.chain, set(stopped)
         total = 0
         for node in nodes:
-            users = [chain.user[leaf] for leaf in range(node * SIZE, (node + 1) * SIZE)
-                     if leaf not in chain.bad]  # fmt: skip
+            users = [
+                chain.user[leaf]
+                for leaf in range(node * SIZE, (node + 1) * SIZE)
+                if leaf not in chain.bad
+            ]
             free = sum(user is None or user.job in gone for user in users)
             total += min(free // self.request.sizes[0], self.limit(chain.topology.nodes[node]))
         return total
@@ -109,8 +113,15 @@ class World:
         return any(self.capacity((), nodes) >= len(self.request.sizes) for nodes in self.domains())
 
     def found(self) -> Placement | None:
-        return place_yielding(self.chain, self.cells.holds, self.request, self.shares, self.loss,
-                              self.limit if self.limited else None, lambda _: True)  # fmt: skip
+        return place_yielding(
+            self.chain,
+            self.cells.holds,
+            self.request,
+            self.shares,
+            self.loss,
+            self.limit if self.limited else None,
+            lambda _: True,
+        )
 
     def sound(self, where: Placement) -> float:
         """Assert that a placement is what was asked for; return what it costs."""

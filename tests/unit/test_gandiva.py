@@ -46,9 +46,13 @@ class Loop:
     """A VC under the policy, in which everybody stops at a mini-batch boundary of his own."""
 
     def __init__(
-        self, jobs: Sequence[JobView], boundary: Mapping[str, float] = {}, nodes: int = 1,
-        size: int = 1, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        jobs: Sequence[JobView],
+        boundary: Mapping[str, float] = {},
+        nodes: int = 1,
+        size: int = 1,
+        **options: Any,
+    ) -> None:
         self.policy = make("gandiva", options)
         self.boundary = {name: seconds(wait) for name, wait in boundary.items()}
         self.seen = view(jobs, nodes=nodes, size=size)
@@ -79,8 +83,12 @@ class Loop:
 
     def _noted(self, seen: VcView, plan_: Plan) -> VcView:
         noted = {action.job: action.owed for action in plan_.actions if isinstance(action, Suspend)}
-        jobs = [replace(each, owed=noted[each.job], owed_at=seen.now, owed_ran=each.served)
-                if each.job in noted else each for each in seen.jobs]  # fmt: skip
+        jobs = [
+            replace(each, owed=noted[each.job], owed_at=seen.now, owed_ran=each.served)
+            if each.job in noted
+            else each
+            for each in seen.jobs
+        ]
         return replace(seen, jobs=tuple(jobs))
 
     def _stop(self, name: str) -> None:
@@ -88,8 +96,10 @@ class Loop:
         _, action = self.leaves.pop(name)
         nodes = {each.job: each.nodes for each in self.seen.jobs}
         self.seen = leave(self.seen, action)
-        jobs = [replace(each, since=self.seen.now, nodes=nodes[name]) if each.job == name else each
-                for each in self.seen.jobs]  # fmt: skip
+        jobs = [
+            replace(each, since=self.seen.now, nodes=nodes[name]) if each.job == name else each
+            for each in self.seen.jobs
+        ]
         self.seen = replace(self.seen, jobs=tuple(jobs))
 
 
@@ -253,11 +263,21 @@ def lasting(stands: float, *ran: float, small: int = 2) -> VcView:
     """
     since = Instant(NOW - seconds(stands))
     gang = replace(away("j1", 4, on=[("n1", 4)], can=STAYS), waiting_since=since, since=since)
-    there = [runs(f"j{number}", small, since=each, on=[("n1", small)], can=STAYS)
-             for number, each in enumerate(ran, 2)]  # fmt: skip
+    there = [
+        runs(f"j{number}", small, since=each, on=[("n1", small)], can=STAYS)
+        for number, each in enumerate(ran, 2)
+    ]
     owed_ = int(OWED_SLICES_MAX * SLICE)
-    due = [replace(each, owed=owed_, owed_at=each.since, served=Duration(10 * SLICE),
-                   owed_ran=Duration(10 * SLICE)) for each in there]  # fmt: skip
+    due = [
+        replace(
+            each,
+            owed=owed_,
+            owed_at=each.since,
+            served=Duration(10 * SLICE),
+            owed_ran=Duration(10 * SLICE),
+        )
+        for each in there
+    ]
     return view([gang, *due], nodes=1)
 
 

@@ -17,9 +17,15 @@ from skep_services.tracing import Decisions
 from tests.gateway_kit import Spans, facts, fresh_fold, texts
 from tests.kit import T0
 
-ALARM = CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="v100", where="node", vcs=("nlp",), at=T0,
-                   text="1 cells of level node are owed and not there",
-                   story=('{"type":"job-ended"}',))  # fmt: skip
+ALARM = CellsAlarm(
+    rule=Reason.CELLS_UNSAFE,
+    chain="v100",
+    where="node",
+    vcs=("nlp",),
+    at=T0,
+    text="1 cells of level node are owed and not there",
+    story=('{"type":"job-ended"}',),
+)
 
 
 def test_an_alarm_stays_until_it_is_over() -> None:
@@ -27,7 +33,10 @@ def test_an_alarm_stays_until_it_is_over() -> None:
     fold.apply(facts("allocator", ALARM, ALARM), T0)
     [shown] = alarms_view(fold, "")
     assert (shown["rule"], shown["where"], shown["story"]) == (
-        "cells-unsafe", "node", ['{"type":"job-ended"}'])  # fmt: skip
+        "cells-unsafe",
+        "node",
+        ['{"type":"job-ended"}'],
+    )
     assert "concerns nlp" in shown["text"]
     assert texts(fold)[-1].startswith("ALARM: more cells are promised")
     [told] = alarms_view(fold, "nlp")
@@ -65,5 +74,7 @@ def test_an_alarm_is_an_error_in_the_log() -> None:
         fact = msgspec.structs.replace(ALARM, over=over)
         seen.decided(object(), [Record(fact)], Instant(1), Instant(2))
     assert [line[:2] for line in log.lines] == [
-        ("error", "cells alarm"), ("info", "cells alarm over")]  # fmt: skip
+        ("error", "cells alarm"),
+        ("info", "cells alarm over"),
+    ]
     assert log.lines[0][2] == ALARM.story

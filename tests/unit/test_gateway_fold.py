@@ -26,16 +26,7 @@ from skep_services.gateway import fold as fold_module
 from skep_services.gateway.cells import vcs_view
 from skep_services.gateway.fold import Changes, Fold
 from skep_services.gateway.rows import ATTEMPTS_KEPT, Job, State
-from tests.gateway_kit import (
-    Cluster,
-    Told,
-    bound,
-    documents,
-    facts,
-    fresh_fold,
-    job_of,
-    texts,
-)
+from tests.gateway_kit import Cluster, Told, bound, documents, facts, fresh_fold, job_of, texts
 from tests.gateway_walk import STEPS, agrees, walk
 from tests.kit import T0, TRACE, at, heartbeat, joined, member, spec
 
@@ -63,12 +54,7 @@ def test_a_job_goes_from_submitted_to_its_end() -> None:
     cluster = one_job()
     row = job_of(cluster.fold, "j1").row
     assert (row.state, row.place, row.attempt, row.bound_at) == ("bound", "node-1:0", 1, at(1))
-    assert (row.name, row.gpus, row.total_steps, row.why) == (
-        "train",
-        1,
-        100,
-        "best-fit-one-node",
-    )
+    assert (row.name, row.gpus, row.total_steps, row.why) == ("train", 1, 100, "best-fit-one-node")
 
     cluster.runs("j1")
     assert (row.state, row.started_at) == ("running", at(3))
@@ -477,5 +463,8 @@ def test_who_shares_gpus_with_whom_is_told_and_counted_once() -> None:
     cluster.exits("j1", second=50)
     agrees(cluster)
     assert (rows["j2"].beside, rows["j2"].share, rows["j2"].class_in_force) == (
-        (), None, "guaranteed")  # fmt: skip
+        (),
+        None,
+        "guaranteed",
+    )
     assert vcs_view(cluster.fold, "nlp")[0]["used"] == 2

@@ -22,17 +22,33 @@ from tests.kit import at
 
 def begun(trial: int, *jobs: str, kind: Kind = Kind.PACK, vc: str = "nlp") -> TrialBegun:
     befores = tuple(Before(job=job, attempt=1, gpus=1, rate_milli=5_000) for job in jobs)
-    return TrialBegun(trial=trial, kind=kind, vc=vc, jobs=befores, families=("a", "b"), at=at(2),
-                      until=at(602), needed_milli=1_000, why=Reason.BY_POLICY)  # fmt: skip
+    return TrialBegun(
+        trial=trial,
+        kind=kind,
+        vc=vc,
+        jobs=befores,
+        families=("a", "b"),
+        at=at(2),
+        until=at(602),
+        needed_milli=1_000,
+        why=Reason.BY_POLICY,
+    )
 
 
 def over(trial: int, *jobs: str, verdict: Verdict = Verdict.KEPT, gain: int = 300) -> TrialOver:
     measured = tuple(After(job=job, rate_milli=4_000, samples=9) for job in jobs)
     void = verdict is Verdict.VOID
-    return TrialOver(trial=trial, jobs=jobs, verdict=verdict, at=at(9),
-                     why=Reason.NO_VERDICT if void else Reason.TRIAL_GAINS,
-                     gain_milli=gain, low_milli=gain - 50, high_milli=gain + 50,
-                     after=() if void else measured)  # fmt: skip
+    return TrialOver(
+        trial=trial,
+        jobs=jobs,
+        verdict=verdict,
+        at=at(9),
+        why=Reason.NO_VERDICT if void else Reason.TRIAL_GAINS,
+        gain_milli=gain,
+        low_milli=gain - 50,
+        high_milli=gain + 50,
+        after=() if void else measured,
+    )
 
 
 def shown(found: list[Tried]) -> list[tuple[int, str | None, int | None]]:
@@ -48,12 +64,29 @@ def test_a_trial_is_open_until_its_verdict() -> None:
     fold.apply(facts("allocator", over(1, "j1", "j2")), at(9))
     [row] = fold.take().trials
     assert msgspec.to_builtins(row) | {"before": 0, "after": 0} == {
-        "trial": 1, "kind": "pack", "vc": "nlp", "jobs": ("j1", "j2"), "families": ("a", "b"),
-        "begun_at": at(2), "until": at(602), "needed_milli": 1_000, "expected_milli": 0,
-        "begun_why": "by-policy", "verdict": "kept", "why": "trial-gains", "over_at": at(9),
-        "gain_milli": 300, "low_milli": 250, "high_milli": 350, "detail": "", "before": 0,
-        "after": 0, "nodes": (), "workers": 0, "grown": 0,
-    }  # fmt: skip
+        "trial": 1,
+        "kind": "pack",
+        "vc": "nlp",
+        "jobs": ("j1", "j2"),
+        "families": ("a", "b"),
+        "begun_at": at(2),
+        "until": at(602),
+        "needed_milli": 1_000,
+        "expected_milli": 0,
+        "begun_why": "by-policy",
+        "verdict": "kept",
+        "why": "trial-gains",
+        "over_at": at(9),
+        "gain_milli": 300,
+        "low_milli": 250,
+        "high_milli": 350,
+        "detail": "",
+        "before": 0,
+        "after": 0,
+        "nodes": (),
+        "workers": 0,
+        "grown": 0,
+    }
     assert fold.take().trials == []
     fold.apply(facts("allocator", over(2, "j3", "j4", verdict=Verdict.VOID)), at(9))
     assert shown(ledger.of("j4")) == [(2, "void", None)]  # Nobody measured it.
@@ -62,10 +95,16 @@ def test_a_trial_is_open_until_its_verdict() -> None:
 
 def test_rows_are_chosen_and_summed_up() -> None:
     ledger = Ledger()
-    told: list[Any] = [begun(1, "j1", "j2"), over(1, "j1", "j2", gain=100), begun(2, "j1", "j3"),
-                       over(2, "j1", "j3", gain=201), begun(3, "j4", vc="vision", kind=Kind.GROW),
-                       begun(4, "j1", "j2"), over(4, "j1", "j2", verdict=Verdict.UNDONE, gain=-80),
-                       over(77, "j1")]  # fmt: skip
+    told: list[Any] = [
+        begun(1, "j1", "j2"),
+        over(1, "j1", "j2", gain=100),
+        begun(2, "j1", "j3"),
+        over(2, "j1", "j3", gain=201),
+        begun(3, "j4", vc="vision", kind=Kind.GROW),
+        begun(4, "j1", "j2"),
+        over(4, "j1", "j2", verdict=Verdict.UNDONE, gain=-80),
+        over(77, "j1"),
+    ]
     for fact in told:
         ledger.apply(fact)
 
@@ -174,8 +213,12 @@ def told(limit: int = 9) -> dict[str, Any]:
 def test_ledger(gateway: FakeGateway, run: Run) -> None:
     gateway.on("GET /v1/trials", told())
     code, out, err = run("ledger", "--vc", "nlp", "--kind", "pack", "--verdict", "kept")
-    assert gateway.last("GET /v1/trials").query == {"vc": "nlp", "kind": "pack", "limit": "100",
-                                                    "verdict": "kept"}  # fmt: skip
+    assert gateway.last("GET /v1/trials").query == {
+        "vc": "nlp",
+        "kind": "pack",
+        "limit": "100",
+        "verdict": "kept",
+    }
     first, second, *_ = out.splitlines()[1:]
     assert first.split()[:4] == ["1", "pack", "j1", "j2"]
     assert first.endswith("kept      1.00x  +12.3% (+7.3 to +17.3)  trial-gains")
@@ -201,8 +244,13 @@ def test_a_growth_names_its_sizes(gateway: FakeGateway, run: Run) -> None:
 
 
 def test_why_shows_what_was_tried_with_a_job(gateway: FakeGateway, run: Run) -> None:
-    answer = {"job": "j1", "state": "running", "reasons": [], "would_change": [],
-              "trials": told()["trials"]}  # fmt: skip
+    answer = {
+        "job": "j1",
+        "state": "running",
+        "reasons": [],
+        "would_change": [],
+        "trials": told()["trials"],
+    }
     gateway.on("GET /v1/jobs/j1/why", answer)
     out = run("why", "j1")[1].splitlines()
     assert out[1] == "what was tried with it:"

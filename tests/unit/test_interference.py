@@ -55,6 +55,8 @@ def test_pairs_that_were_not_fitted_are_met(gpu: str, error: float) -> None:
     off = []
     for first, second, rates in pairs[len(pairs) // 2 :]:
         a, b = loads[first], loads[second]
-        off += [abs(1 / (1 + contention(a, b)) - rates[0]),
-                abs(1 / (1 + contention(b, a)) - rates[1])]  # fmt: skip
+        off += [
+            abs(1 / (1 + contention(a, b)) - rates[0]),
+            abs(1 / (1 + contention(b, a)) - rates[1]),
+        ]
     assert sum(off) / len(off) < error

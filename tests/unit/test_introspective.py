@@ -35,16 +35,21 @@ def known(each: JobView, use: int, **more: Any) -> JobView:
 
 def runs(name: str, gpu: int, use: int, *, since: float = 30, **more: Any) -> JobView:
     """Return a measured job on one GPU of n1; its slice is not over."""
-    there = job(name, on=[("n1", 1)], ran=500, since=since, can=MOVES,
-                devices=(("n1", (gpu,)),))  # fmt: skip
+    there = job(name, on=[("n1", 1)], ran=500, since=since, can=MOVES, devices=(("n1", (gpu,)),))
     return known(replace(there, waiting_since=there.since), use, **more)
 
 
 def stood(name: str, gpu: int, use: int, **more: Any) -> JobView:
     """Return a measured job that was suspended a while ago on a GPU of n1: it is not due yet."""
     since = Instant(NOW - seconds(20))
-    each = replace(job(name, ran=100, can=MOVES), phase=Phase.AWAY, since=since,
-                   waiting_since=since, nodes=(("n1", 1),), devices=(("n1", (gpu,)),))  # fmt: skip
+    each = replace(
+        job(name, ran=100, can=MOVES),
+        phase=Phase.AWAY,
+        since=since,
+        waiting_since=since,
+        nodes=(("n1", 1),),
+        devices=(("n1", (gpu,)),),
+    )
     return known(each, use, **more)
 
 
@@ -110,9 +115,13 @@ def test_where_a_gang_has_stood_for_long_nothing_is_tried(
 ) -> None:
     def shown(stands: float) -> VcView:
         since = Instant(NOW - seconds(stands))
-        gang = replace(job("j9", gpus=2, ran=100 if home else 0, can=MOVES), waiting_since=since,
-                       since=since, nodes=home,
-                       phase=Phase.AWAY if home else Phase.WAITING)  # fmt: skip
+        gang = replace(
+            job("j9", gpus=2, ran=100 if home else 0, can=MOVES),
+            waiting_since=since,
+            since=since,
+            nodes=home,
+            phase=Phase.AWAY if home else Phase.WAITING,
+        )
         there = [runs("j1", 0, 100, since=5), runs("j2", 1, 200, since=5), stood("j3", 0, 50)]
         return seen([*there, gang], 2)
 
@@ -127,11 +136,19 @@ def test_on_a_crowded_server_whose_jobs_cannot_leave_it_they_are_packed_too() ->
     assert told(plan(replace(shown, nodes=nodes))) == "-j2"
 
 
-@pytest.mark.parametrize("guest, host", [
-    ({"utilisation": -1}, {}), ({"memory": 0}, {}), ({}, {"rate_milli": 0}),
-    ({"memory": 13 * GIB}, {}), ({"trial": 7}, {}), ({}, {"trial": 7}),
-    ({}, {"can": ("suspend",)}), ({"devices": (("n1", (1,)),), "can": TIED}, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "guest, host",
+    [
+        ({"utilisation": -1}, {}),
+        ({"memory": 0}, {}),
+        ({}, {"rate_milli": 0}),
+        ({"memory": 13 * GIB}, {}),
+        ({"trial": 7}, {}),
+        ({}, {"trial": 7}),
+        ({}, {"can": ("suspend",)}),
+        ({"devices": (("n1", (1,)),), "can": TIED}, {}),
+    ],
+)
 def test_nobody_is_packed_who_was_not_measured_does_not_fit_or_is_tried(
     guest: dict[str, Any], host: dict[str, Any]
 ) -> None:
@@ -175,8 +192,10 @@ def test_what_would_not_be_begun_is_not_proposed_and_the_next_is_tried(
 
 
 def test_who_hurts_his_neighbour_leaves_him_before_others_are_packed() -> None:
-    pair = [packed("j1", 0, "j2", since=61, rates=((1, 10_000),)),
-            packed("j2", 0, "j1", since=61, rates=((1, 9_000),))]  # fmt: skip
+    pair = [
+        packed("j1", 0, "j2", since=61, rates=((1, 10_000),)),
+        packed("j2", 0, "j1", since=61, rates=((1, 9_000),)),
+    ]
     more = [runs("j3", 1, 100), stood("j4", 1, 100)]
     assert tries(seen([*pair, *more], 2)) == [Unpack("j2", Reason.INTERFERES)]
     calm = [replace(each, rates=()) for each in pair]
@@ -202,8 +221,10 @@ def test_a_pack_counts_once_and_stays_while_others_take_turns() -> None:
 
 def mates(first: JobView, second: JobView) -> list[JobView]:
     """Return two of which it is known that they go well together."""
-    return [replace(first, mate=second.job, mate_milli=1600),
-            replace(second, mate=first.job, mate_milli=1600)]  # fmt: skip
+    return [
+        replace(first, mate=second.job, mate_milli=1600),
+        replace(second, mate=first.job, mate_milli=1600),
+    ]
 
 
 def test_who_goes_well_together_stands_and_goes_on_together() -> None:
@@ -315,10 +336,18 @@ def test_who_may_not_be_moved_keeps_nobody_from_it() -> None:
     assert tries(view(apart, nodes=3, move_after=SOON)) == []
 
 
-@pytest.mark.parametrize("more", [
-    {"slowdown": ()}, {"slowdown": ((1, 1000), (2, 1010))}, {"trial": 1}, {"partners": ("j9",)},
-    {"can": ("suspend",)}, {"pause": seconds(2000)}, {"slowdown": ((2, 1000), (3, 1500))},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"slowdown": ()},
+        {"slowdown": ((1, 1000), (2, 1010))},
+        {"trial": 1},
+        {"partners": ("j9",)},
+        {"can": ("suspend",)},
+        {"pause": seconds(2000)},
+        {"slowdown": ((2, 1000), (3, 1500))},
+    ],
+)
 def test_a_gang_stays_where_a_move_would_not_pay_or_cannot_be(more: dict[str, Any]) -> None:
     assert tries(view([gang("j1", ("n1", 2), ("n2", 2), **more)], nodes=3)) == []
 
@@ -350,8 +379,7 @@ def test_a_server_is_cleared_for_a_scattered_gang_that_gains_more_than_others_lo
     apart = gang("j1", ("n1", 1), ("n2", 1))
     rest = [gang("j2", ("n1", 3)), gang("j3", ("n2", 3)), small("j4", "n3"), gang("j5", ("n4", 3))]
     shown = view([apart, *rest], nodes=4)
-    assert tries(shown) == [Migrate("j1", Reason.CLOSER, ("n3",), trial=True,
-                                    needed_milli=PAYS)]  # fmt: skip
+    assert tries(shown) == [Migrate("j1", Reason.CLOSER, ("n3",), trial=True, needed_milli=PAYS)]
     large = gang("j1", ("n1", 2), ("n2", 2))
     rest = [gang("j2", ("n1", 2)), gang("j3", ("n2", 2)), small("j4", "n3"), gang("j5", ("n4", 3))]
     moved = Migrate("j4", Reason.MAKES_WHOLE, ("n4",), trial=True, needed_milli=980, defrag=True)
@@ -378,7 +406,9 @@ def test_idle_gpus_go_to_who_gains_the_most_by_them() -> None:
     flat = ((1, 4000), (2, 4800), (3, 5000))
     two = view([elastic("j1", "n1", rates=flat), elastic("j2", "n1")], nodes=1)
     assert [(each.job, each.workers) for each in tries(two) if isinstance(each, Resize)] == [
-        ("j2", 2), ("j1", 2)]  # fmt: skip
+        ("j2", 2),
+        ("j1", 2),
+    ]
     full = view([elastic("j1", "n1"), gang("j2", ("n1", 3))])
     assert tries(full) == []  # Only up to the GPUs of its server.
 
@@ -393,10 +423,17 @@ def test_nobody_grows_before_it_is_quiet_or_while_somebody_waits() -> None:
     assert tries(waits) == []
 
 
-@pytest.mark.parametrize("more", [
-    {"rates": ((1, 4000), (2, 4010))}, {"trial": 1}, {"can": MOVES}, {"rate_milli": 0},
-    {"expected": seconds(505)}, {"pause": seconds(3000)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rates": ((1, 4000), (2, 4010))},
+        {"trial": 1},
+        {"can": MOVES},
+        {"rate_milli": 0},
+        {"expected": seconds(505)},
+        {"pause": seconds(3000)},
+    ],
+)
 def test_nobody_grows_who_would_not_gain_or_cannot(more: dict[str, Any]) -> None:
     assert tries(view([elastic("j1", "n1", **more)], nodes=1)) == []
     cools = (TrialView("grow", ("a/j1",), SOON),)
@@ -435,8 +472,13 @@ def test_a_new_job_goes_where_it_would_had_nobody_grown_and_who_has_grown_there_
     assert told(scattered) == "+j3@n2,n1"
     # Who was somewhere before has not just come: it goes to what is free.
     since = Instant(NOW - seconds(20))
-    stands = replace(job("j3", 2, ran=100, can=MOVES), phase=Phase.AWAY, since=since,
-                     waiting_since=since, nodes=(("n1", 2),))  # fmt: skip
+    stands = replace(
+        job("j3", 2, ran=100, can=MOVES),
+        phase=Phase.AWAY,
+        since=since,
+        waiting_since=since,
+        nodes=(("n1", 2),),
+    )
     assert told(plan(view([grown, other, stands]))) == "+j3@n2"
 
 
@@ -485,17 +527,26 @@ def test_what_is_given_back_makes_room_for_whole_workers_and_in_the_vc() -> None
 
 
 def test_who_is_suspended_for_a_new_job_spares_others_from_shrinking() -> None:
-    stood = replace(came("j6", 5), submitted_at=Instant(NOW - seconds(100)),
-                    waiting_since=Instant(NOW - seconds(100)))  # fmt: skip
-    there = [elastic("j1", "n1", workers=3), job("j2", 1, on=[("n1", 1)], ran=500, since=300),
-             gang("j5", ("n2", 4), since=300)]  # fmt: skip
+    stood = replace(
+        came("j6", 5),
+        submitted_at=Instant(NOW - seconds(100)),
+        waiting_since=Instant(NOW - seconds(100)),
+    )
+    there = [
+        elastic("j1", "n1", workers=3),
+        job("j2", 1, on=[("n1", 1)], ran=500, since=300),
+        gang("j5", ("n2", 4), since=300),
+    ]
     assert told(plan(view([*there, stood]))) == "j1=2 -j5 +j6@n2,n1"
 
 
 def test_who_has_grown_is_as_large_as_it_is_for_what_is_tried_beside_turns() -> None:
     """Else a server would count as cleared by a move that leaves it as full as it is."""
-    there = [elastic("j1", "n1", workers=2), gang("j6", ("n1", 1)),
-             *(gang(f"j{n}", (f"n{n}", 15)) for n in (2, 3))]  # fmt: skip
+    there = [
+        elastic("j1", "n1", workers=2),
+        gang("j6", ("n1", 1)),
+        *(gang(f"j{n}", (f"n{n}", 15)) for n in (2, 3)),
+    ]
     new = came("j7", 15, hard=True)
     assert tries(view([*there, new], nodes=3, size=16)) == []
     # Who has never grown is moved.
@@ -551,9 +602,9 @@ def test_who_does_not_use_its_gpus_stands_back_if_that_is_wanted() -> None:
     assert tries(shown, idle_s=500) == []
 
 
-@pytest.mark.parametrize("options", [
-    {"defrag_free": 0}, {"defrag_free": 1.5}, {"grow_after_s": -1}, {"stalled_s": -1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{"defrag_free": 0}, {"defrag_free": 1.5}, {"grow_after_s": -1}, {"stalled_s": -1}]
+)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(NoPolicy, match=next(iter(options))):
         make("gandiva", options)

@@ -38,8 +38,13 @@ TOGETHER = 1600
 def stands(name: str, gpus: int = 4) -> JobView:
     """Return a gang of n1 that was suspended a while ago: it is not due yet."""
     since = Instant(NOW - seconds(20))
-    gang = replace(job(name, gpus, ran=100, can=MOVES), phase=Phase.AWAY, since=since,
-                   waiting_since=since, nodes=(("n1", gpus),))  # fmt: skip
+    gang = replace(
+        job(name, gpus, ran=100, can=MOVES),
+        phase=Phase.AWAY,
+        since=since,
+        waiting_since=since,
+        nodes=(("n1", gpus),),
+    )
     return known(gang, 900)
 
 

@@ -194,17 +194,29 @@ def test_a_stall_is_told_when_it_begins_and_when_it_is_over(service: Service) ->
         service.hears(report(second, progress), second)
         told += [each for each in service.ticks() if not is_rates(each)]
     assert told[1:] == [
-        Send("skep.v1.finding.stall",
-             Stalled(at=at(52), job="j1", attempt=1, since=at(20), trace=TRACE)),
-        Send("skep.v1.finding.stall",
-             Stalled(at=at(82), job="j1", attempt=1, since=at(20), over=True, trace=TRACE)),
-    ]  # fmt: skip
+        Send(
+            "skep.v1.finding.stall",
+            Stalled(at=at(52), job="j1", attempt=1, since=at(20), trace=TRACE),
+        ),
+        Send(
+            "skep.v1.finding.stall",
+            Stalled(at=at(82), job="j1", attempt=1, since=at(20), over=True, trace=TRACE),
+        ),
+    ]
 
 
 def test_a_job_that_was_suspended_goes_as_it_does_since(service: Service) -> None:
     def changed(goal: Goal) -> Facts:
-        return allocator(JobChanged(job="j1", attempt=1, goal=goal, result=Result.DONE,
-                                    why=Reason.PREEMPTED_BY_POLICY, at=at(0)))  # fmt: skip
+        return allocator(
+            JobChanged(
+                job="j1",
+                attempt=1,
+                goal=goal,
+                result=Result.DONE,
+                why=Reason.PREEMPTED_BY_POLICY,
+                at=at(0),
+            )
+        )
 
     for second in range(1, 31):
         service.hears(report(second, job("j1", rank(0, 10 * second, second, 0.1))), second + 0.1)
@@ -240,8 +252,9 @@ def test_a_job_without_a_mini_batch_is_never_stalled(service: Service) -> None:
 def test_what_is_not_heard_of_leaves_the_rates_then_memory(service: Service) -> None:
     service.hears(report(0.5, job("j1", rank(0, 2, 0.5))), 0.5)
     said = [service.ticks() for _ in range(60)]
-    assert all(each == [rates(second, rate("j1", 2, 0))]
-               for second, each in enumerate(said[:10], start=1))  # fmt: skip
+    assert all(
+        each == [rates(second, rate("j1", 2, 0))] for second, each in enumerate(said[:10], start=1)
+    )
     assert not any(said[10:])
     assert service.due() == 61.0
     assert service.ticks() == []
@@ -350,8 +363,7 @@ def test_a_trace_that_is_none_is_left_out(service: Service) -> None:
 def test_many_jobs_are_told_in_messages_of_bounded_size(service: Service) -> None:
     count = introspector.RATES_JOBS_MAX + 1
     for node in range(2):
-        largest = rank(0, COUNT_MAX, 0.0, 0.0, utilisation=1000,
-                       memory=COUNT_MAX)  # fmt: skip
+        largest = rank(0, COUNT_MAX, 0.0, 0.0, utilisation=1000, memory=COUNT_MAX)
         begin = 10**17
         jobs = [
             job(f"j{begin + number}", largest, attempt=10**9 - 1)

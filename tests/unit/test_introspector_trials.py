@@ -56,18 +56,27 @@ class Cluster:
         steps = 1 + self.now * 1000 // step_ms
         done_s = (steps - 1) * step_ms / 1000
         next_at = at(done_s + step_ms / 1000) if self.lasting else Instant(0)
-        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=at(done_s),
-                            next_at=next_at)  # fmt: skip
-        progress = JobProgress(job=job, attempt=self.attempt, world=1, ranks=(rank,),
-                               lasts=self.lasting)  # fmt: skip
+        rank = RankProgress(
+            rank=0, steps=steps, step_ns=step, last_step_at=at(done_s), next_at=next_at
+        )
+        progress = JobProgress(
+            job=job, attempt=self.attempt, world=1, ranks=(rank,), lasts=self.lasting
+        )
         return NodeReport(node=f"n{number}", at=at(self.now), jobs=(progress,))
 
 
 def trial(since: float = 1, until: float = 600, **fields: Any) -> Trials:
-    jobs = tuple(Before(job=job, attempt=1, gpus=1, rate_milli=SOLO, solo_milli=SOLO)
-                 for job in ("j1", "j2"))  # fmt: skip
-    one = OpenTrial(trial=3, kind=Kind.PACK, since=at(since) if since else Instant(0),
-                    until=at(until), needed_milli=1000, jobs=jobs)  # fmt: skip
+    jobs = tuple(
+        Before(job=job, attempt=1, gpus=1, rate_milli=SOLO, solo_milli=SOLO) for job in ("j1", "j2")
+    )
+    one = OpenTrial(
+        trial=3,
+        kind=Kind.PACK,
+        since=at(since) if since else Instant(0),
+        until=at(until),
+        needed_milli=1000,
+        jobs=jobs,
+    )
     return Trials(at=at(0), open=(one,))
 
 
@@ -87,9 +96,7 @@ def test_a_pack_is_judged_by_the_sum_of_rates_over_rates_alone(
     assert (found.trial, found.kept) == (3, kept)
     assert found.gain_milli == pytest.approx(gain, abs=20)
     assert found.low_milli <= found.gain_milli <= found.high_milli
-    assert [(each.job, each.samples) for each in found.after] == [
-        ("j1", samples), ("j2", samples),
-    ]  # fmt: skip
+    assert [(each.job, each.samples) for each in found.after] == [("j1", samples), ("j2", samples)]
     # It is said again every second, and no more once the trial has left the list.
     assert [now for now, _ in cluster.said] == list(range(second, 61))
     cluster.hear(Trials(at=at(60), open=()))

@@ -71,8 +71,12 @@ def test_a_job_says_which_sizes_it_can_have() -> None:
     assert allowed.objection(plan._replace(world=7)) == (
         "world is 7; the global batch has 6 samples"
     )
-    for sizes, batch, patience_s in (((0, 2), 8, 1.0), ((3, 2), 8, 1.0), ((4, 8), 3, 1.0),
-                                     ((1, 2), 8, 0.0)):  # fmt: skip
+    for sizes, batch, patience_s in (
+        ((0, 2), 8, 1.0),
+        ((3, 2), 8, 1.0),
+        ((4, 8), 3, 1.0),
+        ((1, 2), 8, 0.0),
+    ):
         with pytest.raises(ValueError, match=r"^(elastic|global_batch) is "):
             rules(sizes, batch, patience_s=patience_s)
 

@@ -33,8 +33,14 @@ WHOLE = "finally atexit\n"
 def run(tmp_path: Path, first: str, then: str = "") -> tuple[str, int, str]:
     """Return what a script prints that leaves, its status, and what is in its file."""
     code, file = textwrap.dedent(LEAVE).format(first=first, then=then), tmp_path / "log"
-    done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment(), text=True,
-                          capture_output=True, timeout=DEADLINE_S, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.stderr == ""
     return done.stdout, done.returncode, file.read_text()
 
@@ -48,8 +54,8 @@ KINDS = {
     "zip": "import zipfile; file = zipfile.ZipFile(sys.argv[1], 'w'); file.writestr('kept', '')",
     "frozen": "import gc; file = open(sys.argv[1], 'w'); file.write('kept'); gc.freeze()",
     "pipe": "import subprocess as sub; file = sub.Popen(['tee', sys.argv[1]], stdin=sub.PIPE,"
-            " stdout=sub.DEVNULL); file.stdin.write(b'kept')",
-}  # fmt: skip
+    " stdout=sub.DEVNULL); file.stdin.write(b'kept')",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,8 +65,13 @@ def test_files_are_as_whole_as_at_the_end_of_an_interpreter(tmp_path: Path, kind
     code = textwrap.dedent(code).replace("sys.argv[1]", "os.devnull", 1)
     code = code.replace("ending.leave()", KINDS[kind] + "\nending.leave()")
     file = tmp_path / "file"
-    subprocess.run([sys.executable, "-c", code, str(file)], env=environment(), check=True,
-                   capture_output=True, timeout=DEADLINE_S)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-c", code, str(file)],
+        env=environment(),
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
     # Who reads the pipe has ended: its errors have.
     if kind == "gz":
         assert gzip.decompress(file.read_bytes()) == b"kept"
@@ -72,8 +83,13 @@ def test_files_are_as_whole_as_at_the_end_of_an_interpreter(tmp_path: Path, kind
 
 def test_who_fails_on_the_way_out_says_so(tmp_path: Path) -> None:
     code = textwrap.dedent(LEAVE).format(first="ending.arm()", then="raise KeyError")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], env=environment(),
-                          capture_output=True, timeout=DEADLINE_S, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "log")],
+        env=environment(),
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.returncode == 1
 
 

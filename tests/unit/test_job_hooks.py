@@ -145,8 +145,7 @@ def test_training_goes_on_while_the_agent_is_away(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    "loop",
-    ["for _ in batches: pass", "for n, _ in enumerate(batches):\n    if n == 19: break"],
+    "loop", ["for _ in batches: pass", "for n, _ in enumerate(batches):\n    if n == 19: break"]
 )
 def test_batches_count_when_no_optimizer_steps(job: Job, loop: str) -> None:
     job.run(

@@ -43,9 +43,13 @@ def test_the_trainer_saves_when_a_window_of_accumulation_ends(
     monkeypatch.setattr(module, "Keeper", lambda: Keeper(tmp_path))
     callback = module.SkepCallback()
     trainer = SimpleNamespace(
-        global_step=4, accumulate_grad_batches=window, callback_metrics={}, received_sigterm=False,
-        is_global_zero=True, save_checkpoint=lambda path: path.touch(),
-    )  # fmt: skip
+        global_step=4,
+        accumulate_grad_batches=window,
+        callback_metrics={},
+        received_sigterm=False,
+        is_global_zero=True,
+        save_checkpoint=lambda path: path.touch(),
+    )
     callback.on_train_start(trainer, None)
     for batch in range(5):
         trainer.global_step += (batch + 1) % window == 0 or batch == 4

@@ -12,9 +12,7 @@ from skep_job import release as module
 from skep_job import snapshot
 from skep_job.release import PinnedMemory, Refused, SharedMemory, find, release, threads_beside
 
-pytestmark = [
-    pytest.mark.torch,
-]
+pytestmark = [pytest.mark.torch]
 
 KIB = 1024
 
@@ -214,8 +212,13 @@ class Tied:
     def __init__(self, torch: Any) -> None:
         base = torch.randn(300, 300)
         self.weight = torch.randn(200, 200)
-        self.parts = {"one": self.weight, "two": self.weight, "other": torch.randn(200, 200),
-                      "view": base[7:250].t(), "small": torch.randn(3)}  # fmt: skip
+        self.parts = {
+            "one": self.weight,
+            "two": self.weight,
+            "other": torch.randn(200, 200),
+            "view": base[7:250].t(),
+            "small": torch.randn(3),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return self.parts

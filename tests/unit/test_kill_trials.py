@@ -29,9 +29,16 @@ def test_every_service_dies_in_every_phase_once() -> None:
 
 def test_both_are_measured_once_each_has_been_told_with_its_memory() -> None:
     pair = Measured({"j1", "j2"}, None)
-    assert [pair.look(told) for told in (
-        outlook("j1"), rates("j2"), outlook("j2", memory=0), outlook("j3"), outlook("j2")
-    )] == [False, False, False, False, True]  # fmt: skip
+    assert [
+        pair.look(told)
+        for told in (
+            outlook("j1"),
+            rates("j2"),
+            outlook("j2", memory=0),
+            outlook("j3"),
+            outlook("j2"),
+        )
+    ] == [False, False, False, False, True]
 
 
 def test_the_moment_before_comes_with_the_rates_of_the_last_one() -> None:

@@ -61,12 +61,19 @@ def test_a_pace_is_told_once_it_is_steady_and_again_when_it_is_another(teller: T
     # Counted on from when the rate became what it is: 19 s at 2 mini-batches a second.
     assert pace.steps == 138
     assert pace.remaining == seconds((1000 - 138) / 2)
-    assert told.families == (FamilyScale(family="bert", gpu_type="v100", points=(
-        ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.5)),)),)  # fmt: skip
+    assert told.families == (
+        FamilyScale(
+            family="bert",
+            gpu_type="v100",
+            points=(ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.5)),),
+        ),
+    )
     teller.measured(rate(2100), times=60)
     teller.measured(rate(1000), times=5)
     assert [(second, each.jobs[0].rate_milli) for second, each in teller.told] == [
-        (21, 2000), (92, 1000)]  # fmt: skip
+        (21, 2000),
+        (92, 1000),
+    ]
 
 
 def test_a_small_difference_is_told_ten_minutes_later(teller: Teller) -> None:
@@ -89,8 +96,10 @@ def test_a_size_is_learned_from_when_the_rate_rests_on_it_alone(teller: Teller) 
     teller.measured(rate(2000, workers=4), times=3)
     teller.measured(rate(3600, workers=4), times=40)
     (points,) = [each.families[0].points for _, each in teller.told[1:] if each.families]
-    assert points == (ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.5)),
-                      ScalePoint(gpus=8, nodes=1, step_ns=Duration(277_777_777)))  # fmt: skip
+    assert points == (
+        ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.5)),
+        ScalePoint(gpus=8, nodes=1, step_ns=Duration(277_777_777)),
+    )
 
 
 def means(teller: Teller) -> list[tuple[int, int, int]]:
@@ -149,11 +158,20 @@ def test_everything_is_told_again_in_bounded_messages(
 
 
 def test_sizes_between_and_a_bit_beyond_those_measured_are_predicted() -> None:
-    points = [ScalePoint(gpus=gpus, nodes=1, step_ns=seconds(step))
-              for gpus, step in ((2, 1.0), (8, 0.25))]  # fmt: skip
+    points = [
+        ScalePoint(gpus=gpus, nodes=1, step_ns=seconds(step))
+        for gpus, step in ((2, 1.0), (8, 0.25))
+    ]
     assert scaling.rates(points, 2, range(1, 12)) == (
-        (1, 1000), (2, 2000), (3, 3000), (4, 4000), (5, 5000), (6, 6000), (7, 7000), (8, 8000),
-    )  # fmt: skip
+        (1, 1000),
+        (2, 2000),
+        (3, 3000),
+        (4, 4000),
+        (5, 5000),
+        (6, 6000),
+        (7, 7000),
+        (8, 8000),
+    )
     # Its own rate is what it is; the others are relative to it.
     assert scaling.rates(points, 2, range(1, 3), own=(2, 1000)) == ((1, 500), (2, 1000))
     assert scaling.rates(points[:1], 2, range(1, 4)) == ((1, 1000),)
@@ -161,15 +179,17 @@ def test_sizes_between_and_a_bit_beyond_those_measured_are_predicted() -> None:
 
 
 def test_a_gang_that_gets_slower_with_size_is_not_thought_to_get_faster_beyond() -> None:
-    points = [ScalePoint(gpus=gpus, nodes=1, step_ns=seconds(step))
-              for gpus, step in ((2, 1.0), (4, 1.5))]  # fmt: skip
+    points = [
+        ScalePoint(gpus=gpus, nodes=1, step_ns=seconds(step)) for gpus, step in ((2, 1.0), (4, 1.5))
+    ]
     assert scaling.rates(points, 1, range(4, 9))[-1] == (8, 667)
 
 
 def test_slowdowns_are_medians_over_sizes_relative_to_the_fewest_nodes() -> None:
-    points = [ScalePoint(gpus=gpus, nodes=nodes, step_ns=seconds(step))
-              for gpus, nodes, step in ((4, 1, 1.0), (4, 2, 1.5), (8, 1, 2.0), (8, 2, 2.2),
-                                        (16, 2, 1.0))]  # fmt: skip
+    points = [
+        ScalePoint(gpus=gpus, nodes=nodes, step_ns=seconds(step))
+        for gpus, nodes, step in ((4, 1, 1.0), (4, 2, 1.5), (8, 1, 2.0), (8, 2, 2.2), (16, 2, 1.0))
+    ]
     assert scaling.slowdown(points) == ((1, 1000), (2, 1300))
     assert scaling.slowdown(points[-1:]) == ()
 

@@ -65,15 +65,21 @@ def test_a_whole_spec_comes_back_with_seconds_and_bytes() -> None:
         "args": ["--epochs", "3"],
         "workdir": "/data",
         "env": {"A": "1"},
-        "resources": {"gpus": 2, "workers": 4, "gpu_type": "h200", "cpus": 8, "memory": "16GiB",
-                      "topology": {"within": "node", "hard": True}},
+        "resources": {
+            "gpus": 2,
+            "workers": 4,
+            "gpu_type": "h200",
+            "cpus": 8,
+            "memory": "16GiB",
+            "topology": {"within": "node", "hard": True},
+        },
         "priority": 7,
         "service_class": "opportunistic",
         "over_quota": "refuse",
         "limits": {"time": "2h", "retries": 3, "retry_on": ["exit", "signal", "not-started"]},
         "size": {"epochs": 3, "mini_batches_per_epoch": 10, "batch_size": 32, "family": "resnet"},
         "labels": {"who": "me"},
-    }  # fmt: skip
+    }
     assert parse_tree(tree) == JobSpec(
         name="gang",
         vc="nlp",
@@ -81,15 +87,21 @@ def test_a_whole_spec_comes_back_with_seconds_and_bytes() -> None:
         args=("--epochs", "3"),
         workdir="/data",
         env={"A": "1"},
-        resources=Resources(gpus=2, workers=4, gpu_type="h200", cpus=8, memory=16 * GIB,
-                            topology=Topology(hard=True)),
+        resources=Resources(
+            gpus=2,
+            workers=4,
+            gpu_type="h200",
+            cpus=8,
+            memory=16 * GIB,
+            topology=Topology(hard=True),
+        ),
         priority=7,
         service_class="opportunistic",
         over_quota="refuse",
         limits=Limits(time=7200, retries=3, retry_on=("exit", "signal", "not-started")),
         size=SizeHint(epochs=3, mini_batches_per_epoch=10, batch_size=32, family="resnet"),
         labels={"who": "me"},
-    )  # fmt: skip
+    )
 
 
 def test_one_line_for_the_shell_is_a_command() -> None:
@@ -115,21 +127,47 @@ RUN_TIME = "`run_time` must be seconds, or text such as `90s`, `15m`, `2h`, to a
 
 @pytest.mark.parametrize(
     "text, length_s",
-    [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86_400), (" 5s ", 5), (30, 30),
-     ("", None), ("5", None), ("5 s", None), ("-5s", None), ("1.5h", None), ("5w", None),
-     ("9" * 12 + "s", None)],
-)  # fmt: skip
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("2h", 7200),
+        ("1d", 86_400),
+        (" 5s ", 5),
+        (30, 30),
+        ("", None),
+        ("5", None),
+        ("5 s", None),
+        ("-5s", None),
+        ("1.5h", None),
+        ("5w", None),
+        ("9" * 12 + "s", None),
+    ],
+)
 def test_times(text: str | int, length_s: int | None) -> None:
     assert time_s(text) == length_s
 
 
 @pytest.mark.parametrize(
     "text, amount",
-    [("16GiB", 16 * GIB), ("16Gi", 16 * GIB), ("16 GB", 16 * 10**9), ("16G", 16 * 10**9),
-     ("3MiB", 3 * 2**20), ("3KB", 3000), ("1TiB", 2**40), ("512B", 512), ("512", 512), (7, 7),
-     ("", None), ("GiB", None), ("16XB", None), ("-1", None), ("1.5GiB", None),
-     ("9" * 16, None)],
-)  # fmt: skip
+    [
+        ("16GiB", 16 * GIB),
+        ("16Gi", 16 * GIB),
+        ("16 GB", 16 * 10**9),
+        ("16G", 16 * 10**9),
+        ("3MiB", 3 * 2**20),
+        ("3KB", 3000),
+        ("1TiB", 2**40),
+        ("512B", 512),
+        ("512", 512),
+        (7, 7),
+        ("", None),
+        ("GiB", None),
+        ("16XB", None),
+        ("-1", None),
+        ("1.5GiB", None),
+        ("9" * 16, None),
+    ],
+)
 def test_memory(text: str | int, amount: int | None) -> None:
     assert memory_bytes(text) == amount
 
@@ -140,16 +178,28 @@ def test_memory(text: str | int, amount: int | None) -> None:
 def test_a_spec_that_is_too_large_is_not_even_read() -> None:
     raw = b"[" * (SPEC_BYTES_MAX + 1)
     assert parse_spec(raw) == [
-        Problem(path="$", reason=Reason.TOO_LARGE,
-                text="the spec has 65537 bytes; at most 65536 are accepted")
-    ]  # fmt: skip
+        Problem(
+            path="$",
+            reason=Reason.TOO_LARGE,
+            text="the spec has 65537 bytes; at most 65536 are accepted",
+        )
+    ]
 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"name: train", b"\xff\xfe", b'{"name": "\\ud800"}', b"NaN", b"9" * 5000,
-     b'{"a":' * 10_000, b"[" * 60_000, b'{"name": "x"} trailing'],
-)  # fmt: skip
+    [
+        b"",
+        b"name: train",
+        b"\xff\xfe",
+        b'{"name": "\\ud800"}',
+        b"NaN",
+        b"9" * 5000,
+        b'{"a":' * 10_000,
+        b"[" * 60_000,
+        b'{"name": "x"} trailing',
+    ],
+)
 def test_what_is_not_json(raw: bytes) -> None:
     found = parse_spec(raw)
     assert isinstance(found, list)
@@ -158,9 +208,16 @@ def test_what_is_not_json(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree, kind", [([], "a list"), ("x", "text"), (True, "true or false"), (None, "null"),
-                   (7, "a number"), (1.5, "a number")]
-)  # fmt: skip
+    "tree, kind",
+    [
+        ([], "a list"),
+        ("x", "text"),
+        (True, "true or false"),
+        (None, "null"),
+        (7, "a number"),
+        (1.5, "a number"),
+    ],
+)
 def test_a_spec_is_an_object(tree: Any, kind: str) -> None:
     text = f"a spec is an object with keys, not {kind}"
     assert problems(tree) == [("$", Reason.WRONG_TYPE, text, "")]
@@ -201,9 +258,7 @@ def test_required_keys() -> None:
 @pytest.mark.parametrize("key", list(NOT_BUILT))
 def test_parts_of_the_schema_to_come_are_refused_as_such(key: str) -> None:
     text = f"{NOT_BUILT[key]} are not built yet"
-    assert problems(with_(key, {})) == [
-        (f"$.{key}", Reason.NOT_BUILT, text, f"leave `{key}` out")
-    ]  # fmt: skip
+    assert problems(with_(key, {})) == [(f"$.{key}", Reason.NOT_BUILT, text, f"leave `{key}` out")]
 
 
 def test_inference_is_not_built_yet() -> None:
@@ -278,20 +333,32 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("resources.gpus", 17, "`gpus` must be 1 to 16 (GPUs of one worker)"),
         ("resources.workers", 0, "`workers` must be 1 to 8192"),
         ("resources.workers", 8193, "`workers` must be 1 to 8192"),
-        ("resources", {"gpus": 8, "workers": 1025},
-         "it needs 8200 GPUs; at most 8192 make one gang"),
+        (
+            "resources",
+            {"gpus": 8, "workers": 1025},
+            "it needs 8200 GPUs; at most 8192 make one gang",
+        ),
         ("resources.cpus", -1, "`cpus` must be 0 to 4096 (CPUs of one worker)"),
         ("resources.memory", -1, "`memory` must be bytes, or text such as `16GiB`"),
         ("resources.memory", 2**53 + 1, "`memory` must be bytes, or text such as `16GiB`"),
         ("resources.memory", "lots", "`memory` must be bytes, or text such as `16GiB`"),
         ("limits.retries", 101, "`retries` must be 0 to 100"),
         ("limits.retries", -1, "`retries` must be 0 to 100"),
-        ("limits.time", 0,
-         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
-        ("limits.time", "366d",
-         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
-        ("limits.time", "soon",
-         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
+        (
+            "limits.time",
+            0,
+            "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year",
+        ),
+        (
+            "limits.time",
+            "366d",
+            "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year",
+        ),
+        (
+            "limits.time",
+            "soon",
+            "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year",
+        ),
         ("size.mini_batches", 0, "`mini_batches` must be 1 or more"),
         ("size.epochs", -1, "`epochs` must be 1 or more"),
         ("size.mini_batches_per_epoch", 0, "`mini_batches_per_epoch` must be 1 or more"),
@@ -300,17 +367,29 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("size.run_time", "soon", RUN_TIME),
         ("size.run_time", 1e9, RUN_TIME),
         ("size.family", "", "`family` must be 1 to 128 characters"),
-        ("runtime.image", "",
-         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
-        ("runtime.image", "a b",
-         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
-        ("runtime.image", "--privileged",
-         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
-        ("runtime.image", "a" * 513,
-         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
+        (
+            "runtime.image",
+            "",
+            "`image` must be the name of an image, such as `pytorch/pytorch:2.9`",
+        ),
+        (
+            "runtime.image",
+            "a b",
+            "`image` must be the name of an image, such as `pytorch/pytorch:2.9`",
+        ),
+        (
+            "runtime.image",
+            "--privileged",
+            "`image` must be the name of an image, such as `pytorch/pytorch:2.9`",
+        ),
+        (
+            "runtime.image",
+            "a" * 513,
+            "`image` must be the name of an image, such as `pytorch/pytorch:2.9`",
+        ),
         ("env", {"": "1"}, "`` must be a name that is not empty and has no `=`"),
     ],
-)  # fmt: skip
+)
 def test_absurd_values(path: str, value: Any, text: str) -> None:
     where = "$.env." if path == "env" else f"$.{path}"
     assert problems(with_(path, value)) == [(where, Reason.BAD_VALUE, text, "")]
@@ -318,9 +397,15 @@ def test_absurd_values(path: str, value: Any, text: str) -> None:
 
 @pytest.mark.parametrize(
     "value, kind",
-    [(1, "a number"), (1.5, "a number"), (True, "true or false"), (None, "null"), ([], "a list"),
-     ({}, "an object")],
-)  # fmt: skip
+    [
+        (1, "a number"),
+        (1.5, "a number"),
+        (True, "true or false"),
+        (None, "null"),
+        ([], "a list"),
+        ({}, "an object"),
+    ],
+)
 @pytest.mark.parametrize("key", ["env", "labels"])
 def test_values_of_variables_and_labels_are_text(key: str, value: Any, kind: str) -> None:
     text = f"`B` must be text, not {kind}"
@@ -341,9 +426,14 @@ def test_an_environment_variable_has_a_name() -> None:
 
 @pytest.mark.parametrize(
     "path, value",
-    [("command", ["a\0"]), ("command", "a\0"), ("workdir", "/\0"), ("env", {"A": "\0"}),
-     ("env", {"A\0": ""})],
-)  # fmt: skip
+    [
+        ("command", ["a\0"]),
+        ("command", "a\0"),
+        ("workdir", "/\0"),
+        ("env", {"A": "\0"}),
+        ("env", {"A\0": ""}),
+    ],
+)
 def test_nothing_that_reaches_a_process_holds_a_nul(path: str, value: Any) -> None:
     text = "`$` must be free of NUL characters"
     assert problems(with_(path, value)) == [("$", Reason.BAD_VALUE, text, "")]

@@ -530,8 +530,10 @@ def test_options_that_make_no_sense_are_refused(
         make(name, options)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items()
-                                  if kind.__module__.startswith("skep.policies.")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [name for name, kind in POLICIES.items() if kind.__module__.startswith("skep.policies.")],
+)
 def test_a_job_on_a_node_that_nobody_can_use_is_no_obstacle(name: str) -> None:
     """As where a node has gone bad, or others own it since, while the job still runs there."""
     there = job("j1", on=[("n9", 1)], since=10, ran=10)

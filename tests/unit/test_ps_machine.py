@@ -15,8 +15,13 @@ from skep_job.ps.placement import Placement, Spec
 
 SECOND = 1_000_000_000
 SPEC = Spec((Segment(0, "float32", 40_000),), 1024, True, False, True, "d")
-ANSWERS = {"prepare": "ready", "probe": "probed", "clock": "accepted", "move": "moved",
-           "switch": "switched"}  # fmt: skip
+ANSWERS = {
+    "prepare": "ready",
+    "probe": "probed",
+    "clock": "accepted",
+    "move": "moved",
+    "switch": "switched",
+}
 PHASES = list(ANSWERS)
 
 
@@ -36,9 +41,18 @@ class Member:
 
     def connect(self) -> None:
         self.link = self.world.new_link(self)
-        self.world.say(self, "hello", role=self.role, id=self.number, process=self.process,
-                       host="h", port=1, pending=self.pending, spec=SPEC.to_wire(),
-                       placement=self.placement and self.placement.to_wire())  # fmt: skip
+        self.world.say(
+            self,
+            "hello",
+            role=self.role,
+            id=self.number,
+            process=self.process,
+            host="h",
+            port=1,
+            pending=self.pending,
+            spec=SPEC.to_wire(),
+            placement=self.placement and self.placement.to_wire(),
+        )
 
     def take(self, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -190,8 +204,9 @@ def test_a_worker_with_another_model_is_refused() -> None:
     other = Member(world, "worker", 1)
     other.link = world.new_link(other)
     spec = SPEC._replace(digest="other").to_wire()
-    world.say(other, "hello", role="worker", id=1, process="x", host="h", port=1, pending=0,
-              spec=spec)  # fmt: skip
+    world.say(
+        other, "hello", role="worker", id=1, process="x", host="h", port=1, pending=0, spec=spec
+    )
     world.settle()
     assert other.over == "fail"
     assert world.placement.workers == (0,)

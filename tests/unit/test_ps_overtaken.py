@@ -51,10 +51,16 @@ class Job:
     def __init__(self, new_place: NewPlace, *, asynchronous: bool = True, rank: int = 0) -> None:
         self.coordinator, self.places = new_place(), {1: new_place(), 2: new_place()}
         self.parameter = nn.Parameter(torch.linspace(-1, 1, ELEMENTS))
-        self.joining = Later(lambda: SGD(
-            [self.parameter], lr=0.5, momentum=0.9, asynchronous=asynchronous,
-            where=self.coordinator.settings, rank=rank,
-        ))  # fmt: skip
+        self.joining = Later(
+            lambda: SGD(
+                [self.parameter],
+                lr=0.5,
+                momentum=0.9,
+                asynchronous=asynchronous,
+                where=self.coordinator.settings,
+                rank=rank,
+            )
+        )
         self.link = self.coordinator.side()
         hello = self.link.hear("hello")
         self.spec = Spec.of(hello["spec"])
@@ -114,9 +120,15 @@ def look(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.mark.parametrize(
     "asynchronous, outcome",
-    [(False, "open"), (False, "called-off"), (True, "open"), (True, "called-off"),
-     (True, "switch"), (True, "switch later")],
-)  # fmt: skip
+    [
+        (False, "open"),
+        (False, "called-off"),
+        (True, "open"),
+        (True, "called-off"),
+        (True, "switch"),
+        (True, "switch later"),
+    ],
+)
 def test_who_begins_is_no_newcomer_though_a_change_is_prepared_before_it_looks(
     new_place: NewPlace, look: threading.Event, asynchronous: bool, outcome: str
 ) -> None:

@@ -17,8 +17,14 @@ from tests.ps_kit import WITHIN_S, Place
 
 
 def status(servers: int, workers: int, **more: Any) -> Message:
-    return {"state": "running", "servers": list(range(1, servers + 1)), "queued": 0,
-            "workers": list(range(workers)), "scaling": "", **more}  # fmt: skip
+    return {
+        "state": "running",
+        "servers": list(range(1, servers + 1)),
+        "queued": 0,
+        "workers": list(range(workers)),
+        "scaling": "",
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,8 +127,9 @@ def test_the_first_rank_has_servers_come_and_go(job: Job) -> None:
     Scaling(job.control, job.place.settings, lambda: 7, job, count=1).install(joins=False)
     job.order("rescale", 1, generation=5, world=1, servers=3)
     job.until(lambda: job.heard)
-    assert job.heard == [{"type": "rescaled", "order": 1, "generation": 5, "step": 7,
-                          "pause_ns": 0}]  # fmt: skip
+    assert job.heard == [
+        {"type": "rescaled", "order": 1, "generation": 5, "step": 7, "pause_ns": 0}
+    ]
     assert job.servers == job.running == 3
     job.order("rescale", 2, generation=6, world=1, servers=1)
     job.until(lambda: len(job.heard) == 2)

@@ -204,10 +204,20 @@ def test_a_newcomer_goes_on_where_its_source_stood(stage: Stage) -> None:
 
 def request(side: Side, kind: str, elements: int = 0, value: float = 0.0, **fields: Any) -> None:
     content = torch.full((elements,), value)
-    side.say(kind, [view(content)] if elements else (), **{
-        "worker": 0, "generation": 1, "version": 0, "puts": 1, "updates": 0, "state": False,
-        "hypers": HYPERS, **fields,
-    })  # fmt: skip
+    side.say(
+        kind,
+        [view(content)] if elements else (),
+        **{
+            "worker": 0,
+            "generation": 1,
+            "version": 0,
+            "puts": 1,
+            "updates": 0,
+            "state": False,
+            "hypers": HYPERS,
+            **fields,
+        },
+    )
 
 
 def values(side: Side) -> list[float]:

@@ -41,22 +41,28 @@ def stepped(elements: int, gradients: list[list[Tensor]], hyper: Hyper) -> Tenso
 
 def drawn(steps: int, workers: int) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(3)
-    return [[torch.randn(ELEMENTS, generator=generator) for _ in range(workers)]
-            for _ in range(steps)]  # fmt: skip
+    return [
+        [torch.randn(ELEMENTS, generator=generator) for _ in range(workers)] for _ in range(steps)
+    ]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"momentum": momentum, "dampening": dampening, "weight_decay": decay, "nesterov": nesterov,
-         "maximize": maximize}
+        {
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
         for momentum, dampening, decay, nesterov, maximize in itertools.product(
             (0.0, 0.9), (0.0, 0.3), (0.0, 0.01), (False, True), (False, True)
         )
         if not nesterov or (momentum and not dampening)
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_it_does_what_sgd_does(options: dict[str, Any]) -> None:
     gradients = drawn(5, 3)
     ours = stepped(128, gradients, Hyper(lr=0.1, **options))

@@ -31,24 +31,31 @@ def test_times_are_seconds_and_trials_are_the_vcs_jobs() -> None:
         ({"budget": {"trials": 0}}, "$.budget.trials", Reason.BAD_VALUE, ""),
         ({"job": {"script": "a.py", "gpu": 1}}, "$.job.gpu", Reason.UNKNOWN_KEY, ""),
         ({"job": {"script": "a.py", "vc": "cv"}}, "$.job.vc", Reason.WRONG_VC, "leave it out"),
-        ({"space": {"lr": {"lgo": [1, 2]}}}, "$.space.lr.lgo", Reason.UNKNOWN_KEY,
-         "did you mean `log`?"),
+        (
+            {"space": {"lr": {"lgo": [1, 2]}}},
+            "$.space.lr.lgo",
+            Reason.UNKNOWN_KEY,
+            "did you mean `log`?",
+        ),
         ({"space": {"lr": {}}}, "$.space.lr", Reason.MISSING_KEY, ""),
         ({"space": {"lr": {"log": [0, 1]}}}, "$.space.lr.log", Reason.BAD_VALUE, ""),
         ({"space": {}}, "$.space", Reason.MISSING_KEY, "such as `{lr: {log: [0.0001, 0.1]}}`"),
         ({"exclusive": 2}, "$.exclusive", Reason.BAD_VALUE, "use 0 to 1"),
         ({"turn": "soon"}, "$.turn", Reason.BAD_VALUE, ""),
-        ({"method": "asha"}, "$.rungs", Reason.MISSING_KEY,
-         "such as `{first: 100, last: 2700, eta: 3}`"),
+        (
+            {"method": "asha"},
+            "$.rungs",
+            Reason.MISSING_KEY,
+            "such as `{first: 100, last: 2700, eta: 3}`",
+        ),
         ({"space": {"n": {"integer": [0, 10**400]}}}, "$.space.n.integer", Reason.BAD_VALUE, ""),
         ({"steps": 10**400}, "$.steps", Reason.BAD_VALUE, ""),
-        ({"budget": {"trials": 1, "gpu_time": 10**400}}, "$.budget.gpu_time", Reason.BAD_VALUE,
-         ""),
+        ({"budget": {"trials": 1, "gpu_time": 10**400}}, "$.budget.gpu_time", Reason.BAD_VALUE, ""),
         ({**ASHA, "rungs": {"first": 0, "last": 90}}, "$.rungs.first", Reason.BAD_VALUE, ""),
         ({**ASHA, "rungs": {"first": -1, "last": 90}}, "$.rungs.first", Reason.BAD_VALUE, ""),
         ({**ASHA, "rungs": {"first": 10, "last": 20}}, "$.rungs.last", Reason.BAD_VALUE, ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_told(
     changes: dict[str, Any], path: str, reason: Reason, suggestion: str
 ) -> None:
@@ -85,10 +92,13 @@ def test_requests_are_read(request_: dict[str, Any], kind: type) -> None:
         (b'{"do":"cancel","search":"s1","now":1}', "$.now", Reason.UNKNOWN_KEY),
         (b'{"do":"tell","search":"s1","trial":1}', "$.value", Reason.MISSING_KEY),
         (b'{"do":"tell","search":"s1","trial":1,"value":1e200}', "$.value", Reason.BAD_VALUE),
-        (b'{"do":"tell","search":"s1","trial":1,"value":1,"step":1%s}' % (b"0" * 80), "$.step",
-         Reason.BAD_VALUE),
+        (
+            b'{"do":"tell","search":"s1","trial":1,"value":1,"step":1%s}' % (b"0" * 80),
+            "$.step",
+            Reason.BAD_VALUE,
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_requests_are_refused(raw: bytes, path: str, reason: Reason) -> None:
     problems = parse_request(raw)
     assert isinstance(problems, list)

@@ -47,8 +47,11 @@ def stands(world: World) -> dict[int, str]:
 
 
 def turned(world: World) -> list[tuple[int, bool, Reason]]:
-    return [(fact.trial, fact.run, fact.why) for fact in world.driver.facts
-            if isinstance(fact, SearchTrialTurned)]  # fmt: skip
+    return [
+        (fact.trial, fact.run, fact.why)
+        for fact in world.driver.facts
+        if isinstance(fact, SearchTrialTurned)
+    ]
 
 
 def curve(world: World, number: int, *values: float) -> None:
@@ -68,15 +71,19 @@ def test_a_search_begins_with_as_many_trials_as_may_run(world: World) -> None:
     assert verdict.accepted
     assert verdict.search == "s1"
     facts: list[Any] = [SearchBegan(search="s1", spec=spec, at=at(0))]
-    facts += [SearchTrialAdded(search="s1", trial=n, params=drawn(spec, n), at=at(0))
-              for n in (1, 2)]  # fmt: skip
+    facts += [
+        SearchTrialAdded(search="s1", trial=n, params=drawn(spec, n), at=at(0)) for n in (1, 2)
+    ]
     assert world.driver.facts[1:] == facts
     found, first = world.machine.searches["s1"], world.trial(1)
     assert world.air == [
-        Send("skep.v1.submit.nlp", job_of(found, trial),
-             {subjects.KEY_HEADER: f"search/s1/{trial.number}/1"})
+        Send(
+            "skep.v1.submit.nlp",
+            job_of(found, trial),
+            {subjects.KEY_HEADER: f"search/s1/{trial.number}/1"},
+        )
         for trial in found.trials.values()
-    ]  # fmt: skip
+    ]
     job = job_of(found, first)
     assert job.args == (f"--lr={first.params['lr']}",)
     assert job.env["SKEP_PARAMETERS"] == msgspec.json.encode(first.params).decode()
@@ -84,8 +91,12 @@ def test_a_search_begins_with_as_many_trials_as_may_run(world: World) -> None:
 
 
 def test_the_same_seed_draws_the_same_parameters_in_range() -> None:
-    space = {"lr": {"log": [0.001, 1.0]}, "drop": {"uniform": [0.0, 0.5]},
-             "layers": {"integer": [1, 3]}, "kind": {"choice": ["sgd", "adam"]}}  # fmt: skip
+    space = {
+        "lr": {"log": [0.001, 1.0]},
+        "drop": {"uniform": [0.0, 0.5]},
+        "layers": {"integer": [1, 3]},
+        "kind": {"choice": ["sgd", "adam"]},
+    }
     spec = search(space=space)
     many: list[dict[str, Any]] = [drawn(spec, number) for number in range(1, 200)]
     assert many == [drawn(spec, number) for number in range(1, 200)]
@@ -166,8 +177,9 @@ def test_word_of_an_earlier_request_does_not_pass_for_the_latest(world: World) -
     world.settle()
     curve(world, 1, *[0.1] * POINTS_MIN)
     world.driver.tick(TURN_S)
-    (ask,) = [each for each in world.driver.tick(TURN_S + in_seconds(RESEND))
-              if isinstance(each, Send)]  # fmt: skip
+    (ask,) = [
+        each for each in world.driver.tick(TURN_S + in_seconds(RESEND)) if isinstance(each, Send)
+    ]
     world.deliver(ask)
     while world.read_one(1):
         pass
@@ -308,8 +320,16 @@ def test_who_made_room_for_others_is_not_resumed_by_its_search(world: World) -> 
 
     world.begin(parallel=1)
     world.settle()
-    world.alloc.append(JobChanged(job="j2", attempt=1, goal=Goal.SUSPEND, result=Result.DONE,
-                                  why=Reason.PREEMPTED, at=world.now))  # fmt: skip
+    world.alloc.append(
+        JobChanged(
+            job="j2",
+            attempt=1,
+            goal=Goal.SUSPEND,
+            result=Result.DONE,
+            why=Reason.PREEMPTED,
+            at=world.now,
+        )
+    )
     world.read_one(1)
     assert stands(world) == {1: "waiting"}
     assert not world.air
@@ -352,8 +372,9 @@ def test_a_trial_that_is_among_the_best_runs_on(world: World) -> None:
 
 
 def test_brackets_begin_later_and_have_fewer_trials(world: World) -> None:
-    world.begin(method="asha", parallel=13, live=13, budget={"trials": 13},
-                rungs={**RUNGS, "brackets": 2})  # fmt: skip
+    world.begin(
+        method="asha", parallel=13, live=13, budget={"trials": 13}, rungs={**RUNGS, "brackets": 2}
+    )
     (found,) = world.machine.searches.values()
     brackets = [trial.bracket for trial in found.trials.values()]
     assert brackets.count(0) == 8
@@ -506,11 +527,16 @@ def test_no_more_trials_than_the_budget(world: World) -> None:
 
 def test_parameters_of_a_search_without_a_space_are_bounded(world: World) -> None:
     client(world, space={})
-    for params in ({f"p{each}": 1 for each in range(65)}, {"p": "x" * 257}, {"p": 10**101},
-                   {"p" * 257: 1}):  # fmt: skip
+    for params in (
+        {f"p{each}": 1 for each in range(65)},
+        {"p": "x" * 257},
+        {"p": 10**101},
+        {"p" * 257: 1},
+    ):
         verdict = world.ask(do="ask", search="s1", params=params)
         assert [(each.path, each.reason) for each in verdict.problems] == [
-            ("$.params", Reason.BAD_VALUE)]  # fmt: skip
+            ("$.params", Reason.BAD_VALUE)
+        ]
     assert world.ask(do="ask", search="s1", params={"p": "x" * 256, "q": True}).accepted
 
 

@@ -133,8 +133,9 @@ def test_what_was_asked_for_has_its_first_turn_before_anybody_keeps_his(world: W
     assert stands(world)[1] == "running"
     world.pass_time(10 * TURN_S)
     assert [turn for turn in turned(world) if turn[0] == 1] == [
-        (1, False, Reason.SLICE_OVER), (1, True, Reason.BEST_PROMISE),
-    ]  # fmt: skip
+        (1, False, Reason.SLICE_OVER),
+        (1, True, Reason.BEST_PROMISE),
+    ]
 
 
 def test_a_short_curve_is_enough_to_be_ranked_by(world: World) -> None:

@@ -51,7 +51,9 @@ def test_policies_are_for_everyone_or_for_each_vc() -> None:
     for text in ("A=backfill+fifo", "fifo+A=backfill"):  # Whoever is named has its own.
         assert inputs.policies(text, ["A", "B"]) == mixed
     assert inputs.policies("tiresias-l:thresholds=[1e+3]+B=fifo", ["A", "B"]) == {
-        "A": ("tiresias-l", {"thresholds": [1e3]}), "B": ("fifo", {})}  # fmt: skip
+        "A": ("tiresias-l", {"thresholds": [1e3]}),
+        "B": ("fifo", {}),
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,9 +84,13 @@ def test_costs_times_and_seeds() -> None:
     )
     assert inputs.duration("14d", "--until") == seconds(14 * 86_400)
     assert [inputs.seeds(text) for text in ("3", "4-6", "9,2,9")] == [(0, 1, 2), (4, 5, 6), (9, 2)]
-    for wrong in (lambda: inputs.costs("begin=3"), lambda: inputs.duration("soon", "--until"),
-                  lambda: inputs.seeds("0"), lambda: inputs.seeds("x"),
-                  lambda: inputs.seeds("5-x")):  # fmt: skip
+    for wrong in (
+        lambda: inputs.costs("begin=3"),
+        lambda: inputs.duration("soon", "--until"),
+        lambda: inputs.seeds("0"),
+        lambda: inputs.seeds("x"),
+        lambda: inputs.seeds("5-x"),
+    ):
         with pytest.raises(WrongError):
             wrong()
 
@@ -183,9 +189,11 @@ def test_a_wrong_what_if_says_what_would_be_right(text: str, what: str) -> None:
 
 def test_a_private_cluster_is_what_a_vc_owns() -> None:
     chain = Chain(
-        gpu="v100", levels=(Level(name="socket", fanout=4), Level(name="node", fanout=2)),
-        node_level="node", nodes=tuple(NodeCell(node=f"n{n}") for n in range(6)),
-    )  # fmt: skip
+        gpu="v100",
+        levels=(Level(name="socket", fanout=4), Level(name="node", fanout=2)),
+        node_level="node",
+        nodes=tuple(NodeCell(node=f"n{n}") for n in range(6)),
+    )
     cluster = Cluster(
         chains={"c": chain},
         pins={"mine": Pin(chain="c", level="node", index=0)},

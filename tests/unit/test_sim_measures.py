@@ -30,11 +30,16 @@ def ran(
     )
     fields = {name: more.pop(name) for name in list(more) if name in TraceJob.__struct_fields__}
     told = TraceJob(
-        id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, vc=vc,
+        id=name,
+        at=seconds(at),
+        run_time=seconds(run_time),
+        gpus=gpus,
+        vc=vc,
         **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
-    gaps = zip([at, *(end for _, end in stretches)], [begin for begin, _ in stretches],
-               strict=False)  # fmt: skip
+    )
+    gaps = zip(
+        [at, *(end for _, end in stretches)], [begin for begin, _ in stretches], strict=False
+    )
     outcome = {
         "began": spans[0].began if spans else None,
         "ended": spans[-1].ended if spans else None,
@@ -48,9 +53,13 @@ def ran(
 def result(*jobs: JobOutcome, **more: object) -> RunResult:
     fields = {"gpus": 4, "node_gpus": 2, **more}
     return RunResult(
-        trace="t", cluster="2 x 2", policy="fifo", seed=0, jobs=jobs,
+        trace="t",
+        cluster="2 x 2",
+        policy="fifo",
+        seed=0,
+        jobs=jobs,
         **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -66,8 +75,11 @@ def test_quantiles_lie_between_two_values_in_proportion() -> None:
 def test_a_distribution_is_thinned_and_keeps_its_end() -> None:
     assert stat.distribution([2.0, 1.0]) == ((1.0, 0.5), (2.0, 1.0))
     assert stat.distribution([float(n) for n in range(1, 1001)], 4) == (
-        (250.0, 0.25), (500.0, 0.5), (750.0, 0.75), (1000.0, 1.0),
-    )  # fmt: skip
+        (250.0, 0.25),
+        (500.0, 0.5),
+        (750.0, 0.75),
+        (1000.0, 1.0),
+    )
 
 
 def test_steps_are_integrated() -> None:
@@ -131,8 +143,15 @@ def test_time_to_100_mini_batches_counts_from_submission() -> None:
 
 def test_size_classes_are_those_of_table_1() -> None:
     classes = [job.size_class(gpus) for gpus in (1, 2, 3, 4, 8, 9, 128)]
-    assert classes == ["1 GPU", "2 GPUs", "3-4 GPUs", "3-4 GPUs", "5-8 GPUs",
-                       "9 GPUs and more", "9 GPUs and more"]  # fmt: skip
+    assert classes == [
+        "1 GPU",
+        "2 GPUs",
+        "3-4 GPUs",
+        "3-4 GPUs",
+        "5-8 GPUs",
+        "9 GPUs and more",
+        "9 GPUs and more",
+    ]
 
 
 # --- fairness -------------------------------------------------------------------------------------
@@ -144,8 +163,9 @@ def test_rho_compares_with_the_tenants_share() -> None:
         ran("a1", 0, 100, (0, 100)),
         ran("a2", 0, 100, (100, 200)),
         ran("b1", 0, 100, (0, 100), vc="b"),
-        gpus=2, vc_gpus={"a": 1, "b": 1},
-    )  # fmt: skip
+        gpus=2,
+        vc_gpus={"a": 1, "b": 1},
+    )
     # a1: 100 s, asked for 2 of 1 all the time. a2: 200 s, asked for 2 and then 1: 1.5 on average.
     rho = fairness.finish_time_fairness(run)
     assert rho == {"a1": 0.5, "a2": pytest.approx(200 / 150), "b1": 1.0}
@@ -181,8 +201,13 @@ def test_fragmentation_is_that_of_the_paper() -> None:
 def test_fragmentation_is_that_of_each_nodes_own_size() -> None:
     """One node of 8 GPUs, half of them held, and four of 2: of one, one GPU is held."""
     sizes = {"n0": 8, **{f"k{index}": 2 for index in range(4)}}
-    run = result(ran("a", 0, 10, (0, 10), gpus=4), ran("b", 0, 10, (0, 10), node="k0"),
-                 gpus=16, node_gpus=8, nodes=sizes)  # fmt: skip
+    run = result(
+        ran("a", 0, 10, (0, 10), gpus=4),
+        ran("b", 0, 10, (0, 10), node="k0"),
+        gpus=16,
+        node_gpus=8,
+        nodes=sizes,
+    )
     over_time = series.series(run, 2)
     assert over_time.fragmentation[0] == pytest.approx((1 / 2 + 1 / 2) / 5)
     assert over_time.no_affinity[0] == 2 / 5
@@ -195,8 +220,9 @@ def test_gpus_that_packed_jobs_share_are_held_once() -> None:
         guest, spans=(msgspec.structs.replace(span, packed=True, guest=True),)
     )
     assert series.series(result(host, beside), 2) != series.series(result(host, guest), 2)
-    alone, shared = (series.series(each, 2).fragmentation
-                     for each in (result(host), result(host, beside)))  # fmt: skip
+    alone, shared = (
+        series.series(each, 2).fragmentation for each in (result(host), result(host, beside))
+    )
     assert alone == shared
 
 
@@ -217,11 +243,27 @@ def test_who_waits_is_counted_between_stretches() -> None:
 
 def test_what_was_sampled_is_taken_as_sampled() -> None:
     samples = (
-        Sample(at=seconds(0), allocated=4, busy=2.0, useful=1.0, waiting=0, running=1,
-               free_nodes=0, free=0),
-        Sample(at=seconds(10), allocated=0, busy=0.0, useful=0.0, waiting=0, running=0,
-               free_nodes=2, free=4),
-    )  # fmt: skip
+        Sample(
+            at=seconds(0),
+            allocated=4,
+            busy=2.0,
+            useful=1.0,
+            waiting=0,
+            running=1,
+            free_nodes=0,
+            free=0,
+        ),
+        Sample(
+            at=seconds(10),
+            allocated=0,
+            busy=0.0,
+            useful=0.0,
+            waiting=0,
+            running=0,
+            free_nodes=2,
+            free=4,
+        ),
+    )
     run = result(ran("a", 0, 10, (0, 10)), samples=samples)
     over_time = series.series(run, 3)
     assert over_time.allocated == (4.0, 4.0, 0.0)
@@ -231,10 +273,18 @@ def test_what_was_sampled_is_taken_as_sampled() -> None:
 
 def test_busy_is_of_the_time_since_the_first_submission() -> None:
     samples = tuple(
-        Sample(at=seconds(at), allocated=gpus, busy=gpus / 2, useful=0.0, waiting=0, running=0,
-               free_nodes=0, free=0)
+        Sample(
+            at=seconds(at),
+            allocated=gpus,
+            busy=gpus / 2,
+            useful=0.0,
+            waiting=0,
+            running=0,
+            free_nodes=0,
+            free=0,
+        )
         for at, gpus in ((0, 0), (90, 4))
-    )  # fmt: skip
+    )
     found = summary.measure(result(ran("a", 90, 10, (90, 100), gpus=4), samples=samples))
     assert (found.allocated, found.busy) == (1.0, 0.5)
 
@@ -283,10 +333,18 @@ def test_gpus_that_packed_jobs_share_are_allocated_once() -> None:
     ]
     packed.append(ran("c", 0, 0, (200, 200)))
     samples = tuple(
-        Sample(at=seconds(at), allocated=gpus, busy=gpus * 0.9, useful=0.0, waiting=0, running=0,
-               free_nodes=0, free=0)
+        Sample(
+            at=seconds(at),
+            allocated=gpus,
+            busy=gpus * 0.9,
+            useful=0.0,
+            waiting=0,
+            running=0,
+            free_nodes=0,
+            free=0,
+        )
         for at, gpus in ((0, 2), (50, 2), (100, 0), (200, 0))
-    )  # fmt: skip
+    )
     found = summary.measure(result(*packed, samples=samples))
     assert (found.makespan_s, found.allocated) == (200, 0.25)
     assert found.busy == pytest.approx(0.225)
@@ -312,9 +370,10 @@ def test_an_audit_names_jobs_and_windows_that_wait_longer_than_alone() -> None:
         ran("b3", 0, 50, (900, 950), vc="b", opportunistic=True),
     )
     alone_a = result(
-        ran("a1", 0, 50, (10, 60)), ran("a2", 60, 50, (160, 210)),
+        ran("a1", 0, 50, (10, 60)),
+        ran("a2", 60, 50, (160, 210)),
         ran("a3", day, 50, (day + 900, day + 950)),
-    )  # fmt: skip
+    )
     alone_b = result(ran("b1", 0, 50, (20, 70), vc="b"), ran("b2", 0, 50, (70, 120), vc="b"))
     found = audit(shared, [alone_a, alone_b], slack_s=30)
     a, b = found.tenants["a"], found.tenants["b"]

@@ -30,9 +30,17 @@ def test_every_subject_can_be_taken_apart(subject: str, parsed: Parsed) -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["", "skep", "skep.v1.submit", "skep.v2.submit.a", "other.v1.submit.a",
-                "skep.v1.node.a.b.c", "_INBOX.x.y.z"]
-)  # fmt: skip
+    "subject",
+    [
+        "",
+        "skep",
+        "skep.v1.submit",
+        "skep.v2.submit.a",
+        "other.v1.submit.a",
+        "skep.v1.node.a.b.c",
+        "_INBOX.x.y.z",
+    ],
+)
 def test_other_subjects_are_not_ours(subject: str) -> None:
     assert subjects.parse(subject) is None
 

@@ -16,9 +16,12 @@ from skep_services.supervisor.config import Cluster, ConfigError, Gateway, Nats
 
 
 def cluster() -> Cluster:
-    return Cluster(nats=Nats(url="", users={"vc-nlp": "secret"}), nodes=[],
-                   gateway=Gateway(url="", tokens={"vc-nlp": "token"}),
-                   vcs={"nlp": VirtualCluster(gpus=4)})  # fmt: skip
+    return Cluster(
+        nats=Nats(url="", users={"vc-nlp": "secret"}),
+        nodes=[],
+        gateway=Gateway(url="", tokens={"vc-nlp": "token"}),
+        vcs={"nlp": VirtualCluster(gpus=4)},
+    )
 
 
 def test_whoever_is_new_gets_a_user_and_a_token_once() -> None:

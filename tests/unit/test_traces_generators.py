@@ -168,15 +168,26 @@ def test_jobs_beyond_their_tenants_cells_can_be_made_opportunistic() -> None:
 
 def test_a_trace_in_numbers() -> None:
     jobs = tuple(
-        TraceJob(id=f"{n}", at=seconds(n * 10), run_time=seconds(n + 1), gpus=1 + n % 2,
-                 vc="ab"[n % 2], model="m" if n else "", deadline=Duration(0) if n == 3 else None,
-                 workers_max=2 if n < 2 else 0, opportunistic=n == 0)
+        TraceJob(
+            id=f"{n}",
+            at=seconds(n * 10),
+            run_time=seconds(n + 1),
+            gpus=1 + n % 2,
+            vc="ab"[n % 2],
+            model="m" if n else "",
+            deadline=Duration(0) if n == 3 else None,
+            workers_max=2 if n < 2 else 0,
+            opportunistic=n == 0,
+        )
         for n in range(4)
-    )  # fmt: skip
+    )
     found = summary(Trace(name="t", jobs=jobs))
     assert (found.jobs, found.gpus, found.vcs, found.models) == (
-        4, {1: 2, 2: 2}, {"a": 2, "b": 2}, {"m": 3},
-    )  # fmt: skip
+        4,
+        {1: 2, 2: 2},
+        {"a": 2, "b": 2},
+        {"m": 3},
+    )
     assert (found.span_s, found.run_mean_s, found.run_median_s, found.run_max_s) == (30, 2.5, 3, 4)
     assert found.gpu_hours == pytest.approx((1 + 4 + 3 + 8) / 3600)
     assert found.demand == pytest.approx(16 / 30)

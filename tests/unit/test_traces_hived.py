@@ -60,8 +60,10 @@ def test_days_can_be_steadier() -> None:
     usual = generate(SEED, Options(without=SMALL))
     steady = generate(SEED, Options(without=SMALL, day_sigma=0.0))
     assert len(steady.jobs) == len(usual.jobs)
-    busiest = [max(Counter(job.at // seconds(DAY_S) for job in trace.jobs if job.vc == "res-d")
-                   .values()) for trace in (steady, usual)]  # fmt: skip
+    busiest = [
+        max(Counter(job.at // seconds(DAY_S) for job in trace.jobs if job.vc == "res-d").values())
+        for trace in (steady, usual)
+    ]
     assert busiest[0] < 0.7 * busiest[1]
 
 
@@ -110,8 +112,10 @@ def test_the_testbeds_trace_is_a_part_with_models() -> None:
     found = generate(SEED, Options(days=10, part=0.3, models=True, without=SMALL))
     early = [job for job in whole().jobs if job.at < seconds(10 * DAY_S) and job.vc not in SMALL]
     assert 0.25 < len(found.jobs) / len(early) < 0.35
-    kinds = Counter(next(kind for kind, (_, names) in enumerate(hived.MODELS) if job.model in names)
-                    for job in found.jobs)  # fmt: skip
+    kinds = Counter(
+        next(kind for kind, (_, names) in enumerate(hived.MODELS) if job.model in names)
+        for job in found.jobs
+    )
     assert kinds[0] > kinds[1] > kinds[2] > 0
 
 
@@ -147,10 +151,15 @@ def test_too_few_nodes_are_refused() -> None:
 
 def test_phillys_own_jobs_can_be_drawn_from() -> None:
     jobs = [
-        TraceJob(id=f"{n}", at=seconds(n * 3600), run_time=seconds(100 * (1 + n % 3)),
-                 gpus=(1, 2, 4, 8, 16)[n % 5], vc=f"v{n % 4}")
+        TraceJob(
+            id=f"{n}",
+            at=seconds(n * 3600),
+            run_time=seconds(100 * (1 + n % 3)),
+            gpus=(1, 2, 4, 8, 16)[n % 5],
+            vc=f"v{n % 4}",
+        )
         for n in range(2000)
-    ]  # fmt: skip
+    ]
     past = Trace(name="philly", jobs=tuple(jobs))
     found = generate(SEED, Options(without=SMALL), past)
     assert len(found.jobs) == sum(sum(TENANTS[vc].jobs) for vc in TENANTS if vc not in SMALL)
@@ -163,8 +172,9 @@ def test_a_factor_makes_the_work_that_was_asked_for() -> None:
     sizes, lengths = [1, 2, 4], [10.0, 100.0, 1000.0]
     for work in (100.0, 1000.0, 5000.0):
         factor = scaled_to(work, sizes, lengths, 1200.0)
-        made = sum(size * min(factor * each, 1200.0)
-                   for size, each in zip(sizes, lengths, strict=True))  # fmt: skip
+        made = sum(
+            size * min(factor * each, 1200.0) for size, each in zip(sizes, lengths, strict=True)
+        )
         assert made == pytest.approx(work)
     assert scaled_to(1e9, sizes, lengths, 1200.0) == 120.0
 

@@ -83,57 +83,138 @@ def fixed(_: TraceJob) -> float:
 
 
 EXPECTED: dict[str, tuple[str, str, list[TraceJob]]] = {
-    "philly": ("philly", PHILLY, [
-        job("p2", 0, 2951, 8, vc="6214e9"), job("p1", 2932, 66, 1, vc="11cb48"),
-    ]),
-    "helios": ("helios", HELIOS, [
-        job("1425511", 0, 36848, 1, workers=1, vc="vcJkd", user="uXBbc", cpus=1),
-        job("1425512", 26, 249, 16, workers=2, vc="vchbv", user="uVMrF", cpus=32),
-    ]),
-    "tiresias": ("tiresias", TIRESIAS, [
-        job("0", 0, 164, 1, mini_batches=606, model="vgg19"),
-        job("1", 30, 147, 8, mini_batches=133, model="vgg11"),
-    ]),
-    "muri": ("muri", MURI, [
-        job("0", 0, 2868294, 1, mini_batches=5853661, model="dqn", batch_size=128, priority=1,
-            demands=(0.446, 0.008, 0.0005)),
-    ]),
-    "chronus": ("chronus", CHRONUS, [
-        job("1", 10 * MINUTE, 31 * MINUTE, 1, mini_batches=8897, model="resnet101", vc="7f04ca"),
-        job("0", 12 * MINUTE, 211 * MINUTE, 4, mini_batches=6910, model="resnet101", vc="103959",
-            deadline=seconds((12 + 282) * MINUTE)),
-    ]),
-    "elasticflow": ("elasticflow", ELASTICFLOW, [
-        job("0", 0, 5644, 1, mini_batches=2011, model="cifar10", batch_size=4096,
-            deadline=seconds(4511)),
-        job("1", 2065, 66, 8, mini_batches=1548, model="ncf", batch_size=32768,
-            deadline=seconds(2098)),
-    ]),
-    "pollux": ("pollux", POLLUX, [
-        job("cifar10-0", 107, 50, 6, model="cifar10", batch_size=2048),
-    ]),
-    "gavel of seven": ("gavel", GAVEL_7, [
-        job("g1", 6, 50, 1, model="ResNet-18 (batch size 32)", mini_batches=1000, batch_size=32),
-    ]),
-    "gavel of ten": ("gavel", GAVEL_10, [
-        job("g1", 163.057382, 50, 2, model="A3C", mini_batches=600),
-    ]),
-    "shockwave": ("gavel", SHOCKWAVE, [
-        job("g1", 55, 1418, 1, model="LM (batch size 10)", mini_batches=134583, batch_size=10),
-    ]),
-    "alibaba-2020": ("alibaba-2020", PAI, [
-        job("b", 0, 10, 2, workers=1, gpu_type="t4", cpus=6, memory=8 * GIB),
-        job("a", 10, 80, 2, workers=2, servers=1, gpu_type="v100", cpus=4, memory=8 * GIB),
-    ]),
-    "alibaba-2023": ("alibaba-2023", PODS, [
-        job("p0", 0, 90, 1, workers=1, cpus=12, memory=16 * GIB),
-        job("p1", 5, 100, 8, workers=1, cpus=89, memory=1024 * MIB, gpu_type="v100m16", tied=True,
-            opportunistic=True),
-    ]),
-    "skep": ("skep", OWN, [
-        TraceJob(id="a", at=Duration(5), run_time=Duration(7), gpus=8, workers=2, vc="nlp"),
-    ]),
-}  # fmt: skip
+    "philly": (
+        "philly",
+        PHILLY,
+        [job("p2", 0, 2951, 8, vc="6214e9"), job("p1", 2932, 66, 1, vc="11cb48")],
+    ),
+    "helios": (
+        "helios",
+        HELIOS,
+        [
+            job("1425511", 0, 36848, 1, workers=1, vc="vcJkd", user="uXBbc", cpus=1),
+            job("1425512", 26, 249, 16, workers=2, vc="vchbv", user="uVMrF", cpus=32),
+        ],
+    ),
+    "tiresias": (
+        "tiresias",
+        TIRESIAS,
+        [
+            job("0", 0, 164, 1, mini_batches=606, model="vgg19"),
+            job("1", 30, 147, 8, mini_batches=133, model="vgg11"),
+        ],
+    ),
+    "muri": (
+        "muri",
+        MURI,
+        [
+            job(
+                "0",
+                0,
+                2868294,
+                1,
+                mini_batches=5853661,
+                model="dqn",
+                batch_size=128,
+                priority=1,
+                demands=(0.446, 0.008, 0.0005),
+            )
+        ],
+    ),
+    "chronus": (
+        "chronus",
+        CHRONUS,
+        [
+            job(
+                "1", 10 * MINUTE, 31 * MINUTE, 1, mini_batches=8897, model="resnet101", vc="7f04ca"
+            ),
+            job(
+                "0",
+                12 * MINUTE,
+                211 * MINUTE,
+                4,
+                mini_batches=6910,
+                model="resnet101",
+                vc="103959",
+                deadline=seconds((12 + 282) * MINUTE),
+            ),
+        ],
+    ),
+    "elasticflow": (
+        "elasticflow",
+        ELASTICFLOW,
+        [
+            job(
+                "0",
+                0,
+                5644,
+                1,
+                mini_batches=2011,
+                model="cifar10",
+                batch_size=4096,
+                deadline=seconds(4511),
+            ),
+            job(
+                "1",
+                2065,
+                66,
+                8,
+                mini_batches=1548,
+                model="ncf",
+                batch_size=32768,
+                deadline=seconds(2098),
+            ),
+        ],
+    ),
+    "pollux": ("pollux", POLLUX, [job("cifar10-0", 107, 50, 6, model="cifar10", batch_size=2048)]),
+    "gavel of seven": (
+        "gavel",
+        GAVEL_7,
+        [job("g1", 6, 50, 1, model="ResNet-18 (batch size 32)", mini_batches=1000, batch_size=32)],
+    ),
+    "gavel of ten": (
+        "gavel",
+        GAVEL_10,
+        [job("g1", 163.057382, 50, 2, model="A3C", mini_batches=600)],
+    ),
+    "shockwave": (
+        "gavel",
+        SHOCKWAVE,
+        [job("g1", 55, 1418, 1, model="LM (batch size 10)", mini_batches=134583, batch_size=10)],
+    ),
+    "alibaba-2020": (
+        "alibaba-2020",
+        PAI,
+        [
+            job("b", 0, 10, 2, workers=1, gpu_type="t4", cpus=6, memory=8 * GIB),
+            job("a", 10, 80, 2, workers=2, servers=1, gpu_type="v100", cpus=4, memory=8 * GIB),
+        ],
+    ),
+    "alibaba-2023": (
+        "alibaba-2023",
+        PODS,
+        [
+            job("p0", 0, 90, 1, workers=1, cpus=12, memory=16 * GIB),
+            job(
+                "p1",
+                5,
+                100,
+                8,
+                workers=1,
+                cpus=89,
+                memory=1024 * MIB,
+                gpu_type="v100m16",
+                tied=True,
+                opportunistic=True,
+            ),
+        ],
+    ),
+    "skep": (
+        "skep",
+        OWN,
+        [TraceJob(id="a", at=Duration(5), run_time=Duration(7), gpus=8, workers=2, vc="nlp")],
+    ),
+}
 
 
 def lines(text: str) -> list[str]:
@@ -175,8 +256,9 @@ def test_alibabas_tasks_may_have_their_header() -> None:
 
 def test_roles_with_different_gpus_keep_all_of_them() -> None:
     """A chief with one GPU and three workers with two: 7 GPUs, and no telling how they spread."""
-    text = ("a,chief,1,Terminated,0,100,600,10,100,V100\n"
-            "a,worker,3,Terminated,0,100,600,10,200,V100\n")  # fmt: skip
+    text = (
+        "a,chief,1,Terminated,0,100,600,10,100,V100\na,worker,3,Terminated,0,100,600,10,200,V100\n"
+    )
     (found,) = read(lines(text), "file", "alibaba-2020").jobs
     assert (found.gpus, found.workers) == (7, 0)
     assert shape(found, 4) == (7, 1)
@@ -184,9 +266,11 @@ def test_roles_with_different_gpus_keep_all_of_them() -> None:
 
 
 def test_a_job_of_which_a_role_cannot_be_used_is_none() -> None:
-    text = ("b,chief,1,Terminated,0,100,600,10,100,V100\n"
-            "b,worker,8,Terminated,0,100,600,10,50,V100\n"
-            "c,worker,8,Terminated,0,100,600,10,100,V100\n")  # fmt: skip
+    text = (
+        "b,chief,1,Terminated,0,100,600,10,100,V100\n"
+        "b,worker,8,Terminated,0,100,600,10,50,V100\n"
+        "c,worker,8,Terminated,0,100,600,10,100,V100\n"
+    )
     found = read(lines(text), "file", "alibaba-2020", lenient=True)
     assert [each.id for each in found.jobs] == ["c"]
     assert [(each.row, each.column) for each in found.problems] == [
@@ -199,10 +283,11 @@ def test_a_job_of_which_a_role_cannot_be_used_is_none() -> None:
 
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration\n"
 BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
-    "no gpu": ("x,0,1,1,m,5", RowProblem(
-        2, "asks for no GPU", "num_gpu", NO_GPU)),
-    "part of a gpu": ("x,0.5,1,1,m,5", RowProblem(
-        2, "asks for a fraction of a GPU: 0.5", "num_gpu", WHOLE)),
+    "no gpu": ("x,0,1,1,m,5", RowProblem(2, "asks for no GPU", "num_gpu", NO_GPU)),
+    "part of a gpu": (
+        "x,0.5,1,1,m,5",
+        RowProblem(2, "asks for a fraction of a GPU: 0.5", "num_gpu", WHOLE),
+    ),
     "negative gpus": ("x,-1,1,1,m,5", RowProblem(2, "is negative: -1", "num_gpu")),
     "negative submission": ("x,1,-3,1,m,5", RowProblem(2, "is negative: -3", "submit_time")),
     "negative run time": ("x,1,1,1,m,-5", RowProblem(2, "is negative: -5", "duration")),
@@ -210,18 +295,24 @@ BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
     "empty run time": ("x,1,1,1,m,", RowProblem(2, "is empty", "duration")),
     "words": ("x,1,1,1,m,soon", RowProblem(2, "is not a number: 'soon'", "duration")),
     "far too long": ("x,1,1,1,m,1e300", RowProblem(2, "is too large: 1e300", "duration")),
-    "far too late": ("x,1,1e12,1,m,5", RowProblem(
-        2, "is too large: 1e+12 s", "submission", "3e+09 s (95 years) at the most")),
+    "far too late": (
+        "x,1,1e12,1,m,5",
+        RowProblem(2, "is too large: 1e+12 s", "submission", "3e+09 s (95 years) at the most"),
+    ),
     "nan": ("x,1,1,1,m,nan", RowProblem(2, "is not finite: 'nan'", "duration")),
     "inf": ("x,1,inf,1,m,5", RowProblem(2, "is not finite: 'inf'", "submit_time")),
-    "part of an iteration": ("x,1,1,1.5,m,5", RowProblem(
-        2, "is not a whole number: 1.5", "iterations")),
+    "part of an iteration": (
+        "x,1,1,1.5,m,5",
+        RowProblem(2, "is not a whole number: 1.5", "iterations"),
+    ),
     "too few values": ("x,1,1", RowProblem(2, "has 3 values, not 6")),
     "too many values": ("x,1,1,1,m,5,6", RowProblem(2, "has 7 values, not 6")),
     "no id": (",1,1,1,m,5", RowProblem(2, "is empty", "job_id")),
-    "twice": ("good,1,1,1,m,5", RowProblem(
-        2, "is there twice: 'good' is row 1", "id", "the first one counts")),
-}  # fmt: skip
+    "twice": (
+        "good,1,1,1,m,5",
+        RowProblem(2, "is there twice: 'good' is row 1", "id", "the first one counts"),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
@@ -238,25 +329,53 @@ def test_a_bad_row_is_refused_with_its_number_or_left_out_and_counted(case: str)
 
 
 OTHER_BAD_ROWS: dict[str, tuple[str, str, str, str]] = {
-    "not a time": ("philly", PHILLY.replace("2017-10-09 07:01:55", "yesterday"),
-                   "timestamp", "is not a time: 'yesterday'"),
+    "not a time": (
+        "philly",
+        PHILLY.replace("2017-10-09 07:01:55", "yesterday"),
+        "timestamp",
+        "is not a time: 'yesterday'",
+    ),
     "time missing": ("philly", PHILLY.replace("2017-10-09 07:01:55", ""), "timestamp", "is empty"),
-    "deadline": ("chronus", CHRONUS.replace("282-290", "x-290"),
-                 "expect_time_list", "is not a number: 'x'"),
-    "part of a gpu in per cent": ("alibaba-2020", PAI.replace("200.0", "50.0"),
-                                  "plan_gpu", "asks for a fraction of a GPU: 50.0 per cent"),
+    "deadline": (
+        "chronus",
+        CHRONUS.replace("282-290", "x-290"),
+        "expect_time_list",
+        "is not a number: 'x'",
+    ),
+    "part of a gpu in per cent": (
+        "alibaba-2020",
+        PAI.replace("200.0", "50.0"),
+        "plan_gpu",
+        "asks for a fraction of a GPU: 50.0 per cent",
+    ),
     "no gpu at all": ("alibaba-2020", PAI.replace("200.0", ""), "plan_gpu", "asks for no GPU"),
     "never ended": ("alibaba-2020", PAI.replace("80.0,90.0", "80.0,"), "end_time", "is empty"),
-    "part of a gpu in thousandths": ("alibaba-2023", PODS.replace("1,1000,,", "1,460,,"),
-                                     "gpu_milli", "asks for a fraction of a GPU: 460 thousandths"),
-    "never began": ("alibaba-2023", PODS.replace("100,10\n", "100,\n"),
-                    "scheduled_time", "is empty"),
-    "ended before it began": ("alibaba-2023", PODS.replace("100,10\n", "100,110\n"),
-                              "run time", "is negative"),
-    "too much memory": ("alibaba-2023", PODS.replace("12000,16384", "12000,1e15"),
-                        "memory", "is too large: 1.05e+21"),
+    "part of a gpu in thousandths": (
+        "alibaba-2023",
+        PODS.replace("1,1000,,", "1,460,,"),
+        "gpu_milli",
+        "asks for a fraction of a GPU: 460 thousandths",
+    ),
+    "never began": (
+        "alibaba-2023",
+        PODS.replace("100,10\n", "100,\n"),
+        "scheduled_time",
+        "is empty",
+    ),
+    "ended before it began": (
+        "alibaba-2023",
+        PODS.replace("100,10\n", "100,110\n"),
+        "run time",
+        "is negative",
+    ),
+    "too much memory": (
+        "alibaba-2023",
+        PODS.replace("12000,16384", "12000,1e15"),
+        "memory",
+        "is too large: 1.05e+21",
+    ),
     "nobody measured": ("gavel", GAVEL_10, "", "nobody measured how long it runs: A3C on 2 GPUs"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OTHER_BAD_ROWS)
@@ -286,8 +405,13 @@ def test_whatever_is_changed_in_a_file_rows_and_problems_add_up(case: str) -> No
             changed[rng.randrange(len(changed))] = rng.choice('-.,0e9x\t"\n ')
         rows = "".join(changed)
         try:
-            found = read(lines(f"{head}\n{rows}" if head else rows), "file", form, lenient=True,
-                         lengths=fixed)  # fmt: skip
+            found = read(
+                lines(f"{head}\n{rows}" if head else rows),
+                "file",
+                form,
+                lenient=True,
+                lengths=fixed,
+            )
         except BadTraceError:
             continue  # Nothing was left that is a job.
         told_rows = [problem.row for problem in found.problems if problem.row]
@@ -387,17 +511,26 @@ def test_a_trace_is_written_and_read_back_equal(case: str) -> None:
     "line, column, text",
     [
         ('{"id": "a", "at": 0, "run_time": 5}', "", "Object missing required field `gpus`"),
-        ('{"id": "a", "at": 0, "run_time": 5, "gpus": 1, "worker": 1}', "worker",
-         "is not a field of a job: 'worker'"),
-        ('{"id": "a", "at": 0, "run_time": "5", "gpus": 1}', "run_time",
-         "Expected `int`, got `str`"),
+        (
+            '{"id": "a", "at": 0, "run_time": 5, "gpus": 1, "worker": 1}',
+            "worker",
+            "is not a field of a job: 'worker'",
+        ),
+        (
+            '{"id": "a", "at": 0, "run_time": "5", "gpus": 1}',
+            "run_time",
+            "Expected `int`, got `str`",
+        ),
         ('{"id": "a", "at": -1, "run_time": 5, "gpus": 1}', "at", "is negative: -1"),
         ('{"id": "a", "at": 0, "run_time": 5, "gpus": 0}', "gpus", "asks for no GPU"),
-        ('{"id": "a", "at": 0, "run_time": 5, "gpus": 3, "workers": 2}', "workers",
-         "do not divide the GPUs: 2 of 3"),
+        (
+            '{"id": "a", "at": 0, "run_time": 5, "gpus": 3, "workers": 2}',
+            "workers",
+            "do not divide the GPUs: 2 of 3",
+        ),
         ("[1]", "", "is not a JSON object"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line_of_ones_own(line: str, column: str, text: str) -> None:
     head = '{"skep_trace": 1, "name": "x", "jobs": 2}'
     good = '{"id": "good", "at": 0, "run_time": 5, "gpus": 1}'

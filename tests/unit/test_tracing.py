@@ -22,15 +22,34 @@ from skep.wire.spec import JobSpec
 from skep_services.tracing import Decided, Decisions, spans
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-QUEUED = JobQueued(job="j1", spec=JobSpec(name="n", vc="v", command=("true",)),
-                   submitted_at=Instant(1), trace=TRACE)  # fmt: skip
-ENDED = JobEnded(job="j1", end=End.FAILED, why=Reason.EXITED_NONZERO, attempts=1, at=Instant(2),
-                 trace=TRACE)  # fmt: skip
+QUEUED = JobQueued(
+    job="j1",
+    spec=JobSpec(name="n", vc="v", command=("true",)),
+    submitted_at=Instant(1),
+    trace=TRACE,
+)
+ENDED = JobEnded(
+    job="j1", end=End.FAILED, why=Reason.EXITED_NONZERO, attempts=1, at=Instant(2), trace=TRACE
+)
 BIND = BindJob(
-    order=3, epoch=1, settled=0, node="n1", identity="i", job="j1", attempt=2, name="n", vc="v",
-    argv=("true",), ranks=(RankPlan(rank=0, local_rank=0, devices=(0,)),), world=1, node_rank=0,
-    nodes=1, master_address="127.0.0.1", master_port=1, trace=TRACE,
-)  # fmt: skip
+    order=3,
+    epoch=1,
+    settled=0,
+    node="n1",
+    identity="i",
+    job="j1",
+    attempt=2,
+    name="n",
+    vc="v",
+    argv=("true",),
+    ranks=(RankPlan(rank=0, local_rank=0, devices=(0,)),),
+    world=1,
+    node_rank=0,
+    nodes=1,
+    master_address="127.0.0.1",
+    master_port=1,
+    trace=TRACE,
+)
 STARTED = MemberStarted(node="n1", identity="i", job="j1", attempt=2, at=Instant(5), trace=TRACE)
 
 
@@ -79,8 +98,11 @@ def test_facts_commands_and_calls_become_spans_of_their_job() -> None:
     ]
     found = list(spans("allocator", Tick(), effects))
     assert [name for name, _, _ in found] == [
-        "allocator JobQueued", "allocator BindJob", "allocator StartRank", "allocator PublishEvent",
-    ]  # fmt: skip
+        "allocator JobQueued",
+        "allocator BindJob",
+        "allocator StartRank",
+        "allocator PublishEvent",
+    ]
     assert {trace for _, trace, _ in found} == {TRACE}
     assert found[1][2] == {"job": "j1", "attempt": 2, "node": "n1", "order": 3}
 
@@ -115,18 +137,34 @@ async def test_one_line_and_the_spans_of_each_decision() -> None:
     beat = Heartbeat(node="n1", identity="i", at=Instant(1))
     observer.decided(Tick(), [Send("s", beat)], Instant(1), Instant(2))
     observer.decided(Tick(), [], Instant(1), Instant(2))
-    observer.decided(beat, [Record(JobWaits(job="", why=Reason.WAITS_BEHIND))], Instant(1),
-                     Instant(1))  # fmt: skip
+    observer.decided(
+        beat, [Record(JobWaits(job="", why=Reason.WAITS_BEHIND))], Instant(1), Instant(1)
+    )
     observer.decided(Unreadable(subject="s", text="t"), [], Instant(1), Instant(2))
     assert warned.kept == [{"event": "unreadable", "subject": "s", "text": "t"}]
     assert lines == [], "written with the step they belong to"
     await observer.flush()
     assert [json.loads(msgspec.json.encode(line)) for line in lines] == [
-        {"service": "allocator", "took": "Tick", "out": ["JobEnded"], "job": "j1",
-         "trace": "a" * 32, "timestamp": "2017-07-14T02:40:00.000000Z", "event": "decided",
-         "level": "info"},
-        {"service": "allocator", "took": "Heartbeat", "out": ["JobWaits"], "job": "", "trace": "",
-         "timestamp": "1970-01-01T00:00:00.000000Z", "event": "decided", "level": "info"},
-    ]  # fmt: skip
+        {
+            "service": "allocator",
+            "took": "Tick",
+            "out": ["JobEnded"],
+            "job": "j1",
+            "trace": "a" * 32,
+            "timestamp": "2017-07-14T02:40:00.000000Z",
+            "event": "decided",
+            "level": "info",
+        },
+        {
+            "service": "allocator",
+            "took": "Heartbeat",
+            "out": ["JobWaits"],
+            "job": "",
+            "trace": "",
+            "timestamp": "1970-01-01T00:00:00.000000Z",
+            "event": "decided",
+            "level": "info",
+        },
+    ]
     assert kept.kept == [("allocator JobEnded", TRACE)]
     assert kept.flushes == 1

@@ -24,8 +24,24 @@ def test_a_job_is_called_after_its_submission() -> None:
     assert job_sequence(job_id(17)) == 17
 
 
-@pytest.mark.parametrize("text", ["", "j", "17", "jx", "J17", "j-1", "j0", "j017", "j1 ", "j١",
-                                  "j1\n", "j" + "9" * 21, "j" + "9" * 5000])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "j",
+        "17",
+        "jx",
+        "J17",
+        "j-1",
+        "j0",
+        "j017",
+        "j1 ",
+        "j١",
+        "j1\n",
+        "j" + "9" * 21,
+        "j" + "9" * 5000,
+    ],
+)
 def test_what_is_not_a_job_id_has_no_sequence(text: str) -> None:
     assert job_sequence(text) is None
 

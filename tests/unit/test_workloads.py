@@ -15,16 +15,7 @@ from skep.workloads.names import gpu_type, normalised
 from skep.workloads.situation import Steady
 from skep.workloads.table import Place, Work, between, fewest, nearest, scaled, together
 from tests import needs
-from tests.workload_kit import (
-    GAVEL,
-    PAIRS,
-    PLACEMENTS,
-    SCALABILITY,
-    at,
-    job,
-    small,
-    small_tables,
-)
+from tests.workload_kit import GAVEL, PAIRS, PLACEMENTS, SCALABILITY, at, job, small, small_tables
 
 
 @pytest.mark.parametrize(
@@ -253,11 +244,14 @@ def test_a_table_says_nothing_of_a_model_that_it_does_not_know() -> None:
     for table in (*small_tables(), Figures()):
         assert "nobody" not in table.models()
         answers = (
-            table.rate(stranger, place), table.locality(stranger, place, (2,)),
-            table.packed(stranger, stranger, place), table.beside(stranger, stranger, place),
-            table.utilisation(stranger, place), table.memory(stranger),
+            table.rate(stranger, place),
+            table.locality(stranger, place, (2,)),
+            table.packed(stranger, stranger, place),
+            table.beside(stranger, stranger, place),
+            table.utilisation(stranger, place),
+            table.memory(stranger),
             table.seconds(stranger, place),
-        )  # fmt: skip
+        )
         assert answers == (None,) * 7, table.name
     # A3C was measured on one GPU only, and Pollux's BERT and ElasticFlow's GPT-2 on one type.
     assert small_tables()[0].rate(Work("a3c"), Place("v100", (2,), 2)) is None
@@ -311,8 +305,10 @@ def test_the_published_tables_are_read() -> None:
     # Chronus as its README says it: 1.00 / 0.58 / 0.32.
     vgg = job("vgg16", 4)
     assert [round(models.speed(vgg, at(*split)), 2) for split in ((4,), (2, 2), (1, 1, 1, 1))] == [
-        1.0, 0.58, 0.32,
-    ]  # fmt: skip
+        1.0,
+        0.58,
+        0.32,
+    ]
     assert models.sources_of("ResNet-50 (batch size 64)")[:2] == ("dl2", "gavel")
     # VGG-16 with 4 servers and 8 workers failed: it is taken from its neighbours.
     vgg = job("vgg16", 8, workers=8, servers=4)
@@ -325,9 +321,16 @@ def test_leaving_measurements_out_says_how_far_off_gaps_are() -> None:
 
     found = validate(tuple(small_tables()))
     assert list(found) == [
-        "gavel.gpus", "gavel.eight", "gavel.batch", "gavel.pairs", "pollux.splits", "pollux.nodes",
-        "chronus.nodes", "dl2.servers", "elasticflow.gpus",
-    ]  # fmt: skip
+        "gavel.gpus",
+        "gavel.eight",
+        "gavel.batch",
+        "gavel.pairs",
+        "pollux.splits",
+        "pollux.nodes",
+        "chronus.nodes",
+        "dl2.servers",
+        "elasticflow.gpus",
+    ]
     # Chronus: 0.6 on two nodes, and between 1 on one and 0.3 on four lies sqrt(0.3).
     off = round((0.6 - math.sqrt(0.3)) / 0.6 * 100, 1)
     assert found["chronus.nodes"]["vgg16"] == {"mean": off, "worst": off, "measured": 1}

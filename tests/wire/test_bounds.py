@@ -116,16 +116,32 @@ def test_the_walk_finds_what_has_no_bound() -> None:
         half: Annotated[float, Meta(ge=0)] | None = None
 
     assert list(unbounded(Open, "", set())) == [
-        "Open.number: any int", "Open.texts: any text", "Open.rest: a dict of any length",
+        "Open.number: any int",
+        "Open.texts: any text",
+        "Open.rest: a dict of any length",
         "Open.half: any float",
-    ]  # fmt: skip
+    ]
 
 
-JOINED = {"type": "node-joined", "node": "n1", "identity": "a", "incarnation": 1,
-          "address": "10.0.0.1", "ports": [20000, 20499], "gpus": [{"index": 0, "type": "v100"}],
-          "cpus": 8, "memory": 2**36}  # fmt: skip
-STEPPED = {"type": "member-stepped", "node": "n1", "identity": "a", "job": "j1", "attempt": 1,
-           "at": 1}  # fmt: skip
+JOINED = {
+    "type": "node-joined",
+    "node": "n1",
+    "identity": "a",
+    "incarnation": 1,
+    "address": "10.0.0.1",
+    "ports": [20000, 20499],
+    "gpus": [{"index": 0, "type": "v100"}],
+    "cpus": 8,
+    "memory": 2**36,
+}
+STEPPED = {
+    "type": "member-stepped",
+    "node": "n1",
+    "identity": "a",
+    "job": "j1",
+    "attempt": 1,
+    "at": 1,
+}
 HOSTILE = [
     (JOINED, "incarnation", 10**30),
     (JOINED, "incarnation", 2**31),
@@ -177,9 +193,16 @@ def test_what_was_recorded_out_of_bounds_is_read_as_it_was() -> None:
     absurd = msgspec.structs.replace(
         joined(), incarnation=10**30, gpus=(Gpu(index=2**31, type="t" * 10_000),)
     )
-    over = MemberExited(node="n1", identity="a", job="j99999999999999999999", attempt=-1, at=T0,
-                        outcome=Outcome.EXITED, values={"loss" * 100: 1e300}, steps=2**70,
-                        )  # fmt: skip
+    over = MemberExited(
+        node="n1",
+        identity="a",
+        job="j99999999999999999999",
+        attempt=-1,
+        at=T0,
+        outcome=Outcome.EXITED,
+        values={"loss" * 100: 1e300},
+        steps=2**70,
+    )
     facts = (NodeAdded(joined=absurd), PartOver(event=2**65, exited=over))
     chain = Chain("test", NodeAdded | PartOver)
     _, payload = chain.encode(facts, {}, T0, 1)
@@ -191,8 +214,15 @@ def test_what_was_recorded_out_of_bounds_is_read_as_it_was() -> None:
 
 def test_the_allocators_followers_read_what_was_recorded() -> None:
     absurd = msgspec.structs.replace(joined(), incarnation=10**30)
-    record = {"v": 1, "n": 1, "prev": NO_RECORD, "epoch": 1, "at": 1, "pos": {},
-              "facts": [NodeAdded(joined=absurd)]}  # fmt: skip
+    record = {
+        "v": 1,
+        "n": 1,
+        "prev": NO_RECORD,
+        "epoch": 1,
+        "at": 1,
+        "pos": {},
+        "facts": [NodeAdded(joined=absurd)],
+    }
     event = codec.read("skep.v1.fact.allocator", msgspec.json.encode(record), {}, 1, T0)
     assert isinstance(event, codec.Facts)
     assert event.facts == (NodeAdded(joined=absurd),)

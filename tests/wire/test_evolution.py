@@ -52,8 +52,20 @@ def nested(tree: Any) -> Iterator[dict[str, Any]]:
 
 def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a message that may grow: not specs, clusters, problems, maps by name."""
-    closed = {"spec", "problems", "cluster", "asked", "vcs", "chains", "pins", "env", "gpus",
-              "values", "params", "remaining"}  # fmt: skip
+    closed = {
+        "spec",
+        "problems",
+        "cluster",
+        "asked",
+        "vcs",
+        "chains",
+        "pins",
+        "env",
+        "gpus",
+        "values",
+        "params",
+        "remaining",
+    }
     yield tree
     for key, value in tree.items():
         if key not in closed:
@@ -177,8 +189,9 @@ def problems_of(raw: bytes) -> tuple[Any, ...]:
 
 
 def test_the_longest_advice_fits_a_message() -> None:
-    jobs = tuple(JobAdvice(job=f"j{10**18 + n}", why=Reason.PREDICTED_SHORTEST) for n in
-                 range(ADVISED_MAX))  # fmt: skip
+    jobs = tuple(
+        JobAdvice(job=f"j{10**18 + n}", why=Reason.PREDICTED_SHORTEST) for n in range(ADVISED_MAX)
+    )
     advice = QueueAdvice(at=T0, expires_at=T0, jobs=jobs)
     assert len(codec.encode(advice)) < bounds.MESSAGE_BYTES_MAX
 

@@ -20,8 +20,9 @@ def at(later: int) -> Instant:
 def test_notes_are_read_back_record_by_record() -> None:
     notes, reader = InputNotes(), NotesReader()
     beat = Heartbeat(node="n1", identity="i", at=at(1))
-    advice = QueueAdvice(at=at(2), expires_at=at(9),
-                         jobs=(JobAdvice(job="j1", why=Reason.ARRIVAL),))  # fmt: skip
+    advice = QueueAdvice(
+        at=at(2), expires_at=at(9), jobs=(JobAdvice(job="j1", why=Reason.ARRIVAL),)
+    )
     notes.restarted(at(0))
     notes.tick(at(5), led=False)
     notes.tick(at(5), led=True)
@@ -63,8 +64,9 @@ def test_advice_is_noted_by_what_is_new_in_it() -> None:
     assert sizes[2] < sizes[1]
 
     for job in ("x", "j0", "j01"):
-        strange = QueueAdvice(at=at(1), expires_at=at(5),
-                              jobs=(JobAdvice(job=job, why=Reason.ARRIVAL),))  # fmt: skip
+        strange = QueueAdvice(
+            at=at(1), expires_at=at(5), jobs=(JobAdvice(job=job, why=Reason.ARRIVAL),)
+        )
         notes.heard(strange, at(2))
         assert reader.read(notes.take()) == [Input(at(2), message=strange)]
 
@@ -100,12 +102,20 @@ def test_what_is_too_long_for_a_record_is_noted_as_such_and_forgotten() -> None:
 
 
 def test_the_longest_outlook_is_noted_whole() -> None:
-    pace = JobPace(job="j" + "9" * 18, attempt=10**9, steps=10**15, rate_milli=10**12,
-                   utilisation=1000, memory=10**15, remaining=Duration(10**18))  # fmt: skip
+    pace = JobPace(
+        job="j" + "9" * 18,
+        attempt=10**9,
+        steps=10**15,
+        rate_milli=10**12,
+        utilisation=1000,
+        memory=10**15,
+        remaining=Duration(10**18),
+    )
     point = ScalePoint(gpus=10**5, nodes=10**4, step_ns=Duration(10**15))
     family = FamilyScale(family="f" * 64, gpu_type="g" * 20, points=(point,))
-    told = Outlook(at=at(1), jobs=(pace,) * outlook.JOBS_MAX,
-                   families=(family,) * outlook.POINTS_TOLD)  # fmt: skip
+    told = Outlook(
+        at=at(1), jobs=(pace,) * outlook.JOBS_MAX, families=(family,) * outlook.POINTS_TOLD
+    )
     notes = InputNotes()
     notes.heard(told, at(2))
     assert NotesReader().read(notes.take()) == [Input(at(2), message=told)]

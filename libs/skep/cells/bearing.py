@@ -138,8 +138,11 @@ def _spare(chain: ChainState) -> Iterator[Relieve]:
         yield _relieve(chain, cell)
     for level in range(chain.topology.top, 0, -1):
         while chain.doomed_at[level] and chain.forest.serves(level):
-            least = min(_idle(chain, level), default=None,
-                        key=lambda cell: (chain.firm_gpus(cell), cell.index))  # fmt: skip
+            least = min(
+                _idle(chain, level),
+                default=None,
+                key=lambda cell: (chain.firm_gpus(cell), cell.index),
+            )
             if least is None:
                 break
             yield _relieve(chain, least)
@@ -179,8 +182,11 @@ def _share_out(chain: ChainState) -> Iterator[Bear | Relieve]:
         cells = sorted(_idle(chain, level), key=lambda cell: cell.index)
         pools = {pool.vc: pool for pool in chain.pools.values() if not pool.pin}
         owners = _owners(cells, pools, level)
-        moved = [(cell.index, owner) for cell, owner in zip(cells, owners, strict=True)
-                 if cell.pool.vc != owner]  # fmt: skip
+        moved = [
+            (cell.index, owner)
+            for cell, owner in zip(cells, owners, strict=True)
+            if cell.pool.vc != owner
+        ]
         for index, _ in moved:
             yield _relieve(chain, chain.bound[level][index])
         for index, owner in moved:

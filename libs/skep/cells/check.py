@@ -147,8 +147,11 @@ def _indexes(chain: ChainState) -> None:
         assert listed == {cell: busy[cell] for cell in forest.free[level]}, level
         assert set(forest.ill[level]) == {cell for cell in forest.free[level] if firm[cell]}
         for lower in range(1, level):
-            part = {cell for cell in forest.free[level]
-                    if busy[cell] and forest.clean[level][lower][cell]}  # fmt: skip
+            part = {
+                cell
+                for cell in forest.free[level]
+                if busy[cell] and forest.clean[level][lower][cell]
+            }
             assert set(forest.part[level][lower]) == part, (level, lower)
     for node in range(shape.count[shape.node_level]):
         kind, idle = chain.kind[node], shape.node_size - forest.busy[shape.node_level][node]
@@ -193,9 +196,17 @@ def _pools(cells: Cells, chain: ChainState) -> None:
 def _units(chain: ChainState) -> None:
     shape, forest = chain.topology, chain.forest
     for pool in chain.pools.values():
-        units = [(min(level, shape.node_level), unit) for level, index in pool.bound
-                 for unit in shape.within(level, index, min(level, shape.node_level))]  # fmt: skip
-        listed = {(level, unit): room for level, each in enumerate(pool.loose)
-                  for room, unitset in each.items() for unit in unitset}  # fmt: skip
-        assert listed == {(level, unit): shape.size[level] - forest.firm[level][unit]
-                          for level, unit in units}, pool.vc  # fmt: skip
+        units = [
+            (min(level, shape.node_level), unit)
+            for level, index in pool.bound
+            for unit in shape.within(level, index, min(level, shape.node_level))
+        ]
+        listed = {
+            (level, unit): room
+            for level, each in enumerate(pool.loose)
+            for room, unitset in each.items()
+            for unit in unitset
+        }
+        assert listed == {
+            (level, unit): shape.size[level] - forest.firm[level][unit] for level, unit in units
+        }, pool.vc

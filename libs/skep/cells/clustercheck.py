@@ -13,13 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from skep.cells import feasible
 from skep.cells.hostlist import NODE_NAME
-from skep.cells.levels import (
-    cells_by_level,
-    devices_of,
-    gpus_by_level,
-    gpus_per_node,
-    level_names,
-)
+from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
 from skep.ids import is_token
 from skep.wire.cluster import JOBS_MAX, Chain, Cluster, QuarantineRule, VirtualCluster
 from skep.wire.parse import nearest
@@ -141,8 +135,11 @@ def rest_problems(
 def _quarantine(rule: QuarantineRule) -> Iterator[Problem]:
     path = "$.quarantine"
     for key, least, most in (
-        ("jobs", 0, 1000), ("within", 1, SECONDS_MAX), ("window", 1, SECONDS_MAX), ("share", 0, 1),
-    ):  # fmt: skip
+        ("jobs", 0, 1000),
+        ("within", 1, SECONDS_MAX),
+        ("window", 1, SECONDS_MAX),
+        ("share", 0, 1),
+    ):
         value = getattr(rule, key)
         if not least <= value <= most:
             text = f"`{key}` is {value}; it must be {least} to {most}"
@@ -190,8 +187,9 @@ def level_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
     """Yield what is wrong with a chain's levels: with such, no sizes can be told."""
     if not 1 <= len(chain.levels) <= LEVELS_MAX:
         text = f"a chain has 1 to {LEVELS_MAX} levels above one GPU, not {len(chain.levels)}"
-        yield problem(paths.levels(name), Reason.BAD_VALUE, text,
-                      "the smallest chain: levels: {node: 4}")  # fmt: skip
+        yield problem(
+            paths.levels(name), Reason.BAD_VALUE, text, "the smallest chain: levels: {node: 4}"
+        )
     if not is_name(chain.leaf):
         yield _bad_name(f"{paths.chain(name)}.leaf", chain.leaf, "a level")
     seen = {chain.leaf: True}

@@ -191,8 +191,10 @@ class _Reader:
         path, usual = "$.quarantine", QUARANTINE
         tree = self.mapping(value, path, "an object")
         self.keys(tree, QUARANTINE_KEYS, path)
-        numbers = {key: self.number(tree.get(key, getattr(usual, key)), f"{path}.{key}")
-                   for key in ("jobs", "within", "window")}  # fmt: skip
+        numbers = {
+            key: self.number(tree.get(key, getattr(usual, key)), f"{path}.{key}")
+            for key in ("jobs", "within", "window")
+        }
         share, signs = tree.get("share", usual.share), tree.get("signs", list(usual.signs))
         if type(share) not in (int, float):
             self.wrong_type(f"{path}.share", "a number from 0 to 1", share)
@@ -246,8 +248,9 @@ class _Reader:
             NodeCell(node=node, devices=() if devices.get(node) == plain else devices.get(node, ()))
             for node in nodes
         )
-        chain = Chain(gpu=gpu, levels=levels, node_level=node_level, nodes=cells, leaf=leaf,
-                      names=names)  # fmt: skip
+        chain = Chain(
+            gpu=gpu, levels=levels, node_level=node_level, nodes=cells, leaf=leaf, names=names
+        )
         # That cells are not full may only mean that nodes could not be read.
         told = len(self.found) > before or not sized
         self.found += [
@@ -320,9 +323,14 @@ class _Reader:
         return found
 
     def cells(
-        self, value: Any, path: str, chain: Chain, level: int, names: dict[str, str],
+        self,
+        value: Any,
+        path: str,
+        chain: Chain,
+        level: int,
+        names: dict[str, str],
         nodes: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read several cells of a level, named in an object or without names in a list."""
         entries: list[tuple[str, str, Any]]
         if isinstance(value, list):
@@ -542,8 +550,9 @@ def _cell_index(chain: Chain, level: int, parts: list[str]) -> int | str:
     if len(parts) == 1:
         if level == node_level and first in nodes:
             return nodes[first]
-        named = {called: cell for cell, called in chain.names.items()
-                 if cell.startswith(f"{title}/")}  # fmt: skip
+        named = {
+            called: cell for cell, called in chain.names.items() if cell.startswith(f"{title}/")
+        }
         if first in named:
             return int(named[first].rpartition("/")[2])
         known = [*named, *(list(nodes)[:1000] if level == node_level else ())]

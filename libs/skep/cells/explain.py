@@ -48,8 +48,10 @@ def waits(cells: Cells, request: Request) -> Why:
         return Why(Reason.FITS_NO_CELL, text)
     if not request.guaranteed:
         return _waits_for_idle(cells, request)
-    reports = [_report(chain, pool, request)
-               for chain, pool in cells.offers(request.vc, request.gpu, request.pin)]  # fmt: skip
+    reports = [
+        _report(chain, pool, request)
+        for chain, pool in cells.offers(request.vc, request.gpu, request.pin)
+    ]
     return min(reports, key=lambda report: ORDER.index(report.reason))
 
 
@@ -155,8 +157,11 @@ def _users(chain: ChainState, pool: Pool, request: Request) -> dict[Hold, int]:
 
 def _named(users: dict[Hold, int]) -> str:
     order = sorted(users, key=lambda hold: (-users[hold], hold.job))
-    told = [f"{hold.job} ({gpus_text(users[hold])}, priority {hold.priority}"
-            f"{', reserved' if hold.claims else ''})" for hold in order[:NAMES_MAX]]  # fmt: skip
+    told = [
+        f"{hold.job} ({gpus_text(users[hold])}, priority {hold.priority}"
+        f"{', reserved' if hold.claims else ''})"
+        for hold in order[:NAMES_MAX]
+    ]
     if len(order) > NAMES_MAX:
         told.append(f"and {len(order) - NAMES_MAX} more jobs")
     return ", ".join(told)
@@ -170,8 +175,10 @@ def _bad(chain: ChainState, pool: Pool) -> str:
         cell = chain.cell_of(leaf)
         if cell is not None and cell.pool is pool:
             nodes[shape.node(leaf)] = nodes.get(shape.node(leaf), 0) + 1
-    told = [f"{count} bad GPUs on {node}" if count > 1 else f"1 bad GPU on {node}"
-            for node, count in list(nodes.items())[:NAMES_MAX]]  # fmt: skip
+    told = [
+        f"{count} bad GPUs on {node}" if count > 1 else f"1 bad GPU on {node}"
+        for node, count in list(nodes.items())[:NAMES_MAX]
+    ]
     if len(nodes) > NAMES_MAX:
         told.append(f"more on {len(nodes) - NAMES_MAX} other nodes")
     return ", ".join(told)
@@ -200,5 +207,12 @@ def _roomiest(chain: ChainState) -> int:
     shape = chain.topology
     if shape.top == shape.node_level:
         return shape.node_size - min(chain.forest.busy[shape.top], default=shape.node_size)
-    return max((idle for counts in chain.by_idle[shape.top]
-                for idle in range(shape.node_size, -1, -1) if counts[idle]), default=0)  # fmt: skip
+    return max(
+        (
+            idle
+            for counts in chain.by_idle[shape.top]
+            for idle in range(shape.node_size, -1, -1)
+            if counts[idle]
+        ),
+        default=0,
+    )

@@ -46,9 +46,14 @@ def spare(shares: Shares, request: Request) -> dict[str, int]:
 
 
 def place_yielding(
-    chain: ChainState, holds: Mapping[str, Hold], request: Request, shares: Shares, loss: Loss,
-    limit: Limit, stoppable: Callable[[str], bool],
-) -> Placement | None:  # fmt: skip
+    chain: ChainState,
+    holds: Mapping[str, Hold],
+    request: Request,
+    shares: Shares,
+    loss: Loss,
+    limit: Limit,
+    stoppable: Callable[[str], bool],
+) -> Placement | None:
     """Return a placement for which jobs of tenants above their share are stopped.
 
     On one node if the gang fits there, else over several. Victims are those that lose least.
@@ -59,9 +64,12 @@ def place_yielding(
     yielding = {
         hold.job
         for hold in holds.values()
-        if hold.chain == shape.name and hold.priority == OPPORTUNISTIC and not hold.claims
-        and hold.gpus <= left.get(hold.vc, 0) and stoppable(hold.job)
-    }  # fmt: skip
+        if hold.chain == shape.name
+        and hold.priority == OPPORTUNISTIC
+        and not hold.claims
+        and hold.gpus <= left.get(hold.vc, 0)
+        and stoppable(hold.job)
+    }
     found = _on_one(chain, holds, request, shares, loss, limit, yielding)
     if found is None and len(request.sizes) > 1:
         found = place_gang(chain, holds, request, loss, limit, yielding, left)
@@ -69,23 +77,35 @@ def place_yielding(
 
 
 def _on_one(
-    chain: ChainState, holds: Mapping[str, Hold], request: Request, shares: Shares, loss: Loss,
-    limit: Limit, yielding: set[str],
-) -> Placement | None:  # fmt: skip
+    chain: ChainState,
+    holds: Mapping[str, Hold],
+    request: Request,
+    shares: Shares,
+    loss: Loss,
+    limit: Limit,
+    yielding: set[str],
+) -> Placement | None:
     shape, sizes = chain.topology, request.sizes
     within = shape.level(request.within) if request.within and request.hard else shape.node_level
     if sum(sizes) > shape.node_size or within is None:
         return None
-    nodes = dict.fromkeys(leaf // shape.node_size for job in sorted(yielding)
-                          for spot in holds[job].spots for leaf in spot.leaves)  # fmt: skip
+    nodes = dict.fromkeys(
+        leaf // shape.node_size
+        for job in sorted(yielding)
+        for spot in holds[job].spots
+        for leaf in spot.leaves
+    )
     best: tuple[float, Placement] | None = None
     for node in nodes:
         if limit is not None and limit(shape.nodes[node]) < len(sizes):
             continue
         lower = min(within, shape.node_level)
         for cell in shape.within(shape.node_level, node, lower):
-            leaves = [leaf for leaf in available(chain, lower, cell, 0)
-                      if leaf not in chain.claim and _gives(chain, leaf, yielding)]  # fmt: skip
+            leaves = [
+                leaf
+                for leaf in available(chain, lower, cell, 0)
+                if leaf not in chain.claim and _gives(chain, leaf, yielding)
+            ]
             spoils = seize(chain, leaves, sizes, loss, {})
             if spoils is None or not spoils.victims:
                 continue

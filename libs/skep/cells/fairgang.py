@@ -27,9 +27,14 @@ Spare = Mapping[str, int]
 
 
 def place_gang(
-    chain: ChainState, holds: Mapping[str, Hold], request: Request, loss: Loss, limit: Limit,
-    yielding: Iterable[str], spare: Spare,
-) -> Placement | None:  # fmt: skip
+    chain: ChainState,
+    holds: Mapping[str, Hold],
+    request: Request,
+    loss: Loss,
+    limit: Limit,
+    yielding: Iterable[str],
+    spare: Spare,
+) -> Placement | None:
     """Return a placement over several nodes for which `yielding` jobs are stopped, or None.
 
     A tenant gives as many GPUs as it has to `spare`, at most.
@@ -55,8 +60,7 @@ def place_gang(
                     nodes.setdefault(leaf // shape.node_size, []).append(leaf)
     best: tuple[float, Placement] | None = None
     for domain, gains in domains.items():
-        inside = (shape.within(level, domain, shape.node_level) if level
-                  else range(len(shape.nodes)))  # fmt: skip
+        inside = shape.within(level, domain, shape.node_level) if level else range(len(shape.nodes))
         room = _Room(chain, inside, sizes, limit, gains)
         victims = room.victims({job: holds[job] for job in gains}, loss, spare)
         if victims:
@@ -83,17 +87,25 @@ class _Room:
     """Where workers of one size fit in part of a chain, depending on who is stopped."""
 
     def __init__(
-        self, chain: ChainState, nodes: range, sizes: list[int], limit: Limit,
+        self,
+        chain: ChainState,
+        nodes: range,
+        sizes: list[int],
+        limit: Limit,
         gains: Mapping[str, Mapping[int, list[int]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.chain, self.gains = chain, gains
         self.gpus, self.wanted = sizes[0], len(sizes)
         shape, busy = chain.topology, chain.forest.busy[chain.topology.node_level]
         touched = dict.fromkeys(node for each in gains.values() for node in each)
-        self.idle = {node: shape.node_size - busy[node] for node in nodes
-                     if node in touched or shape.node_size - busy[node] >= self.gpus}  # fmt: skip
-        self.most = {node: self.wanted if limit is None else limit(shape.nodes[node])
-                     for node in self.idle}  # fmt: skip
+        self.idle = {
+            node: shape.node_size - busy[node]
+            for node in nodes
+            if node in touched or shape.node_size - busy[node] >= self.gpus
+        }
+        self.most = {
+            node: self.wanted if limit is None else limit(shape.nodes[node]) for node in self.idle
+        }
         self.unused = sum(self.slots(node, idle) for node, idle in self.idle.items())
         self.on: dict[int, list[str]] = {}
         """By node: who could be stopped there."""
@@ -111,9 +123,10 @@ class _Room:
         for job in victims:
             for node, leaves in self.gains[job].items():
                 more[node] = more.get(node, 0) + len(leaves)
-        return self.unused + sum(self.slots(node, self.idle[node] + count)
-                                 - self.slots(node, self.idle[node])
-                                 for node, count in more.items())  # fmt: skip
+        return self.unused + sum(
+            self.slots(node, self.idle[node] + count) - self.slots(node, self.idle[node])
+            for node, count in more.items()
+        )
 
     def left(self, victims: Iterable[str]) -> dict[int, int]:
         """Return the idle GPUs of each node if these are stopped."""
@@ -146,8 +159,11 @@ class _Room:
         chosen: dict[str, None] = {}
         left = dict(spare)
         idle, missing = dict(self.idle), self.wanted - self.total(())
-        queue = [(cost, node) for node in self.on
-                 if (cost := self._cost(node, idle, chosen, loss)[0]) is not None]  # fmt: skip
+        queue = [
+            (cost, node)
+            for node in self.on
+            if (cost := self._cost(node, idle, chosen, loss)[0]) is not None
+        ]
         queue = heapq.nsmallest(max(NODES_MAX, missing), queue)
         heapq.heapify(queue)
         while missing > 0 and queue:
@@ -192,8 +208,10 @@ class _Room:
         spare = sum(self.slots(node, each) for node, each in idle.items()) - self.wanted
         kept = dict(chosen)
         for job in sorted(chosen, key=lambda each: (-loss(each), each)):
-            given = sum(self.slots(node, idle[node]) - self.slots(node, idle[node] - len(leaves))
-                        for node, leaves in self.gains[job].items())  # fmt: skip
+            given = sum(
+                self.slots(node, idle[node]) - self.slots(node, idle[node] - len(leaves))
+                for node, leaves in self.gains[job].items()
+            )
             if given <= spare:
                 spare -= given
                 del kept[job]
@@ -212,8 +230,11 @@ class _Room:
         # Nodes where somebody is stopped come first: that is what he is stopped for.
         used = {node for job in victims for node in self.gains[job]}
         for node in sorted(left, key=lambda node: (node not in used, -left[node], node)):
-            leaves = [leaf for leaf in shape.span(shape.node_level, node)
-                      if chain.idle(leaf) or self._freed(leaf, going)]  # fmt: skip
+            leaves = [
+                leaf
+                for leaf in shape.span(shape.node_level, node)
+                if chain.idle(leaf) or self._freed(leaf, going)
+            ]
             for _ in range(min(missing, self.slots(node, len(leaves)))):
                 got = closest(shape, leaves, self.gpus)
                 leaves = [leaf for leaf in leaves if leaf not in got]

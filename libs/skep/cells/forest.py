@@ -34,10 +34,12 @@ class Forest:
         self.busy = [[0] * shape.count[level] for level in levels]
         self.firm = [[0] * shape.count[level] for level in levels]
         self.clean = [
-            [[shape.size[high] // shape.size[low]] * shape.count[high] if 0 < low < high else []
-             for low in levels]
+            [
+                [shape.size[high] // shape.size[low]] * shape.count[high] if 0 < low < high else []
+                for low in levels
+            ]
             for high in levels
-        ]  # fmt: skip
+        ]
         self.free: list[Index] = [{} for _ in levels]
         self.owed = [0 for _ in levels]
         self.whole = [0 for _ in levels]
@@ -131,8 +133,9 @@ class Forest:
                     if skip is not None and skip(high, cell):
                         continue
                     inside = self.topology.within(high, cell, level)
-                    for each in sorted((i for i in inside if busy[i] and not firm[i]),
-                                       key=busy.__getitem__):  # fmt: skip
+                    for each in sorted(
+                        (i for i in inside if busy[i] and not firm[i]), key=busy.__getitem__
+                    ):
                         yield each, high, cell
 
     # --- changing ----------------------------------------------------------------------------

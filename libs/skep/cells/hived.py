@@ -260,9 +260,14 @@ class _Importer(TypeReader):
         chain.nodes.append(cell)
 
     def inside(
-        self, chain: _Chain, depth: int, tree: dict[str, Any], place: int, path: str,
+        self,
+        chain: _Chain,
+        depth: int,
+        tree: dict[str, Any],
+        place: int,
+        path: str,
         devices: list[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read what is below a cell of a node, or its GPU where it is a leaf."""
         shape = chain.shape
         if depth == len(shape.types) - 1:

@@ -141,8 +141,12 @@ class TypeReader:
             below = self.types[types[-1]]
             if below.child in types:
                 text = f"the type is made of itself: {' > '.join([*types, below.child])}"
-                self.add(f"$.physicalCluster.cellTypes.{types[-1]}.childCellType",
-                         Reason.BAD_VALUE, text, "cell types form trees")  # fmt: skip
+                self.add(
+                    f"$.physicalCluster.cellTypes.{types[-1]}.childCellType",
+                    Reason.BAD_VALUE,
+                    text,
+                    "cell types form trees",
+                )
                 return None
             types.append(below.child)
             fanouts.append(below.number)

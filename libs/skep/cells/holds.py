@@ -98,8 +98,18 @@ class Hold:
     priority its job was submitted with: a demoted job's `priority` is OPPORTUNISTIC meanwhile.
     """
 
-    __slots__ = ("asked", "chain", "claims", "job", "lazy", "partners", "pin", "priority",
-                 "spots", "vc")  # fmt: skip
+    __slots__ = (
+        "asked",
+        "chain",
+        "claims",
+        "job",
+        "lazy",
+        "partners",
+        "pin",
+        "priority",
+        "spots",
+        "vc",
+    )
 
     def __init__(self, request: Request, placement: Placement, *, claims: bool = False) -> None:
         """Describe it; the chain's state says what of it is in force."""

@@ -101,8 +101,9 @@ def _roomiest(chain: ChainState) -> Iterator[int]:
 def _in_domain(chain: ChainState, sizes: list[int], level: int, limit: Limit) -> Found | None:
     shape, busy = chain.topology, chain.forest.busy
     need = sum(sizes)
-    fitting = [cell for cell in range(shape.count[level])
-               if shape.size[level] - busy[level][cell] >= need]  # fmt: skip
+    fitting = [
+        cell for cell in range(shape.count[level]) if shape.size[level] - busy[level][cell] >= need
+    ]
     for cell in sorted(fitting, key=busy[level].__getitem__, reverse=True):
         inside = shape.within(level, cell, shape.node_level)
         nodes = sorted(inside, key=busy[shape.node_level].__getitem__)

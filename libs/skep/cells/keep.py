@@ -52,11 +52,14 @@ def keep(cells: Cells) -> CellsKept:
         cluster=cells.cluster,
         holds=tuple(_kept(hold) for hold in cells.holds.values()),
         ill=tuple(cells.ill()),
-        doomed=tuple((name, cell.pool.vc, cell.level, cell.index)
-                     for name, chain in cells.chains.items() for cell in chain.doomed),
+        doomed=tuple(
+            (name, cell.pool.vc, cell.level, cell.index)
+            for name, chain in cells.chains.items()
+            for cell in chain.doomed
+        ),
         astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
         orders={name: orders(chain) for name, chain in cells.chains.items()},
-    )  # fmt: skip
+    )
 
 
 def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
@@ -78,9 +81,18 @@ def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
 
 
 def _kept(hold: Hold) -> HoldKept:
-    return HoldKept(job=hold.job, vc=hold.vc, asked=hold.asked, priority=hold.priority,
-                    chain=hold.chain, spots=tuple(hold.spots), pin=hold.pin, lazy=hold.lazy,
-                    claims=hold.claims, partners=dict(hold.partners))  # fmt: skip
+    return HoldKept(
+        job=hold.job,
+        vc=hold.vc,
+        asked=hold.asked,
+        priority=hold.priority,
+        chain=hold.chain,
+        spots=tuple(hold.spots),
+        pin=hold.pin,
+        lazy=hold.lazy,
+        claims=hold.claims,
+        partners=dict(hold.partners),
+    )
 
 
 def _hold(kept: HoldKept) -> Hold:

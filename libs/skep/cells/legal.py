@@ -77,30 +77,42 @@ def impossible(cluster: Cluster, request: Request) -> Refusal | None:
     Of several chains that the job might use the one tells that comes closest.
     """
     if request.vc not in cluster.vcs:
-        return Refusal(Reason.UNKNOWN_VC, f"there is no virtual cluster `{request.vc}`",
-                       nearest(request.vc, sorted(cluster.vcs)))  # fmt: skip
+        return Refusal(
+            Reason.UNKNOWN_VC,
+            f"there is no virtual cluster `{request.vc}`",
+            nearest(request.vc, sorted(cluster.vcs)),
+        )
     types = list(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
     strange = [kind for kind in request.gpu.split(TYPES_APART) if kind and kind not in types]
     if strange and not request.pin:
-        return Refusal(Reason.NO_SUCH_GPU_TYPE, f"no chain has GPUs of the type `{strange[0]}`",
-                       nearest(strange[0], types) or _listed("the types are", types))  # fmt: skip
+        return Refusal(
+            Reason.NO_SUCH_GPU_TYPE,
+            f"no chain has GPUs of the type `{strange[0]}`",
+            nearest(strange[0], types) or _listed("the types are", types),
+        )
     if request.pin and not request.guaranteed:
-        return Refusal(Reason.PIN_NEEDS_GUARANTEE,
-                       f"`{request.pin}` is a pinned cell: opportunistic jobs run anywhere",
-                       "leave the pinned cell out, or make the job guaranteed")  # fmt: skip
+        return Refusal(
+            Reason.PIN_NEEDS_GUARANTEE,
+            f"`{request.pin}` is a pinned cell: opportunistic jobs run anywhere",
+            "leave the pinned cell out, or make the job guaranteed",
+        )
     pinned = cluster.vcs[request.vc].pinned
     if request.pin and request.pin not in pinned:
-        return Refusal(Reason.UNKNOWN_PIN, f"{request.vc} owns no pinned cell `{request.pin}`",
-                       nearest(request.pin, list(pinned))
-                       or _listed("its pinned cells are", list(pinned)))  # fmt: skip
+        return Refusal(
+            Reason.UNKNOWN_PIN,
+            f"{request.vc} owns no pinned cell `{request.pin}`",
+            nearest(request.pin, list(pinned)) or _listed("its pinned cells are", list(pinned)),
+        )
     views = list(_views(cluster, request))
     if not views:
         return _owns_none(cluster, request)
     if request.within and all(request.within not in level_names(view.chain) for view in views):
         levels = list(dict.fromkeys(name for view in views for name in level_names(view.chain)))
-        return Refusal(Reason.UNKNOWN_LEVEL, f"no cell has the level `{request.within}`",
-                       nearest(request.within, levels)
-                       or _listed("the levels are", levels))  # fmt: skip
+        return Refusal(
+            Reason.UNKNOWN_LEVEL,
+            f"no cell has the level `{request.within}`",
+            nearest(request.within, levels) or _listed("the levels are", levels),
+        )
     refusals = [_judge(view, request) for view in views]
     if any(refusal is None for refusal in refusals):
         return None
@@ -134,8 +146,11 @@ def _owns_none(cluster: Cluster, request: Request) -> Refusal:
     quotas = cluster.vcs[request.vc].cells
     owned = list(dict.fromkeys(cluster.chains[quota.chain].gpu for quota in quotas if quota.count))
     if request.gpu and owned:
-        return Refusal(Reason.TYPE_NOT_OWNED, f"{request.vc} owns no cells of `{request.gpu}`",
-                       _listed("it owns", owned) + ", or ask for an opportunistic run")  # fmt: skip
+        return Refusal(
+            Reason.TYPE_NOT_OWNED,
+            f"{request.vc} owns no cells of `{request.gpu}`",
+            _listed("it owns", owned) + ", or ask for an opportunistic run",
+        )
     text = f"{request.vc} owns no cells" + (f" of `{request.gpu}`" if request.gpu else "")
     return Refusal(Reason.QUOTA_TOO_SMALL, text, "ask for an opportunistic run")
 
@@ -151,8 +166,10 @@ def _judge(view: View, request: Request) -> tuple[tuple[int, int], Refusal] | No
     largest = _largest(view)
     room = gpus_by_level(view.chain)[largest]
     if sizes[0] > room:
-        text = (f"a worker needs {sizes[0]} GPUs; largest cell of {of}: "
-                f"{level_names(view.chain)[largest]}, {gpus_text(room)}")  # fmt: skip
+        text = (
+            f"a worker needs {sizes[0]} GPUs; largest cell of {of}: "
+            f"{level_names(view.chain)[largest]}, {gpus_text(room)}"
+        )
         hint = f"ask for at most {gpus_text(room)} per worker"
         return (1, room), Refusal(Reason.CELL_TOO_SMALL, text, hint)
     if sum(sizes) > view.gpus:
@@ -184,8 +201,10 @@ def _judge_within(
         if _room_for(rooms, sizes):
             return None
         best = max(best, level)
-    text = (f"{sum(sizes)} GPUs in one {request.within}: the largest that {view.owner} owns is "
-            f"{names[best]}, {gpus_text(gpus[best])}")  # fmt: skip
+    text = (
+        f"{sum(sizes)} GPUs in one {request.within}: the largest that {view.owner} owns is "
+        f"{names[best]}, {gpus_text(gpus[best])}"
+    )
     if gpus[best] >= sum(sizes):
         text += f", whose nodes do not hold workers of {', '.join(map(str, _distinct(sizes)))} GPUs"
         return (3, gpus[best]), Refusal(Reason.WITHIN_TOO_SMALL, text, PACK_HINT)

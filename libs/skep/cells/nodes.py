@@ -65,8 +65,10 @@ class NodeState:
         """Take over a new inventory; what attempts hold stays theirs."""
         self.joined = joined
         self._types = {gpu.index: gpu.type for gpu in joined.gpus}
-        self.gpu_memory = {kind: min(gpu.memory for gpu in joined.gpus if gpu.type == kind)
-                           for kind in dict.fromkeys(self._types.values())}  # fmt: skip
+        self.gpu_memory = {
+            kind: min(gpu.memory for gpu in joined.gpus if gpu.type == kind)
+            for kind in dict.fromkeys(self._types.values())
+        }
         """By type: bytes of its smallest GPU; 0: not known."""
         self.cpus_free = joined.cpus - sum(h.cpus for h in self.holdings.values())
         self.memory_free = joined.memory - sum(h.memory for h in self.holdings.values())
@@ -147,8 +149,11 @@ class NodeState:
 
     def haunted(self, attempt: Attempt, identity: str, order: int) -> bool:
         """Return whether an agent speaks of a part of an attempt that was given up here."""
-        return (attempt in self.ghosts and identity == self.joined.identity
-                and self.means(attempt, order))  # fmt: skip
+        return (
+            attempt in self.ghosts
+            and identity == self.joined.identity
+            and self.means(attempt, order)
+        )
 
     def means(self, attempt: Attempt, order: int) -> bool:
         """Return whether what was said of a part that began by this order is of the present one."""

@@ -86,8 +86,11 @@ def of_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
     vcs = tuple(sorted({hold.vc for hold in holds}))
     for hold in holds:
         mine = {leaf for spot in hold.spots for leaf in spot.leaves if leaf in span}
-        has = {leaf for leaf in span
-               if (chain.claim.get(leaf) if hold.claims else chain.user[leaf]) is hold}  # fmt: skip
+        has = {
+            leaf
+            for leaf in span
+            if (chain.claim.get(leaf) if hold.claims else chain.user[leaf]) is hold
+        }
         if cells.holds.get(hold.job) is not hold or mine != has:
             text = f"{hold.job} is said to hold {sorted(mine)} and has leaves {sorted(has)}"
             yield Broken(Reason.GPUS_HELD_WRONGLY, shape.name, vcs, shape.nodes[node], text)
@@ -103,8 +106,10 @@ def of_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
                 yield Broken(Reason.CELLS_MISCOUNTED, shape.name, vcs, shape.nodes[node], text)
                 return
     kind = _kind(chain, node)
-    key = chain.forest.firm[shape.node_level][node], (
-        shape.node_size - chain.forest.busy[shape.node_level][node])  # fmt: skip
+    key = (
+        chain.forest.firm[shape.node_level][node],
+        (shape.node_size - chain.forest.busy[shape.node_level][node]),
+    )
     if chain.kind[node] != kind or (kind != OPEN and node not in chain.crowd[kind].get(key, ())):
         text = f"listed as {chain.kind[node]} and is {kind}, with (firm, idle) {key}"
         yield Broken(Reason.CELLS_MISCOUNTED, shape.name, vcs, shape.nodes[node], text)
@@ -141,8 +146,11 @@ def _sums(chain: ChainState, level: int, index: int) -> str:
         if counts[level][index] != sum(counts[level - 1][part]):
             return f"{where}: {counts[level][index]} GPUs {name}, its parts say otherwise"
     for lower in range(1, level):
-        below = (forest.clean[level - 1][lower][part] if lower < level - 1
-                 else [not busy for busy in forest.busy[lower][part]])  # fmt: skip
+        below = (
+            forest.clean[level - 1][lower][part]
+            if lower < level - 1
+            else [not busy for busy in forest.busy[lower][part]]
+        )
         if forest.clean[level][lower][index] != sum(below):
             return f"{where}: idle cells of level {shape.levels[lower]} are miscounted"
     if all(child in forest.free[level - 1] for child in children):
@@ -156,9 +164,11 @@ def _listed(chain: ChainState, level: int, index: int) -> str:
     free, busy = index in forest.free[level], forest.busy[level][index]
     listed = index in forest.by_busy[level].get(busy, ())
     ill = index in forest.ill[level]
-    part = any((index in forest.part[level][lower])
-               != (free and busy > 0 and forest.clean[level][lower][index] > 0)
-               for lower in range(1, level))  # fmt: skip
+    part = any(
+        (index in forest.part[level][lower])
+        != (free and busy > 0 and forest.clean[level][lower][index] > 0)
+        for lower in range(1, level)
+    )
     if listed != free or ill != (free and forest.firm[level][index] > 0) or part:
         return f"{chain.topology.address(level, index)} is not where free cells are looked for"
     return ""
@@ -197,8 +207,10 @@ def of_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
     text = ""
     for level in range(1, shape.top + 1):
         if pool.left[level] + bound[level] != pool.total[level]:
-            text = (f"of {pool.total[level]} cells of level {shape.levels[level]} it has bound "
-                    f"{bound[level]} and not bound {pool.left[level]}")  # fmt: skip
+            text = (
+                f"of {pool.total[level]} cells of level {shape.levels[level]} it has bound "
+                f"{bound[level]} and not bound {pool.left[level]}"
+            )
     for (level, index), cell in pool.bound.items():
         if chain.bound[level].get(index) is not cell:
             text = f"{shape.address(level, index)} is bound to it and is not"
@@ -235,8 +247,10 @@ def of_lists(chain: ChainState) -> Iterator[Broken]:
         owed = sum(pool.left[level] for pool in chain.pools.values())
         listed = sum(len(cells) for cells in forest.by_busy[level].values())
         if forest.owed[level] != owed or listed != len(forest.free[level]):
-            text = (f"{owed} cells are owed and {forest.owed[level]} counted; "
-                    f"{len(forest.free[level])} are free and {listed} listed")  # fmt: skip
+            text = (
+                f"{owed} cells are owed and {forest.owed[level]} counted; "
+                f"{len(forest.free[level])} are free and {listed} listed"
+            )
             yield Broken(Reason.CELLS_MISCOUNTED, shape.name, (), shape.levels[level], text)
 
 

@@ -18,13 +18,16 @@ def available(chain: ChainState, level: int, index: int, below: int) -> list[int
     span = chain.topology.span(level, index)
     user, claim, bad = chain.user, chain.claim, chain.bad
     if below <= OPPORTUNISTIC:
-        return [leaf for leaf in span
-                if user[leaf] is None and leaf not in claim and leaf not in bad]  # fmt: skip
+        return [
+            leaf for leaf in span if user[leaf] is None and leaf not in claim and leaf not in bad
+        ]
     if claim:
         return [leaf for leaf in span if leaf not in bad and chain.priority(leaf) < below]
-    return [leaf for leaf in span
-            if ((hold := user[leaf]) is None or hold.priority < below)
-            and leaf not in bad]  # fmt: skip
+    return [
+        leaf
+        for leaf in span
+        if ((hold := user[leaf]) is None or hold.priority < below) and leaf not in bad
+    ]
 
 
 def closest(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:
@@ -77,9 +80,12 @@ class Spoils(NamedTuple):
 
 
 def seize(
-    chain: ChainState, leaves: Sequence[int], sizes: Sequence[int], loss: Loss,
+    chain: ChainState,
+    leaves: Sequence[int],
+    sizes: Sequence[int],
+    loss: Loss,
     gone: Mapping[str, None],
-) -> Spoils | None:  # fmt: skip
+) -> Spoils | None:
     """Return leaves for workers of these sizes at the least loss, or None if there are too few.
 
     `gone` are victims already: their GPUs cost nothing more. Whole victims are taken one after the

@@ -53,8 +53,9 @@ class Search:
     `below`: priorities under it yield; with 0 those are opportunistic jobs alone.
     """
 
-    def __init__(self, chain: ChainState, pool: Pool, request: Request, below: int,
-                 loss: Loss, limit: Limit) -> None:  # fmt: skip
+    def __init__(
+        self, chain: ChainState, pool: Pool, request: Request, below: int, loss: Loss, limit: Limit
+    ) -> None:
         """Prepare."""
         self.chain, self.pool, self.below = chain, pool, below
         self.shape = chain.topology
@@ -124,8 +125,11 @@ class Search:
         else:
             busy = self.chain.forest.busy[level]
             for bound, cell in self.pool.bound:
-                whole = [index for index in self.shape.within(bound, cell, level)
-                         if index in group] if bound >= level else []  # fmt: skip
+                whole = (
+                    [index for index in self.shape.within(bound, cell, level) if index in group]
+                    if bound >= level
+                    else []
+                )
                 whole.sort(key=busy.__getitem__)
                 yield [(level, index) for index in whole[: self.look]]
 
@@ -162,8 +166,9 @@ class Search:
             if found is not None:
                 yield found
 
-    def _take(self, leaves: list[int], sizes: Sequence[int], bound: int,
-              gone: Mapping[str, None] = NOBODY) -> Found | None:  # fmt: skip
+    def _take(
+        self, leaves: list[int], sizes: Sequence[int], bound: int, gone: Mapping[str, None] = NOBODY
+    ) -> Found | None:
         """Return workers of these sizes on these leaves of one node; `gone` are victims anyway."""
         need = sum(sizes)
         if len(leaves) < need:
@@ -219,11 +224,15 @@ class Search:
         busy, firm = self.chain.forest.busy[node], self.chain.forest.firm[node]
         inside = shape.within(domain.level, domain.place, node)
         room = dict.fromkeys(firm[each] for each in inside if firm[each])
-        rank = {each: place for taken in room
-                for place, each in enumerate(self.pool.loose[node].get(shape.node_size - taken, ()))
-                }  # fmt: skip
-        return sorted(inside, key=lambda each: (firm[each], rank.get(each, each) if firm[each]
-                                                else busy[each]))  # fmt: skip
+        rank = {
+            each: place
+            for taken in room
+            for place, each in enumerate(self.pool.loose[node].get(shape.node_size - taken, ()))
+        }
+        return sorted(
+            inside,
+            key=lambda each: (firm[each], rank.get(each, each) if firm[each] else busy[each]),
+        )
 
     # --- in new cells --------------------------------------------------------------------------
 
@@ -259,8 +268,9 @@ class Search:
 
         Of new cells the largest that are filled, and the smallest that holds the rest.
         """
-        units = (Cell(level, index, self._bound_level(level, index))
-                 for level, index in self._roomy())  # fmt: skip
+        units = (
+            Cell(level, index, self._bound_level(level, index)) for level, index in self._roomy()
+        )
         return self._fill(units, more=self._more_units)
 
     def _roomy(self) -> Iterator[tuple[int, int]]:

@@ -26,8 +26,9 @@ def reach(chain: ChainState, vc: str) -> Reach | None:
     if not pools:
         return None
     shape, node = chain.topology, chain.topology.node_level
-    owned = sum(count * shape.size[level]
-                for pool in pools for level, count in enumerate(pool.total))  # fmt: skip
+    owned = sum(
+        count * shape.size[level] for pool in pools for level, count in enumerate(pool.total)
+    )
     found: Reach = {}
     if owned == shape.leaves:
         size, firm = shape.node_size, chain.forest.firm[node]
@@ -67,8 +68,11 @@ def _all_nodes(chain: ChainState, pools: list[Pool]) -> Iterator[int]:
     for pool in pools:
         for level in range(shape.top, 0, -1) if not pool.pin else ():
             taken = {index for at, index in pool.bound if at == level}
-            free = (index for index in range(shape.count[level])
-                    if index not in taken and not chain.forest.firm[level][index])  # fmt: skip
+            free = (
+                index
+                for index in range(shape.count[level])
+                if index not in taken and not chain.forest.firm[level][index]
+            )
             for _, index in _numbered(pool, level, free if level >= node else iter(())):
                 if level == node:
                     yield index

@@ -34,11 +34,14 @@ def rebind(
     made = {}
     for node, part in parts.items():
         found = next(
-            (placed for cell in shape.within(shape.node_level, node, level)
-             for leaves in _fitting(chain, request, available(chain, level, cell, OPPORTUNISTIC))
-             if (placed := _lay(chain, leaves, part)) is not None),
+            (
+                placed
+                for cell in shape.within(shape.node_level, node, level)
+                for leaves in _fitting(chain, request, available(chain, level, cell, OPPORTUNISTIC))
+                if (placed := _lay(chain, leaves, part)) is not None
+            ),
             None,
-        )  # fmt: skip
+        )
         if found is None:
             return None
         made[node] = found

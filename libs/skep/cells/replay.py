@@ -156,8 +156,11 @@ class Replay:
             )
         bad = isinstance(event, Bad)
         self.cells.set_bad(event.node, event.gpus, bad=bad)
-        jobs = [job for job, hold in self.cells.holds.items()
-                if not hold.claims and event.node in self._nodes(hold)]  # fmt: skip
+        jobs = [
+            job
+            for job, hold in self.cells.holds.items()
+            if not hold.claims and event.node in self._nodes(hold)
+        ]
         told: Outcome = {"node": event.node, "outcome": "bad" if bad else "healthy"}
         if event.gpus is not None:
             told["gpus"] = list(event.gpus)
@@ -327,8 +330,11 @@ def run(script: Script, watch: Callable[[Cells], None] | None = None) -> list[Ou
 
 
 def _guaranteed(cells: Cells) -> dict[str, tuple[str, Placement, bool]]:
-    return {job: (hold.vc, Placement(hold.chain, hold.spots), hold.claims)
-            for job, hold in cells.holds.items() if hold.guaranteed}  # fmt: skip
+    return {
+        job: (hold.vc, Placement(hold.chain, hold.spots), hold.claims)
+        for job, hold in cells.holds.items()
+        if hold.guaranteed
+    }
 
 
 def _refused(reason: Reason, text: str, suggestion: str = "") -> Outcome:

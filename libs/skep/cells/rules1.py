@@ -64,8 +64,7 @@ def _spare(chain: ChainState) -> None:
     for level in range(chain.topology.top, 0, -1):
         while chain.doomed_at[level] and _serves(chain.forest, level):
             idle = (cell for cell in chain.doomed if cell.level == level and not cell.used)
-            least = min(idle, key=lambda cell: (chain.firm_gpus(cell), cell.index),
-                        default=None)  # fmt: skip
+            least = min(idle, key=lambda cell: (chain.firm_gpus(cell), cell.index), default=None)
             if least is None:
                 break
             chain.relieve(least.level, least.index)
@@ -127,12 +126,17 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
     def named(leaves: Sequence[int]) -> list[Gpu]:
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
-    theirs = {job: named(old.leaves_of(job)) + list(old.astray.get(job, ()))
-              for job in hold.partners or (hold.job,)}  # fmt: skip
+    theirs = {
+        job: named(old.leaves_of(job)) + list(old.astray.get(job, ()))
+        for job in hold.partners or (hold.job,)
+    }
     used = [named(spot.leaves) for spot in hold.spots]
     inside_before = {gpu for gpus in used for gpu in gpus}
-    used += [[gpu] for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
-             if gpu not in inside_before]  # fmt: skip
+    used += [
+        [gpu]
+        for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
+        if gpu not in inside_before
+    ]
     homes = [new.find(*gpu) for gpus in used for gpu in gpus]
     chains = [home[0] for home in homes if home is not None]
     name = max(dict.fromkeys(chains), key=chains.count, default="")
@@ -142,15 +146,22 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
         inside = _inside(new, name, each)
         if inside:
             spots.append(Spot(inside, level))
-    astray = {job: tuple(gpu for gpu in gpus if not _inside(new, name, [gpu]))
-              for job, gpus in theirs.items()}  # fmt: skip
+    astray = {
+        job: tuple(gpu for gpu in gpus if not _inside(new, name, [gpu]))
+        for job, gpus in theirs.items()
+    }
     for job, gone in astray.items():
         for gpu in gone:
             new.stray(job, *gpu)
     fate = "demoted"
     if spots:
-        fate = _enter(new, hold, Placement(name, tuple(spots)), any(astray.values()),
-                      {job: _inside(new, name, gpus) for job, gpus in theirs.items()})  # fmt: skip
+        fate = _enter(
+            new,
+            hold,
+            Placement(name, tuple(spots)),
+            any(astray.values()),
+            {job: _inside(new, name, gpus) for job, gpus in theirs.items()},
+        )
     for job in theirs:
         yield Change(job, hold.vc, fate, astray[job])
 
@@ -163,10 +174,11 @@ def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 def _enter(
     new: Cells, hold: Hold, where: Placement, strays: bool, leaves: Mapping[str, tuple[int, ...]]
-) -> str:  # fmt: skip
+) -> str:
     """Enter what is left of a hold in one chain; return what became of its right to it."""
-    partners = {job: each._replace(leaves=leaves[job])
-                for job, each in hold.partners.items() if leaves[job]}  # fmt: skip
+    partners = {
+        job: each._replace(leaves=leaves[job]) for job, each in hold.partners.items() if leaves[job]
+    }
     leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
     moved = Hold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
     moved.partners = partners

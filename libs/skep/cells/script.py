@@ -35,13 +35,7 @@ from skep.cells.holds import OPPORTUNISTIC, Request
 from skep.wire.cluster import Cluster
 from skep.wire.parse import kind_of, nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import (
-    GANG_GPUS_MAX,
-    GPUS_PER_WORKER_MAX,
-    PRIORITY_MAX,
-    WORKERS_MAX,
-    Problem,
-)
+from skep.wire.spec import GANG_GPUS_MAX, GPUS_PER_WORKER_MAX, PRIORITY_MAX, WORKERS_MAX, Problem
 
 PROBLEMS_MAX = 20
 """As many as of a job spec: enough to begin with."""
@@ -49,8 +43,9 @@ EVENTS_MAX = 100_000
 """A script is held in memory as a whole."""
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
-             tag_field="event"):  # fmt: skip
+class _Event(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
+):
     """One thing that happens."""
 
 
@@ -194,8 +189,13 @@ def _cluster(tree: Any, path: str, problems: list[Problem]) -> Cluster | None:
         ]
         return None
     if not read.chains:
-        problems.append(Problem(path=f"{path}.chains", reason=Reason.MISSING_KEY,
-                                text="no nodes join a script: `chains` is required"))  # fmt: skip
+        problems.append(
+            Problem(
+                path=f"{path}.chains",
+                reason=Reason.MISSING_KEY,
+                text="no nodes join a script: `chains` is required",
+            )
+        )
         return None
     return read
 
@@ -209,9 +209,14 @@ def _event(tree: Any, path: str, problems: list[Problem]) -> Event | None:
     if kind is None:
         reason = Reason.BAD_VALUE if "event" in tree else Reason.MISSING_KEY
         names = ", ".join(EVENTS)
-        problems.append(Problem(path=f"{path}.event", reason=reason,
-                                text=f"`event` must be one of {names}",
-                                suggestion=nearest(str(name), list(EVENTS))))  # fmt: skip
+        problems.append(
+            Problem(
+                path=f"{path}.event",
+                reason=reason,
+                text=f"`event` must be one of {names}",
+                suggestion=nearest(str(name), list(EVENTS)),
+            )
+        )
         return None
     rest = {key: value for key, value in tree.items() if key != "event"}
     found = list(shape_problems(kind, rest, path))
@@ -238,8 +243,10 @@ def _values(event: Event, path: str) -> Iterator[Problem]:
             if not 1 <= gpus <= GPUS_PER_WORKER_MAX:
                 yield _bad(f"{path}.{key}", f"1 to {GPUS_PER_WORKER_MAX} (GPUs of one worker)")
             if not 1 <= workers <= WORKERS_MAX:
-                yield _bad(f"{path}.{'members' if event.members else 'workers'}",
-                           f"1 to {WORKERS_MAX} (workers)")  # fmt: skip
+                yield _bad(
+                    f"{path}.{'members' if event.members else 'workers'}",
+                    f"1 to {WORKERS_MAX} (workers)",
+                )
         if sum(workers * gpus for workers, gpus in members) > GANG_GPUS_MAX:
             yield _bad(path, f"at most {GANG_GPUS_MAX} GPUs in all")
 

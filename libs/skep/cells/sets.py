@@ -30,8 +30,7 @@ def join(cells: Cells, request: Request, on: str, leaves: Sequence[int]) -> None
         every = tuple(leaf for spot in hold.spots for leaf in spot.leaves)
         hold.partners[hold.job] = Partner(hold.asked, hold.lazy, hold.pin, every)
         cells.sets[hold.job] = hold
-    hold.partners[request.job] = Partner(request.priority, request.lazy, request.pin,
-                                         tuple(leaves))  # fmt: skip
+    hold.partners[request.job] = Partner(request.priority, request.lazy, request.pin, tuple(leaves))
     cells.sets[request.job] = hold
     review(cells, hold)
 

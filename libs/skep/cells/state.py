@@ -108,11 +108,25 @@ class Cells:
     __hash__ = None  # type: ignore[assignment]
 
     def _summary(self) -> tuple[object, ...]:
-        holds = {job: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
-                       hold.pin, hold.lazy, hold.partners)
-                 for job, hold in self.holds.items()}  # fmt: skip
-        doomed = {(name, cell.pool.vc, cell.level, cell.index)
-                  for name, chain in self.chains.items() for cell in chain.doomed}  # fmt: skip
+        holds = {
+            job: (
+                hold.vc,
+                hold.asked,
+                hold.priority,
+                hold.chain,
+                hold.spots,
+                hold.claims,
+                hold.pin,
+                hold.lazy,
+                hold.partners,
+            )
+            for job, hold in self.holds.items()
+        }
+        doomed = {
+            (name, cell.pool.vc, cell.level, cell.index)
+            for name, chain in self.chains.items()
+            for cell in chain.doomed
+        }
         return self.cluster, holds, doomed, self._ill, self.astray
 
     @staticmethod
@@ -142,12 +156,19 @@ class Cells:
         jobs and lower priorities of the same VC.
         """
         if not request.guaranteed:
-            idle = [found for chain in self.chains.values()
-                    if suits(request.gpu, chain.topology.gpu) and _has_level(chain, request)
-                    and (found := place_idle(chain, request, limit)) is not None]  # fmt: skip
+            idle = [
+                found
+                for chain in self.chains.values()
+                if suits(request.gpu, chain.topology.gpu)
+                and _has_level(chain, request)
+                and (found := place_idle(chain, request, limit)) is not None
+            ]
             return min(idle, key=lambda found: self._extent(found.chain, found.spots), default=None)
-        offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
-                  if _has_level(offer.chain, request)]  # fmt: skip
+        offers = [
+            offer
+            for offer in self.offers(request.vc, request.gpu, request.pin)
+            if _has_level(offer.chain, request)
+        ]
         need = sum(workers * gpus for workers, gpus in request.members)
         for below in self._thresholds(request):
             best: tuple[tuple[float, int, int], Offer, Found] | None = None
@@ -180,8 +201,7 @@ class Cells:
         return len(nodes), shape.node_size
 
     def _thresholds(self, request: Request) -> list[int]:
-        lower = any(priority < request.priority
-                    for priority in self.priorities.get(request.vc, ()))  # fmt: skip
+        lower = any(priority < request.priority for priority in self.priorities.get(request.vc, ()))
         return [0, request.priority] if lower and request.priority > 0 else [0]
 
     def _lazily(self, offer: Offer, request: Request, search: Search) -> Placement | None:
@@ -193,13 +213,20 @@ class Cells:
         for (level, index), cell in sorted(pool.bound.items()):
             if level < search.least or pool.pin:
                 continue
-            users = {leaf: hold for leaf in chain.topology.span(level, index)
-                     if (hold := chain.claim.get(leaf) or chain.user[leaf]) is not None
-                     and hold.guaranteed}  # fmt: skip
+            users = {
+                leaf: hold
+                for leaf in chain.topology.span(level, index)
+                if (hold := chain.claim.get(leaf) or chain.user[leaf]) is not None
+                and hold.guaranteed
+            }
             holds = dict.fromkeys(users.values())
-            movable = all(hold.lazy and hold.priority < request.priority and not hold.claims
-                          and len(hold.spots) == self._spots_in(hold, level, index, chain)
-                          for hold in holds)  # fmt: skip
+            movable = all(
+                hold.lazy
+                and hold.priority < request.priority
+                and not hold.claims
+                and len(hold.spots) == self._spots_in(hold, level, index, chain)
+                for hold in holds
+            )
             if not movable or not cell.used:
                 continue
             draft = Draft(chain.forest)
@@ -219,8 +246,9 @@ class Cells:
         return sum(chain.topology.up(spot.leaves[0], level) == index for spot in hold.spots)
 
     @staticmethod
-    def _lay(chain: ChainState, request: Request, search: Search, level: int,
-             cell: int) -> Found | None:  # fmt: skip
+    def _lay(
+        chain: ChainState, request: Request, search: Search, level: int, cell: int
+    ) -> Found | None:
         """Return the gang's workers one after the other on a clean cell."""
         if search.sizes[0] > chain.topology.node_size or (search.tied and level > search.hard):
             return None
@@ -417,8 +445,7 @@ class Cells:
         claim = self.chains[hold.chain].claim
         if not claim:
             return []
-        return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job)
-                                  if leaf in claim))  # fmt: skip
+        return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
@@ -453,8 +480,9 @@ class Cells:
             return
         chain = self.chains[hold.chain]
         self.recount(hold, -1)
-        gone = [spot for spot in hold.spots
-                if not node or chain.topology.node(spot.leaves[0]) == node]  # fmt: skip
+        gone = [
+            spot for spot in hold.spots if not node or chain.topology.node(spot.leaves[0]) == node
+        ]
         for spot in gone:
             if hold.claims:
                 chain.unclaim(spot)

@@ -35,9 +35,14 @@ def _both(label: str, nodes: int, days: float | None, **more: Any) -> list[Setti
     """Return a setting for a time that cells can be run for, and one for quotas all the time."""
     return [
         _cells(label, nodes, days, **more),
-        Setting(f"{label}{QUOTAS}", nodes, hived.Options(days=days or 0.0, **more),
-                ("private", "quota"), plain=True),
-    ]  # fmt: skip
+        Setting(
+            f"{label}{QUOTAS}",
+            nodes,
+            hived.Options(days=days or 0.0, **more),
+            ("private", "quota"),
+            plain=True,
+        ),
+    ]
 
 
 def _fig5(days: float | None) -> list[Setting]:
@@ -52,13 +57,19 @@ def _fig5(days: float | None) -> list[Setting]:
         Setting("yarn-cs", nodes, options),
         Setting("tiresias-l", nodes, options, policy=las),
         Setting("gandiva", nodes, options, policy=turns, manner=TURNS),
-        Setting("gandiva, nobody borrows", nodes, options, without, turns,
-                manner=TURNS._replace(beyond="wait")),
+        Setting(
+            "gandiva, nobody borrows",
+            nodes,
+            options,
+            without,
+            turns,
+            manner=TURNS._replace(beyond="wait"),
+        ),
         Setting("gandiva, stored", nodes, options, without, ("gandiva", {})),
         Setting(f"yarn-cs{QUOTAS}", nodes, options, quotas, plain=True),
         Setting(f"tiresias-l{QUOTAS}", nodes, options, quotas, las, plain=True),
         Setting(f"gandiva{QUOTAS}", nodes, options, quotas, turns, plain=True),
-    ]  # fmt: skip
+    ]
 
 
 def _fig6a(days: float | None) -> list[Setting]:
@@ -79,14 +90,19 @@ def _fig7(days: float | None) -> list[Setting]:
 
 
 def _fig8(days: float | None) -> list[Setting]:
-    return [setting for count in range(1, 5)
-            for setting in _both(_large(count), hived.NODES_LOADED, days,
-                                 reshaped=LARGE[:count])]  # fmt: skip
+    return [
+        setting
+        for count in range(1, 5)
+        for setting in _both(_large(count), hived.NODES_LOADED, days, reshaped=LARGE[:count])
+    ]
 
 
 def _fig9(days: float | None) -> list[Setting]:
-    return [setting for part in SOFT for setting in
-            _both(f"{part:.0%} soft", hived.NODES_LOADED, days, soft=part)]  # fmt: skip
+    return [
+        setting
+        for part in SOFT
+        for setting in _both(f"{part:.0%} soft", hived.NODES_LOADED, days, soft=part)
+    ]
 
 
 def _fig10(days: float | None) -> list[Setting]:
@@ -98,9 +114,10 @@ def _fig10(days: float | None) -> list[Setting]:
 
 def _fig11(days: float | None) -> list[Setting]:
     options = hived.Options(days=days or WEEK)
-    return [Setting("nodes only", hived.NODES, options, ("cells",), beside=True),
-            Setting("all levels", hived.NODES, options, ("cells",), levels=True,
-                    beside=True)]  # fmt: skip
+    return [
+        Setting("nodes only", hived.NODES, options, ("cells",), beside=True),
+        Setting("all levels", hived.NODES, options, ("cells",), levels=True, beside=True),
+    ]
 
 
 def _load(days: float | None) -> list[Setting]:
@@ -120,8 +137,14 @@ def _load_cells(days: float | None) -> list[Setting]:
 
 def _other(loads: tuple[float, float, float], days: float | None) -> list[Setting]:
     load, own, sigma = loads
-    return _both(_loaded(*loads), hived.NODES_LOADED, days, load=load,
-                 loads=() if own == load else (f"prod-a:{own:g}",), day_sigma=sigma)  # fmt: skip
+    return _both(
+        _loaded(*loads),
+        hived.NODES_LOADED,
+        days,
+        load=load,
+        loads=() if own == load else (f"prod-a:{own:g}",),
+        day_sigma=sigma,
+    )
 
 
 def _testbed(days: float | None) -> list[Setting]:
@@ -132,15 +155,17 @@ def _testbed(days: float | None) -> list[Setting]:
             label=f"testbed, load {TESTBED_LOAD:g}, prod-a {TESTBED_OWN:g}, {each.label}{CELLS}",
             options=msgspec.structs.replace(each.options, load=TESTBED_LOAD, loads=(own,)),
         )
-        for each in _fig5(days) if not each.plain and each.manner == STOPPED
-    ]  # fmt: skip
+        for each in _fig5(days)
+        if not each.plain and each.manner == STOPPED
+    ]
 
 
 CELLS, QUOTAS = ": cells", ": quotas"
 LEFT: dict[str, tuple[str, ...]] = {
-    "all tenants": (), "without prod-a": ("prod-a",),
+    "all tenants": (),
+    "without prod-a": ("prod-a",),
     "without prod-a and res-f": ("prod-a", "res-f"),
-}  # fmt: skip
+}
 LARGE = ("res-f", "prod-e", "prod-d", "prod-c")
 SOFT = (0.25, 0.5, 0.75)
 STEADY, USUAL = 0.4, hived.DEFAULT.day_sigma
@@ -149,9 +174,16 @@ DOUBTFUL = (1.3, 0.5, USUAL)
 """Run by other rules of the quotas' scheduler as well."""
 TESTBED_LOAD, TESTBED_OWN = 3.0, 0.9
 LOADS = (
-    (0.9, 0.9, USUAL), (1.1, 1.1, USUAL), (1.3, 1.3, USUAL), (1.1, 0.5, USUAL), DOUBTFUL, PRESSED,
-    (1.6, 0.7, USUAL), (1.3, 1.3, STEADY), (1.3, 0.5, STEADY),
-)  # fmt: skip
+    (0.9, 0.9, USUAL),
+    (1.1, 1.1, USUAL),
+    (1.3, 1.3, USUAL),
+    (1.1, 0.5, USUAL),
+    DOUBTFUL,
+    PRESSED,
+    (1.6, 0.7, USUAL),
+    (1.3, 1.3, STEADY),
+    (1.3, 0.5, STEADY),
+)
 """Everybody's load, prod-a's, and how much days differ."""
 
 
@@ -172,13 +204,22 @@ def _safety(outcomes: Sequence[Outcome], label: str = "", arm: str = "cells") ->
     name = f"{label}, {arm}" if label else arm
     paper = "0" if arm == "cells" else ""
     return [
-        Line(f"{name}: tenants worse off than alone", paper,
-             [each.anomalies[arm] for each in outcomes]),
-        Line(f"{name}: windows of 12 h worse than alone, part of all", paper,
-             [_part(each, arm, "windows") for each in outcomes]),
-        Line(f"{name}: jobs that wait a minute longer than alone, part of all", "",
-             [_part(each, arm, "jobs") for each in outcomes]),
-    ]  # fmt: skip
+        Line(
+            f"{name}: tenants worse off than alone",
+            paper,
+            [each.anomalies[arm] for each in outcomes],
+        ),
+        Line(
+            f"{name}: windows of 12 h worse than alone, part of all",
+            paper,
+            [_part(each, arm, "windows") for each in outcomes],
+        ),
+        Line(
+            f"{name}: jobs that wait a minute longer than alone, part of all",
+            "",
+            [_part(each, arm, "jobs") for each in outcomes],
+        ),
+    ]
 
 
 def _part(outcome: Outcome, arm: str, what: str) -> float:
@@ -194,37 +235,57 @@ def _excess(outcomes: Sequence[Outcome], vc: str, arm: str) -> list[float]:
 
 def _ratio(outcomes: Sequence[Outcome], vc: str, arm: str) -> list[float]:
     """Return a tenant's mean delay over that in its private cluster (of at least a minute)."""
-    return [getattr(each.tenants[vc], f"{arm}_s") / max(each.tenants[vc].private_s, 60.0)
-            for each in outcomes]  # fmt: skip
+    return [
+        getattr(each.tenants[vc], f"{arm}_s") / max(each.tenants[vc].private_s, 60.0)
+        for each in outcomes
+    ]
 
 
 def _whole(outcomes: Sequence[Outcome]) -> list[float]:
     """Return for which part of the time not one node has 8 GPUs for high priority."""
-    return [sum(level >= 1 for _, level in each.fragmentation["quota"])
-            / max(1, len(each.fragmentation["quota"])) for each in outcomes]  # fmt: skip
+    return [
+        sum(level >= 1 for _, level in each.fragmentation["quota"])
+        / max(1, len(each.fragmentation["quota"]))
+        for each in outcomes
+    ]
 
 
 def _lines_fig5(results: Results) -> list[Line]:
     found = []
-    for label, paper, worse in (("yarn-cs", "1000 min", "at most 1.03"),
-                                ("tiresias-l", "330 min", ""),
-                                ("gandiva", "400 min", "0.88")):  # fmt: skip
+    for label, paper, worse in (
+        ("yarn-cs", "1000 min", "at most 1.03"),
+        ("tiresias-l", "330 min", ""),
+        ("gandiva", "400 min", "0.88"),
+    ):
         quotas = results[f"{label}{QUOTAS}"]
         found += [
-            Line(f"{label}, quota: worst window of prod-a over private", paper,
-                 _excess(quotas, "prod-a", "quota"), " min"),
+            Line(
+                f"{label}, quota: worst window of prod-a over private",
+                paper,
+                _excess(quotas, "prod-a", "quota"),
+                " min",
+            ),
             *_safety(quotas, label, "quota"),
-            Line(f"{label}: mean completion, cells over quota", worse,
-                 [each.completion_s["cells"] / each.completion_s["quota"]
-                  for each in results[label]]),
-        ]  # fmt: skip
+            Line(
+                f"{label}: mean completion, cells over quota",
+                worse,
+                [
+                    each.completion_s["cells"] / each.completion_s["quota"]
+                    for each in results[label]
+                ],
+            ),
+        ]
     for label, outcomes in results.items():
         if label.endswith(QUOTAS):
             continue
         found += _safety(outcomes, label)
-        found.append(Line(f"{label}: mean completion, cells over private", "",
-                          [each.completion_s["cells"] / each.completion_s["private"]
-                           for each in outcomes]))  # fmt: skip
+        found.append(
+            Line(
+                f"{label}: mean completion, cells over private",
+                "",
+                [each.completion_s["cells"] / each.completion_s["private"] for each in outcomes],
+            )
+        )
     return found
 
 
@@ -232,45 +293,86 @@ def _lines_fig6(label: str, excess: str, level: str, high: str) -> Callable[[Res
     def lines(results: Results) -> list[Line]:
         week, months = results[f"{label}{CELLS}"], results[f"{label}{QUOTAS}"]
         return [
-            Line("quota: part of the GPUs with high-priority jobs", high,
-                 [each.high for each in months]),
-            Line("quota: part of the time when no node serves 8 GPUs at high priority", level,
-                 _whole(months)),
-            Line("quota: worst window of prod-a over private", excess,
-                 _excess(months, "prod-a", "quota"), " min"),
-            Line("quota: worst window of prod-e over private", "0 min",
-                 _excess(months, "prod-e", "quota"), " min"),
+            Line(
+                "quota: part of the GPUs with high-priority jobs",
+                high,
+                [each.high for each in months],
+            ),
+            Line(
+                "quota: part of the time when no node serves 8 GPUs at high priority",
+                level,
+                _whole(months),
+            ),
+            Line(
+                "quota: worst window of prod-a over private",
+                excess,
+                _excess(months, "prod-a", "quota"),
+                " min",
+            ),
+            Line(
+                "quota: worst window of prod-e over private",
+                "0 min",
+                _excess(months, "prod-e", "quota"),
+                " min",
+            ),
             *_safety(months, arm="quota"),
-            Line("cells: worst window of prod-a over private", "0 min",
-                 _excess(week, "prod-a", "cells"), " min"),
-            Line("cells: worst window of prod-e over private", "0 min",
-                 _excess(week, "prod-e", "cells"), " min"),
+            Line(
+                "cells: worst window of prod-a over private",
+                "0 min",
+                _excess(week, "prod-a", "cells"),
+                " min",
+            ),
+            Line(
+                "cells: worst window of prod-e over private",
+                "0 min",
+                _excess(week, "prod-e", "cells"),
+                " min",
+            ),
             *_safety(week),
-            *(Line(f"{arm}, the cells' time: nodes that cannot serve 8 GPUs at high priority, "
-                   "mean part", "",
-                   [fmean(level for _, level in each.fragmentation[arm]) for each in week])
-              for arm in ("quota", "cells")),
-            *(Line(f"{arm}, the cells' time: part of the GPUs with a job", "",
-                   [each.utilisation[arm] for each in week]) for arm in ("quota", "cells")),
-        ]  # fmt: skip
+            *(
+                Line(
+                    f"{arm}, the cells' time: nodes that cannot serve 8 GPUs at high priority, "
+                    "mean part",
+                    "",
+                    [fmean(level for _, level in each.fragmentation[arm]) for each in week],
+                )
+                for arm in ("quota", "cells")
+            ),
+            *(
+                Line(
+                    f"{arm}, the cells' time: part of the GPUs with a job",
+                    "",
+                    [each.utilisation[arm] for each in week],
+                )
+                for arm in ("quota", "cells")
+            ),
+        ]
 
     return lines
 
 
 def _lines_fig7(results: Results) -> list[Line]:
     week, months = results[f"all tenants{CELLS}"], results[f"all tenants{QUOTAS}"]
-    better = [float(sum(each.cells_s < each.quota_s for each in outcome.tenants.values()))
-              for outcome in week]  # fmt: skip
+    better = [
+        float(sum(each.cells_s < each.quota_s for each in outcome.tenants.values()))
+        for outcome in week
+    ]
     found = [
         Line("quota: prod-a's delay over private", "7", _ratio(months, "prod-a", "quota")),
         Line("cells: prod-a's delay over private", "below 1", _ratio(week, "prod-a", "cells")),
-        Line("quota, the cells' time: prod-a's delay over private", "",
-             _ratio(week, "prod-a", "quota")),
+        Line(
+            "quota, the cells' time: prod-a's delay over private",
+            "",
+            _ratio(week, "prod-a", "quota"),
+        ),
         Line("tenants better off with cells than with quota", "9 of 11", better),
         Line("quota: res-f's delay over private", "0.91", _ratio(months, "res-f", "quota")),
-        Line("without prod-a, quota: res-f's delay over private", "1.7",
-             _ratio(results[f"without prod-a{QUOTAS}"], "res-f", "quota")),
-    ]  # fmt: skip
+        Line(
+            "without prod-a, quota: res-f's delay over private",
+            "1.7",
+            _ratio(results[f"without prod-a{QUOTAS}"], "res-f", "quota"),
+        ),
+    ]
     for label in LEFT:
         found += _safety(results[f"{label}{QUOTAS}"], label, "quota")
         found += _safety(results[f"{label}{CELLS}"], label)
@@ -283,15 +385,24 @@ def _lines_fig8(results: Results) -> list[Line]:
         label = _large(count)
         week, months = results[f"{label}{CELLS}"], results[f"{label}{QUOTAS}"]
         found += [
-            Line(f"{label}; workload fragmentation", "0.91" if count == 1 else "",
-                 [each.workload_fragmentation for each in months]),
-            Line(f"{label}, quota: res-f's delay over private", paper,
-                 _ratio(months, "res-f", "quota")),
-            Line(f"{label}, cells: res-f's delay over private", "below 1",
-                 _ratio(week, "res-f", "cells")),
+            Line(
+                f"{label}; workload fragmentation",
+                "0.91" if count == 1 else "",
+                [each.workload_fragmentation for each in months],
+            ),
+            Line(
+                f"{label}, quota: res-f's delay over private",
+                paper,
+                _ratio(months, "res-f", "quota"),
+            ),
+            Line(
+                f"{label}, cells: res-f's delay over private",
+                "below 1",
+                _ratio(week, "res-f", "cells"),
+            ),
             *_safety(months, label, "quota"),
             *_safety(week, label),
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -301,13 +412,19 @@ def _lines_fig9(results: Results) -> list[Line]:
         label = f"{part:.0%} soft"
         week, months = results[f"{label}{CELLS}"], results[f"{label}{QUOTAS}"]
         found += [
-            Line(f"{label}, quota: prod-a's delay over private",
-                 "1.3" if part == 0.5 else "about 1", _ratio(months, "prod-a", "quota")),
-            Line(f"{label}, cells: prod-a's delay over private", "below 1",
-                 _ratio(week, "prod-a", "cells")),
+            Line(
+                f"{label}, quota: prod-a's delay over private",
+                "1.3" if part == 0.5 else "about 1",
+                _ratio(months, "prod-a", "quota"),
+            ),
+            Line(
+                f"{label}, cells: prod-a's delay over private",
+                "below 1",
+                _ratio(week, "prod-a", "cells"),
+            ),
             *_safety(months, label, "quota"),
             *_safety(week, label),
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -317,39 +434,72 @@ def _lines_load(results: Results) -> list[Line]:
         arms = [arm for arm in ("quota", "cells") if outcomes and arm in outcomes[0].completion_s]
         if "quota" in arms:
             found += [
-                Line(f"{label}: part of the GPUs with high-priority jobs", "about 0.9",
-                     [each.high for each in outcomes]),
-                Line(f"{label}: part of the time when no node serves 8 GPUs at high priority",
-                     "most", _whole(outcomes)),
-            ]  # fmt: skip
-        found.append(Line(f"{label}: prod-a alone, mean delay", "",
-                          [each.tenants["prod-a"].private_s / 60 for each in outcomes],
-                          " min"))  # fmt: skip
+                Line(
+                    f"{label}: part of the GPUs with high-priority jobs",
+                    "about 0.9",
+                    [each.high for each in outcomes],
+                ),
+                Line(
+                    f"{label}: part of the time when no node serves 8 GPUs at high priority",
+                    "most",
+                    _whole(outcomes),
+                ),
+            ]
+        found.append(
+            Line(
+                f"{label}: prod-a alone, mean delay",
+                "",
+                [each.tenants["prod-a"].private_s / 60 for each in outcomes],
+                " min",
+            )
+        )
         for arm in arms:
             under = arm == "cells"
             found += [
-                Line(f"{label}, {arm}: prod-a's delay over private", "below 1" if under else "7",
-                     _ratio(outcomes, "prod-a", arm)),
-                Line(f"{label}, {arm}: worst window of prod-a over private",
-                     "0 min" if under else "8000 min", _excess(outcomes, "prod-a", arm), " min"),
-                Line(f"{label}, {arm}: prod-e's delay over private", "below 1",
-                     _ratio(outcomes, "prod-e", arm)),
+                Line(
+                    f"{label}, {arm}: prod-a's delay over private",
+                    "below 1" if under else "7",
+                    _ratio(outcomes, "prod-a", arm),
+                ),
+                Line(
+                    f"{label}, {arm}: worst window of prod-a over private",
+                    "0 min" if under else "8000 min",
+                    _excess(outcomes, "prod-a", arm),
+                    " min",
+                ),
+                Line(
+                    f"{label}, {arm}: prod-e's delay over private",
+                    "below 1",
+                    _ratio(outcomes, "prod-e", arm),
+                ),
                 *_safety(outcomes, label, arm),
-            ]  # fmt: skip
+            ]
     return found
 
 
 def _lines_fig10(results: Results) -> list[Line]:
     pairs = list(zip(results[f"dynamic{CELLS}"], results["static"], strict=True))
     return [
-        Line("preempted GPUs, dynamic binding", "",
-             [float(each.preempted_gpus["cells"]) for each, _ in pairs]),
-        Line("preempted GPUs, static binding", "",
-             [float(each.preempted_gpus["cells"]) for _, each in pairs]),
-        Line("fewer preempted GPUs with dynamic binding", "55 %",
-             [100 * (1 - a.preempted_gpus["cells"] / max(1, b.preempted_gpus["cells"]))
-              for a, b in pairs], " %"),
-    ]  # fmt: skip
+        Line(
+            "preempted GPUs, dynamic binding",
+            "",
+            [float(each.preempted_gpus["cells"]) for each, _ in pairs],
+        ),
+        Line(
+            "preempted GPUs, static binding",
+            "",
+            [float(each.preempted_gpus["cells"]) for _, each in pairs],
+        ),
+        Line(
+            "fewer preempted GPUs with dynamic binding",
+            "55 %",
+            [
+                100 * (1 - a.preempted_gpus["cells"] / max(1, b.preempted_gpus["cells"]))
+                for a, b in pairs
+            ],
+            " %",
+        ),
+    ]
 
 
 def _lines_fig11(results: Results) -> list[Line]:
@@ -358,16 +508,23 @@ def _lines_fig11(results: Results) -> list[Line]:
     def level(outcome: Outcome) -> float:
         return 100 * fmean(level for _, level in outcome.fragmentation["cells"])
 
-    gaps = [[100 * (one - two) for one, two in
-             _together(a.fragmentation["cells"], b.fragmentation["cells"])]
-            for a, b in pairs]  # fmt: skip
+    gaps = [
+        [
+            100 * (one - two)
+            for one, two in _together(a.fragmentation["cells"], b.fragmentation["cells"])
+        ]
+        for a, b in pairs
+    ]
     return [
         Line("fragmentation, cells of node level only", "", [level(a) for a, _ in pairs], " %"),
         Line("fragmentation, cells of all levels", "", [level(b) for _, b in pairs], " %"),
         Line("largest gap", "20 points", [max(each) for each in gaps], " points"),
-        Line("part of the time with a gap above 10 points", "most of the time",
-             [sum(gap > 10 for gap in each) / len(each) for each in gaps]),
-    ]  # fmt: skip
+        Line(
+            "part of the time with a gap above 10 points",
+            "most of the time",
+            [sum(gap > 10 for gap in each) / len(each) for each in gaps],
+        ),
+    ]
 
 
 def _together(
@@ -385,30 +542,83 @@ OTHER = (
 EXPERIMENTS = {
     each.name: each
     for each in (
-        Experiment("hived-fig5", "Three schedulers on 96 GPUs", "HiveD, section 5.1, Figure 5",
-                   _fig5, _lines_fig5,
-                   "Gandiva in slices of 600 s; stored: without suspending, and without moves."),
-        Experiment("hived-fig6a", "The production cluster: 279 nodes",
-                   "HiveD, section 5.2, Figure 6(a)", _fig6a,
-                   _lines_fig6("279 nodes", "200 min", "", "")),
-        Experiment("hived-fig6b", "A higher load: 200 nodes", "HiveD, section 5.2, Figure 6(b)",
-                   _fig6b, _lines_fig6("200 nodes", "8000 min", "most", "about 0.9")),
-        Experiment("hived-fig7", "Every tenant's delay, and tenants that leave",
-                   "HiveD, section 5.2, Figure 7", _fig7, _lines_fig7),
-        Experiment("hived-fig8", "Jobs reshaped to 8 GPUs or 1", "HiveD, section 5.2, Figure 8",
-                   _fig8, _lines_fig8),
-        Experiment("hived-fig9", "Soft affinity", "HiveD, section 5.2, Figure 9",
-                   _fig9, _lines_fig9),
-        Experiment("hived-fig10", "Dynamic and static binding", "HiveD, section 5.3, Figure 10",
-                   _fig10, _lines_fig10),
-        Experiment("hived-fig11", "Cells of one level, and of all", "HiveD, section 5.3, Figure 11",
-                   _fig11, _lines_fig11),
-        Experiment("hived-load", "Quotas on 200 nodes under other loads",
-                   "HiveD, section 5.2, Figures 6(b) and 7", _load, _lines_load, OTHER),
-        Experiment("hived-load-cells", "Cells on 200 nodes under another load",
-                   "HiveD, section 5.2, Figures 6(b) and 7", _load_cells, _lines_load, OTHER),
-        Experiment("hived-load-testbed", "Three schedulers on 96 GPUs under another load",
-                   "HiveD, section 5.1, Figure 5", _testbed, _lines_load, OTHER),
+        Experiment(
+            "hived-fig5",
+            "Three schedulers on 96 GPUs",
+            "HiveD, section 5.1, Figure 5",
+            _fig5,
+            _lines_fig5,
+            "Gandiva in slices of 600 s; stored: without suspending, and without moves.",
+        ),
+        Experiment(
+            "hived-fig6a",
+            "The production cluster: 279 nodes",
+            "HiveD, section 5.2, Figure 6(a)",
+            _fig6a,
+            _lines_fig6("279 nodes", "200 min", "", ""),
+        ),
+        Experiment(
+            "hived-fig6b",
+            "A higher load: 200 nodes",
+            "HiveD, section 5.2, Figure 6(b)",
+            _fig6b,
+            _lines_fig6("200 nodes", "8000 min", "most", "about 0.9"),
+        ),
+        Experiment(
+            "hived-fig7",
+            "Every tenant's delay, and tenants that leave",
+            "HiveD, section 5.2, Figure 7",
+            _fig7,
+            _lines_fig7,
+        ),
+        Experiment(
+            "hived-fig8",
+            "Jobs reshaped to 8 GPUs or 1",
+            "HiveD, section 5.2, Figure 8",
+            _fig8,
+            _lines_fig8,
+        ),
+        Experiment(
+            "hived-fig9", "Soft affinity", "HiveD, section 5.2, Figure 9", _fig9, _lines_fig9
+        ),
+        Experiment(
+            "hived-fig10",
+            "Dynamic and static binding",
+            "HiveD, section 5.3, Figure 10",
+            _fig10,
+            _lines_fig10,
+        ),
+        Experiment(
+            "hived-fig11",
+            "Cells of one level, and of all",
+            "HiveD, section 5.3, Figure 11",
+            _fig11,
+            _lines_fig11,
+        ),
+        Experiment(
+            "hived-load",
+            "Quotas on 200 nodes under other loads",
+            "HiveD, section 5.2, Figures 6(b) and 7",
+            _load,
+            _lines_load,
+            OTHER,
+        ),
+        Experiment(
+            "hived-load-cells",
+            "Cells on 200 nodes under another load",
+            "HiveD, section 5.2, Figures 6(b) and 7",
+            _load_cells,
+            _lines_load,
+            OTHER,
+        ),
+        Experiment(
+            "hived-load-testbed",
+            "Three schedulers on 96 GPUs under another load",
+            "HiveD, section 5.1, Figure 5",
+            _testbed,
+            _lines_load,
+            OTHER,
+        ),
         *gandivafigures.EXPERIMENTS,
     )
-}  # fmt: skip
+}

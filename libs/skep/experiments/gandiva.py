@@ -101,8 +101,11 @@ class Sized(Models):
 
     def parts(self, job: TraceJob, where: Situation) -> tuple[Part, ...]:
         """Return the factors of its speed, without that of its nodes if they do not matter."""
-        return tuple(each for each in super().parts(job, where)
-                     if self.local or each.what not in ("locality", "network"))  # fmt: skip
+        return tuple(
+            each
+            for each in super().parts(job, where)
+            if self.local or each.what not in ("locality", "network")
+        )
 
 
 def play(scene: Scene, seed: int) -> Played:
@@ -125,16 +128,25 @@ def play(scene: Scene, seed: int) -> Played:
 def _search(scene: Scene, study: Study, seed: int) -> Played:
     found = multijob.play(study, seed, ours=scene.ours)
     explored = len(found.explored)
-    return Played(seed=seed, curves={"explored": found.explored}, figures={
-        "minutes": found.minutes, "explored": float(explored), "suspended": float(found.suspended),
-    })  # fmt: skip
+    return Played(
+        seed=seed,
+        curves={"explored": found.explored},
+        figures={
+            "minutes": found.minutes,
+            "explored": float(explored),
+            "suspended": float(found.suspended),
+        },
+    )
 
 
 def _cluster(scene: Scene, trace: Trace, nodes: int, seed: int) -> Played:
     cluster = of_types({"p100": nodes - nodes // 2, "p40": nodes // 2}, NODE_GPUS)
     result, ledger = _run(scene, trace, cluster, seed)
-    return Played(seed=seed, figures=_figures(result) | ledger.figures(),
-                  curves=_curves(result) | {"packs kept": ledger.kept_over_time()})  # fmt: skip
+    return Played(
+        seed=seed,
+        figures=_figures(result) | ledger.figures(),
+        curves=_curves(result) | {"packs kept": ledger.kept_over_time()},
+    )
 
 
 def _run(scene: Scene, trace: Trace, cluster: Cluster, seed: int) -> tuple[RunResult, Ledger]:
@@ -142,10 +154,13 @@ def _run(scene: Scene, trace: Trace, cluster: Cluster, seed: int) -> tuple[RunRe
     speeds.local = scene.local
     shared = scene.cells == "own"
     settings = Settings(
-        seed=seed, costs=COSTS, policies=dict.fromkeys(cluster.vcs, scene.policy),
-        sample_every_s=SAMPLE_S, gpu_memory=GPU_MEMORY,
+        seed=seed,
+        costs=COSTS,
+        policies=dict.fromkeys(cluster.vcs, scene.policy),
+        sample_every_s=SAMPLE_S,
+        gpu_memory=GPU_MEMORY,
         over_quota="opportunistic" if shared else "wait",
-    )  # fmt: skip
+    )
     ledger = Ledger(speeds)
     return run(trace, cluster, settings, speeds, judge=ledger.note), ledger
 
@@ -156,9 +171,13 @@ def _tenants(scene: Scene, seed: int) -> Played:
     drawn = gandiva.generate(seed, gandiva.Options(jobs=jobs))
     rng = random.Random(f"tenants {seed}")
     names = rng.choices(list(TENANTS), list(TENANTS.values()), k=len(drawn.jobs))
-    trace = msgspec.structs.replace(drawn, jobs=tuple(
-        msgspec.structs.replace(job, vc=name) for job, name in zip(drawn.jobs, names, strict=True)
-    ))  # fmt: skip
+    trace = msgspec.structs.replace(
+        drawn,
+        jobs=tuple(
+            msgspec.structs.replace(job, vc=name)
+            for job, name in zip(drawn.jobs, names, strict=True)
+        ),
+    )
     each = max(1, nodes // (2 * len(TENANTS)))
     own = {"p100": each, "p40": each}
     if scene.cells != "alone":
@@ -166,14 +185,21 @@ def _tenants(scene: Scene, seed: int) -> Played:
         cluster = of_types(whole, NODE_GPUS, vcs=dict.fromkeys(TENANTS, own))
         runs = [(trace, cluster)]
     else:
-        runs = [(msgspec.structs.replace(trace, jobs=tuple(
-            job for job in trace.jobs if job.vc == name)),
-            of_types(own, NODE_GPUS, vcs={name: own})) for name in TENANTS]  # fmt: skip
+        runs = [
+            (
+                msgspec.structs.replace(
+                    trace, jobs=tuple(job for job in trace.jobs if job.vc == name)
+                ),
+                of_types(own, NODE_GPUS, vcs={name: own}),
+            )
+            for name in TENANTS
+        ]
     figures, curves = dict[str, float](), dict[str, list[tuple[float, float]]]()
     played = [_run(scene, some, cluster, seed) for some, cluster in runs]
     for name in TENANTS:
-        outcomes = tuple(outcome for result, _ in played for outcome in result.jobs
-                         if outcome.job.vc == name)  # fmt: skip
+        outcomes = tuple(
+            outcome for result, _ in played for outcome in result.jobs if outcome.job.vc == name
+        )
         told = _figures(msgspec.structs.replace(played[0][0], jobs=outcomes))
         for figure in ("hundred_s", "jct_min", "unfinished"):
             figures[f"{name}: {figure}"] = told[figure]
@@ -202,26 +228,34 @@ def _done(outcomes: Sequence[JobOutcome], gpus: int) -> list[tuple[float, float]
 
 def _figures(result: RunResult) -> dict[str, float]:
     ended = [each for each in result.jobs if each.ended is not None]
-    hundred = [in_seconds(Duration(each.hundred - each.job.at)) for each in ended
-               if each.hundred is not None]  # fmt: skip
+    hundred = [
+        in_seconds(Duration(each.hundred - each.job.at))
+        for each in ended
+        if each.hundred is not None
+    ]
     steady, coming = _between(result, STEADY_MIN), _between(result, COMING_MIN)
     return {
         "jobs": float(len(result.jobs)),
         "unfinished": float(len(result.jobs) - len(ended)),
         "hundred_s": _mean(hundred),
-        "jct_min": _mean([in_seconds(Duration((each.ended or 0) - each.job.at)) / 60
-                          for each in ended]),
-        "makespan_min": max((in_seconds(each.ended or Duration(0)) for each in ended),
-                            default=0.0) / 60,
+        "jct_min": _mean(
+            [in_seconds(Duration((each.ended or 0) - each.job.at)) / 60 for each in ended]
+        ),
+        "makespan_min": max((in_seconds(each.ended or Duration(0)) for each in ended), default=0.0)
+        / 60,
         "busy": _mean([each.busy / result.gpus for each in steady]),
         "busy_coming": _mean([each.busy / result.gpus for each in coming]),
         "useful": _mean([each.useful / result.gpus for each in steady]),
         "suspended": float(sum(each.suspended for each in ended)),
         "migrated": float(sum(each.migrated for each in ended)),
-        "scattered": _mean([float(any(len(span.spread) > -(-each.job.gpus // NODE_GPUS)
-                                      for span in each.spans))
-                            for each in ended if each.job.gpus > 1]),
-    }  # fmt: skip
+        "scattered": _mean(
+            [
+                float(any(len(span.spread) > -(-each.job.gpus // NODE_GPUS) for span in each.spans))
+                for each in ended
+                if each.job.gpus > 1
+            ]
+        ),
+    }
 
 
 def _between(result: RunResult, minutes: tuple[int, int]) -> list[Sample]:
@@ -231,15 +265,20 @@ def _between(result: RunResult, minutes: tuple[int, int]) -> list[Sample]:
 
 def _curves(result: RunResult) -> dict[str, list[tuple[float, float]]]:
     every = max(1, len(result.samples) // POINTS)
-    ended = sorted(in_seconds(Duration(each.ended - each.job.at)) / 60 for each in result.jobs
-                   if each.ended is not None)  # fmt: skip
+    ended = sorted(
+        in_seconds(Duration(each.ended - each.job.at)) / 60
+        for each in result.jobs
+        if each.ended is not None
+    )
     thinned = ended[:: max(1, len(ended) // POINTS)]
     return {
-        "busy": [(in_seconds(each.at) / 60, each.busy / result.gpus)
-                 for each in result.samples[::every]],
-        "completion": [(minutes, number / len(thinned)) for number, minutes
-                       in enumerate(thinned, 1)],
-    }  # fmt: skip
+        "busy": [
+            (in_seconds(each.at) / 60, each.busy / result.gpus) for each in result.samples[::every]
+        ],
+        "completion": [
+            (minutes, number / len(thinned)) for number, minutes in enumerate(thinned, 1)
+        ],
+    }
 
 
 class Ledger:
@@ -286,8 +325,10 @@ class Ledger:
         if not self._kept:
             return []
         began = self._kept[0][0]
-        return [(in_seconds(Duration(at - began)) / 60, float(number))
-                for number, (at, _) in enumerate(self._kept, 1)]  # fmt: skip
+        return [
+            (in_seconds(Duration(at - began)) / 60, float(number))
+            for number, (at, _) in enumerate(self._kept, 1)
+        ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -37,8 +37,10 @@ SLACK_S = 60.0
 COSTS = Costs(checkpoint_every_s=1.0)
 """What is preempted loses at most a second: in the paper's simulator nothing."""
 SCHEDULERS: dict[str, type[QuotaRun] | type[LasRun]] = {
-    "fifo": QuotaRun, "tiresias-l": LasRun, "gandiva": GandivaRun,
-}  # fmt: skip
+    "fifo": QuotaRun,
+    "tiresias-l": LasRun,
+    "gandiva": GandivaRun,
+}
 """What serves quotas, by the policy inside VCs."""
 
 Waited = dict[str, float]
@@ -120,10 +122,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         if "private" not in self.completion_s:
             return {}
         return {
-            arm: sum(getattr(each, f"{arm}_s") > each.private_s + SLACK_S
-                     for each in self.tenants.values())
-            for arm in ("quota", "cells") if arm in self.completion_s
-        }  # fmt: skip
+            arm: sum(
+                getattr(each, f"{arm}_s") > each.private_s + SLACK_S
+                for each in self.tenants.values()
+            )
+            for arm in ("quota", "cells")
+            if arm in self.completion_s
+        }
 
 
 def compare(
@@ -151,14 +156,18 @@ def compare(
     owned = cells if cells is not None else hived.assign(nodes)
     owned = {vc: each for vc, each in owned.items() if vc not in options.without}
     drawn = hived.generate(seed, options)
-    fits = tuple(job for job in drawn.jobs if _fits(job, owned[job.vc])
-                 and (beside is None or _fits(job, beside[job.vc])))  # fmt: skip
+    fits = tuple(
+        job
+        for job in drawn.jobs
+        if _fits(job, owned[job.vc]) and (beside is None or _fits(job, beside[job.vc]))
+    )
     trace = Trace(name=drawn.name, jobs=fits)
     found: dict[str, Arm] = {}
     if "private" in arms:
         tell("private")
-        found["private"] = (alone(trace, owned, policy[0]) if plain
-                            else private(trace, owned, seed, policy, manner))  # fmt: skip
+        found["private"] = (
+            alone(trace, owned, policy[0]) if plain else private(trace, owned, seed, policy, manner)
+        )
     if "quota" in arms:
         tell("quota")
         found["quota"] = quota(trace, owned, nodes, rules, policy[0])
@@ -170,16 +179,20 @@ def compare(
 
 
 def private(
-    trace: Trace, owned: Mapping[str, dict[str, int]], seed: int,
-    policy: tuple[str, dict[str, Any]], manner: Manner = STOPPED,
-) -> Arm:  # fmt: skip
+    trace: Trace,
+    owned: Mapping[str, dict[str, int]],
+    seed: int,
+    policy: tuple[str, dict[str, Any]],
+    manner: Manner = STOPPED,
+) -> Arm:
     """Return every tenant's jobs in a cluster of its own cells and nothing else."""
     both = Arm({}, {})
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
         nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
-        result = _run(own, hived.cluster(nodes, {vc: cells}), seed, policy,
-                      manner._replace(beyond="wait"))  # fmt: skip
+        result = _run(
+            own, hived.cluster(nodes, {vc: cells}), seed, policy, manner._replace(beyond="wait")
+        )
         arm = _arm(result)
         both.waited |= arm.waited
         both.completion |= arm.completion
@@ -187,18 +200,23 @@ def private(
 
 
 def shared(
-    trace: Trace, cluster: Cluster, seed: int,
-    policy: tuple[str, dict[str, Any]] = ("fifo", {}), manner: Manner = STOPPED,
-) -> Arm:  # fmt: skip
+    trace: Trace,
+    cluster: Cluster,
+    seed: int,
+    policy: tuple[str, dict[str, Any]] = ("fifo", {}),
+    manner: Manner = STOPPED,
+) -> Arm:
     """Return all tenants in one cluster, each with its cells, borrowing what is idle."""
     result = _run(trace, cluster, seed, policy, manner)
     arm = _arm(result)
     seen = series(result)
     last = in_seconds(trace.jobs[-1].at - trace.jobs[0].at) if trace.jobs else 0.0
-    arm.fragmentation = [(at / 86400, level) for at, level in
-                         zip(seen.at, seen.no_affinity, strict=False) if at <= last]  # fmt: skip
-    taken = [allocated for at, allocated in zip(seen.at, seen.allocated, strict=True)
-             if at <= last]  # fmt: skip
+    arm.fragmentation = [
+        (at / 86400, level)
+        for at, level in zip(seen.at, seen.no_affinity, strict=False)
+        if at <= last
+    ]
+    taken = [allocated for at, allocated in zip(seen.at, seen.allocated, strict=True) if at <= last]
     arm.utilisation = sum(taken) / max(1, len(taken)) / result.gpus
     return arm
 
@@ -226,17 +244,23 @@ def quota(
     gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
     played = SCHEDULERS[policy](trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
     played.run()
-    waited = {job.id: in_seconds(each) for job, each in
-              zip(trace.jobs, played.waited, strict=True)}  # fmt: skip
-    completion = {job.id: in_seconds(end - job.at) for job, end in
-                  zip(trace.jobs, played.ended, strict=True) if end is not None}  # fmt: skip
+    waited = {job.id: in_seconds(each) for job, each in zip(trace.jobs, played.waited, strict=True)}
+    completion = {
+        job.id: in_seconds(end - job.at)
+        for job, end in zip(trace.jobs, played.ended, strict=True)
+        if end is not None
+    }
     last = trace.jobs[-1].at if trace.jobs else 0
     seen = [each for each in played.samples if each.at <= last]
     gpu_samples = max(1, len(seen)) * nodes * hived.NODE_GPUS
-    return Arm(waited, completion, played.preempted_gpus,
-               [(in_seconds(Duration(each.at)) / 86400, each.no_affinity) for each in seen],
-               sum(each.taken for each in seen) / gpu_samples,
-               sum(each.high for each in seen) / gpu_samples)  # fmt: skip
+    return Arm(
+        waited,
+        completion,
+        played.preempted_gpus,
+        [(in_seconds(Duration(each.at)) / 86400, each.no_affinity) for each in seen],
+        sum(each.taken for each in seen) / gpu_samples,
+        sum(each.high for each in seen) / gpu_samples,
+    )
 
 
 def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Cluster:
@@ -256,8 +280,11 @@ def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Clu
         mine = shape.nodes[given : given + count]
         given += count
         chains[vc] = msgspec.structs.replace(shape, nodes=mine)
-        vcs[vc] = VirtualCluster(cells=tuple(Quota(chain=vc, level=level, count=number)
-                                             for level, number in each.items()))  # fmt: skip
+        vcs[vc] = VirtualCluster(
+            cells=tuple(
+                Quota(chain=vc, level=level, count=number) for level, number in each.items()
+            )
+        )
     if given < len(shape.nodes):
         chains["spare"] = msgspec.structs.replace(shape, nodes=shape.nodes[given:])
     return Cluster(chains=chains, vcs=vcs)
@@ -274,10 +301,13 @@ def _run(
     trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]], manner: Manner
 ) -> RunResult:
     settings = Settings(
-        seed=seed, costs=manner.costs, over_quota=manner.beyond, sample_every_s=SAMPLE_S,
+        seed=seed,
+        costs=manner.costs,
+        over_quota=manner.beyond,
+        sample_every_s=SAMPLE_S,
         can=manner.can,
         policies={} if policy[0] == "fifo" else dict.fromkeys(cluster.vcs, policy),
-    )  # fmt: skip
+    )
     return run(trace, cluster, settings, Steady())
 
 
@@ -287,8 +317,11 @@ def _arm(result: RunResult) -> Arm:
         reason = f"{len(lost)} jobs never ended, {lost[0]} first: means would be of the others only"
         raise ValueError(reason)
     waited = {each.job.id: in_seconds(each.waited) for each in result.jobs}
-    completion = {each.job.id: in_seconds(each.ended - each.job.at) for each in result.jobs
-                  if each.ended is not None}  # fmt: skip
+    completion = {
+        each.job.id: in_seconds(each.ended - each.job.at)
+        for each in result.jobs
+        if each.ended is not None
+    }
     gpus = sum(each.preempted * each.job.gpus for each in result.jobs)
     return Arm(waited, completion, gpus)
 
@@ -303,26 +336,41 @@ def _outcome(
         by_arm = {name: _windows(jobs, arm.waited) for name, arm in arms.items()}
         delays[vc] = by_arm
         mean = {name: _mean(arm.waited[job.id] for job in jobs) for name, arm in arms.items()}
-        excess = {name: [mine - alone for (_, mine), (_, alone) in
-                         zip(by_arm[name], by_arm.get("private", by_arm[name]), strict=True)]
-                  for name in by_arm}  # fmt: skip
+        excess = {
+            name: [
+                mine - alone
+                for (_, mine), (_, alone) in zip(
+                    by_arm[name], by_arm.get("private", by_arm[name]), strict=True
+                )
+            ]
+            for name in by_arm
+        }
         tenants[vc] = Tenant(
-            len(jobs), mean.get("private", 0.0), mean.get("quota", 0.0), mean.get("cells", 0.0),
+            len(jobs),
+            mean.get("private", 0.0),
+            mean.get("quota", 0.0),
+            mean.get("cells", 0.0),
             sum(each > SLACK_S for each in excess.get("quota", [])),
             sum(each > SLACK_S for each in excess.get("cells", [])),
             len(by_arm[next(iter(by_arm))]),
-            max(excess.get("quota", []), default=0.0), max(excess.get("cells", []), default=0.0),
-            _worse(jobs, arms, "quota"), _worse(jobs, arms, "cells"),
-        )  # fmt: skip
+            max(excess.get("quota", []), default=0.0),
+            max(excess.get("cells", []), default=0.0),
+            _worse(jobs, arms, "quota"),
+            _worse(jobs, arms, "cells"),
+        )
     return Outcome(
-        seed=seed, nodes=nodes, left_out=left_out, tenants=tenants, delays=delays,
+        seed=seed,
+        nodes=nodes,
+        left_out=left_out,
+        tenants=tenants,
+        delays=delays,
         fragmentation={name: arm.fragmentation for name, arm in arms.items() if arm.fragmentation},
         preempted_gpus={name: arm.preempted_gpus for name, arm in arms.items()},
         completion_s={name: _mean(arm.completion.values()) for name, arm in arms.items()},
         utilisation={name: arm.utilisation for name, arm in arms.items() if arm.utilisation},
         workload_fragmentation=hived.fragmentation(trace),
         high=arms["quota"].high if "quota" in arms else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _worse(jobs: Iterable[TraceJob], arms: Mapping[str, Arm], name: str) -> int:

@@ -160,13 +160,21 @@ class _World:
     def _spec(self) -> dict[str, Any]:
         study = self._study
         return {
-            "name": "study", "vc": "search", "metric": METRIC, "direction": "maximize",
-            "sampler": "client", "job": {"command": ["train"]}, "target": study.target,
-            "budget": {"trials": study.trials}, "live": study.trials, "parallel": study.places,
+            "name": "study",
+            "vc": "search",
+            "metric": METRIC,
+            "direction": "maximize",
+            "sampler": "client",
+            "job": {"command": ["train"]},
+            "target": study.target,
+            "budget": {"trials": study.trials},
+            "live": study.trials,
+            "parallel": study.places,
             "exclusive": study.exclusive if self._ours else 0,
             "turn": study.turn_s if self._ours else NEVER_S,
-            "steps": study.evaluations * POINTS, "give_up": study.give_up,
-        }  # fmt: skip
+            "steps": study.evaluations * POINTS,
+            "give_up": study.give_up,
+        }
 
     def _soonest(self) -> Instant | None:
         wake = self._machine.wake_at()
@@ -182,8 +190,11 @@ class _World:
 
     def _ask(self, **request: Any) -> None:
         self._number += 1
-        self._decide(SearchRequest(vc="search", raw=json.dumps(request).encode(), at=self._now,
-                                   number=self._number))  # fmt: skip
+        self._decide(
+            SearchRequest(
+                vc="search", raw=json.dumps(request).encode(), at=self._now, number=self._number
+            )
+        )
 
     def _decide(self, event: Any) -> None:
         self._carry_out(self._machine.decide(event, self._now))
@@ -279,10 +290,21 @@ class _World:
         self._settle()
 
     def _changed(self, trial: _Trial, asked: ChangeAsked, goal: Goal) -> None:
-        self._inbox.append(JobChanged(job=trial.job, attempt=1, goal=goal, result=Result.DONE,
-                                      why=Reason.REQUESTED, at=self._now))  # fmt: skip
-        self._inbox.append(AskOver(job=trial.job, number=asked.number, ask=asked.ask,
-                                   result=Result.DONE, at=self._now))  # fmt: skip
+        self._inbox.append(
+            JobChanged(
+                job=trial.job,
+                attempt=1,
+                goal=goal,
+                result=Result.DONE,
+                why=Reason.REQUESTED,
+                at=self._now,
+            )
+        )
+        self._inbox.append(
+            AskOver(
+                job=trial.job, number=asked.number, ask=asked.ask, result=Result.DONE, at=self._now
+            )
+        )
         if goal is Goal.RESUME:
             self._train(trial)
 
@@ -292,8 +314,11 @@ class _World:
         trial.done_s = trial.told * self._step_s
         self._train(trial)
         value = self._value(trial)
-        self._decide(Measured(at=self._now, job=trial.job, attempt=1, step=trial.told,
-                              values={METRIC: value}))  # fmt: skip
+        self._decide(
+            Measured(
+                at=self._now, job=trial.job, attempt=1, step=trial.told, values={METRIC: value}
+            )
+        )
         if trial.told >= self._study.evaluations * POINTS:
             self._end(trial, End.SUCCEEDED, Reason.SUCCEEDED)
 

@@ -119,8 +119,11 @@ class QuotaRun:
         while self._dirty:
             changed, self._dirty = self._dirty, {}
             for high in (True, False)[: 1 + self._rules.beyond]:
-                heads = [self._head(tenant) for tenant, queue in self._queues.items()
-                         if queue and tenant in changed]  # fmt: skip
+                heads = [
+                    self._head(tenant)
+                    for tenant, queue in self._queues.items()
+                    if queue and tenant in changed
+                ]
                 heapq.heapify(heads)
                 while heads:
                     *_, tenant = heapq.heappop(heads)
@@ -162,10 +165,11 @@ class QuotaRun:
         found = self._free(each, workers)
         if len(found) == workers or not high:
             return found if len(found) == workers else None
-        more = [(max(firm + soft + each - NODE_GPUS, 1), -firm, firm, soft, extra)
-                for firm, soft in self._nodes
-                if (extra := (NODE_GPUS - firm) // each
-                    - (NODE_GPUS - firm - soft) // each)]  # fmt: skip
+        more = [
+            (max(firm + soft + each - NODE_GPUS, 1), -firm, firm, soft, extra)
+            for firm, soft in self._nodes
+            if (extra := (NODE_GPUS - firm) // each - (NODE_GPUS - firm - soft) // each)
+        ]
         for _, _, firm, soft, extra in sorted(more):
             found += self._of(firm, soft, each, workers - len(found), extra * each)
             if len(found) == workers:
@@ -175,8 +179,11 @@ class QuotaRun:
     def _free(self, each: int, workers: int) -> list[int]:
         """Return a node for as many workers as there is room for now, the fullest nodes first."""
         found: list[int] = []
-        kinds = [(firm + soft, firm, soft) for firm, soft in self._nodes
-                 if firm + soft + each <= NODE_GPUS]  # fmt: skip
+        kinds = [
+            (firm + soft, firm, soft)
+            for firm, soft in self._nodes
+            if firm + soft + each <= NODE_GPUS
+        ]
         for taken, firm, soft in sorted(kinds, reverse=True):
             found += self._of(firm, soft, each, workers - len(found), NODE_GPUS - taken)
             if len(found) == workers:

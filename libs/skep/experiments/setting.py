@@ -44,7 +44,16 @@ def play(
     beside = other(setting.nodes) if setting.beside else None
     fixed = arms.static(setting.nodes) if setting.fixed else None
     return arms.compare(
-        seed, setting.nodes, setting.options, cells=cells, policy=setting.policy,
-        arms=setting.arms, cluster=fixed, beside=beside, plain=setting.plain,
-        rules=setting.rules, manner=setting.manner, tell=tell,
-    )  # fmt: skip
+        seed,
+        setting.nodes,
+        setting.options,
+        cells=cells,
+        policy=setting.policy,
+        arms=setting.arms,
+        cluster=fixed,
+        beside=beside,
+        plain=setting.plain,
+        rules=setting.rules,
+        manner=setting.manner,
+        tell=tell,
+    )

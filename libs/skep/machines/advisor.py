@@ -290,8 +290,15 @@ class AdvisorMachine:
         types = sorted({self._types.get(node, "") for node in job.nodes})
         job.ran_on = types[0] if len(types) == 1 and types[0] else job.gpu_type
         if job.vc in self._planned:
-            runner = Runner(job.job, job.attempt, (job.family, job.ran_on), job.each,
-                            len(job.nodes), job.total, job.shares)  # fmt: skip
+            runner = Runner(
+                job.job,
+                job.attempt,
+                (job.family, job.ran_on),
+                job.each,
+                len(job.nodes),
+                job.total,
+                job.shares,
+            )
             self._outlooks.begin(runner)
 
     def _move(self, fact: SuccessorBound | SuccessorDropped | JobMoved) -> None:

@@ -337,12 +337,20 @@ class IntrospectorMachine:
             found = window.judge()
             if found is not None:
                 needed = window.trial.needed_milli
-                said.append(Send(subjects.JUDGED, Judged(
-                    at=now, trial=window.trial.trial, kept=bool(found.kept),
-                    gain_milli=round(found.sum * 1000) - needed,
-                    low_milli=round(found.low * 1000) - needed,
-                    high_milli=round(found.high * 1000) - needed, after=window.after(),
-                )))  # fmt: skip
+                said.append(
+                    Send(
+                        subjects.JUDGED,
+                        Judged(
+                            at=now,
+                            trial=window.trial.trial,
+                            kept=bool(found.kept),
+                            gain_milli=round(found.sum * 1000) - needed,
+                            low_milli=round(found.low * 1000) - needed,
+                            high_milli=round(found.high * 1000) - needed,
+                            after=window.after(),
+                        ),
+                    )
+                )
         return said
 
     # --- what is said ------------------------------------------------------------------------
@@ -427,8 +435,13 @@ class IntrospectorMachine:
             _look_for_level(attempt, slowest, told, now)
         if attempt.values_step != attempt.told_step and len(told) < TOLD_MAX:
             attempt.told_step = attempt.values_step
-            measured = Measured(at=now, job=attempt.job, attempt=attempt.attempt,
-                                step=attempt.values_step, values=attempt.values)  # fmt: skip
+            measured = Measured(
+                at=now,
+                job=attempt.job,
+                attempt=attempt.attempt,
+                step=attempt.values_step,
+                values=attempt.values,
+            )
             told.append(Send(MEASURED, measured))
         rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
         base = attempt.watch.steady.news() if attempt.watch is not None else NOT_YET
@@ -477,8 +490,9 @@ def _look_for_level(
     if not attempt.learned and slowest.full():
         attempt.learned = True
         rate = slowest.rate_milli
-        finding = RateLearned(at=now, job=attempt.job, attempt=attempt.attempt, rate_milli=rate,
-                              trace=attempt.trace)  # fmt: skip
+        finding = RateLearned(
+            at=now, job=attempt.job, attempt=attempt.attempt, rate_milli=rate, trace=attempt.trace
+        )
         told.append(Send(LEARNED, finding))
     if attempt.watch is None:
         attempt.watch = PhaseWatch(slowest)
@@ -520,11 +534,12 @@ def _look_again(attempt: Attempt, soon: Instant) -> Instant | None:
             pure = False
         elif rank.steps < LEARNED_STEPS:
             looks.append(course.tells(course.ends(LEARNED_STEPS)))
-    going = any(rank.course is not None and rank.course.goes and rank.steps
-                for rank in attempt.ranks.values())  # fmt: skip
+    going = any(
+        rank.course is not None and rank.course.goes and rank.steps
+        for rank in attempt.ranks.values()
+    )
     attempt.calm += pure
-    if going and not (pure and attempt.learned and attempt.calm > CALM
-                      and attempt.stalled is None):  # fmt: skip
+    if going and not (pure and attempt.learned and attempt.calm > CALM and attempt.stalled is None):
         return soon
     watch = attempt.watch
     course = watch.rank.course if watch is not None else None

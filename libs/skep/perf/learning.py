@@ -55,8 +55,9 @@ def promise(steps: Sequence[int], values: Sequence[float], horizon: int) -> Prom
         return Promise(now, _deviation(values[-len(values) // 2 :]))
     best: tuple[float, float] | None = None
     for exponent in EXPONENTS:
-        found = _fit([(step / last) ** -exponent for step in steps], values,
-                     (horizon / last) ** -exponent)  # fmt: skip
+        found = _fit(
+            [(step / last) ** -exponent for step in steps], values, (horizon / last) ** -exponent
+        )
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     if best is None:

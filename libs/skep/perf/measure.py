@@ -69,8 +69,10 @@ class Window:
             least = min(len(each.rates) for each in self.samples.values())
             if least > self._tried:
                 self._tried = least
-                jobs = [Tried(self._baseline(each), self.samples[each.job].rates)
-                        for each in self.trial.jobs]  # fmt: skip
+                jobs = [
+                    Tried(self._baseline(each), self.samples[each.job].rates)
+                    for each in self.trial.jobs
+                ]
                 self._found = judge(jobs, self.trial.needed_milli / 1000)
         found = self._found
         spares = self.trial.kind is Kind.DEFRAG and self._tried >= SAMPLES_MAX
@@ -81,10 +83,13 @@ class Window:
     def after(self) -> tuple[After, ...]:
         """Return the mean rates of its jobs since the change."""
         return tuple(
-            After(job=job, rate_milli=sum(each.rates) // max(1, len(each.rates)),
-                  samples=len(each.rates))
+            After(
+                job=job,
+                rate_milli=sum(each.rates) // max(1, len(each.rates)),
+                samples=len(each.rates),
+            )
             for job, each in self.samples.items()
-        )  # fmt: skip
+        )
 
     def _baseline(self, job: Before) -> Baseline:
         alone = self.trial.kind is Kind.PACK

@@ -167,12 +167,18 @@ class Outlooks:
         assert rate is not None, runner
         step_ns = predict.rate_step_ns(rate.rate_milli)
         steps = rate.steps + (now - runner.seen_at) // step_ns if step_ns else rate.steps
-        runner.told = JobPace(job=rate.job, attempt=rate.attempt, steps=steps,
-                              rate_milli=rate.rate_milli, utilisation=rate.utilisation,
-                              memory=rate.memory,
-                              remaining=predict.remaining(runner.total, steps, step_ns),
-                              mean_milli=runner.base.mean, spread_milli=runner.base.spread,
-                              samples=runner.base.samples)  # fmt: skip
+        runner.told = JobPace(
+            job=rate.job,
+            attempt=rate.attempt,
+            steps=steps,
+            rate_milli=rate.rate_milli,
+            utilisation=rate.utilisation,
+            memory=rate.memory,
+            remaining=predict.remaining(runner.total, steps, step_ns),
+            mean_milli=runner.base.mean,
+            spread_milli=runner.base.spread,
+            samples=runner.base.samples,
+        )
         runner.told_at, runner.idle_since = now, Instant(0)
         if step_ns and runner.key[0] and runner.nodes and rate.workers and not runner.shares:
             gpus = rate.workers * runner.each

@@ -48,8 +48,10 @@ class Scaling:
     def points(self, key: Key) -> tuple[ScalePoint, ...]:
         """Return what is known of a family, fewest GPUs first."""
         known = self._known.get(key, {})
-        return tuple(ScalePoint(gpus=gpus, nodes=nodes, step_ns=known[gpus, nodes].median())
-                     for gpus, nodes in sorted(known))  # fmt: skip
+        return tuple(
+            ScalePoint(gpus=gpus, nodes=nodes, step_ns=known[gpus, nodes].median())
+            for gpus, nodes in sorted(known)
+        )
 
     def keys(self) -> Iterable[Key]:
         """Return every family and type of which something is known."""

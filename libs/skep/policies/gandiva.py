@@ -227,14 +227,21 @@ class _Turns:
         if job.gpus > self._room.left(job.pin):
             return None
         there = self._room.open(job.pin)
-        return self._room.fit(job, [node for node in there if node not in self._leaving
-                                    and node not in self._cleared])  # fmt: skip
+        return self._room.fit(
+            job, [node for node in there if node not in self._leaving and node not in self._cleared]
+        )
 
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
         due = self._books.due(job)
         # Accounts have an end: of those who starve the one comes first who has stood for longest.
-        return (-job.spec.priority, not self._starves(job), not _fresh(job), -due,
-                job.waiting_since, job.sequence)  # fmt: skip
+        return (
+            -job.spec.priority,
+            not self._starves(job),
+            not _fresh(job),
+            -due,
+            job.waiting_since,
+            job.sequence,
+        )
 
     def _starves(self, job: JobView) -> bool:
         return not _fresh(job) and (self._books.due(job) >= self._most or self._lasts(job))
@@ -295,8 +302,9 @@ class _Turns:
 
     def _home(self, job: JobView) -> Place | None:
         """Return where a suspended job was, if there is room: on the very same GPUs if need be."""
-        if _tied(job) and any(self._busy_on(node).intersection(devices)
-                              for node, devices in job.devices):  # fmt: skip
+        if _tied(job) and any(
+            self._busy_on(node).intersection(devices) for node, devices in job.devices
+        ):
             return None
         return self._room.fit(_at_home(job))
 
@@ -314,8 +322,16 @@ class _Turns:
         for job in line:
             if self._actions and self._put(job, self._place(job)):
                 continue  # Somebody larger left more than was needed.
-            key = (job.spec.priority, job.spec.resources, job.gpus, job.can, _fresh(job),
-                   self._stood(job), self._lasts(job), job.nodes)  # fmt: skip
+            key = (
+                job.spec.priority,
+                job.spec.resources,
+                job.gpus,
+                job.can,
+                _fresh(job),
+                self._stood(job),
+                self._lasts(job),
+                job.nodes,
+            )
             if key in failed or not self._claims(job):
                 failed.add(key)  # Who comes after is owed less, and would find no more.
                 without.append(job)
@@ -392,8 +408,11 @@ class _Turns:
             for node, low, load in books.lows(like, ranks, since if level == priority else NEVER):
                 bound = size + self._counts(load, low), 1, (level, low)
                 other = found.get(node)
-                found[node] = bound if other is None else (
-                    min(bound[0], other[0]), 1, min(bound[2], other[2]))  # fmt: skip
+                found[node] = (
+                    bound
+                    if other is None
+                    else (min(bound[0], other[0]), 1, min(bound[2], other[2]))
+                )
         for node in self._room.open(job.pin):
             if node in found and self._room.free(node, job.pin) >= job.gpus:
                 found[node] = 0, 0, ()  # Perhaps nobody has to leave.
@@ -404,16 +423,25 @@ class _Turns:
 
     def _yielding(self, job: JobView, near: Iterable[JobView]) -> list[JobView]:
         """Return who of those `near` may be suspended for a job."""
-        return [each for each in near if each.job in self._books.able
-                and each.job not in self._gone
-                and self._yields(each, job) and not self._keeps(each, job)]  # fmt: skip
+        return [
+            each
+            for each in near
+            if each.job in self._books.able
+            and each.job not in self._gone
+            and self._yields(each, job)
+            and not self._keeps(each, job)
+        ]
 
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
         """Have a job get the very GPUs that it had, if all who have them now are to leave."""
         leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
         left = {each.job for each in leaving} | self._gone
-        others = [each for node, _ in job.nodes for each in self._on(node)
-                  if each.phase is not Phase.STOPPING and each.job not in left]  # fmt: skip
+        others = [
+            each
+            for node, _ in job.nodes
+            for each in self._on(node)
+            if each.phase is not Phase.STOPPING and each.job not in left
+        ]
         if not leaving or any(_meets(job, each) for each in others):
             return False
         self._take(leaving, job)
@@ -497,8 +525,11 @@ class _Turns:
         books, homes = self._books, {job.nodes: job for job in some if job.job not in placed}
         for nodes, one in homes.items():
             there = books.homes[nodes[0][0]] if is_home(one) else books.loose
-            like = [job for job in there.values()
-                    if job.nodes == nodes and job.began_at and job.job not in placed]  # fmt: skip
+            like = [
+                job
+                for job in there.values()
+                if job.nodes == nodes and job.began_at and job.job not in placed
+            ]
             first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
             patience = min(map(books.patience, like))
             for node, _ in nodes or (("", 0),):

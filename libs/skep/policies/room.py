@@ -43,8 +43,10 @@ class Ground:
     def follow(self, nodes: tuple[NodeView, ...]) -> dict[str, None]:
         """Take nodes over; return those that are different, or were."""
         found = [*changes(self._seen, nodes)] if nodes is not self._seen else []
-        if any(old is None or new is None or old.node != new.node or old.pins or new.pins
-               for old, new in found):  # fmt: skip
+        if any(
+            old is None or new is None or old.node != new.node or old.pins or new.pins
+            for old, new in found
+        ):
             self._begin(nodes)
         self._seen = nodes
         for node in (new for _, new in found if new is not None):
@@ -343,11 +345,7 @@ def clear_cheapest(
 
 
 def _clear(
-    job: JobView,
-    room: Room,
-    lower: Sequence[JobView],
-    node: str | None,
-    may_leave: MayLeave | None,
+    job: JobView, room: Room, lower: Sequence[JobView], node: str | None, may_leave: MayLeave | None
 ) -> list[JobView] | None:
     """Return who has to leave so that a gang fits, on one node or anywhere."""
     only = None if node is None else (node,)

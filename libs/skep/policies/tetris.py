@@ -54,13 +54,17 @@ class Tetris(Policy, frozen=True):
         waiting = queued(view)
         fits = {job.job: alignment(job, view.nodes) for job in waiting}
         lengths = {job.job: job.remaining(view.now) for job in waiting}
-        work = {job.job: length * job.gpus for job in waiting
-                if (length := lengths[job.job]) is not None}  # fmt: skip
+        work = {
+            job.job: length * job.gpus
+            for job in waiting
+            if (length := lengths[job.job]) is not None
+        }
         mean_fit = sum(fits.values()) / len(fits) if fits else 0.0
         mean_work = sum(work.values()) / len(work) if work else 0.0
         scale = self.shortness * mean_fit / mean_work if mean_work else 0.0
-        ordered = by(waiting, lambda job: (
-            job.job not in work, scale * work.get(job.job, 0) - fits[job.job]))  # fmt: skip
+        ordered = by(
+            waiting, lambda job: (job.job not in work, scale * work.get(job.job, 0) - fits[job.job])
+        )
         return Plan(
             turns=tuple(Turn(job.job, Reason.BEST_PACKING) for job in ordered),
             strict=self.strict,

@@ -115,8 +115,9 @@ class _Queues:
 
     def next(self) -> JobView | None:
         """Take the job that is to be served next out of its line: the one with the lowest rank."""
-        heads = [jobs[0] for line, jobs in self._lines.items()
-                 if jobs and line not in self._blocked]  # fmt: skip
+        heads = [
+            jobs[0] for line, jobs in self._lines.items() if jobs and line not in self._blocked
+        ]
         if not heads:
             return None
         job = min(heads, key=self._rank)

@@ -147,11 +147,16 @@ def draw(seed: int, *, long: bool = False) -> Drawn:
             together[one][other] = together[other][one] = _pair(rng)
     nodes, size = rng.choice([(1, 2), (1, 4), (2, 2), (2, 4), (3, 2), (4, 1)])
     world = Drawn(
-        name=str(seed), nodes=nodes, size=size,
+        name=str(seed),
+        nodes=nodes,
+        size=size,
         lasts=14_400.0 if long else rng.choice([2400.0, 3600.0]),
-        pause=rng.choice([0.5, 2.0, 10.0, 30.0]), boundary=rng.choice([0.0, 0.5, 5.0]),
-        families=families, together=tuple(map(tuple, together)), jobs=(),
-    )  # fmt: skip
+        pause=rng.choice([0.5, 2.0, 10.0, 30.0]),
+        boundary=rng.choice([0.0, 0.5, 5.0]),
+        families=families,
+        together=tuple(map(tuple, together)),
+        jobs=(),
+    )
     jobs = list(_steady(rng, world))
     for _ in range(rng.randint(1, PATTERNS_MAX)):
         jobs += rng.choice(PATTERNS)(rng, world)

@@ -271,12 +271,7 @@ class Again:
 
     # --- comparing ---------------------------------------------------------------------------
 
-    def _compare(
-        self,
-        record: Recorded,
-        recorded: tuple[Any, ...],
-        made: Sequence[Made],
-    ) -> None:
+    def _compare(self, record: Recorded, recorded: tuple[Any, ...], made: Sequence[Made]) -> None:
         """Judge every decision of a record; the facts of a record follow from its inputs in turn.
 
         Behind the first that differs in a record it is not known whose facts are whose.
@@ -299,11 +294,7 @@ class Again:
             self._differs(record, recorded[at:], made[-1:], found)
 
     def _differs(
-        self,
-        record: Recorded,
-        recorded: tuple[Any, ...],
-        made: Sequence[Made],
-        found: Comparison,
+        self, record: Recorded, recorded: tuple[Any, ...], made: Sequence[Made], found: Comparison
     ) -> None:
         """Keep a difference: what was recorded from there on, and what came of the inputs now."""
         now = tuple(fact for _, _, facts in made for fact in facts)
@@ -391,15 +382,19 @@ REASONS = ("why", "ranked", "detail", "needs", "secret")
 def _deeds(facts: Sequence[Any]) -> list[Any]:
     """Return what facts do, whatever their reasons; why somebody waits is nothing but a reason."""
     facts = [fact for fact in facts if not isinstance(fact, JobWaits) or fact.aside]
-    return [(type(fact), [getattr(fact, name) for name in fact.__struct_fields__
-                          if name not in REASONS]) for fact in facts]  # fmt: skip
+    return [
+        (
+            type(fact),
+            [getattr(fact, name) for name in fact.__struct_fields__ if name not in REASONS],
+        )
+        for fact in facts
+    ]
 
 
 def _common(some: Sequence[Any], others: Sequence[Any]) -> int:
     """Return how many facts both begin with."""
     pairs = enumerate(zip(some, others, strict=False))
-    return next((at for at, (a, b) in pairs if _open(a) != _open(b)),
-                min(len(some), len(others)))  # fmt: skip
+    return next((at for at, (a, b) in pairs if _open(a) != _open(b)), min(len(some), len(others)))
 
 
 def without_secrets(facts: Sequence[Any]) -> list[Any]:

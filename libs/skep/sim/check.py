@@ -109,8 +109,9 @@ class Watch:
 
     def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
         """Start empty; `hosts` are the machines by identity."""
-        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands, self._left,
-                                        self._together)  # fmt: skip
+        self.allocator = AllocatorModel(
+            self._freed, self._cleared, self._stands, self._left, self._together
+        )
         self.admission = AdmissionModel(self.allocator)
         self.allocator.admission = self.admission
         self.logs = {
@@ -159,16 +160,23 @@ class Watch:
     def _alone(self, run: Run) -> None:
         """Require that a moved job trains at one place: it had its state, the other stands."""
         moved = self.allocator.moved
-        require((run.job, run.attempt) not in moved.values(), "I13",
-                f"{run.token} goes on after its job went on elsewhere")  # fmt: skip
+        require(
+            (run.job, run.attempt) not in moved.values(),
+            "I13",
+            f"{run.token} goes on after its job went on elsewhere",
+        )
         if not run.awaits or run.joins:
             return  # Who joins a gang has its GPUs, and trains beside the others.
         source = moved.get((run.job, run.attempt))
         require(
             source is not None and run.loaded > 0, "I13", f"{run.token} goes on before its turn"
         )
-        others = [other.token for host in self._hosts.values() for other in host.live_runs()
-                  if (other.job, other.attempt) == source and not other.suspended]  # fmt: skip
+        others = [
+            other.token
+            for host in self._hosts.values()
+            for other in host.live_runs()
+            if (other.job, other.attempt) == source and not other.suspended
+        ]
         require(not others, "I13", f"{run.token} goes on beside {others}")
         states = {
             other.loaded
@@ -184,18 +192,19 @@ class Watch:
         return list(self._hosts.values())
 
     def _apart(self, host: Host, run: Run, other: Run) -> None:
-        shared = [device for device in run.devices
-                  if device in other.devices and not other.released]  # fmt: skip
+        shared = [
+            device for device in run.devices if device in other.devices and not other.released
+        ]
         late = host.identity in self.allocator.disowned
-        agreed = self.allocator.gpus.together((run.job, run.attempt), (other.job, other.attempt),
-                                              once=late)  # fmt: skip
+        agreed = self.allocator.gpus.together(
+            (run.job, run.attempt), (other.job, other.attempt), once=late
+        )
         text = f"{run.token} and {other.token} on {host.identity} {shared}"
         require(not shared or agreed, "I2", text)
 
     def _freed(self, member: Member, job: str, attempt: int) -> None:
         host = self._hosts[member.identity]
-        alive = [run.token for run in host.live_runs()
-                 if run.job == job and run.attempt == attempt]  # fmt: skip
+        alive = [run.token for run in host.live_runs() if run.job == job and run.attempt == attempt]
         require(not alive, "I2", f"{member.node} is said to be free of {alive}")
         gone = self.allocator.jobs.get(job)
         fact = gone.gone.get(member.node) if gone is not None and gone.attempt == attempt else None
@@ -208,27 +217,41 @@ class Watch:
 
     def _left(self, gpus: list[tuple[str, int]], job: str, attempt: int) -> None:
         """Require that no process of an attempt is left on GPUs that it gives back."""
-        alive = [run.token for identity, device in gpus
-                 for run in self._hosts[identity].live_runs()
-                 if (run.job, run.attempt) == (job, attempt) and device in run.devices
-                 and identity not in self.allocator.disowned]  # fmt: skip
+        alive = [
+            run.token
+            for identity, device in gpus
+            for run in self._hosts[identity].live_runs()
+            if (run.job, run.attempt) == (job, attempt)
+            and device in run.devices
+            and identity not in self.allocator.disowned
+        ]
         require(not alive, "I2", f"{job} gives back the GPUs of {alive}")
 
     def _together(self, members: list[Member], job: str, attempt: int) -> None:
         """Require that all ranks of a gang are of one generation."""
-        gang = {run.token: run.generation
-                for member in members for run in self._hosts[member.identity].live_runs()
-                if (run.job, run.attempt) == (job, attempt) and not run.leaves
-                and not (run.joins and not run.begun)
-                and member.identity not in self.allocator.disowned}  # fmt: skip
+        gang = {
+            run.token: run.generation
+            for member in members
+            for run in self._hosts[member.identity].live_runs()
+            if (run.job, run.attempt) == (job, attempt)
+            and not run.leaves
+            and not (run.joins and not run.begun)
+            and member.identity not in self.allocator.disowned
+        }
         same = len(dict.fromkeys(gang.values())) <= 1
         require(same, "I14", f"{job} trains in different gangs: {gang}")
 
     def _stands(self, member: Member, job: str, attempt: int) -> None:
-        trains = [run.token for run in self._hosts[member.identity].live_runs()
-                  if run.job == job and run.attempt == attempt and not run.released]  # fmt: skip
-        require(not trains or member.identity in self.allocator.disowned, "I2",
-                f"{member.node} is said to be free of {trains}")  # fmt: skip
+        trains = [
+            run.token
+            for run in self._hosts[member.identity].live_runs()
+            if run.job == job and run.attempt == attempt and not run.released
+        ]
+        require(
+            not trains or member.identity in self.allocator.disowned,
+            "I2",
+            f"{member.node} is said to be free of {trains}",
+        )
 
     def _cleared(self, identity: str) -> None:
         alive = [run.token for run in self._hosts[identity].live_runs()]

@@ -13,18 +13,7 @@ from typing import ClassVar
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
 from skep.units import Instant, after, in_seconds, seconds
-from skep.view.plan import (
-    Action,
-    Hold,
-    Migrate,
-    Pack,
-    Plan,
-    Preempt,
-    Resize,
-    Suspend,
-    Turn,
-    Unpack,
-)
+from skep.view.plan import Action, Hold, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
@@ -52,13 +41,18 @@ class Churn(Policy, frozen=True):
         beat = int(in_seconds(view.now))
         if self.wild and beat % 11 == 0:
             raise ZeroDivisionError
-        held = [job for job in view.jobs if job.phase is Phase.WAITING
-                and embargoed(job.sequence, job.submitted_at, view.now)]  # fmt: skip
+        held = [
+            job
+            for job in view.jobs
+            if job.phase is Phase.WAITING and embargoed(job.sequence, job.submitted_at, view.now)
+        ]
         names = {job.job for job in held}
         ready = (Phase.WAITING, Phase.AWAY)
         waiting = [job for job in view.jobs if job.phase in ready and job.job not in names]
-        turns = [Turn(job.job, Reason.BY_POLICY, self._nodes(view, job, beat))
-                 for job in sorted(waiting, key=_latest)]  # fmt: skip
+        turns = [
+            Turn(job.job, Reason.BY_POLICY, self._nodes(view, job, beat))
+            for job in sorted(waiting, key=_latest)
+        ]
         if self.wild and beat % 7 == 0:
             turns.append(Turn("j1", Reason.BY_POLICY))
         return Plan(
@@ -90,12 +84,21 @@ class Churn(Policy, frozen=True):
                 yield Suspend(job.job, Reason.BY_POLICY)
             elif dice == 2 and job.phase is Phase.RUNNING:
                 there = tuple(node.node for node in view.nodes if node.free >= job.gpus)[:1]
-                yield Migrate(job.job, Reason.BY_POLICY, there if job.sequence % 2 else (),
-                              trial=beat % 2 == 0, defrag=beat % 5 == 0)  # fmt: skip
+                yield Migrate(
+                    job.job,
+                    Reason.BY_POLICY,
+                    there if job.sequence % 2 else (),
+                    trial=beat % 2 == 0,
+                    defrag=beat % 5 == 0,
+                )
             elif dice == 3 and job.spec.elastic is not None:
                 sizes = job.spec.elastic
-                yield Resize(job.job, Reason.BY_POLICY, sizes.min if beat % 2 else sizes.max,
-                             trial=beat % 4 == 0)  # fmt: skip
+                yield Resize(
+                    job.job,
+                    Reason.BY_POLICY,
+                    sizes.min if beat % 2 else sizes.max,
+                    trial=beat % 4 == 0,
+                )
             elif dice == 4 and job.partners:
                 yield Unpack(job.job, Reason.BY_POLICY)
             elif dice in (5, 6) and job in waiting and running:

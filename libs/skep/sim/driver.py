@@ -309,8 +309,9 @@ class Process:
 
     def read(self, stream: str, message: Stored) -> None:
         """Queue a stream's message; another service's record comes fact by fact."""
-        event = codec.read(message.subject, message.payload, message.headers, message.sequence,
-                           message.at)  # fmt: skip
+        event = codec.read(
+            message.subject, message.payload, message.headers, message.sequence, message.at
+        )
         if isinstance(event, codec.Facts):
             for fact in event.facts[:-1]:
                 single = msgspec.structs.replace(event, facts=(fact,))
@@ -432,8 +433,9 @@ class Process:
         if every and not self.wiring.journal and self.expected % every == 0:
             assert log is not None
             machine: Any = self.machine
-            log.keep(machine.snapshot(), self.expected, self._counter, self.epoch,
-                     dict(self.positions))  # fmt: skip
+            log.keep(
+                machine.snapshot(), self.expected, self._counter, self.epoch, dict(self.positions)
+            )
 
     def _advance(self) -> None:
         self.expected += 1
@@ -448,8 +450,9 @@ class Process:
             self._effects.popleft()
             if isinstance(effect, Send):
                 payload = codec.encode(effect.message)
-                self._network.send(self, effect.subject, payload, effect.headers,
-                                   tag(effect.message))  # fmt: skip
+                self._network.send(
+                    self, effect.subject, payload, effect.headers, tag(effect.message)
+                )
             else:
                 assert isinstance(effect, Call), effect
                 self.wiring.carry_out(self, effect.command)
@@ -490,9 +493,13 @@ def _label(effect: Effect) -> str:
         case Send():
             return f"{tag(effect.message)}-send"
         case Call():
-            return {"StartRank": "start-call", "StopRun": "stop-call", "ForgetRun": "forget-call",
-                    "ListRuns": "list-call", "PublishEvent": "publish"}.get(
-                        type(effect.command).__name__, "exit-call")  # fmt: skip
+            return {
+                "StartRank": "start-call",
+                "StopRun": "stop-call",
+                "ForgetRun": "forget-call",
+                "ListRuns": "list-call",
+                "PublishEvent": "publish",
+            }.get(type(effect.command).__name__, "exit-call")
         case Record():
             raise AssertionError(effect)
 

@@ -47,11 +47,21 @@ class Chaos:
         self._world, self._rng = world, rng
         self._on = True
         kinds: list[tuple[Callable[[], None], int]] = [
-            (self._crash, 10), (self._zombie, 5), (self._pause, 3), (self._crash_agent, 6),
-            (self._reboot, 2), (self._replace, 1), (self._imposter, 1), (self._outage, 2),
-            (self._cut, 3), (self._slow, 3), (self._runtime, 2), (self._crash_all, 1),
-            (self._forget_keys, 2), (self._set_clock, 1),
-        ]  # fmt: skip
+            (self._crash, 10),
+            (self._zombie, 5),
+            (self._pause, 3),
+            (self._crash_agent, 6),
+            (self._reboot, 2),
+            (self._replace, 1),
+            (self._imposter, 1),
+            (self._outage, 2),
+            (self._cut, 3),
+            (self._slow, 3),
+            (self._runtime, 2),
+            (self._crash_all, 1),
+            (self._forget_keys, 2),
+            (self._set_clock, 1),
+        ]
         chosen = [kind for kind in kinds if rng.random() < 0.7]
         if self._crash not in [do for do, _ in chosen]:
             chosen.append((self._crash, 10))
@@ -134,8 +144,13 @@ class Chaos:
         if process is None or process.dead or process.paused or process.blow is not None:
             return
         point = self._rng.choice(("", *WORKING_POINTS, "effect", "effect"))
-        blow = Blow(fault, point, strike, aim=self._rng.choice(AIMS[role.service]),
-                    skip=self._rng.choice((0, 0, 1, 2)))  # fmt: skip
+        blow = Blow(
+            fault,
+            point,
+            strike,
+            aim=self._rng.choice(AIMS[role.service]),
+            skip=self._rng.choice((0, 0, 1, 2)),
+        )
         process.blow = blow
         wait = BLOW_WAITS if point else 0
         self._world.timeline.after(wait, self._fall, process, blow)

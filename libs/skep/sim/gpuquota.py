@@ -33,8 +33,10 @@ class GpuQuota:
         """Start with everything idle."""
         nodes = len(plan.cluster.chains[CHAIN].nodes)
         self.served = {number: Served(job) for number, job in enumerate(plan.jobs, 1)}
-        self.quota = {vc: sum(SIZE[each.level] * each.count for each in owned.cells)
-                      for vc, owned in plan.cluster.vcs.items()}  # fmt: skip
+        self.quota = {
+            vc: sum(SIZE[each.level] * each.count for each in owned.cells)
+            for vc, owned in plan.cluster.vcs.items()
+        }
         self.used = dict.fromkeys(self.quota, 0)
         self.firm, self.soft = [0] * nodes, [0] * nodes
         """By node: GPUs of guaranteed jobs, and of opportunistic ones."""

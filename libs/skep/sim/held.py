@@ -71,9 +71,11 @@ class Gpus:
     def together(self, one: Key, other: Key, *, once: bool = False) -> bool:
         """Return whether a decision names two attempts together; `once`: whether one ever did."""
         known = self.made if once else self.decisions
-        return any(name in fact.beside for name, fact in (
-            (other, known.get(one)), (one, known.get(other)))
-            if fact is not None)  # fmt: skip
+        return any(
+            name in fact.beside
+            for name, fact in ((other, known.get(one)), (one, known.get(other)))
+            if fact is not None
+        )
 
     def partners(self, attempt: Key) -> list[Key]:
         """Return the attempts that hold some GPU together with one, or with such a one."""
@@ -116,8 +118,9 @@ def left(model: AllocatorModel, facts: Sequence[Any]) -> None:
     for place, fact in enumerate(facts):
         if isinstance(fact, AskOver) and isinstance(fact.ask, AskUnpack):
             job = model.jobs.get(fact.job)
-            again = any(isinstance(each, GpusShared) and each.job == fact.job
-                        for each in facts[place:])  # fmt: skip
+            again = any(
+                isinstance(each, GpusShared) and each.job == fact.job for each in facts[place:]
+            )
             if fact.result is not Result.DONE or job is None or job.queued or again:
                 continue
             stays = job.stopping is None and model.gpus.partners((fact.job, job.attempt))
@@ -135,5 +138,8 @@ def inherits(model: AllocatorModel, name: str, attempt: int) -> bool:
 def set_of(model: AllocatorModel, name: str, attempt: int) -> list[ModelJob]:
     """Return the jobs of an attempt and of all that share GPUs with it."""
     keys = [(name, attempt), *model.gpus.partners((name, attempt))]
-    return [model.jobs[job] for job, number in keys
-            if job in model.jobs and model.jobs[job].attempt == number]  # fmt: skip
+    return [
+        model.jobs[job]
+        for job, number in keys
+        if job in model.jobs and model.jobs[job].attempt == number
+    ]

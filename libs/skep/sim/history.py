@@ -51,8 +51,10 @@ def run_seed(seed: int, settings: Settings) -> Result:
     result.breaches = sum(log.breaches for log in world.watch.logs.values())
     result.virtual_s = world.timeline.elapsed_s
     result.coverage = {f"{fault} {step}": count for (fault, step), count in story.coverage.items()}
-    result.trials = {f"{kind} {verdict}": count for (kind, verdict), count
-                     in world.watch.allocator.tried.verdicts.items()}  # fmt: skip
+    result.trials = {
+        f"{kind} {verdict}": count
+        for (kind, verdict), count in world.watch.allocator.tried.verdicts.items()
+    }
     result.story, result.digest = story.lines, story.digest()
     return result
 

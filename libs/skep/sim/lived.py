@@ -135,20 +135,32 @@ def lived(records: Iterable[Recorded], window: Window | None = None) -> Lived:
             break
         for fact in record.facts:
             fold.note(fact, record.at)
-    lives = [life for life in fold.lives.values()
-             if window is None or window[0] <= life.submitted_at <= window[1]]  # fmt: skip
+    lives = [
+        life
+        for life in fold.lives.values()
+        if window is None or window[0] <= life.submitted_at <= window[1]
+    ]
     usable = [life for life in lives if life.end is not None and life.began]
     if not usable or fold.cluster is None:
         text = f"of {len(lives)} jobs submitted none has run to its end"
         raise NothingError(text)
     begin = Instant(min(life.submitted_at for life in usable))
     usable.sort(key=lambda life: life.submitted_at)
-    trace = Trace(name=NAME, jobs=tuple(_trace_job(life, begin) for life in usable),
-                  problems=tuple(_problems(lives)), notes=tuple(fold.notes(usable)))  # fmt: skip
+    trace = Trace(
+        name=NAME,
+        jobs=tuple(_trace_job(life, begin) for life in usable),
+        problems=tuple(_problems(lives)),
+        notes=tuple(fold.notes(usable)),
+    )
     outcomes = tuple(map(_outcome, usable, trace.jobs, [begin] * len(usable)))
-    return Lived(begin=begin, trace=trace, result=_result(fold.cluster, outcomes),
-                 cluster=fold.cluster, costs=fold.costs(),
-                 ids=tuple(life.job for life in usable))  # fmt: skip
+    return Lived(
+        begin=begin,
+        trace=trace,
+        result=_result(fold.cluster, outcomes),
+        cluster=fold.cluster,
+        costs=fold.costs(),
+        ids=tuple(life.job for life in usable),
+    )
 
 
 class _Fold:
@@ -168,8 +180,9 @@ class _Fold:
             case NodeLost() | NodeDrained() | GpuQuarantined():
                 self._happen(type(fact).__name__)
             case JobQueued():
-                self.lives[fact.job] = Life(fact.job, fact.spec, fact.submitted_at,
-                                            waiting_since=fact.submitted_at)  # fmt: skip
+                self.lives[fact.job] = Life(
+                    fact.job, fact.spec, fact.submitted_at, waiting_since=fact.submitted_at
+                )
             case JobBound():
                 self._bound(self.lives[fact.job], fact)
                 if fact.ranked is Reason.LENT_MEANWHILE:
@@ -274,8 +287,10 @@ class _Fold:
             yield RowProblem(
                 0, f"suspended ({suspended}): their standing still is not in the trace"
             )
-        quota = sum(life.spec.over_quota == "opportunistic" and not life.spec.opportunistic
-                    for life in lives)  # fmt: skip
+        quota = sum(
+            life.spec.over_quota == "opportunistic" and not life.spec.opportunistic
+            for life in lives
+        )
         if quota:
             yield RowProblem(0, f"over_quota: opportunistic ({quota}): such jobs wait instead")
 
@@ -317,8 +332,15 @@ def _outcome(life: Life, job: TraceJob, begin: Instant) -> JobOutcome:
     return JobOutcome(
         job=job,
         spans=tuple(
-            Span(began=Duration(since - begin), ended=Duration(until - begin), gpus=life.gpus,
-                 spread=life.spread, chain=life.chain, ended_by=why, borrowed=life.borrowed)
+            Span(
+                began=Duration(since - begin),
+                ended=Duration(until - begin),
+                gpus=life.gpus,
+                spread=life.spread,
+                chain=life.chain,
+                ended_by=why,
+                borrowed=life.borrowed,
+            )
             for since, until, why in life.spans
         ),
         began=Duration(life.began - begin),
@@ -329,15 +351,23 @@ def _outcome(life: Life, job: TraceJob, begin: Instant) -> JobOutcome:
         migrated=life.migrated,
         resized=life.resized,
         lost=Duration(life.lost_ns),
-    )  # fmt: skip
+    )
 
 
 def _result(cluster: Cluster, outcomes: tuple[JobOutcome, ...]) -> RunResult:
     each, gpus = node_gpus(cluster), sum(nodes_of(cluster).values())
-    return RunResult(trace=NAME, cluster=name_of(cluster), policy="live", seed=0, gpus=gpus,
-                     node_gpus=each, jobs=outcomes, nodes=nodes_of(cluster),
-                     vc_gpus={vc: gpus_owned(cluster, vc) for vc in cluster.vcs},
-                     events=sum(2 for outcome in outcomes if outcome.ended))  # fmt: skip
+    return RunResult(
+        trace=NAME,
+        cluster=name_of(cluster),
+        policy="live",
+        seed=0,
+        gpus=gpus,
+        node_gpus=each,
+        jobs=outcomes,
+        nodes=nodes_of(cluster),
+        vc_gpus={vc: gpus_owned(cluster, vc) for vc in cluster.vcs},
+        events=sum(2 for outcome in outcomes if outcome.ended),
+    )
 
 
 class Start(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -356,8 +386,13 @@ def starts(before: RunResult, after: RunResult, least_s: float = 0.001) -> list[
     found = []
     for outcome in before.jobs:
         other = theirs.get(outcome.job.id)
-        one = Start(outcome.job.id, _s(outcome.began), _s(other.began if other else None),
-                    _jct(outcome), _jct(other) if other else None)  # fmt: skip
+        one = Start(
+            outcome.job.id,
+            _s(outcome.began),
+            _s(other.began if other else None),
+            _jct(outcome),
+            _jct(other) if other else None,
+        )
         if (one.before is None) != (one.after is None) or _apart(one) >= least_s:
             found.append(one)
     return sorted(found, key=lambda one: (-_apart(one), one.job))

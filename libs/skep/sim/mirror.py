@@ -85,8 +85,10 @@ class Mirror:
             self.size.append(self.size[-1] * level.fanout)
         self.node_size = self.size[self.levels.index(chain.node_level)]
         self.first = {cell.node: at * self.node_size for at, cell in enumerate(chain.nodes)}
-        self.total = {vc: {self.levels.index(quota.level): quota.count for quota in owned.cells}
-                      for vc, owned in cluster.vcs.items()}  # fmt: skip
+        self.total = {
+            vc: {self.levels.index(quota.level): quota.count for quota in owned.cells}
+            for vc, owned in cluster.vcs.items()
+        }
         self.counts = Counts()
         self.specs: dict[str, JobSpec] = {}
         self.held: dict[tuple[str, int], Held] = {}
@@ -191,8 +193,9 @@ class Mirror:
 
     def _promoted(self, fact: JobPromoted) -> None:
         held = self.held[fact.job, fact.attempt]
-        held.parts = [part._replace(level=level)
-                      for part, level in zip(held.parts, fact.levels, strict=True)]  # fmt: skip
+        held.parts = [
+            part._replace(level=level) for part, level in zip(held.parts, fact.levels, strict=True)
+        ]
         held.priority = self.specs[fact.job].priority
         self._enter(held, 1)
 
@@ -203,8 +206,11 @@ class Mirror:
         if victim.priority == OPPORTUNISTIC:
             return
         gpus = {gpu for part in victim.parts for gpu in part.gpus}
-        claims = [held for held in self.held.values() if held.claims
-                  and any(gpu in gpus for part in held.parts for gpu in part.gpus)]  # fmt: skip
+        claims = [
+            held
+            for held in self.held.values()
+            if held.claims and any(gpu in gpus for part in held.parts for gpu in part.gpus)
+        ]
         if not all(each.vc == victim.vc and each.priority > victim.priority for each in claims):
             message = f"{fact.job} of {victim.vc} was preempted {fact.detail}"
             raise BrokenError(message)
@@ -232,9 +238,10 @@ class Mirror:
         return [
             Part(member.node, tuple(self.first[member.node] + gpu for gpu in gpus), level)
             for member in members
-            for gpus, level in zip(member.devices, member.levels or (0,) * len(member.devices),
-                                   strict=True)
-        ]  # fmt: skip
+            for gpus, level in zip(
+                member.devices, member.levels or (0,) * len(member.devices), strict=True
+            )
+        ]
 
     def _enter(self, held: Held, sign: int) -> None:
         """Count what a guaranteed job holds into (or out of) its tenant's cells."""
@@ -301,8 +308,10 @@ class Mirror:
         """Return how many workers fit the GPUs of a part, none over two nodes."""
         holds, unit, workers = self.holds[spec.vc], min(len(span), self.node_size), 0
         for begin in range(span.start, span.stop, unit):
-            free = sum(gpu not in self.bad and max(holds.get(gpu, (OPPORTUNISTIC,))) < spec.priority
-                       for gpu in range(begin, begin + unit))  # fmt: skip
+            free = sum(
+                gpu not in self.bad and max(holds.get(gpu, (OPPORTUNISTIC,))) < spec.priority
+                for gpu in range(begin, begin + unit)
+            )
             workers += free // gpus
         return workers
 
@@ -325,12 +334,15 @@ class Mirror:
             size = self.size[level]
             above = self.size[level + 1] if level < top else 0
             now = dict.fromkeys(
-                cell for cell in range(gpus // size)
+                cell
+                for cell in range(gpus // size)
                 if all(gpu not in taken for gpu in range(cell * size, (cell + 1) * size))
-            )  # fmt: skip
+            )
             fresh = sum(not above or cell * size // above not in whole for cell in now)
-            owed = sum(total.get(level, 0) - sum(each == level for each, _ in self.cells[vc])
-                       for vc, total in self.total.items())  # fmt: skip
+            owed = sum(
+                total.get(level, 0) - sum(each == level for each, _ in self.cells[vc])
+                for vc, total in self.total.items()
+            )
             spare = spare * (above // size) + fresh - owed
             if spare < 0:
                 return False

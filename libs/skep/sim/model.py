@@ -125,9 +125,11 @@ class AdmissionModel:
             self._few_enough(fact.spec.vc)
 
     def _few_enough(self, vc: str) -> None:
-        active = [job for job, answer in self.answers.items()
-                  if isinstance(answer, Admitted) and answer.spec.vc == vc
-                  and job not in self.over]  # fmt: skip
+        active = [
+            job
+            for job, answer in self.answers.items()
+            if isinstance(answer, Admitted) and answer.spec.vc == vc and job not in self.over
+        ]
         jobs_max = self.vcs[vc].jobs_max if vc in self.vcs else 0
         require(len(active) <= jobs_max, "I8", f"{vc} has {len(active)} of {jobs_max} jobs")
 
@@ -429,8 +431,11 @@ class AllocatorModel:
         self.next_order(fact.order)
         self.attempts += 1
         wanted = job.spec.resources
-        ranks = [pair for member in fact.members
-                 for pair in zip(member.numbers, member.devices, strict=True)]  # fmt: skip
+        ranks = [
+            pair
+            for member in fact.members
+            for pair in zip(member.numbers, member.devices, strict=True)
+        ]
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
@@ -492,10 +497,20 @@ class AllocatorModel:
         require(not held, "I17", f"{fact.job} was bound while its policy held it")
 
     def within_quota(self, vc: str) -> None:
-        holders = [job for job in self.jobs.values()
-                   if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = len({gpu for job in holders for member in job.members.values()
-                    if member.node not in job.gone for gpu in gpus(member)})  # fmt: skip
+        holders = [
+            job
+            for job in self.jobs.values()
+            if not job.queued and job.guaranteed and job.spec.vc == vc
+        ]
+        used = len(
+            {
+                gpu
+                for job in holders
+                for member in job.members.values()
+                if member.node not in job.gone
+                for gpu in gpus(member)
+            }
+        )
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
@@ -534,8 +549,12 @@ class AllocatorModel:
         key = fact.node, fact.job, fact.attempt
         require(key in self.ghosts, "I2", f"{key} was no ghost")
         member = self.ghosts.pop(key)
-        replaced = any(isinstance(each, NodeAdded) and each.joined.node == fact.node
-                       and each.joined.identity != member.identity for each in later)  # fmt: skip
+        replaced = any(
+            isinstance(each, NodeAdded)
+            and each.joined.node == fact.node
+            and each.joined.identity != member.identity
+            for each in later
+        )
         if replaced:
             self.disowned[member.identity] = None
         self._free(member, fact.job, fact.attempt)
@@ -557,8 +576,11 @@ class AllocatorModel:
     def _ended(self, fact: JobEnded) -> None:
         job = self._over(fact)
         # Who was only to join the gang is none of it.
-        outcomes = [gone.outcome for node, gone in job.gone.items()
-                    if job.members[node].first_rank < job.workers]  # fmt: skip
+        outcomes = [
+            gone.outcome
+            for node, gone in job.gone.items()
+            if job.members[node].first_rank < job.workers
+        ]
         if fact.end is End.SUCCEEDED:
             whole = not job.queued and all(each is Outcome.SUCCEEDED for each in outcomes)
             require(whole, "I3", f"{fact.job} succeeded with {outcomes}")
@@ -584,8 +606,11 @@ class AllocatorModel:
                 before = job.changing.change if job.changing is not None else None
                 again = isinstance(fact.change, Resume) and isinstance(before, Resume)
                 # Whoever goes on already is not told again.
-                job.answers = {node: answer for node, answer in job.answers.items()
-                               if again and node not in fact.nodes}  # fmt: skip
+                job.answers = {
+                    node: answer
+                    for node, answer in job.answers.items()
+                    if again and node not in fact.nodes
+                }
                 job.changing = fact
             case MemberAnswered(node=node):
                 open_change = job.changing is not None and job.changing.order == fact.order

@@ -128,8 +128,9 @@ class Network:
             return  # The client's buffer is gone with its connection; else it is sent late.
         for receiver in self._receivers(subject):
             for wait in self._copies(label):
-                self._timeline.after(closed + wait, self._arrive, receiver, subject, payload,
-                                     headers)  # fmt: skip
+                self._timeline.after(
+                    closed + wait, self._arrive, receiver, subject, payload, headers
+                )
 
     def _receivers(self, subject: str) -> list[Endpoint]:
         found = self._heard_by.get(subject)
@@ -175,8 +176,9 @@ class Network:
     ) -> None:
         """Publish into a stream, and again until acknowledged if the message has a key."""
         stream = self.streams[stream_of(subject)]
-        self._timeline.after(self._flight(), self._store, sender, stream, subject, payload,
-                             headers, acked)  # fmt: skip
+        self._timeline.after(
+            self._flight(), self._store, sender, stream, subject, payload, headers, acked
+        )
 
     def _store(
         self,
@@ -190,21 +192,37 @@ class Network:
         closed = self.closed_ns(sender.place)
         if closed:
             if not sender.dead or self._rng.random() < 0.3:
-                self._timeline.after(closed + self._flight(), self._store, sender, stream,
-                                     subject, payload, headers, acked)  # fmt: skip
+                self._timeline.after(
+                    closed + self._flight(),
+                    self._store,
+                    sender,
+                    stream,
+                    subject,
+                    payload,
+                    headers,
+                    acked,
+                )
             return
         key = headers.get(subjects.KEY_HEADER, "")
         sequence = stream.store(subject, payload, headers, key, self._timeline.now)
         if self._rng.random() < self.weather.lost_ack:
             self._story.hit("lost-ack", f"publish {subject.split('.')[2]}")
             if key:
-                self._timeline.after(ACK_RETRY_AFTER, self._again, sender, stream, subject,
-                                     payload, headers, acked)  # fmt: skip
+                self._timeline.after(
+                    ACK_RETRY_AFTER, self._again, sender, stream, subject, payload, headers, acked
+                )
             return
         self._timeline.after(self._flight(), sender.enter, acked, sequence)
 
-    def _again(self, sender: Endpoint, stream: Stream, subject: str, payload: bytes,
-               headers: Mapping[str, str], acked: Callable[[int], None]) -> None:  # fmt: skip
+    def _again(
+        self,
+        sender: Endpoint,
+        stream: Stream,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+        acked: Callable[[int], None],
+    ) -> None:
         if not sender.dead:
             self._store(sender, stream, subject, payload, headers, acked)
 
@@ -243,8 +261,9 @@ class Network:
         closed = self.closed_ns(sender.place)
         if closed:
             if not sender.dead or self._rng.random() < 0.3:
-                self._timeline.after(closed + self._flight(), self._append, sender, log, payload,
-                                     expected, done)  # fmt: skip
+                self._timeline.after(
+                    closed + self._flight(), self._append, sender, log, payload, expected, done
+                )
             return
         taken = log.append(payload, expected)
         if taken:

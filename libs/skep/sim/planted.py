@@ -158,8 +158,13 @@ def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
         successor.loaded = successor.loaded or dict.fromkeys(successor.members, 1)
         for name, answer in job.change.answers.items():
             if answer is None:
-                told = MemberAnswered(job=job.job, attempt=job.attempt, node=name,
-                                      order=job.change.order, manner=Manner.BOUNDARY)  # fmt: skip
+                told = MemberAnswered(
+                    job=job.job,
+                    attempt=job.attempt,
+                    node=name,
+                    order=job.change.order,
+                    manner=Manner.BOUNDARY,
+                )
                 machine.record(told)
     moving.conclude(machine, job, now)
 
@@ -218,62 +223,146 @@ _told_once: dict[int, None] = {}
 
 PLANTS = (
     Plant("publish before durable", Process, "_append_next", _publishes_first, ("I2", "I4", "I9")),
-    Plant("position acknowledged before the effect", Process, "read", _acknowledges_first,
-          ("I1", "I10", "I7")),
+    Plant(
+        "position acknowledged before the effect",
+        Process,
+        "read",
+        _acknowledges_first,
+        ("I1", "I10", "I7"),
+    ),
     Plant("lost timer: commands not repeated", dispatch.Soft, "remind", _does_nothing, ("I10",)),
-    Plant("lost timer: commands forgotten in a restart", dispatch, "restarted", _does_nothing,
-          ("I10",)),
+    Plant(
+        "lost timer: commands forgotten in a restart",
+        dispatch,
+        "restarted",
+        _does_nothing,
+        ("I10",),
+    ),
     Plant("no deduplication of keys", AdmissionMachine, "_answered", _remembers_no_key, ("I9",)),
     Plant("no floor at the agent", AgentMachine, "_bind", _keeps_no_floor, ("I0", "I2", "I4")),
-    Plant("GPUs of a lost node count as free", AllocatorMachine, "record", _frees_at_once,
-          ("I2", "I4")),
-    Plant("a name taken back is used before it is clear", NodeState, "usable",
-          property(lambda node: not (node.lost or node.drained)), ("I2",)),
-    Plant("a stop for an unknown attempt is not kept", AgentMachine, "_stop", _stops_the_known_only,
-          ("I10",)),
-    Plant("an agent's snapshot leaves something out", AgentMachine, "snapshot", _forgets_stops,
-          ("I0", "I7")),
-    Plant("the allocator's snapshot leaves a node out", AllocatorMachine, "snapshot",
-          _forgets_a_node, ("I0", "I7")),
-    Plant("cells are split without regard to what others own", Draft, "_safe", lambda _: True,
-          ("I0",)),
+    Plant(
+        "GPUs of a lost node count as free",
+        AllocatorMachine,
+        "record",
+        _frees_at_once,
+        ("I2", "I4"),
+    ),
+    Plant(
+        "a name taken back is used before it is clear",
+        NodeState,
+        "usable",
+        property(lambda node: not (node.lost or node.drained)),
+        ("I2",),
+    ),
+    Plant(
+        "a stop for an unknown attempt is not kept",
+        AgentMachine,
+        "_stop",
+        _stops_the_known_only,
+        ("I10",),
+    ),
+    Plant(
+        "an agent's snapshot leaves something out",
+        AgentMachine,
+        "snapshot",
+        _forgets_stops,
+        ("I0", "I7"),
+    ),
+    Plant(
+        "the allocator's snapshot leaves a node out",
+        AllocatorMachine,
+        "snapshot",
+        _forgets_a_node,
+        ("I0", "I7"),
+    ),
+    Plant(
+        "cells are split without regard to what others own", Draft, "_safe", lambda _: True, ("I0",)
+    ),
     Plant("claimed GPUs count as idle", ChainState, "idle", _idle_whoever_claims, ("I0", "I2")),
-    Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing,
-          ("I0",)),
+    Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing, ("I0",)),
     Plant("a change is told once and never again", changes, "owed", _owes_once, ("I10",)),
-    Plant("a part that refused counts as suspended", changing, "_refusals", _refuses_nothing,
-          ("I12",)),
-    Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
-          ("I0", "I2", "I12")),
-    Plant("a suspended job goes on with GPUs that others use", rebind, "available", _takes_all,
-          ("I0", "I2", "I12")),
-    Plant("who goes on with other GPUs is not told with which", returns, "plans", _told_nothing,
-          ("I2", "I4")),
-    Plant("a job goes on with other GPUs that never said it can", returns, "moves", _goes_anywhere,
-          ("I15",)),
-    Plant("a job moves before its successor has its state", moving, "_send", _commits_early,
-          ("I0", "I13")),
-    Plant("a gang on several nodes moves without standing first", moving, "_ready", _moves_apart,
-          ("I0", "I10", "I13")),
-    Plant("a job that was suspended goes on when its move fails", moving, "undo", _wakes_up,
-          ("I0", "I12")),
-    Plant("a successor that is given up is forgotten", dispatch, "drop", _does_nothing,
-          ("I0", "I13")),
-    Plant("a gang is smaller while those who leave are still there", PartState, "leaving",
-          property(lambda _: False), ("I2", "I4")),
-    Plant("a gang that could not change its size has changed it", resizing, "conclude",
-          _resizes_anyhow, ("I0", "I12", "I14")),
-    Plant("what a set holds goes with who brought it", sets, "part", _takes_all_along,
-          ("I0", "I2")),
+    Plant(
+        "a part that refused counts as suspended", changing, "_refusals", _refuses_nothing, ("I12",)
+    ),
+    Plant(
+        "a suspended job returns to GPUs that others use",
+        cellwork,
+        "home",
+        _any_home,
+        ("I0", "I2", "I12"),
+    ),
+    Plant(
+        "a suspended job goes on with GPUs that others use",
+        rebind,
+        "available",
+        _takes_all,
+        ("I0", "I2", "I12"),
+    ),
+    Plant(
+        "who goes on with other GPUs is not told with which",
+        returns,
+        "plans",
+        _told_nothing,
+        ("I2", "I4"),
+    ),
+    Plant(
+        "a job goes on with other GPUs that never said it can",
+        returns,
+        "moves",
+        _goes_anywhere,
+        ("I15",),
+    ),
+    Plant(
+        "a job moves before its successor has its state",
+        moving,
+        "_send",
+        _commits_early,
+        ("I0", "I13"),
+    ),
+    Plant(
+        "a gang on several nodes moves without standing first",
+        moving,
+        "_ready",
+        _moves_apart,
+        ("I0", "I10", "I13"),
+    ),
+    Plant(
+        "a job that was suspended goes on when its move fails",
+        moving,
+        "undo",
+        _wakes_up,
+        ("I0", "I12"),
+    ),
+    Plant(
+        "a successor that is given up is forgotten", dispatch, "drop", _does_nothing, ("I0", "I13")
+    ),
+    Plant(
+        "a gang is smaller while those who leave are still there",
+        PartState,
+        "leaving",
+        property(lambda _: False),
+        ("I2", "I4"),
+    ),
+    Plant(
+        "a gang that could not change its size has changed it",
+        resizing,
+        "conclude",
+        _resizes_anyhow,
+        ("I0", "I12", "I14"),
+    ),
+    Plant(
+        "what a set holds goes with who brought it", sets, "part", _takes_all_along, ("I0", "I2")
+    ),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
     Plant("a job is said to be unpacked and stays", changing, "leave", _says_it_left, ("I16",)),
-    Plant("a policy's jobs are also served by their queue", views, "rules",
-          lambda *_: False, ("I17",)),
+    Plant(
+        "a policy's jobs are also served by their queue", views, "rules", lambda *_: False, ("I17",)
+    ),
     Plant("who is held by a policy is placed", plans, "_hold", _places_the_held, ("I17",)),
     Plant("a trial without a verdict stays open", trials, "review", _does_nothing, ("I18",)),
     Plant("a move that is undone stays", trials, "_goes_back", lambda *_: "", ("I18",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
-)  # fmt: skip
+)
 
 NO_FENCE = "no fence at the log"
 
@@ -315,10 +404,16 @@ def find_all(seeds_max: int, tell: Callable[[Finding], None]) -> list[Finding]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit code: 0 if every bug was found."""
-    parser = argparse.ArgumentParser(prog="python -m skep.sim.planted",
-                                     description="Plant bugs, and find them.")  # fmt: skip
-    parser.add_argument("--seeds-max", type=int, default=SEEDS_MAX, metavar="N",
-                        help=f"histories to look through ({SEEDS_MAX})")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m skep.sim.planted", description="Plant bugs, and find them."
+    )
+    parser.add_argument(
+        "--seeds-max",
+        type=int,
+        default=SEEDS_MAX,
+        metavar="N",
+        help=f"histories to look through ({SEEDS_MAX})",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments)
     found = find_all(options.seeds_max, _nothing if options.json else _tell)

@@ -182,9 +182,16 @@ class Host:
 
     def joined(self) -> NodeJoined:
         """Return what the agent says of this node, before its first start."""
-        return NodeJoined(node=self.node, identity=self.identity, incarnation=0, cpus=16,
-                          address="10.0.0.1", ports=(20000, 20015), gpus=self.gpus,
-                          memory=64 * 2**30)  # fmt: skip
+        return NodeJoined(
+            node=self.node,
+            identity=self.identity,
+            incarnation=0,
+            cpus=16,
+            address="10.0.0.1",
+            ports=(20000, 20015),
+            gpus=self.gpus,
+            memory=64 * 2**30,
+        )
 
     def live_runs(self) -> list[Run]:
         """Return what runs here."""
@@ -257,8 +264,10 @@ class Host:
                 if run is not None and not run.live:
                     del self.runs[command.token]
             case ListRuns():
-                runs = tuple(self._started(run) if run.live else self._exited(run)
-                             for run in self.runs.values())  # fmt: skip
+                runs = tuple(
+                    self._started(run) if run.live else self._exited(run)
+                    for run in self.runs.values()
+                )
                 self._answer(agent, RunsListed(runs))
             case _:
                 self.others(self, agent, command)
@@ -353,9 +362,18 @@ class Host:
         if kind == "absent":
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1
-        run = Run(token=command.token, job=bind.job, attempt=bind.attempt, kind=kind,
-                  devices=plan.devices, rank=plan.rank, tier="".join(tier), pid=self._pids,
-                  boot=self.boot, started_at=self._timeline.now)  # fmt: skip
+        run = Run(
+            token=command.token,
+            job=bind.job,
+            attempt=bind.attempt,
+            kind=kind,
+            devices=plan.devices,
+            rank=plan.rank,
+            tier="".join(tier),
+            pid=self._pids,
+            boot=self.boot,
+            started_at=self._timeline.now,
+        )
         self._keeper.executed(self, command, run)
         if bind.awaits:
             run.stood_at, run.awaits = self._timeline.now, bind.awaits
@@ -386,8 +404,9 @@ class Host:
             return
         if self._agent is not None and not self._agent.dead and not run.suspended:
             at = Instant(self._timeline.now + self.skew)
-            progress = RankProgress(rank=rank, steps=run.step(self._timeline.now), step_ns=STEP,
-                                    last_step_at=at)  # fmt: skip
+            progress = RankProgress(
+                rank=rank, steps=run.step(self._timeline.now), step_ns=STEP, last_step_at=at
+            )
             stats = RankStats(run.job, run.attempt, progress)
             self._agent.enter(self._agent.put, stats)
         self._timeline.after(STATS_EVERY, self._stats, run, rank)

@@ -147,8 +147,11 @@ def hear(host: Host, run: Run, message: Told) -> None:
     wanted = getattr(message, "step", 0)
     stops = isinstance(message, AT_A_STEP) and not run.standing and not _waits(run)
     if stops and wanted and here >= wanted:
-        answer(host, run, Past(job=run.job, attempt=run.attempt, rank=run.rank,
-                               order=message.order, step=here))  # fmt: skip
+        answer(
+            host,
+            run,
+            Past(job=run.job, attempt=run.attempt, rank=run.rank, order=message.order, step=here),
+        )
         return
     steps = max(1, wanted - here) if stops else 0
     delay = steps * STEP + int(host.chance() * 5 * MILLISECOND)
@@ -205,8 +208,11 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
             moves = devices != run.devices
             if fails and run.standing and host.chance() < (0.8 if moves else 0.3):
                 return failed
-            require(not moves or (run.standing and "rebind" in CAN[run.tier]), "I15",
-                    f"{run.token} is on {run.devices} and is to go on with {devices}")  # fmt: skip
+            require(
+                not moves or (run.standing and "rebind" in CAN[run.tier]),
+                "I15",
+                f"{run.token} is on {run.devices} and is to go on with {devices}",
+            )
             run.devices = devices
             host.go_on(run)
             return Resumed(**who, step=here)
@@ -226,11 +232,17 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
 
 def _meet(host: Host, plan: RescaleRank) -> None:
     """Have a gang change its size once everybody is there, or nobody if one voted against it."""
-    everybody = [(there, run) for there in host.others_and_self() for run in there.live_runs()
-                 if (run.job, run.attempt) == (plan.job, plan.attempt)
-                 and not run.leaves]  # fmt: skip
-    here = [(there, run) for there, run in everybody
-            if run.meets is not None and run.meets.generation == plan.generation]  # fmt: skip
+    everybody = [
+        (there, run)
+        for there in host.others_and_self()
+        for run in there.live_runs()
+        if (run.job, run.attempt) == (plan.job, plan.attempt) and not run.leaves
+    ]
+    here = [
+        (there, run)
+        for there, run in everybody
+        if run.meets is not None and run.meets.generation == plan.generation
+    ]
     if (plan.job, plan.attempt, plan.generation) in host.refused:
         for there, run in here:
             _disperse(there, run)
@@ -242,8 +254,9 @@ def _meet(host: Host, plan: RescaleRank) -> None:
     if len(stay) != plan.world or any(run.frozen for _, run in here):
         return
     # All ranks of a node or none: else its agent would end them all.
-    failing = [there for there in dict.fromkeys(there for there, _ in here)
-               if host.chance() < FAILS_ALONE]  # fmt: skip
+    failing = [
+        there for there in dict.fromkeys(there for there, _ in here) if host.chance() < FAILS_ALONE
+    ]
     for there, run in here:
         told, run.meets = run.meets, None
         assert told is not None
@@ -261,13 +274,25 @@ def _regroup(host: Host, run: Run, plan: RescaleRank) -> Answer:
         host.leave(run)
     elif _waits(run):
         host.go_on(run)
-    return Rescaled(job=run.job, attempt=run.attempt, rank=run.rank, order=plan.order,
-                    generation=plan.generation, step=step)  # fmt: skip
+    return Rescaled(
+        job=run.job,
+        attempt=run.attempt,
+        rank=run.rank,
+        order=plan.order,
+        generation=plan.generation,
+        step=step,
+    )
 
 
 def _failed(run: Run, plan: RescaleRank, error: str) -> Failed:
-    return Failed(job=run.job, attempt=run.attempt, rank=run.rank, order=plan.order,
-                  what="rescale", error=error)  # fmt: skip
+    return Failed(
+        job=run.job,
+        attempt=run.attempt,
+        rank=run.rank,
+        order=plan.order,
+        what="rescale",
+        error=error,
+    )
 
 
 def _refuse(host: Host, plan: RescaleRank) -> None:

@@ -21,8 +21,18 @@ class Rash(IntrospectorMachine):
             for trial in (number, number + 1) if number % UNDECIDED else ():
                 kept = trial % 2 == 0
                 gain = 100 if kept else -100
-                said.append(Send(subjects.JUDGED, Judged(
-                    at=now, trial=trial, kept=kept, gain_milli=gain, low_milli=gain - 50,
-                    high_milli=gain + 50, after=window.after(),
-                )))  # fmt: skip
+                said.append(
+                    Send(
+                        subjects.JUDGED,
+                        Judged(
+                            at=now,
+                            trial=trial,
+                            kept=kept,
+                            gain_milli=gain,
+                            low_milli=gain - 50,
+                            high_milli=gain + 50,
+                            after=window.after(),
+                        ),
+                    )
+                )
         return said

@@ -60,10 +60,15 @@ class Replay:
         self.unfinished = sum(not job.opportunistic for job in plan.jobs)
         """Guaranteed jobs that have not ended: the run is over when none is left."""
         self._watch = watch
-        trace = Trace(name="tenants", jobs=tuple(
-            _traced(number, job) for number, job in enumerate(plan.jobs, 1)))  # fmt: skip
-        settings = Settings(costs=Costs(stop_s=STOP_S), hints="none",
-                            over_quota=over_quota)  # type: ignore[arg-type]  # fmt: skip
+        trace = Trace(
+            name="tenants",
+            jobs=tuple(_traced(number, job) for number, job in enumerate(plan.jobs, 1)),
+        )
+        settings = Settings(
+            costs=Costs(stop_s=STOP_S),
+            hints="none",
+            over_quota=over_quota,  # type: ignore[arg-type]
+        )
         news = [(Duration(each.at - BEGIN), _news(each)) for each in plan.troubles]
         self._world = World(trace, plan.cluster, settings, Steady(), news, self._judge)
 
@@ -121,10 +126,18 @@ class Replay:
 
 
 def _traced(number: int, job: Job) -> TraceJob:
-    return TraceJob(id=str(number), at=Duration(job.at - BEGIN), run_time=job.lasts, vc=job.vc,
-                    gpus=job.total, workers=job.workers, priority=job.priority,
-                    opportunistic=job.opportunistic, within=job.within,
-                    hard=bool(job.within))  # fmt: skip
+    return TraceJob(
+        id=str(number),
+        at=Duration(job.at - BEGIN),
+        run_time=job.lasts,
+        vc=job.vc,
+        gpus=job.total,
+        workers=job.workers,
+        priority=job.priority,
+        opportunistic=job.opportunistic,
+        within=job.within,
+        hard=bool(job.within),
+    )
 
 
 def _news(trouble: Trouble) -> News:

@@ -57,8 +57,16 @@ class Summary(msgspec.Struct):
         """Take one more history."""
         first = self.seeds == self.failed
         self.seeds += 1
-        for name in ("events", "steps", "faults", "crashes", "jobs", "attempts", "breaches",
-                     "virtual_s"):  # fmt: skip
+        for name in (
+            "events",
+            "steps",
+            "faults",
+            "crashes",
+            "jobs",
+            "attempts",
+            "breaches",
+            "virtual_s",
+        ):
             setattr(self, name, getattr(self, name) + getattr(result, name))
         if not result.violation:
             for name in ("events", "faults", "crashes"):
@@ -94,8 +102,9 @@ class Options(argparse.Namespace):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit code: 0 if all is as it should be."""
     options = _options(arguments)
-    settings = Settings(fence=not options.no_fence, faults=not options.no_faults,
-                        check_every=options.check_every)  # fmt: skip
+    settings = Settings(
+        fence=not options.no_fence, faults=not options.no_faults, check_every=options.check_every
+    )
     if options.story is not None:
         return _tell_story(options.story, settings)
     known = read_seeds(options.regressions)
@@ -123,19 +132,31 @@ def read_seeds(path: Path | None) -> list[int]:
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m skep.sim.run", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m skep.sim.run",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=200, metavar="N", help="how many histories")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--no-fence", action="store_true", help="take the logs' fence away")
     parser.add_argument("--no-faults", action="store_true", help="let nothing go wrong")
     parser.add_argument("--story", type=int, metavar="SEED", help="print one history")
-    parser.add_argument("--regressions", type=Path, metavar="FILE",
-                        help="run the seeds in FILE first, and add those that fail")  # fmt: skip
+    parser.add_argument(
+        "--regressions",
+        type=Path,
+        metavar="FILE",
+        help="run the seeds in FILE first, and add those that fail",
+    )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--check-every", type=int, default=8, metavar="N",
-                        help="steps between two checks of a machine (8)")  # fmt: skip
+    parser.add_argument(
+        "--check-every",
+        type=int,
+        default=8,
+        metavar="N",
+        help="steps between two checks of a machine (8)",
+    )
     options = parser.parse_args(arguments, namespace=Options())
     if options.seeds < 0 or options.check_every < 1 or not 1 <= options.workers <= WORKERS_MAX:
         parser.error(f"--seeds from 0, --check-every from 1, --workers from 1 to {WORKERS_MAX}")
@@ -179,9 +200,13 @@ def _tell_progress(summary: Summary, seeds: int) -> None:
     left_s = summary.seconds / summary.seeds * (seeds - summary.seeds)
     rate = summary.steps / max(summary.seconds, 0.001)
     end = "\n" if summary.seeds == seeds else ""
-    print(f"\r{summary.seeds:,} of {seeds:,} seeds, {summary.failed} failed, "
-          f"{rate:,.0f} events/s, {int(left_s // 60)}:{int(left_s % 60):02} left ",
-          end=end, file=sys.stderr, flush=True)  # fmt: skip
+    print(
+        f"\r{summary.seeds:,} of {seeds:,} seeds, {summary.failed} failed, "
+        f"{rate:,.0f} events/s, {int(left_s // 60)}:{int(left_s % 60):02} left ",
+        end=end,
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print(summary: Summary, settings: Settings) -> None:

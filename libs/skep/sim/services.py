@@ -24,11 +24,7 @@ LOGGED = ("admission", "allocator")
 SERVICES = (*LOGGED, "introspector", "advisor")
 
 FOLLOWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "admission": (
-        (subjects.ADMIN, ()),
-        (subjects.ALLOC, ()),
-        (subjects.SUBMIT, ()),
-    ),
+    "admission": ((subjects.ADMIN, ()), (subjects.ALLOC, ()), (subjects.SUBMIT, ())),
     "allocator": ((subjects.ADMIN, ()), (subjects.NODE, ()), (subjects.ADMISSION, ())),
     "introspector": ((subjects.ALLOC, ()),),
     "advisor": ((subjects.ADMISSION, ()), (subjects.ALLOC, ())),
@@ -104,13 +100,29 @@ class Role:
         """Return how one process of this role is connected."""
         host = self.host
         if host is None:
-            return Wiring(service=self.name, place=self.name, log=self.log, journal=False,
-                          follow=FOLLOWS[self.name], listen=LISTENS[self.name],
-                          carry_out=_no_calls, begun=_nothing, skew=self.skew)  # fmt: skip
+            return Wiring(
+                service=self.name,
+                place=self.name,
+                log=self.log,
+                journal=False,
+                follow=FOLLOWS[self.name],
+                listen=LISTENS[self.name],
+                carry_out=_no_calls,
+                begun=_nothing,
+                skew=self.skew,
+            )
         calls = AgentCalls(host, network)
-        return Wiring(service="agent", place=host.identity, log=self.log, journal=True,
-                      follow=(), listen=(subjects.command(host.node),),
-                      carry_out=calls.carry_out, begun=host.attach, skew=self.skew)  # fmt: skip
+        return Wiring(
+            service="agent",
+            place=host.identity,
+            log=self.log,
+            journal=True,
+            follow=(),
+            listen=(subjects.command(host.node),),
+            carry_out=calls.carry_out,
+            begun=host.attach,
+            skew=self.skew,
+        )
 
 
 class AgentCalls:

@@ -175,8 +175,17 @@ def _compare(result: Result, vc: str, pairs: list[Pair]) -> None:
             by_stopped = sum(each for each, stops in excess if stops)
             part = by_stopped / sum(each for each, _ in excess)
             hours, jobs = at * WINDOW_S / HOUR_S, len(window)
-            result.worse.append(Worse(result.seed, vc, hours, jobs, round(shared, 1),
-                                      round(private, 1), round(part, 2)))  # fmt: skip
+            result.worse.append(
+                Worse(
+                    result.seed,
+                    vc,
+                    hours,
+                    jobs,
+                    round(shared, 1),
+                    round(private, 1),
+                    round(part, 2),
+                )
+            )
     if not pairs:
         return
     mine, alone_ = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -203,11 +212,15 @@ def _reshaped(plan: Plan, result: Result) -> None:
         run.run()
     own = list(private.served.values())
     excess = [
-        max((_waited([pair[0] for pair in window]) - _waited([pair[1] for pair in window])
-             for _, window in _windows(list(zip(_of(run.served, "large"), own, strict=True)))),
-            default=0.0)
+        max(
+            (
+                _waited([pair[0] for pair in window]) - _waited([pair[1] for pair in window])
+                for _, window in _windows(list(zip(_of(run.served, "large"), own, strict=True)))
+            ),
+            default=0.0,
+        )
         for run in (quota, cells)
-    ]  # fmt: skip
+    ]
     result.reshaped_quota_s, result.reshaped_cells_s = (round(each, 1) for each in excess)
 
 
@@ -247,8 +260,18 @@ class Summary(msgspec.Struct):
         if result.broken:
             self.broken.append(result)
             return
-        for name in ("jobs", "events", "preemptions", "windows", "tenants", "tenants_worse",
-                     "control", "control_differ", "cpu_s", "quota_windows_worse"):  # fmt: skip
+        for name in (
+            "jobs",
+            "events",
+            "preemptions",
+            "windows",
+            "tenants",
+            "tenants_worse",
+            "control",
+            "control_differ",
+            "cpu_s",
+            "quota_windows_worse",
+        ):
             setattr(self, name, getattr(self, name) + getattr(result, name))
         for name in Counts.__struct_fields__:
             setattr(self.judged, name, getattr(self.judged, name) + getattr(result.judged, name))
@@ -261,8 +284,11 @@ class Summary(msgspec.Struct):
         for worse in result.worse:
             self.worst_excess_s = max(self.worst_excess_s, worse.shared_s - worse.private_s)
         good = self.seeds - len(self.broken)
-        for mine, theirs in (("shared_s", "shared_s"), ("private_s", "private_s"),
-                             ("lost_s", "shared_lost_s")):  # fmt: skip
+        for mine, theirs in (
+            ("shared_s", "shared_s"),
+            ("private_s", "private_s"),
+            ("lost_s", "shared_lost_s"),
+        ):
             mean = getattr(self, mine)
             setattr(self, mine, mean + (getattr(result, theirs) - mean) / good)
         self.quota_worst_excess_s = max(self.quota_worst_excess_s, result.quota_excess_s)
@@ -299,29 +325,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m skep.sim.sharing", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m skep.sim.sharing",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="experiments (10)")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed")
-    parser.add_argument("--tenants", type=int, default=8, metavar="T",
-                        help="beside the one that floods the cluster (8)")  # fmt: skip
-    parser.add_argument("--days", type=float, default=5.0, metavar="D",
-                        help="in which jobs are submitted (5)")  # fmt: skip
-    parser.add_argument("--load", type=float, default=0.9, metavar="L",
-                        help="guaranteed work, as a part of what tenants own (0.9)")  # fmt: skip
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        default=8,
+        metavar="T",
+        help="beside the one that floods the cluster (8)",
+    )
+    parser.add_argument(
+        "--days", type=float, default=5.0, metavar="D", help="in which jobs are submitted (5)"
+    )
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=0.9,
+        metavar="L",
+        help="guaranteed work, as a part of what tenants own (0.9)",
+    )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments, namespace=Options())
-    if (options.seeds < 1 or options.tenants < 1 or options.days <= 0 or options.load <= 0
-            or not 1 <= options.workers <= WORKERS_MAX):  # fmt: skip
+    if (
+        options.seeds < 1
+        or options.tenants < 1
+        or options.days <= 0
+        or options.load <= 0
+        or not 1 <= options.workers <= WORKERS_MAX
+    ):
         parser.error(f"all numbers are positive, and --workers at most {WORKERS_MAX}")
     return options
 
 
 def settings_of(seed: int, options: Options) -> Settings:
     """Return what the experiment of a seed is drawn from: odd ones have bad nodes and GPUs."""
-    return Settings(tenants=options.tenants, days=options.days, load=options.load,
-                    spare_nodes=SPARE_NODES if seed % 2 else 0)  # fmt: skip
+    return Settings(
+        tenants=options.tenants,
+        days=options.days,
+        load=options.load,
+        spare_nodes=SPARE_NODES if seed % 2 else 0,
+    )
 
 
 def _results(options: Options) -> Iterator[Result]:
@@ -341,9 +390,13 @@ def _run_one(work: tuple[int, Settings]) -> Result:
 def _tell_progress(summary: Summary, seeds: int) -> None:
     left_s = summary.seconds / summary.seeds * (seeds - summary.seeds)
     end = "\n" if summary.seeds == seeds else ""
-    print(f"\r{summary.seeds:,} of {seeds:,} seeds, {summary.judged.legal:,} requests judged, "
-          f"{len(summary.broken)} broken, {int(left_s // 60)}:{int(left_s % 60):02} left ",
-          end=end, file=sys.stderr, flush=True)  # fmt: skip
+    print(
+        f"\r{summary.seeds:,} of {seeds:,} seeds, {summary.judged.legal:,} requests judged, "
+        f"{len(summary.broken)} broken, {int(left_s // 60)}:{int(left_s % 60):02} left ",
+        end=end,
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print(summary: Summary) -> None:
@@ -356,8 +409,11 @@ def _print(summary: Summary) -> None:
         f"{judged.placed:,} placed, {judged.reserved:,} by stopping others; of {judged.victims:,} "
         f"victims {judged.lower:,} were of the same tenant and lower priority, the rest "
         f"opportunistic\n{judged.not_legal:,} times the next job did not fit its tenant's cells"
-        + (f", and {judged.unhealthy:,} times there were too few healthy ones"
-           if judged.unhealthy else "")
+        + (
+            f", and {judged.unhealthy:,} times there were too few healthy ones"
+            if judged.unhealthy
+            else ""
+        )
         + f"\nmean queueing delay {_hours(summary.shared_s)} shared, "
         f"{_hours(summary.private_s)} private; {_hours(summary.lost_s)} of work lost per job\n"
         f"of {summary.windows:,} windows of 12 h {summary.windows_worse} are worse than private "
@@ -372,11 +428,13 @@ def _print(summary: Summary) -> None:
         f"{_hours(summary.quota_worst_excess_s)} at most; a tenant of 8-GPU jobs among tenants of "
         f"1-GPU jobs is {_hours(summary.reshaped_quota_s)} worse at most, "
         f"{_hours(summary.reshaped_cells_s)} with cells"
-    )  # fmt: skip
+    )
     for each in summary.worse[:SHOWN_MAX]:
-        print(f"  seed {each.seed}, {each.tenant}, hour {each.hours:.0f}: {each.jobs} jobs, "
-              f"{_hours(each.shared_s)} instead of {_hours(each.private_s)}, "
-              f"{each.stopped:.0%} of it by jobs that were stopped")  # fmt: skip
+        print(
+            f"  seed {each.seed}, {each.tenant}, hour {each.hours:.0f}: {each.jobs} jobs, "
+            f"{_hours(each.shared_s)} instead of {_hours(each.private_s)}, "
+            f"{each.stopped:.0%} of it by jobs that were stopped"
+        )
     for result in summary.broken[:SHOWN_MAX]:
         print(f"  seed {result.seed}: {result.broken}")
 

@@ -42,9 +42,12 @@ def _widen(model: AllocatorModel, fact: GangWidened) -> None:
         job.members[more.node] = more
     else:
         require(more.identity == mine.identity, "I2", f"{name}: {fact} of another machine")
-        job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
-                                         ranks=mine.numbers + more.numbers,
-                                         levels=mine.levels + more.levels)  # fmt: skip
+        job.members[more.node] = replace(
+            mine,
+            devices=mine.devices + more.devices,
+            ranks=mine.numbers + more.numbers,
+            levels=mine.levels + more.levels,
+        )
     model.within_quota(job.spec.vc)
 
 
@@ -59,8 +62,9 @@ def _narrow(model: AllocatorModel, fact: GangNarrowed) -> None:
         model.left(freed, name, fact.attempt)
         model.gpus.drop(freed, (name, fact.attempt))
     if fact.workers:
-        job.members[fact.node] = replace(before, devices=before.devices[: fact.workers],
-                                         ranks=before.numbers[: fact.workers])  # fmt: skip
+        job.members[fact.node] = replace(
+            before, devices=before.devices[: fact.workers], ranks=before.numbers[: fact.workers]
+        )
     else:
         del job.members[fact.node]
         job.gone.pop(fact.node, None)

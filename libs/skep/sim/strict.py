@@ -114,8 +114,10 @@ def draw(seed: int, kind: Kind) -> tuple[Cluster, Trace]:
     nodes = tuple(NodeCell(node=f"n{index}") for index in range(-(-cells * size // NODE_GPUS)))
     levels = tuple(Level(name=name, fanout=fan) for name, fan in LEVELS if name != "rack")
     chain = Chain(gpu="v100", levels=levels, node_level="node", nodes=nodes)
-    vcs = {vc: VirtualCluster(cells=(Quota(chain=CHAIN, level=level, count=count),))
-           for vc, count in owned.items()}  # fmt: skip
+    vcs = {
+        vc: VirtualCluster(cells=(Quota(chain=CHAIN, level=level, count=count),))
+        for vc, count in owned.items()
+    }
     jobs = []
     for _ in range(rng.randint(8, JOBS_MAX)):
         vc = rng.choice(list(owned))
@@ -124,10 +126,20 @@ def draw(seed: int, kind: Kind) -> tuple[Cluster, Trace]:
         lasts = rng.choice((30.0, 200.0, 900.0)) * rng.uniform(0.5, 1.5)
         jobs.append((rng.uniform(0, SPAN_S), vc, workers, gpus, lasts))
     jobs.sort()
-    trace = Trace(name=f"strict-{seed}", jobs=tuple(
-        TraceJob(id=f"h{number}", at=seconds(at), gpus=gpus * workers, workers=workers, vc=vc,
-                 run_time=seconds(round(lasts)))
-        for number, (at, vc, workers, gpus, lasts) in enumerate(jobs, 1)))  # fmt: skip
+    trace = Trace(
+        name=f"strict-{seed}",
+        jobs=tuple(
+            TraceJob(
+                id=f"h{number}",
+                at=seconds(at),
+                gpus=gpus * workers,
+                workers=workers,
+                vc=vc,
+                run_time=seconds(round(lasts)),
+            )
+            for number, (at, vc, workers, gpus, lasts) in enumerate(jobs, 1)
+        ),
+    )
     return Cluster(chains={CHAIN: chain}, vcs=vcs), trace
 
 
@@ -135,8 +147,12 @@ class _Watcher:
     """Notes when jobs have cells and end, and what is idle between two decisions."""
 
     def __init__(self, trace: Trace, *, stores: bool) -> None:
-        self.run = Run({f"j{number}": Row(job.vc, job.gpus, BEGIN + job.at)
-                        for number, job in enumerate(trace.jobs, 1)})  # fmt: skip
+        self.run = Run(
+            {
+                f"j{number}": Row(job.vc, job.gpus, BEGIN + job.at)
+                for number, job in enumerate(trace.jobs, 1)
+            }
+        )
         self._stores = stores
         self._changing: dict[str, int] = {}
         """By job: the latest attempt that was asked to leave alive."""
@@ -213,8 +229,13 @@ def _busy(machine: AllocatorMachine) -> int:
     return sum(hold.gpus for hold in machine.cells.holds.values() if not hold.claims)
 
 
-def run(cluster: Cluster, trace: Trace, over_quota: OverQuota, costs: Costs, can: tuple[str, ...]
-        = CAN["observed"]) -> Run:  # fmt: skip
+def run(
+    cluster: Cluster,
+    trace: Trace,
+    over_quota: OverQuota,
+    costs: Costs,
+    can: tuple[str, ...] = CAN["observed"],
+) -> Run:
     """Run a world until every job has ended, which all do."""
     watcher = _Watcher(trace, stores="checkpoint" in can)
     settings = Settings(costs=costs, hints="none", over_quota=over_quota, can=can)
@@ -233,8 +254,13 @@ def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] | None = N
     can = list(CAN.values())[seed % len(CAN)] if can is None else can
     strict = run(cluster, trace, "wait", costs, can)
     lent = run(cluster, trace, "auto", costs, can)
-    found = Compared(seed, kind, len(trace.jobs), idle_strict_s=strict.wanted_idle_s,
-                     idle_lent_s=lent.wanted_idle_s)  # fmt: skip
+    found = Compared(
+        seed,
+        kind,
+        len(trace.jobs),
+        idle_strict_s=strict.wanted_idle_s,
+        idle_lent_s=lent.wanted_idle_s,
+    )
     leaves = costs.suspend_s + costs.stop_s
     for name, before in strict.rows.items():
         after = lent.rows[name]
@@ -250,8 +276,10 @@ def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] | None = N
         again = after.left * (leaves + costs.start_s + costs.resume_s)
         if cells > ahead * leaves or end > ahead * leaves + again:
             found.later += 1
-            found.told.append(f"seed {seed}: {name} of {before.vc} ({before.gpus} GPUs): its cells "
-                              f"{cells:+.1f} s, its end {end:+.1f} s")  # fmt: skip
+            found.told.append(
+                f"seed {seed}: {name} of {before.vc} ({before.gpus} GPUs): its cells "
+                f"{cells:+.1f} s, its end {end:+.1f} s"
+            )
     return found
 
 
@@ -268,8 +296,11 @@ class Options(argparse.Namespace):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit code: 1 if a job of an `even` world is later than may be."""
-    parser = argparse.ArgumentParser(prog="python -m skep.sim.strict", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m skep.sim.strict",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="worlds (100)")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", default=[])

@@ -26,9 +26,18 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 GPUS = {
-    "res-a": 4, "res-b": 8, "res-c": 8, "res-d": 16, "res-e": 20, "res-f": 160, "prod-a": 64,
-    "prod-b": 80, "prod-c": 80, "prod-d": 96, "prod-e": 128,
-}  # fmt: skip
+    "res-a": 4,
+    "res-b": 8,
+    "res-c": 8,
+    "res-d": 16,
+    "res-e": 20,
+    "res-f": 160,
+    "prod-a": 64,
+    "prod-b": 80,
+    "prod-c": 80,
+    "prod-d": 96,
+    "prod-e": 128,
+}
 TABLE_1 = {name: (tenant.jobs, GPUS[name]) for name, tenant in TENANTS.items()}
 """HiveD, Table 1: jobs with 1, 2, 4, 8, and 16 or more GPUs; beside it the tenant's GPUs in a
 cluster of 700 or so, which in the paper are a percentage."""
@@ -162,13 +171,20 @@ def _cluster(quotas: dict[str, dict[str, int]], spare: int) -> Cluster:
     gpus = sum(_gpus(quota) for quota in quotas.values()) + spare * NODE_GPUS
     racks = -(-gpus // SIZE["rack"])
     nodes = tuple(NodeCell(node=f"n{index}") for index in range(racks * RACK_NODES))
-    chain = Chain(gpu="v100", levels=tuple(Level(name=name, fanout=fan) for name, fan in LEVELS),
-                  node_level="node", nodes=nodes)  # fmt: skip
+    chain = Chain(
+        gpu="v100",
+        levels=tuple(Level(name=name, fanout=fan) for name, fan in LEVELS),
+        node_level="node",
+        nodes=nodes,
+    )
     vcs = {
-        vc: VirtualCluster(cells=tuple(Quota(chain=CHAIN, level=level, count=count)
-                                       for level, count in quota.items()))
+        vc: VirtualCluster(
+            cells=tuple(
+                Quota(chain=CHAIN, level=level, count=count) for level, count in quota.items()
+            )
+        )
         for vc, quota in quotas.items()
-    }  # fmt: skip
+    }
     return Cluster(chains={CHAIN: chain}, vcs=vcs)
 
 
@@ -176,8 +192,10 @@ def _fitting(quota: dict[str, int], mix: tuple[int, ...]) -> list[int]:
     """Return the weights of SIZES, none for jobs that these cells can never hold."""
     nodes = _nodes(quota)
     largest = max(min(SIZE[level], NODE_GPUS) for level in quota)
-    return [weight if size <= largest or (size > NODE_GPUS and nodes * NODE_GPUS >= size) else 0
-            for size, weight in zip(SIZES, mix, strict=True)]  # fmt: skip
+    return [
+        weight if size <= largest or (size > NODE_GPUS and nodes * NODE_GPUS >= size) else 0
+        for size, weight in zip(SIZES, mix, strict=True)
+    ]
 
 
 def _jobs(
@@ -202,15 +220,23 @@ def _jobs(
         work += size * lasts
         level, part = TIED.get(size, ("", 0.0))
         # One rack alone, or one socket, is no choice: such a job would wait for an empty one.
-        places = sum(count * SIZE[each] for each, count in quota.items()
-                     if level and SIZE[each] >= SIZE[level])  # fmt: skip
+        places = sum(
+            count * SIZE[each]
+            for each, count in quota.items()
+            if level and SIZE[each] >= SIZE[level]
+        )
         tied = rng.random() < part and places >= 2 * SIZE[level]
-        jobs.append(Job(
-            vc=vc, at=Instant(BEGIN + seconds(rng.uniform(0, span))), lasts=seconds(lasts),
-            gpus=min(size, NODE_GPUS), workers=max(1, size // NODE_GPUS),
-            within=level if tied else "",
-            priority=rng.choice((0, 0, 0, 5, 10)) if settings.priorities else 0,
-        ))  # fmt: skip
+        jobs.append(
+            Job(
+                vc=vc,
+                at=Instant(BEGIN + seconds(rng.uniform(0, span))),
+                lasts=seconds(lasts),
+                gpus=min(size, NODE_GPUS),
+                workers=max(1, size // NODE_GPUS),
+                within=level if tied else "",
+                priority=rng.choice((0, 0, 0, 5, 10)) if settings.priorities else 0,
+            )
+        )
     return jobs
 
 
@@ -221,9 +247,16 @@ def _flood(rng: random.Random, owned: int, settings: Settings) -> list[Job]:
     while work < 0.5 * owned * span:
         size, lasts = rng.choices(SIZES, (4, 2, 2, 3, 1))[0], 2 * _length(rng)
         work += size * lasts
-        jobs.append(Job(vc=FLOOD, at=Instant(BEGIN + seconds(rng.uniform(0, span))),
-                        lasts=seconds(lasts), gpus=min(size, NODE_GPUS),
-                        workers=max(1, size // NODE_GPUS), opportunistic=True))  # fmt: skip
+        jobs.append(
+            Job(
+                vc=FLOOD,
+                at=Instant(BEGIN + seconds(rng.uniform(0, span))),
+                lasts=seconds(lasts),
+                gpus=min(size, NODE_GPUS),
+                workers=max(1, size // NODE_GPUS),
+                opportunistic=True,
+            )
+        )
     return jobs
 
 

@@ -109,14 +109,23 @@ def play(world: Drawn, *, introspect: bool) -> Played:
         truth.note(run.agents.works, decided)
         facts.extend(decided)
 
-    costs = Costs(start_s=1.0, suspend_s=world.boundary, resume_s=0.5,
-                  migrate_s=world.pause, resize_s=world.pause / 2)  # fmt: skip
+    costs = Costs(
+        start_s=1.0,
+        suspend_s=world.boundary,
+        resume_s=0.5,
+        migrate_s=world.pause,
+        resize_s=world.pause / 2,
+    )
     options = {"slice_s": SLICE_S, "introspect": introspect}
-    settings = Settings(costs=costs, can=EVERYTHING, policies={ALL: ("gandiva", options)},
-                        until=seconds(world.lasts), gpu_memory={GPU: GPU_BYTES})  # fmt: skip
+    settings = Settings(
+        costs=costs,
+        can=EVERYTHING,
+        policies={ALL: ("gandiva", options)},
+        until=seconds(world.lasts),
+        gpu_memory={GPU: GPU_BYTES},
+    )
     trace = Trace(name=world.name, jobs=trace_of(world))
-    run = World(trace, uniform(world.nodes, world.size, GPU), settings, Pairs(world),
-                judge=note)  # fmt: skip
+    run = World(trace, uniform(world.nodes, world.size, GPU), settings, Pairs(world), judge=note)
     for name, come in zip(run.agents.works, world.jobs, strict=True):
         for at, phase in come.phases:
             changes = after(BEGIN, seconds(come.at + at))
@@ -251,8 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 text = f"world {result.name}: {'; '.join(result.broken[:3])}"
                 print(text, file=sys.stderr, flush=True)
         worst = sorted(found.values(), key=lambda each: (-each.badness, each.name))[:WORST]
-        names = [f"{each.name}.{turn * CHANGED + number}"
-                 for each in worst for number in range(CHANGED)]  # fmt: skip
+        names = [
+            f"{each.name}.{turn * CHANGED + number}" for each in worst for number in range(CHANGED)
+        ]
     summary = summed(found.values(), time.monotonic() - began)
     if options.json:
         print(msgspec.json.encode(summary).decode())
@@ -273,21 +283,30 @@ def summed(results: Iterable[Result], took: float) -> Summary:
         failed=[each for each in results if each.broken],
         mean_ratio=sum(each.ratio for each in results) / max(len(results), 1),
         least_ratio=min(((each.ratio, each.name) for each in results), default=(1.0, "")),
-        most_of_bound=max(((each.stands / max(each.bound, 1), each.name) for each in results),
-                          default=(0.0, "")),
+        most_of_bound=max(
+            ((each.stands / max(each.bound, 1), each.name) for each in results), default=(0.0, "")
+        ),
         trials=dict(sorted(trials.items())),
         seconds=took,
-    )  # fmt: skip
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m skep.sim.thrash", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m skep.sim.thrash",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed")
     parser.add_argument("--worlds", type=int, default=100, metavar="M", help="how many (100)")
     parser.add_argument("--workers", type=int, default=1, metavar="K", help="processes (1)")
-    parser.add_argument("--rounds", type=int, default=0, metavar="R",
-                        help="rounds in which the worst so far are changed (0)")  # fmt: skip
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        metavar="R",
+        help="rounds in which the worst so far are changed (0)",
+    )
     parser.add_argument("--long", action="store_true", help="worlds of four hours")
     parser.add_argument("--world", default="", metavar="NAME", help="this world alone, as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

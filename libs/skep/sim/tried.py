@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from skep.sim.model import AllocatorModel
 
 CHANGES = {
-    Kind.PACK: Kind.PACK, Kind.GROW: Kind.GROW, Kind.MIGRATE: Kind.MIGRATE,
+    Kind.PACK: Kind.PACK,
+    Kind.GROW: Kind.GROW,
+    Kind.MIGRATE: Kind.MIGRATE,
     Kind.DEFRAG: Kind.MIGRATE,
-}  # fmt: skip
+}
 """By kind of trial: the change that it tries."""
 
 

@@ -219,11 +219,15 @@ class People:
         rng = self._rng
         kind = rng.choices(KINDS, KIND_WEIGHTS)[0]
         length = LONG_MS if rng.random() < 0.06 else rng.choice(LENGTHS_MS)
-        resources: dict[str, Any] = {"gpus": rng.choice((1, 1, 1, 2)),
-                                     "workers": rng.choice((1, 1, 1, 2, 2, 3, 4))}  # fmt: skip
+        resources: dict[str, Any] = {
+            "gpus": rng.choice((1, 1, 1, 2)),
+            "workers": rng.choice((1, 1, 1, 2, 2, 3, 4)),
+        }
         if rng.random() < 0.15:
-            resources["topology"] = {"within": rng.choice(("node", "node", "pair")),
-                                     "hard": rng.random() < 0.5}  # fmt: skip
+            resources["topology"] = {
+                "within": rng.choice(("node", "node", "pair")),
+                "hard": rng.random() < 0.5,
+            }
         if rng.random() < 0.15:
             resources["cpus"] = rng.choice((1, 4))
         if rng.random() < 0.1:
@@ -349,8 +353,14 @@ class People:
             self._ask(one.vc, {"ask": "unpack", "job": one.job})
         elif waiting and running:
             one = chance.choice(waiting)
-            fit = [other for other in running if other.vc == one.vc and other.gpus >= one.gpus
-                   and other.nodes == 1 and not other.suspended]  # fmt: skip
+            fit = [
+                other
+                for other in running
+                if other.vc == one.vc
+                and other.gpus >= one.gpus
+                and other.nodes == 1
+                and not other.suspended
+            ]
             fit = [other for other in fit if other.packed] if chance.random() < 0.3 else fit
             if fit or chance.random() < 0.2:
                 other = chance.choice(fit or running)
@@ -369,8 +379,10 @@ class People:
 
     def _ask(self, vc: str, tree: dict[str, Any]) -> None:
         self._asks += 1
-        headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.ask",
-                   subjects.KEY_HEADER: f"ask-{self._asks}"}  # fmt: skip
+        headers = {
+            subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.ask",
+            subjects.KEY_HEADER: f"ask-{self._asks}",
+        }
         self._network.publish(self, subjects.ask(vc), codec.encode(tree), headers, _ignore)
 
     def _drain(self) -> None:
@@ -402,8 +414,10 @@ class People:
         """Publish the virtual clusters."""
         gpus = (16, 12, 8) if generous else (self._rng.randrange(1, 8), 4, 2)
         jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
-        vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max, weight=self._rng.choice((1, 2)))
-               for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
+        vcs = {
+            vc: VirtualCluster(gpus=quota, jobs_max=jobs_max, weight=self._rng.choice((1, 2)))
+            for vc, quota in zip(VCS, gpus, strict=True)
+        }
         vcs = {name: self._under(vc) for name, vc in vcs.items()}
         cluster = Cluster(vcs=vcs)
         if self._exact:
@@ -417,8 +431,11 @@ class People:
         if not self._ruled or policies.random() < 0.3:
             return vc
         if policies.random() < 0.5:
-            options = {"strict": policies.random() < 0.3, "wild": policies.random() < 0.3,
-                       "keen": policies.random() < 0.5}  # fmt: skip
+            options = {
+                "strict": policies.random() < 0.3,
+                "wild": policies.random() < 0.3,
+                "keen": policies.random() < 0.5,
+            }
             return msgspec.structs.replace(vc, policy=Churn.name, options=options)
         return msgspec.structs.replace(vc, policy=policies.choice(NAMES))
 
@@ -437,8 +454,9 @@ class People:
         pin = Pin(chain=quota.chain, level=quota.level, index=index)
         rest = (msgspec.structs.replace(quota, count=quota.count - 1),) if quota.count > 1 else ()
         lab = msgspec.structs.replace(lab, cells=(*rest, *others), pinned=("corner",))
-        pinned = msgspec.structs.replace(cluster, vcs={**cluster.vcs, "lab": lab},
-                                         pins={"corner": pin})  # fmt: skip
+        pinned = msgspec.structs.replace(
+            cluster, vcs={**cluster.vcs, "lab": lab}, pins={"corner": pin}
+        )
         return pinned if not any(shortages(pinned)) else cluster
 
     def _quarantine(self) -> None:

@@ -78,23 +78,34 @@ class World:
         self.watch = Watch(self.hosts, strict=settings.fence)
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
-        self.people = People(self.network, self.timeline, rng, self.story, self.nodes,
-                             random.Random(seed), random.Random(seed + 1))  # fmt: skip
+        self.people = People(
+            self.network,
+            self.timeline,
+            rng,
+            self.story,
+            self.nodes,
+            random.Random(seed),
+            random.Random(seed + 1),
+        )
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
-        self.habits = Habits(batch_max=rng.choice((1, 4, 256)), compacts=rng.random() < 0.5,
-                             record_facts_max=rng.choice((1, 3, 100)),
-                             check_every=settings.check_every,
-                             keep_every=rng.choice((0, 2, 7, 30)),
-                             notes=settings.notes)  # fmt: skip
+        self.habits = Habits(
+            batch_max=rng.choice((1, 4, 256)),
+            compacts=rng.random() < 0.5,
+            record_facts_max=rng.choice((1, 3, 100)),
+            check_every=settings.check_every,
+            keep_every=rng.choice((0, 2, 7, 30)),
+            notes=settings.notes,
+        )
         self.on_start: Callable[[Role], None] = _ignore
         """Sees every process before it begins."""
-        self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),
-                                 node_lost_after=rng.choice(NODE_LOST_AFTER),
-                                 trials_last=random.Random(seed + 2).choice(TRIALS_LAST),
-                                 )  # fmt: skip
+        self.patience = Patience(
+            forget_at_once=rng.choice((1, 1, 3, 32)),
+            node_lost_after=rng.choice(NODE_LOST_AFTER),
+            trials_last=random.Random(seed + 2).choice(TRIALS_LAST),
+        )
         self._decided = 0
         self._steps = 0
 
@@ -146,17 +157,28 @@ class World:
 
     def _running(self) -> list[Shown]:
         jobs, gpus = self.watch.allocator.jobs.items(), self.watch.allocator.gpus
-        return [Shown(name, job.spec.vc, job.suspended, _movable(job),
-                      job.spec.elastic is not None, job.spec.gpus, len(job.members),
-                      bool(gpus.partners((name, job.attempt))))
-                for name, job in jobs
-                if job.ran and not job.queued and job.stopping is None]  # fmt: skip
+        return [
+            Shown(
+                name,
+                job.spec.vc,
+                job.suspended,
+                _movable(job),
+                job.spec.elastic is not None,
+                job.spec.gpus,
+                len(job.members),
+                bool(gpus.partners((name, job.attempt))),
+            )
+            for name, job in jobs
+            if job.ran and not job.queued and job.stopping is None
+        ]
 
     def _waiting(self) -> list[Shown]:
         model = self.watch.allocator
-        return [Shown(name, job.spec.vc, job.suspended, gpus=job.spec.gpus)
-                for name, job in model.jobs.items()
-                if job.queued or (name, job.attempt) in model.released]  # fmt: skip
+        return [
+            Shown(name, job.spec.vc, job.suspended, gpus=job.spec.gpus)
+            for name, job in model.jobs.items()
+            if job.queued or (name, job.attempt) in model.released
+        ]
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -165,8 +187,16 @@ class World:
         if role.process is not None and not role.process.dead:
             self.strays.append(role.process)
         role.started += 1
-        process = Process(f"{role.name}#{role.started}", role.machine(), role.wiring(self.network),
-                          self.habits, self.network, self.timeline, self.story, self)  # fmt: skip
+        process = Process(
+            f"{role.name}#{role.started}",
+            role.machine(),
+            role.wiring(self.network),
+            self.habits,
+            self.network,
+            self.timeline,
+            self.story,
+            self,
+        )
         role.process = process
         self.on_start(role)
         process.start()
@@ -195,8 +225,11 @@ class World:
     def _operator_looks(self, role: Role) -> None:
         """Start a refused agent again if no other machine of its name is in use."""
         assert role.host is not None
-        namesakes = [each for each in self.agents() if each is not role and each.host is not None
-                     and each.host.node == role.host.node]  # fmt: skip
+        namesakes = [
+            each
+            for each in self.agents()
+            if each is not role and each.host is not None and each.host.node == role.host.node
+        ]
         alone = all(each.process is None or each.process.dead for each in namesakes)
         if role.wanted and alone and role.process is not None and role.process.dead:
             self.start(role)
@@ -273,8 +306,7 @@ class World:
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
-        lost = [number for number in watch.admission.asks
-                if number not in watch.allocator.answered]  # fmt: skip
+        lost = [number for number in watch.admission.asks if number not in watch.allocator.answered]
         if lost:
             return f"requests without an end: {lost}"
         if watch.allocator.successors:

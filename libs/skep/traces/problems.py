@@ -57,10 +57,15 @@ def grouped(problems: Sequence[RowProblem]) -> list[Group]:
         kind = problem.text.split(": ")[0] if problem.row else f"{number}"
         kinds.setdefault((problem.column, kind), []).append(problem)
     return [
-        Group(each[0].text, each[0].column, len(each),
-              tuple(problem.row for problem in each[:ROWS_SHOWN]), each[0].hint)
+        Group(
+            each[0].text,
+            each[0].column,
+            len(each),
+            tuple(problem.row for problem in each[:ROWS_SHOWN]),
+            each[0].hint,
+        )
         for each in kinds.values()
-    ]  # fmt: skip
+    ]
 
 
 def told(problems: Sequence[RowProblem]) -> list[str]:
@@ -113,12 +118,15 @@ def rows_of(trace: Trace) -> Sequence[int]:
 def without(trace: Trace, found: Sequence[RowProblem]) -> Trace:
     """Return a trace with these jobs, by the rows of `rows_of`, among its problems."""
     bad = {problem.row for problem in found}
-    left = [(row, job) for row, job in zip(rows_of(trace), trace.jobs, strict=True)
-            if row not in bad]  # fmt: skip
+    left = [
+        (row, job) for row, job in zip(rows_of(trace), trace.jobs, strict=True) if row not in bad
+    ]
     return msgspec.structs.replace(
-        trace, jobs=tuple(job for _, job in left), rows=tuple(row for row, _ in left),
+        trace,
+        jobs=tuple(job for _, job in left),
+        rows=tuple(row for row, _ in left),
         problems=tuple(sorted([*trace.problems, *found], key=lambda problem: problem.row)),
-    )  # fmt: skip
+    )
 
 
 def _unfit(

@@ -28,10 +28,18 @@ from skep.units import NS_PER_SECOND, Duration, seconds
 FORMS = {
     form.name: form
     for form in (
-        PHILLY, HELIOS, ALIBABA_2020, ALIBABA_2023, TIRESIAS, MURI, POLLUX, GAVEL, ELASTICFLOW,
+        PHILLY,
+        HELIOS,
+        ALIBABA_2020,
+        ALIBABA_2023,
+        TIRESIAS,
+        MURI,
+        POLLUX,
+        GAVEL,
+        ELASTICFLOW,
         CHRONUS,
     )
-}  # fmt: skip
+}
 """Every form of table, by name. Skep's own is beside them (`formats.skep`)."""
 
 FORMATS = {name: form.about for name, form in FORMS.items()} | {skep.NAME: skep.ABOUT}
@@ -103,8 +111,9 @@ def recognise(first: str, name: str, format: str | None = None) -> Form | None: 
         if format:
             raise BadTraceError(name, (RowProblem(0, f"is not in the format skep: {reason}"),))
     tried = [FORMS[format]] if format else list(FORMS.values())
-    found = {form.name: layout_of(form, _first(form, first), sure=format is not None)
-             for form in tried}  # fmt: skip
+    found = {
+        form.name: layout_of(form, _first(form, first), sure=format is not None) for form in tried
+    }
     fitting = [form for form in tried if not isinstance(found[form.name], str)]
     if fitting:
         return max(fitting, key=lambda form: len(form.columns))
@@ -141,9 +150,12 @@ def _values(form: Form, lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _table(
-    form: Form, layout: tuple[tuple[str, ...], bool], lines: Iterable[str], name: str,
+    form: Form,
+    layout: tuple[tuple[str, ...], bool],
+    lines: Iterable[str],
+    name: str,
     lengths: Lengths | None,
-) -> Trace:  # fmt: skip
+) -> Trace:
     columns, header = layout
     jobs: list[Numbered] = []
     problems: list[RowProblem] = []
@@ -160,8 +172,11 @@ def _table(
             jobs.append((number, _row(form, columns, number, values)))
         except RowError as error:
             problems.append(error.at(number))
-            bad.update(each.strip() for name, each in zip(columns, values, strict=False)
-                       if name == form.columns[0])  # fmt: skip
+            bad.update(
+                each.strip()
+                for name, each in zip(columns, values, strict=False)
+                if name == form.columns[0]
+            )
     if form.merge is not None:
         jobs, more, merged = form.merge(jobs, bad)
         problems += more
@@ -239,8 +254,7 @@ def _checked(
             good.append((number, job))
     if not good and not problems:
         problems.append(RowProblem(0, "has no rows"))
-    unsorted = [now for (_, before), now in pairwise(good)
-                if now[1].at < before.at]  # fmt: skip
+    unsorted = [now for (_, before), now in pairwise(good) if now[1].at < before.at]
     if unsorted:
         text = f"{len(unsorted)} of {len(good)} rows are earlier than the row before; sorted"
         notes.append(RowProblem(unsorted[0][0], text))
@@ -252,15 +266,22 @@ def _checked(
         ordered = [_earlier(job, begin) for job in ordered]
     problems.sort(key=lambda problem: problem.row)
     return Trace(
-        name=name, jobs=tuple(ordered), problems=tuple(problems), notes=tuple(notes),
-        rows=tuple(number for number, _ in good), parts=parts,
-    )  # fmt: skip
+        name=name,
+        jobs=tuple(ordered),
+        problems=tuple(problems),
+        notes=tuple(notes),
+        rows=tuple(number for number, _ in good),
+        parts=parts,
+    )
 
 
 def _too_large(job: TraceJob) -> RowError | None:
     """Return what of a job no run could count with; None: nothing."""
-    for what, time in (("submission", job.at), ("run time", job.run_time),
-                       ("deadline", job.deadline or 0)):  # fmt: skip
+    for what, time in (
+        ("submission", job.at),
+        ("run time", job.run_time),
+        ("deadline", job.deadline or 0),
+    ):
         if abs(time) > TIME_MAX:
             text = f"is too large: {time / NS_PER_SECOND:.3g} s"
             return RowError(what, text, f"{TIME_MAX / NS_PER_SECOND:.0e} s (95 years) at the most")

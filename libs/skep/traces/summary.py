@@ -45,16 +45,22 @@ def summary(trace: Trace) -> Summary:
     span = in_seconds(jobs[-1].at - jobs[0].at) if jobs else 0.0
     sizes = _counted([job.gpus for job in jobs])
     return Summary(
-        name=trace.name, jobs=len(jobs), gpus=dict(sorted(sizes.items())),
+        name=trace.name,
+        jobs=len(jobs),
+        gpus=dict(sorted(sizes.items())),
         vcs=_counted([job.vc for job in jobs if job.vc]),
         models=_counted([job.model for job in jobs if job.model]),
-        span_s=span, run_mean_s=sum(runs) / len(runs) if runs else 0.0,
-        run_median_s=_part(runs, 0.5), run_p99_s=_part(runs, 0.99), run_max_s=_part(runs, 1.0),
-        gpu_hours=work / HOUR_S, demand=work / span if span else 0.0,
+        span_s=span,
+        run_mean_s=sum(runs) / len(runs) if runs else 0.0,
+        run_median_s=_part(runs, 0.5),
+        run_p99_s=_part(runs, 0.99),
+        run_max_s=_part(runs, 1.0),
+        gpu_hours=work / HOUR_S,
+        demand=work / span if span else 0.0,
         deadlines=sum(job.deadline is not None for job in jobs),
         opportunistic=sum(job.opportunistic for job in jobs),
         elastic=sum(job.workers_max > 0 for job in jobs),
-    )  # fmt: skip
+    )
 
 
 def _counted(values: list[T]) -> dict[T, int]:

@@ -40,8 +40,7 @@ class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
     @property
     def cluster(self) -> Cluster:
         """Return what is asked for, as a cluster file says it."""
-        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins,
-                       quarantine=self.quarantine)  # fmt: skip
+        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins, quarantine=self.quarantine)
 
 
 def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:

@@ -110,11 +110,23 @@ def parse_ask(raw: bytes) -> Ask | list[Problem]:
     try:
         tree = msgspec.json.decode(raw)
     except UNDECODABLE as error:
-        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
-                        suggestion='publish {"ask": "suspend", "job": "j17"}')]  # fmt: skip
+        return [
+            Problem(
+                path="$",
+                reason=Reason.NOT_JSON,
+                text=f"not JSON: {error}",
+                suggestion='publish {"ask": "suspend", "job": "j17"}',
+            )
+        ]
     if not isinstance(tree, dict):
-        return [Problem(path="$", reason=Reason.WRONG_TYPE, text="a request is a JSON object",
-                        suggestion='publish {"ask": "suspend", "job": "j17"}')]  # fmt: skip
+        return [
+            Problem(
+                path="$",
+                reason=Reason.WRONG_TYPE,
+                text="a request is a JSON object",
+                suggestion='publish {"ask": "suspend", "job": "j17"}',
+            )
+        ]
     return _parsed(tree)
 
 
@@ -124,15 +136,24 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
     if kind is None:
         reason = Reason.BAD_VALUE if "ask" in tree else Reason.MISSING_KEY
         text = f"`ask` must be one of {', '.join(ASKS)}"
-        return [Problem(path="$.ask", reason=reason, text=text,
-                        suggestion=nearest(str(named), list(ASKS)))]  # fmt: skip
+        return [
+            Problem(
+                path="$.ask", reason=reason, text=text, suggestion=nearest(str(named), list(ASKS))
+            )
+        ]
     rest = {key: value for key, value in tree.items() if key != "ask"}
     problems = list(shape_problems(kind, rest, "$"))
     if problems:
         return problems
     if job_sequence(tree["job"]) is None:
-        return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
-                        suggestion="such as j17")]  # fmt: skip
+        return [
+            Problem(
+                path="$.job",
+                reason=Reason.BAD_VALUE,
+                text="`job` must be a job id",
+                suggestion="such as j17",
+            )
+        ]
     made: Ask = convert_unbounded(tree, kind)
     if isinstance(made, AskResize):
         problems = list(_size_problems(made))
@@ -143,25 +164,37 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
 
 def _size_problems(ask: AskResize) -> Iterator[Problem]:
     if ask.workers is None and ask.servers is None:
-        yield Problem(path="$.workers", reason=Reason.MISSING_KEY,
-                      text="`workers` is required, or `servers`")  # fmt: skip
+        yield Problem(
+            path="$.workers", reason=Reason.MISSING_KEY, text="`workers` is required, or `servers`"
+        )
     for name, most in (("workers", WORKERS_MAX), ("servers", SERVERS_MAX)):
         count = getattr(ask, name)
         if count is not None and not 1 <= count <= most:
-            yield Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
-                          text=f"`{name}` must be 1 to {most}")  # fmt: skip
+            yield Problem(
+                path=f"$.{name}", reason=Reason.BAD_VALUE, text=f"`{name}` must be 1 to {most}"
+            )
 
 
 def _pack_problems(ask: AskPack) -> list[Problem]:
     problems = []
     if job_sequence(ask.beside) is None or ask.beside == ask.job:
-        problems.append(Problem(path="$.beside", reason=Reason.BAD_VALUE,
-                                text="`beside` must be the id of another job",
-                                suggestion="such as j12"))  # fmt: skip
+        problems.append(
+            Problem(
+                path="$.beside",
+                reason=Reason.BAD_VALUE,
+                text="`beside` must be the id of another job",
+                suggestion="such as j12",
+            )
+        )
     if not 0.0 <= ask.share < 1.0:
-        problems.append(Problem(path="$.share", reason=Reason.BAD_VALUE,
-                                text="`share` must be above 0 and below 1",
-                                suggestion="such as 0.5; without it all share alike"))  # fmt: skip
+        problems.append(
+            Problem(
+                path="$.share",
+                reason=Reason.BAD_VALUE,
+                text="`share` must be above 0 and below 1",
+                suggestion="such as 0.5; without it all share alike",
+            )
+        )
     return problems
 
 

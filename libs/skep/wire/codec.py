@@ -130,15 +130,26 @@ def read(
         case "submit":
             return _submission(parsed.first, payload, headers, sequence, at)
         case "cancel":
-            return CancelRequest(vc=parsed.first, raw=payload, at=at,
-                                 reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+            return CancelRequest(
+                vc=parsed.first, raw=payload, at=at, reply=headers.get(subjects.REPLY_HEADER, "")
+            )
         case "ask":
-            return AskRequest(vc=parsed.first, raw=payload, at=at, number=sequence,
-                              reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+            return AskRequest(
+                vc=parsed.first,
+                raw=payload,
+                at=at,
+                number=sequence,
+                reply=headers.get(subjects.REPLY_HEADER, ""),
+            )
         case "search":
-            return SearchRequest(vc=parsed.first, raw=payload, at=at, number=sequence,
-                                 key=headers.get(subjects.KEY_HEADER, ""),
-                                 reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+            return SearchRequest(
+                vc=parsed.first,
+                raw=payload,
+                at=at,
+                number=sequence,
+                key=headers.get(subjects.KEY_HEADER, ""),
+                reply=headers.get(subjects.REPLY_HEADER, ""),
+            )
         case "fact":
             return _facts(parsed.first, subject, payload)
         case _:

@@ -43,9 +43,7 @@ from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.trials import Judged
 
-NOTED_STREAMS = (
-    subjects.SUBMIT, subjects.ADMIN, subjects.NODE, subjects.ADMISSION, subjects.ALLOC,
-)  # fmt: skip
+NOTED_STREAMS = (subjects.SUBMIT, subjects.ADMIN, subjects.NODE, subjects.ADMISSION, subjects.ALLOC)
 """Numbers of streams, for ever: new ones come behind."""
 
 
@@ -141,9 +139,12 @@ class InputNotes:
         known = self._advised
         jobs: object = 0
         if tuple(known.values()) != advice.jobs:
-            jobs = [job_sequence(each.job) if known.get(each.job) == each
-                    else (job_sequence(each.job), RANKED.index(each.why), each.remaining)
-                    for each in advice.jobs]  # fmt: skip
+            jobs = [
+                job_sequence(each.job)
+                if known.get(each.job) == each
+                else (job_sequence(each.job), RANKED.index(each.why), each.remaining)
+                for each in advice.jobs
+            ]
         rest = _ENCODER.encode((ADVICE, now - advice.at, advice.expires_at - advice.at, jobs))
         if len(rest) > NOTE_BYTES_MAX:
             self._message(TOO_LONG, now)
@@ -200,8 +201,13 @@ class NotesReader:
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
             passed = len(parts) > 2 and _NUMBERS.decode(parts[2]) == PASSED
-            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
-                         led=len(parts) == 2, passed=passed)  # fmt: skip
+            return Input(
+                at,
+                stream=stream,
+                sequence=_NUMBERS.decode(parts[1]),
+                led=len(parts) == 2,
+                passed=passed,
+            )
         if bytes(parts[0]) == b"1":
             return Input(at)
         try:
@@ -216,13 +222,17 @@ class NotesReader:
         before, lasts = (_NUMBERS.decode(part) for part in parts[1:3])
         jobs = _JOBS.decode(parts[3])
         if isinstance(jobs, list):
-            each = [self._advised[job_id(told)] if isinstance(told, int)
-                    else JobAdvice(job=job_id(told[0]), why=RANKED[told[1]], remaining=told[2])
-                    for told in jobs]  # fmt: skip
+            each = [
+                self._advised[job_id(told)]
+                if isinstance(told, int)
+                else JobAdvice(job=job_id(told[0]), why=RANKED[told[1]], remaining=told[2])
+                for told in jobs
+            ]
             self._advised = {one.job: one for one in each}
         made = Instant(at - before)
-        return QueueAdvice(at=made, expires_at=Instant(made + lasts),
-                           jobs=tuple(self._advised.values()))  # fmt: skip
+        return QueueAdvice(
+            at=made, expires_at=Instant(made + lasts), jobs=tuple(self._advised.values())
+        )
 
 
 def _is_short(advice: QueueAdvice) -> bool:

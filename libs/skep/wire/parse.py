@@ -52,8 +52,18 @@ Finding the nearest valid key costs up to 100 µs: no more problems are looked f
 TIME = re.compile(r"(\d+)(s|m|h|d)")
 TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
-MEMORY_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-                "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+MEMORY_UNITS = {
+    "": 1,
+    "B": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -181,9 +191,12 @@ def shape_problems(
     fields = _fields(struct)
     for key in tree:
         if key not in fields:
-            yield Problem(path=f"{path}.{key}", reason=Reason.UNKNOWN_KEY,
-                          text=f"unknown key `{key}`",
-                          suggestion=nearest(key, sorted(fields)))  # fmt: skip
+            yield Problem(
+                path=f"{path}.{key}",
+                reason=Reason.UNKNOWN_KEY,
+                text=f"unknown key `{key}`",
+                suggestion=nearest(key, sorted(fields)),
+            )
     for name, field in fields.items():
         here = f"{path}.{name}"
         if name not in tree:
@@ -216,8 +229,12 @@ def _not_text(tree: dict[Any, Any], path: str) -> Iterator[Problem]:
     for key, value in tree.items():
         if not isinstance(value, str):
             text = f"`{key}` must be text, not {kind_of(value)}"
-            yield Problem(path=f"{path}.{key}", reason=Reason.WRONG_TYPE, text=text,
-                          suggestion="put it in quotes")  # fmt: skip
+            yield Problem(
+                path=f"{path}.{key}",
+                reason=Reason.WRONG_TYPE,
+                text=text,
+                suggestion="put it in quotes",
+            )
 
 
 @functools.cache
@@ -281,10 +298,12 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     if spec.ps is not None:
         yield from _servers(spec.ps)
         if spec.script is None:
-            yield Problem(path="$.ps", reason=Reason.BAD_VALUE,
-                          text="a job on parameter servers is started by Skep from a `script`",
-                          suggestion="name the Python file as `script`, the rest as `args`",
-                          )  # fmt: skip
+            yield Problem(
+                path="$.ps",
+                reason=Reason.BAD_VALUE,
+                text="a job on parameter servers is started by Skep from a `script`",
+                suggestion="name the Python file as `script`, the rest as `args`",
+            )
     yield from _limits(spec.limits)
     yield from _size(spec.size)
 
@@ -330,17 +349,26 @@ def _resources(resources: Resources) -> Iterator[Problem]:
 def _elastic(elastic: Elastic, resources: Resources) -> Iterator[Problem]:
     workers, most = resources.workers, min(WORKERS_MAX, GANG_GPUS_MAX // max(1, resources.gpus))
     if not 1 <= elastic.min <= workers:
-        yield Problem(path="$.elastic.min", reason=Reason.BAD_VALUE,
-                      text=f"`min` must be 1 to {workers}, the workers it begins with",
-                      suggestion=f"use {min(max(1, elastic.min), workers)}")  # fmt: skip
+        yield Problem(
+            path="$.elastic.min",
+            reason=Reason.BAD_VALUE,
+            text=f"`min` must be 1 to {workers}, the workers it begins with",
+            suggestion=f"use {min(max(1, elastic.min), workers)}",
+        )
     if not workers <= elastic.max:
-        yield Problem(path="$.elastic.max", reason=Reason.BAD_VALUE,
-                      text=f"`max` must be {workers} or more, the workers it begins with",
-                      suggestion=f"use {workers}")  # fmt: skip
+        yield Problem(
+            path="$.elastic.max",
+            reason=Reason.BAD_VALUE,
+            text=f"`max` must be {workers} or more, the workers it begins with",
+            suggestion=f"use {workers}",
+        )
     elif elastic.max > most:
-        yield Problem(path="$.elastic.max", reason=Reason.BAD_VALUE,
-                      text=f"{elastic.max} workers of {resources.gpus} GPUs make no gang",
-                      suggestion=f"use at most {most}")  # fmt: skip
+        yield Problem(
+            path="$.elastic.max",
+            reason=Reason.BAD_VALUE,
+            text=f"{elastic.max} workers of {resources.gpus} GPUs make no gang",
+            suggestion=f"use at most {most}",
+        )
 
 
 def _servers(ps: ParameterServers) -> Iterator[Problem]:
@@ -402,6 +430,11 @@ def _normalised(spec: JobSpec) -> JobSpec:
 
 def kind_of(value: Any) -> str:
     """Return what a decoded value is, in a reader's words."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false",
-             type(None): "null"}  # fmt: skip
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")

@@ -97,7 +97,7 @@ class Rungs(_Part, frozen=True):
 
     After `first`, and each `eta` times as many, below `last`; one of `eta` goes on. With several
     `brackets` (Hyperband) each bracket begins one rung later than the one before.
-    """  # fmt: skip
+    """
 
     first: Positive
     last: Positive
@@ -206,28 +206,37 @@ def param_problems(spec: SearchSpec, params: Mapping[str, Value] | None) -> Iter
     space = spec.space
     if params is None:
         if spec.sampler == "client" and not space:
-            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
-                          text="the search has no `space` to draw parameters from",
-                          suggestion="give them as `params`")  # fmt: skip
+            yield Problem(
+                path="$.params",
+                reason=Reason.MISSING_KEY,
+                text="the search has no `space` to draw parameters from",
+                suggestion="give them as `params`",
+            )
         return
     if len(params) > PARAMETERS_MAX:
         yield _bad("$.params", f"at most {PARAMETERS_MAX} parameters")
         return
     for name, value in params.items():
         if space and name not in space:
-            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
-                          text=f"`{name}` is not in the search's space",
-                          suggestion=nearest(name, sorted(space)))  # fmt: skip
+            yield Problem(
+                path=f"$.params.{name}",
+                reason=Reason.UNKNOWN_KEY,
+                text=f"`{name}` is not in the search's space",
+                suggestion=nearest(name, sorted(space)),
+            )
         elif not space and (wrong := _free_problem(name, value)):
-            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
-                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
+            yield Problem(
+                path="$.params", reason=Reason.BAD_VALUE, text=f"`{name[:64]}` must be {wrong}"
+            )
     for name, each in space.items():
         if name not in params:
-            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
-                          text=f"`{name}` is required")  # fmt: skip
+            yield Problem(
+                path=f"$.params.{name}", reason=Reason.MISSING_KEY, text=f"`{name}` is required"
+            )
         elif wrong := value_problem(each, params[name]):
-            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
-                          text=f"`{name}` must be {wrong}")  # fmt: skip
+            yield Problem(
+                path=f"$.params.{name}", reason=Reason.BAD_VALUE, text=f"`{name}` must be {wrong}"
+            )
 
 
 def _free_problem(name: str, value: Value) -> str:
@@ -246,8 +255,9 @@ def _open_fields() -> Iterator[tuple[str, Any, Any]]:
             continue
         shape = dict[str, Any] if field.name == "space" else field.type
         made = field.default_factory
-        default = field.default if made is msgspec.NODEFAULT else msgspec.field(
-            default_factory=made)  # fmt: skip
+        default = (
+            field.default if made is msgspec.NODEFAULT else msgspec.field(default_factory=made)
+        )
         yield field.name, shape, msgspec.field() if default is msgspec.NODEFAULT else default
 
 
@@ -266,8 +276,12 @@ def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
     if isinstance(parsed, JobSpec):
         return parsed, []
     # What is wrong with the search's own name and VC is told there.
-    own = [each for each in parsed if each.path[2:] not in {"name", "vc"}
-           or (isinstance(tree.get("job"), dict) and each.path[2:] in tree["job"])]  # fmt: skip
+    own = [
+        each
+        for each in parsed
+        if each.path[2:] not in {"name", "vc"}
+        or (isinstance(tree.get("job"), dict) and each.path[2:] in tree["job"])
+    ]
     return None, own
 
 
@@ -277,9 +291,12 @@ def _space_shape(space: Any, path: str) -> Iterator[Problem]:
     for name, each in space.items():
         here = f"{path}.space.{name}"
         if not isinstance(each, dict):
-            yield Problem(path=here, reason=Reason.WRONG_TYPE,
-                          text=f"a parameter is an object with one key, not {kind_of(each)}",
-                          suggestion="such as `{log: [0.0001, 0.1]}`")  # fmt: skip
+            yield Problem(
+                path=here,
+                reason=Reason.WRONG_TYPE,
+                text=f"a parameter is an object with one key, not {kind_of(each)}",
+                suggestion="such as `{log: [0.0001, 0.1]}`",
+            )
         else:
             yield from shape_problems(Parameter, each, here)
 
@@ -287,17 +304,23 @@ def _space_shape(space: Any, path: str) -> Iterator[Problem]:
 def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
     """Yield what is wrong with values whose types are right."""
     if spec.version != SEARCH_VERSION:
-        yield Problem(path=f"{path}.version", reason=Reason.WRONG_VERSION,
-                      text=f"version {spec.version} is not spoken here",
-                      suggestion=f"use version {SEARCH_VERSION}")  # fmt: skip
+        yield Problem(
+            path=f"{path}.version",
+            reason=Reason.WRONG_VERSION,
+            text=f"version {spec.version} is not spoken here",
+            suggestion=f"use version {SEARCH_VERSION}",
+        )
     if not 1 <= len(spec.name) <= 100 or not spec.name.isprintable():
         yield _bad(f"{path}.name", "1 to 100 printable characters")
     if not is_token(spec.vc):
         yield _bad(f"{path}.vc", "a name of letters, digits, `_` and `-`")
     if spec.job.vc != spec.vc:
-        yield Problem(path=f"{path}.job.vc", reason=Reason.WRONG_VC,
-                      text=f"the trials of a search of `{spec.vc}` are its jobs",
-                      suggestion="leave it out")  # fmt: skip
+        yield Problem(
+            path=f"{path}.job.vc",
+            reason=Reason.WRONG_VC,
+            text=f"the trials of a search of `{spec.vc}` are its jobs",
+            suggestion="leave it out",
+        )
     if not 1 <= len(spec.metric) <= 128:
         yield _bad(f"{path}.metric", "1 to 128 characters")
     if not 1 <= spec.budget.trials <= TRIALS_MAX:
@@ -306,9 +329,12 @@ def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
     if not 1 <= spec.parallel <= PARALLEL_MAX:
         yield _bad(f"{path}.parallel", f"1 to {PARALLEL_MAX}")
     elif not 0 <= spec.exclusive < max(2, spec.parallel):
-        yield Problem(path=f"{path}.exclusive", reason=Reason.BAD_VALUE,
-                      text="of the trials that run at a time one must be left for the others",
-                      suggestion=f"use 0 to {max(1, spec.parallel - 1)}")  # fmt: skip
+        yield Problem(
+            path=f"{path}.exclusive",
+            reason=Reason.BAD_VALUE,
+            text="of the trials that run at a time one must be left for the others",
+            suggestion=f"use 0 to {max(1, spec.parallel - 1)}",
+        )
     if not spec.parallel <= spec.live <= LIVE_MAX:
         yield _bad(f"{path}.live", f"{spec.parallel}, those that run at a time, to {LIVE_MAX}")
     if spec.steps is not None and not 1 <= spec.steps <= WHOLE_MAX:
@@ -334,9 +360,12 @@ def _times(spec: SearchSpec, path: str) -> Iterator[Problem]:
 def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
     rungs = spec.rungs
     if (rungs is None) == (spec.method == "asha"):
-        yield Problem(path=f"{path}.rungs", text="`asha` has `rungs`, and nothing else has",
-                      reason=Reason.MISSING_KEY if rungs is None else Reason.BAD_VALUE,
-                      suggestion="such as `{first: 100, last: 2700, eta: 3}`")  # fmt: skip
+        yield Problem(
+            path=f"{path}.rungs",
+            text="`asha` has `rungs`, and nothing else has",
+            reason=Reason.MISSING_KEY if rungs is None else Reason.BAD_VALUE,
+            suggestion="such as `{first: 100, last: 2700, eta: 3}`",
+        )
     if rungs is None:
         return
     if rungs.first < 1:
@@ -349,9 +378,12 @@ def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
     elif not 1 <= rungs.brackets <= len(levels(rungs)):
         yield _bad(f"{path}.rungs.brackets", f"1 to {len(levels(rungs))}, the rungs there are")
     if spec.exclusive:
-        yield Problem(path=f"{path}.exclusive", reason=Reason.BAD_VALUE,
-                      text="`asha` gives no turns: every trial runs to its rung alone",
-                      suggestion="leave it out, or use the method `curves`")  # fmt: skip
+        yield Problem(
+            path=f"{path}.exclusive",
+            reason=Reason.BAD_VALUE,
+            text="`asha` gives no turns: every trial runs to its rung alone",
+            suggestion="leave it out, or use the method `curves`",
+        )
 
 
 def levels(rungs: Rungs, bracket: int = 0) -> tuple[int, ...]:
@@ -367,9 +399,12 @@ def levels(rungs: Rungs, bracket: int = 0) -> tuple[int, ...]:
 
 def _space(spec: SearchSpec, path: str) -> Iterator[Problem]:
     if not spec.space and spec.sampler == "random":
-        yield Problem(path=f"{path}.space", reason=Reason.MISSING_KEY,
-                      text="`space` says which parameters there are to try",
-                      suggestion="such as `{lr: {log: [0.0001, 0.1]}}`")  # fmt: skip
+        yield Problem(
+            path=f"{path}.space",
+            reason=Reason.MISSING_KEY,
+            text="`space` says which parameters there are to try",
+            suggestion="such as `{lr: {log: [0.0001, 0.1]}}`",
+        )
     if len(spec.space) > PARAMETERS_MAX:
         yield _bad(f"{path}.space", f"at most {PARAMETERS_MAX} parameters")
     for name, each in spec.space.items():
@@ -379,16 +414,20 @@ def _space(spec: SearchSpec, path: str) -> Iterator[Problem]:
         given = [key for key in each.__struct_fields__ if getattr(each, key) is not None]
         if len(given) != 1:
             keys = list(each.__struct_fields__)
-            yield Problem(path=here, reason=Reason.MISSING_KEY if not given else Reason.BAD_VALUE,
-                          text=f"exactly one of {', '.join(keys)} must be given",
-                          suggestion=nearest(given[0], keys) if len(given) > 2 else "",
-                          )  # fmt: skip
+            yield Problem(
+                path=here,
+                reason=Reason.MISSING_KEY if not given else Reason.BAD_VALUE,
+                text=f"exactly one of {', '.join(keys)} must be given",
+                suggestion=nearest(given[0], keys) if len(given) > 2 else "",
+            )
         elif each.choice is not None:
             if not 1 <= len(each.choice) <= CHOICES_MAX or any(
                 isinstance(value, str) and len(value) > CHOICE_CHARS_MAX for value in each.choice
             ):
-                yield _bad(f"{here}.choice", f"1 to {CHOICES_MAX} values, texts of at most "
-                           f"{CHOICE_CHARS_MAX} characters")  # fmt: skip
+                yield _bad(
+                    f"{here}.choice",
+                    f"1 to {CHOICES_MAX} values, texts of at most {CHOICE_CHARS_MAX} characters",
+                )
         else:
             low, high = _ends(each)
             if each.integer is not None and not -WHOLE_MAX <= low <= high <= WHOLE_MAX:

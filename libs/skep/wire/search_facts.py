@@ -27,14 +27,7 @@ from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
 from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.search import (
-    STEP_MAX,
-    VALUE_MAX,
-    SearchSpec,
-    Value,
-    is_search_id,
-    parse_search_tree,
-)
+from skep.wire.search import STEP_MAX, VALUE_MAX, SearchSpec, Value, is_search_id, parse_search_tree
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 
 REQUEST_BYTES_MAX = SPEC_BYTES_MAX + 1024
@@ -109,9 +102,13 @@ class PromoteTrial(_Request, frozen=True, tag="promote"):
 Request = BeginSearch | CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
 
 REQUESTS: dict[str, type[Any]] = {
-    "begin": BeginSearch, "cancel": CancelSearch, "ask": AskTrial, "tell": TellTrial,
-    "demote": DemoteTrial, "promote": PromoteTrial,
-}  # fmt: skip
+    "begin": BeginSearch,
+    "cancel": CancelSearch,
+    "ask": AskTrial,
+    "tell": TellTrial,
+    "demote": DemoteTrial,
+    "promote": PromoteTrial,
+}
 
 
 class SearchVerdict(Message, frozen=True, tag="search-verdict"):
@@ -133,28 +130,49 @@ def parse_request(raw: bytes) -> Request | list[Problem]:
     try:
         tree = msgspec.json.decode(raw)
     except UNDECODABLE as error:
-        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
-                        suggestion=EXAMPLE)]  # fmt: skip
+        return [
+            Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}", suggestion=EXAMPLE)
+        ]
     if not isinstance(tree, dict):
-        return [Problem(path="$", reason=Reason.WRONG_TYPE, text="a request is a JSON object",
-                        suggestion=EXAMPLE)]  # fmt: skip
+        return [
+            Problem(
+                path="$",
+                reason=Reason.WRONG_TYPE,
+                text="a request is a JSON object",
+                suggestion=EXAMPLE,
+            )
+        ]
     named = tree.get("do")
     kind = REQUESTS.get(named) if isinstance(named, str) else None
     if kind is None:
         reason = Reason.BAD_VALUE if "do" in tree else Reason.MISSING_KEY
         text = f"`do` must be one of {', '.join(REQUESTS)}"
-        return [Problem(path="$.do", reason=reason, text=text,
-                        suggestion=nearest(str(named), list(REQUESTS)))]  # fmt: skip
+        return [
+            Problem(
+                path="$.do",
+                reason=reason,
+                text=text,
+                suggestion=nearest(str(named), list(REQUESTS)),
+            )
+        ]
     return _begin(tree) if kind is BeginSearch else _other(kind, tree)
 
 
 def _begin(tree: dict[str, Any]) -> Request | list[Problem]:
-    problems = [Problem(path=f"$.{key}", reason=Reason.UNKNOWN_KEY, text=f"unknown key `{key}`",
-                        suggestion=nearest(key, ["spec"]))
-                for key in tree if key not in {"do", "spec"}][:20]  # fmt: skip
+    problems = [
+        Problem(
+            path=f"$.{key}",
+            reason=Reason.UNKNOWN_KEY,
+            text=f"unknown key `{key}`",
+            suggestion=nearest(key, ["spec"]),
+        )
+        for key in tree
+        if key not in {"do", "spec"}
+    ][:20]
     if "spec" not in tree:
-        problems.append(Problem(path="$.spec", reason=Reason.MISSING_KEY,
-                                text="`spec` is required"))  # fmt: skip
+        problems.append(
+            Problem(path="$.spec", reason=Reason.MISSING_KEY, text="`spec` is required")
+        )
         return problems
     spec = parse_search_tree(tree["spec"], "$.spec")
     if isinstance(spec, list):
@@ -169,19 +187,35 @@ def _other(kind: type[Any], tree: dict[str, Any]) -> Request | list[Problem]:
         return problems
     made: Request = convert_unbounded(tree, kind)
     if not isinstance(made, BeginSearch) and not is_search_id(made.search):
-        problems.append(Problem(path="$.search", reason=Reason.BAD_VALUE, suggestion="such as s17",
-                                text="`search` must be a search id"))  # fmt: skip
+        problems.append(
+            Problem(
+                path="$.search",
+                reason=Reason.BAD_VALUE,
+                suggestion="such as s17",
+                text="`search` must be a search id",
+            )
+        )
     if isinstance(made, TellTrial):
         if made.value is None and not made.over:
-            problems.append(Problem(path="$.value", reason=Reason.MISSING_KEY,
-                                    text="`value` is required, or `over`"))  # fmt: skip
+            problems.append(
+                Problem(
+                    path="$.value", reason=Reason.MISSING_KEY, text="`value` is required, or `over`"
+                )
+            )
         if not 0 <= made.step <= STEP_MAX:
-            problems.append(Problem(path="$.step", reason=Reason.BAD_VALUE,
-                                    text=f"`step` must be 0 to {STEP_MAX}"))  # fmt: skip
+            problems.append(
+                Problem(
+                    path="$.step", reason=Reason.BAD_VALUE, text=f"`step` must be 0 to {STEP_MAX}"
+                )
+            )
         if made.value is not None and not abs(made.value) <= VALUE_MAX:
-            problems.append(Problem(path="$.value", reason=Reason.BAD_VALUE,
-                                    text=f"`value` must be a number up to {VALUE_MAX:g}",
-                                    ))  # fmt: skip
+            problems.append(
+                Problem(
+                    path="$.value",
+                    reason=Reason.BAD_VALUE,
+                    text=f"`value` must be a number up to {VALUE_MAX:g}",
+                )
+            )
     return problems or bound_problems(kind, tree, "$") or made
 
 

@@ -15,12 +15,7 @@ ALLOC = "ALLOC"
 SEARCH = "SEARCH"
 
 STREAMS: dict[str, tuple[str, ...]] = {
-    SUBMIT: (
-        f"{PREFIX}.submit.*",
-        f"{PREFIX}.cancel.*",
-        f"{PREFIX}.ask.*",
-        f"{PREFIX}.search.*",
-    ),
+    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*", f"{PREFIX}.ask.*", f"{PREFIX}.search.*"),
     ADMIN: (f"{PREFIX}.admin.*",),
     NODE: (f"{PREFIX}.node.*.*",),
     ADMISSION: (f"{PREFIX}.fact.admission",),

@@ -51,10 +51,12 @@ class Chronus(Table):
 def parse(text: str | bytes) -> Chronus:
     """Read `model_info.json`. Raises ValueError for another text."""
     raw = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, float]]])
-    return Chronus({
-        normalised(model).model: {
-            int(gpus): {int(nodes): rate for nodes, rate in by_nodes.items()}
-            for gpus, by_nodes in sizes.items()
+    return Chronus(
+        {
+            normalised(model).model: {
+                int(gpus): {int(nodes): rate for nodes, rate in by_nodes.items()}
+                for gpus, by_nodes in sizes.items()
+            }
+            for model, sizes in raw.items()
         }
-        for model, sizes in raw.items()
-    })  # fmt: skip
+    )

@@ -50,8 +50,9 @@ def parse(files: Mapping[tuple[str, str], Iterable[str]]) -> ElasticFlow:
         for row in csv.DictReader(lines):
             batch = int(row.pop("global_batch_size"))
             points = {int(gpus): float(text) for gpus, text in row.items() if text}
-            measured = {gpus: rate for gpus, rate in points.items()
-                        if rate > 0 and math.isfinite(rate)}  # fmt: skip
+            measured = {
+                gpus: rate for gpus, rate in points.items() if rate > 0 and math.isfinite(rate)
+            }
             if measured:
                 found[batch] = measured
         if not found:

@@ -147,24 +147,54 @@ def load_of(work: Work, gpu_type: str) -> Load | None:
 
 def printed() -> tuple[Printed, ...]:
     """Return every number above with its place, in the order of the papers."""
-    rows = [Printed(model, "rate, two sockets against one switch", rate, "x",
-                    "Gandiva, Figure 1", used=False) for model, rate in WITHIN.items()]  # fmt: skip
-    rows += [Printed(one, f"slowdown beside {other}, one PCIe switch", slowdown, "part",
-                     "Gandiva, Figure 3") for (one, other), slowdown in SWITCH.items()]  # fmt: skip
-    rows += [Printed(model, "slowdown, network shared", slowdown, "part", "Gandiva, Figure 4")
-             for model, slowdown in NETWORK.items()]  # fmt: skip
-    rows += [Printed(model, "peak memory of a GPU", float(size), "bytes", "Gandiva, Figure 5")
-             for model, size in MEMORY.items()]  # fmt: skip
-    rows += [Printed(model, f"mini-batch on {gpus} {kind}", seconds, "s", "Gandiva, Figure 5a")
-             for model, (kind, gpus, seconds) in MINI_BATCH_S.items()]  # fmt: skip
+    rows = [
+        Printed(
+            model,
+            "rate, two sockets against one switch",
+            rate,
+            "x",
+            "Gandiva, Figure 1",
+            used=False,
+        )
+        for model, rate in WITHIN.items()
+    ]
+    rows += [
+        Printed(
+            one, f"slowdown beside {other}, one PCIe switch", slowdown, "part", "Gandiva, Figure 3"
+        )
+        for (one, other), slowdown in SWITCH.items()
+    ]
+    rows += [
+        Printed(model, "slowdown, network shared", slowdown, "part", "Gandiva, Figure 4")
+        for model, slowdown in NETWORK.items()
+    ]
+    rows += [
+        Printed(model, "peak memory of a GPU", float(size), "bytes", "Gandiva, Figure 5")
+        for model, size in MEMORY.items()
+    ]
+    rows += [
+        Printed(model, f"mini-batch on {gpus} {kind}", seconds, "s", "Gandiva, Figure 5a")
+        for model, (kind, gpus, seconds) in MINI_BATCH_S.items()
+    ]
     for model, (used, sliced, packed) in _ROWS.items():
-        rows += [Printed(model, "utilisation", used, "part", "Gandiva, Table 1"),
-                 Printed(model, "mini-batches, time-sliced", sliced, "1/s", "Gandiva, Table 1"),
-                 Printed(model, "mini-batches, packed at best", packed, "1/s",
-                         "Gandiva, Table 1")]  # fmt: skip
-    rows += [Printed(model, "mini-batch, two servers against one", times, "x", "SCHED², Figure 1")
-             for model, times in LOCALITY.items()]  # fmt: skip
-    rows += [Printed(model, f"servers for {workers} workers, the best of 12 in all", servers, "",
-                     "DL², Figure 2", used=False)
-             for model, (servers, workers) in BEST_RATIO.items()]  # fmt: skip
+        rows += [
+            Printed(model, "utilisation", used, "part", "Gandiva, Table 1"),
+            Printed(model, "mini-batches, time-sliced", sliced, "1/s", "Gandiva, Table 1"),
+            Printed(model, "mini-batches, packed at best", packed, "1/s", "Gandiva, Table 1"),
+        ]
+    rows += [
+        Printed(model, "mini-batch, two servers against one", times, "x", "SCHED², Figure 1")
+        for model, times in LOCALITY.items()
+    ]
+    rows += [
+        Printed(
+            model,
+            f"servers for {workers} workers, the best of 12 in all",
+            servers,
+            "",
+            "DL², Figure 2",
+            used=False,
+        )
+        for model, (servers, workers) in BEST_RATIO.items()
+    ]
     return tuple(rows)

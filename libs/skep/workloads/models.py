@@ -133,8 +133,14 @@ class Models:
     def sources_of(self, model: str) -> tuple[str, ...]:
         """Return the tables that are asked about a model, however its name is written, in order."""
         names = kin(normalised(model).model)
-        return tuple(dict.fromkeys(table.name for name in names for table in self.tables
-                                   if name in self._models[table.name]))  # fmt: skip
+        return tuple(
+            dict.fromkeys(
+                table.name
+                for name in names
+                for table in self.tables
+                if name in self._models[table.name]
+            )
+        )
 
     def parts(self, job: TraceJob, where: Situation) -> tuple[Part, ...]:
         """Return the factors of the speed that are not trivial; none for an unknown model."""
@@ -217,10 +223,7 @@ class Models:
         return Part("network", together(left), "+".join(dict.fromkeys(filter(None, tables))))
 
     def _first(
-        self,
-        job: TraceJob,
-        place: Place,
-        ask: Callable[[Table, Work, Place], float | None],
+        self, job: TraceJob, place: Place, ask: Callable[[Table, Work, Place], float | None]
     ) -> tuple[float, str] | None:
         """Return the first answer and whose it is: of this type of GPU before any other."""
         names = self._names(job)
@@ -247,8 +250,9 @@ class Models:
 
     def _then(self, job: TraceJob) -> Place:
         gpus = max(job.gpus, 1)
-        return Place(gpu_type(job.gpu_type), fewest(gpus, self.node_gpus), job.workers or gpus,
-                     job.servers)  # fmt: skip
+        return Place(
+            gpu_type(job.gpu_type), fewest(gpus, self.node_gpus), job.workers or gpus, job.servers
+        )
 
     def _there(self, where: Situation) -> Place:
         return Place(gpu_type(where.gpu_type), where.spread or (1,), where.workers, where.servers)

@@ -27,11 +27,7 @@ ALIASES = {
 }
 """Two names for the same model."""
 
-KIN = {
-    "cifar10": "resnet18",
-    "imagenet": "resnet50",
-    "resnet50cifar10": "resnet50",
-}
+KIN = {"cifar10": "resnet18", "imagenet": "resnet50", "resnet50cifar10": "resnet50"}
 """What a data set's name stands for where that name says nothing: the model trained on it (Pollux,
 Table 1). `imagenet` is looked up before `resnet50`, because it was measured with its batches."""
 

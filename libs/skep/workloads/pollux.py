@@ -140,8 +140,12 @@ def _best_seen(measured: Measured, spread: Spread, local: float) -> float:
 
 
 def _features(spread: Spread) -> tuple[float, float, float, float]:
-    return (math.log2(sum(spread)), math.log2(len(spread)), math.log2(spread[0]),
-            math.log2(spread[-1]))  # fmt: skip
+    return (
+        math.log2(sum(spread)),
+        math.log2(len(spread)),
+        math.log2(spread[0]),
+        math.log2(spread[-1]),
+    )
 
 
 def parse(
@@ -176,5 +180,6 @@ def _note(rows: dict[Spread, dict[int, list[Step]]], spread: Spread, row: dict[s
 
 def _mean(steps: list[Step]) -> Step:
     count = len(steps)
-    return Step(sum(step.step_s for step in steps) / count,
-                sum(step.sync_s for step in steps) / count)  # fmt: skip
+    return Step(
+        sum(step.step_s for step in steps) / count, sum(step.sync_s for step in steps) / count
+    )

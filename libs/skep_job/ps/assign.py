@@ -107,14 +107,19 @@ def moves(before: Sequence[int], after: Sequence[int]) -> list[Move]:
 def _fill(newcomer: int, sizes: Sequence[int], placed: list[int], load: dict[int, int]) -> None:
     share = sum(load.values()) // len(load)
     while True:
-        others = sorted((server for server in load if server != newcomer),
-                        key=lambda server: (-load[server], server))  # fmt: skip
+        others = sorted(
+            (server for server in load if server != newcomer),
+            key=lambda server: (-load[server], server),
+        )
         found = next(
-            (chunk for server in others
-             if (chunk := _largest(sizes, placed, server, load[server] - share)) is not None
-             and sizes[chunk] < load[server] - load[newcomer]),
+            (
+                chunk
+                for server in others
+                if (chunk := _largest(sizes, placed, server, load[server] - share)) is not None
+                and sizes[chunk] < load[server] - load[newcomer]
+            ),
             None,
-        )  # fmt: skip
+        )
         if found is None:
             gap = load[others[0]] - load[newcomer]
             # Half the gap brings the two closest; a little more still does, up to the gap itself.

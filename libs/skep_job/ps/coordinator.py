@@ -140,8 +140,13 @@ def main() -> int:
         environ["SKEP_PS"] = options.listen
     try:
         where = settings(environ)
-        wanted = Wanted(options.servers, options.workers, options.recover,
-                        wait_s=where.wait_s, lost_s=where.lost_s)  # fmt: skip
+        wanted = Wanted(
+            options.servers,
+            options.workers,
+            options.recover,
+            wait_s=where.wait_s,
+            lost_s=where.lost_s,
+        )
         process = Process(where, wanted)
     except (ParameterServerError, OSError) as error:
         print(f"skep ps: {error}", file=sys.stderr)

@@ -150,9 +150,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     count = os.environ.get("SKEP_PS_SERVERS", "")
-    parser.add_argument("--servers", type=int, required=not count,
-                        default=int(count) if count.isdecimal() else 0,
-                        help="how many the job begins with")  # fmt: skip
+    parser.add_argument(
+        "--servers",
+        type=int,
+        required=not count,
+        default=int(count) if count.isdecimal() else 0,
+        help="how many the job begins with",
+    )
     parser.add_argument("--beside", action="store_true", help="servers beside rank 0, no ranks")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -201,8 +205,9 @@ def _scaling(
     if isinstance(observation, Unobserved) or not beside:
         return None
     observation.hooks.more = ("resize",)
-    scales = scaling.Scaling(observation.control, where, observation.tally.reached,
-                             children, servers)  # fmt: skip
+    scales = scaling.Scaling(
+        observation.control, where, observation.tally.reached, children, servers
+    )
     scales.install(joins=bool(os.environ.get("SKEP_AWAITS")))
     return scales
 

@@ -145,8 +145,9 @@ class Coordinator:
 
     def wake_at(self) -> int | None:
         """Return when `tick` has something to do at the earliest."""
-        times = [m.lost_at + self._ns("lost_s") for m in self.members.values()
-                 if m.lost_at is not None]  # fmt: skip
+        times = [
+            m.lost_at + self._ns("lost_s") for m in self.members.values() if m.lost_at is not None
+        ]
         if self.scaling is not None and (due := self._due(self.scaling)) is not None:
             times.append(due)
         if self.state == "gathering":
@@ -204,9 +205,15 @@ class Coordinator:
             self._refuse(link, f"{QUEUE_MAX} changes wait already")
             return
         self.spec = self.spec or spec
-        member = Member(role, self._id(role, message.get("id")), process, link,
-                        (str(message["host"]), int(message["port"])), generation,
-                        int(message["pending"]))  # fmt: skip
+        member = Member(
+            role,
+            self._id(role, message.get("id")),
+            process,
+            link,
+            (str(message["host"]), int(message["port"])),
+            generation,
+            int(message["pending"]),
+        )
         if generation:
             member.placement = Placement.of(message["placement"])
             if not self._recovering:
@@ -330,13 +337,18 @@ class Coordinator:
         for member in self.members.values():
             newcomer = not member.generation and not self._belongs(member)
             if member.pending > placement.generation or newcomer:
-                self._to(member, {"type": "called-off", "generation": member.pending,
-                                  "why": "the coordinator was away"})  # fmt: skip
+                self._to(
+                    member,
+                    {
+                        "type": "called-off",
+                        "generation": member.pending,
+                        "why": "the coordinator was away",
+                    },
+                )
             if newcomer:
                 self._request(Request("add", member.key))
         request = Request("add", ("server", min(placement.servers)))
-        everyone = {m.key: None for m in self.members.values()
-                    if m.generation or self._belongs(m)}  # fmt: skip
+        everyone = {m.key: None for m in self.members.values() if m.generation or self._belongs(m)}
         self.scaling = Scaling(request, placement, "switch", now, now, everyone)
         for key in everyone:
             self._to(self.members[key], self._switch())
@@ -402,11 +414,15 @@ class Coordinator:
         everyone = dict.fromkeys((*keys_of(self.placement), request.who))
         self.scaling = Scaling(request, placement, "prepare", now, now, everyone, margin=MARGIN)
         moved = [list(move) for move in moves(self.placement.chunks, placement.chunks)]
-        self._note(f"generation {placement.generation}: {request.kind} {name_of(request.who)}, "
-                   f"{len(moved)} chunks move")  # fmt: skip
+        self._note(
+            f"generation {placement.generation}: {request.kind} {name_of(request.who)}, "
+            f"{len(moved)} chunks move"
+        )
         for key in everyone:
-            self._to(self.members[key], {"type": "prepare", "spec": self.spec.to_wire(),
-                     "moves": moved, **wire(placement)})  # fmt: skip
+            self._to(
+                self.members[key],
+                {"type": "prepare", "spec": self.spec.to_wire(), "moves": moved, **wire(placement)},
+            )
 
     def _answer(self, member: Member, message: Message, now: int) -> None:
         scaling, kind = self.scaling, message["type"]
@@ -469,8 +485,10 @@ class Coordinator:
         scaling.margin = min(scaling.margin * 2, MARGIN_MAX)
         self._set_clock(scaling)
         for worker in self._of_role("worker"):
-            self._to(worker, {"type": "released", "version": passed,
-                              "generation": scaling.placement.generation})  # fmt: skip
+            self._to(
+                worker,
+                {"type": "released", "version": passed, "generation": scaling.placement.generation},
+            )
 
     def _decide(self, scaling: Scaling) -> None:
         """All that moves is there twice: from here on the new placement is the job's."""
@@ -506,8 +524,10 @@ class Coordinator:
         if again and request.tries < TRIES_MAX:
             self.queue.insert(0, request)
             return
-        self.history = [*self.history, {**outcome(why), "kind": request.kind,
-                                        "who": name_of(request.who)}][-HISTORY_MAX:]  # fmt: skip
+        self.history = [
+            *self.history,
+            {**outcome(why), "kind": request.kind, "who": name_of(request.who)},
+        ][-HISTORY_MAX:]
         self._send(request.asker, outcome(why))
         newcomer = self.members.get(request.who)
         if newcomer is not None and not self._belongs(newcomer):
@@ -552,10 +572,15 @@ class Coordinator:
         assert self.placement is not None
         assert self.spec is not None
         clock = max(scaling.clocks.values())
-        workers = {} if self.spec.asynchronous else {
-            key: None for key in keys_of(self.placement)
-            if key[0] == "worker" and scaling.held.get(key) != clock
-        }  # fmt: skip
+        workers = (
+            {}
+            if self.spec.asynchronous
+            else {
+                key: None
+                for key in keys_of(self.placement)
+                if key[0] == "worker" and scaling.held.get(key) != clock
+            }
+        )
         return self._servers_before() | workers
 
     def _keys_all(self, scaling: Scaling) -> dict[Key, None]:

@@ -74,10 +74,19 @@ class SGD(Optimizer):
             reason = "nesterov needs a momentum and no dampening"
             raise ValueError(reason)
         self._link: Worker | None = None
-        super().__init__(params, dict(zip(HYPERS, (lr, momentum, dampening, weight_decay,
-                                                   nesterov, maximize), strict=True)))  # fmt: skip
-        self._flat = [(number, parameter) for number, group in enumerate(self.param_groups)
-                      for parameter in group["params"]]  # fmt: skip
+        super().__init__(
+            params,
+            dict(
+                zip(
+                    HYPERS, (lr, momentum, dampening, weight_decay, nesterov, maximize), strict=True
+                )
+            ),
+        )
+        self._flat = [
+            (number, parameter)
+            for number, group in enumerate(self.param_groups)
+            for parameter in group["params"]
+        ]
         self._parameters: list[Tensor] = [parameter for _, parameter in self._flat]
         self._staged: dict[tuple[str, int], Tensor] = {}
         self._spec, self._members = self._describe(asynchronous=asynchronous, average=average)
@@ -184,8 +193,10 @@ class SGD(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return what `torch.optim.SGD` would, the momentum fetched from the servers."""
         if self._spec.momentum and not self._worker.left:
-            momenta = [torch.zeros_like(p, memory_format=torch.contiguous_format, device="cpu")
-                       for p in self._parameters]  # fmt: skip
+            momenta = [
+                torch.zeros_like(p, memory_format=torch.contiguous_format, device="cpu")
+                for p in self._parameters
+            ]
             while self._overtaken(self._pull(self._puts, momenta)):
                 pass
             for parameter, momentum in zip(self._parameters, momenta, strict=True):
@@ -234,11 +245,21 @@ class SGD(Optimizer):
         sides = [values]
         if state:
             sides.append([self._momentum(parameter) for parameter in self._parameters])
-        header = {"type": "put", "worker": link.id, "generation": link.placement.generation,
-                  "puts": puts, "updates": updates, "state": state}  # fmt: skip
+        header = {
+            "type": "put",
+            "worker": link.id,
+            "generation": link.placement.generation,
+            "puts": puts,
+            "updates": updates,
+            "state": state,
+        }
         views = [[view(tensor) for tensor in side] for side in sides]
-        answers = link.exchange({server: Exchange(header, _interleave(views, pieces))
-                                 for server, pieces in self._layout().items()})  # fmt: skip
+        answers = link.exchange(
+            {
+                server: Exchange(header, _interleave(views, pieces))
+                for server, pieces in self._layout().items()
+            }
+        )
         link.version = max(answer["version"] for answer in answers.values())
         return answers
 
@@ -247,10 +268,19 @@ class SGD(Optimizer):
         values = [self._memory(number) for number in range(len(self._parameters))]
         sides = [values] if momenta is None else [values, momenta]
         views = [[view(tensor) for tensor in side] for side in sides]
-        header = {"type": "pull", "worker": link.id, "puts": puts, "state": momenta is not None,
-                  "generation": link.placement.generation}  # fmt: skip
-        answers = link.exchange({server: Exchange(header, (), _interleave(views, pieces))
-                                 for server, pieces in self._layout().items()})  # fmt: skip
+        header = {
+            "type": "pull",
+            "worker": link.id,
+            "puts": puts,
+            "state": momenta is not None,
+            "generation": link.placement.generation,
+        }
+        answers = link.exchange(
+            {
+                server: Exchange(header, (), _interleave(views, pieces))
+                for server, pieces in self._layout().items()
+            }
+        )
         self._arrived(values)
         link.version = max(answer["version"] for answer in answers.values())
         return answers

@@ -75,9 +75,13 @@ class Scaling:
     """Does the agent's `rescale` for one rank, on a thread of its own."""
 
     def __init__(
-        self, control: Control, where: Settings, reached: Callable[[], int],
-        servers: Servers | None = None, count: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        control: Control,
+        where: Settings,
+        reached: Callable[[], int],
+        servers: Servers | None = None,
+        count: int = 0,
+    ) -> None:
         """`servers`: of the rank that keeps them, `count` of them at first."""
         self._control, self._where, self._reached = control, where, reached
         self._servers = servers
@@ -176,10 +180,18 @@ class Scaling:
         """Say that all is as wanted; locked."""
         wanted = self._wanted(order)
         self._order, self._agreed = None, wanted.servers
-        pauses = [pause.ns for each in _optimizers()
-                  for pause in each.pauses[self._since.get(id(each), 0):]]  # fmt: skip
-        self._control.say("rescaled", order=order["order"], generation=order["generation"],
-                          step=self._reached(), pause_ns=max(pauses, default=0))  # fmt: skip
+        pauses = [
+            pause.ns
+            for each in _optimizers()
+            for pause in each.pauses[self._since.get(id(each), 0) :]
+        ]
+        self._control.say(
+            "rescaled",
+            order=order["order"],
+            generation=order["generation"],
+            step=self._reached(),
+            pause_ns=max(pauses, default=0),
+        )
 
     def _give_up(self, order: Order | None, why: object) -> None:
         with self._changed:

@@ -166,8 +166,9 @@ class Server:
         store = Store(spec)
         own = placement.of_server(self._id)
         store.kept = {chunk: store.fresh(chunk) for chunk in own}
-        store.gradients = {worker: {chunk: store.empty(chunk) for chunk in own}
-                           for worker in placement.workers}  # fmt: skip
+        store.gradients = {
+            worker: {chunk: store.empty(chunk) for chunk in own} for worker in placement.workers
+        }
         with self._changed:
             self._store, self._placement = store, placement
             self._layouts[placement.generation] = own
@@ -477,8 +478,9 @@ class Server:
             assert store is not None
             layout = self._layouts[int(message["generation"])]
             known = store.gradients.get(int(message["worker"]), {})
-            buffers = {chunk: known[chunk] if chunk in known else store.empty(chunk)
-                       for chunk in layout}  # fmt: skip
+            buffers = {
+                chunk: known[chunk] if chunk in known else store.empty(chunk) for chunk in layout
+            }
         parts = [view(buffers[chunk]) for chunk in layout]
         expect(message, parts)
         channel.read_into(parts, patience)
@@ -486,11 +488,7 @@ class Server:
         channel.send({"type": "values", "version": version, "hold": None}, parts)
 
     def _apply(
-        self,
-        buffers: dict[int, Tensor],
-        message: Message,
-        hypers: list[Hyper],
-        patience: Patience,
+        self, buffers: dict[int, Tensor], message: Message, hypers: list[Hyper], patience: Patience
     ) -> int:
         """Update the chunks in `buffers` with them, and fill them with the newest values.
 
@@ -523,9 +521,16 @@ class Server:
             if hops >= HOPS_MAX:
                 reason = f"a late push was handed on {hops} times"
                 raise RequestFailed(reason)
-            header = {"type": "late", "generation": placement.generation, "chunks": chunks,
-                      "worker": by[0], "via": self._id, "seq": message["seq"],
-                      "hypers": hypers, "hops": hops + 1}  # fmt: skip
+            header = {
+                "type": "late",
+                "generation": placement.generation,
+                "chunks": chunks,
+                "worker": by[0],
+                "via": self._id,
+                "seq": message["seq"],
+                "hypers": hypers,
+                "hops": hops + 1,
+            }
             parts = [view(buffers[chunk]) for chunk in chunks]
             self._peers.ask(server, placement, header, parts, parts)
         return version

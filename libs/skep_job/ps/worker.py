@@ -37,9 +37,13 @@ class Lane(threading.Thread):
     """The connection to one server. Requests that break are repeated: the server knows them."""
 
     def __init__(
-        self, server: int, at: tuple[str, int], worker: int, where: Settings,
+        self,
+        server: int,
+        at: tuple[str, int],
+        worker: int,
+        where: Settings,
         failed: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Connect. Raises Broken or Refused."""
         super().__init__(name=f"skep-ps-server-{server}", daemon=True)
         self.server = server
@@ -151,8 +155,10 @@ class Worker:
         except (Broken, Refused) as error:
             raise ParameterServerError(str(error)) from error
         self._control.start()
-        self._wait(lambda: self._decided is not None or self._current is not None,
-                   "the job's other processes")  # fmt: skip
+        self._wait(
+            lambda: self._decided is not None or self._current is not None,
+            "the job's other processes",
+        )
         self._adopt(0)
 
     @property

@@ -48,8 +48,13 @@ class Notes:
 
     def note(self, what: str, **facts: Any) -> None:
         """Append one line."""
-        line = {"note": what, "attempt": self.attempt, "pid": os.getpid(),
-                "at": time.monotonic_ns(), **facts}  # fmt: skip
+        line = {
+            "note": what,
+            "attempt": self.attempt,
+            "pid": os.getpid(),
+            "at": time.monotonic_ns(),
+            **facts,
+        }
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 

@@ -58,9 +58,13 @@ def main() -> int:
     train, images, labels = load(arguments.seed)
     loader = DataLoader(train, batch_size=arguments.batch_size, shuffle=True)
     model = nn.Sequential(
-        nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 64), nn.ReLU(),
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(128, 64),
+        nn.ReLU(),
         nn.Linear(64, 10),
-    )  # fmt: skip
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
     loss_of = nn.CrossEntropyLoss()

@@ -55,9 +55,12 @@ def main() -> int:
     images, labels, test_images, test_labels = load(arguments.seed)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = SGD(
-        model.parameters(), lr=arguments.lr, momentum=0.9,
-        asynchronous=arguments.asynchronous, average=False,
-    )  # fmt: skip
+        model.parameters(),
+        lr=arguments.lr,
+        momentum=0.9,
+        asynchronous=arguments.asynchronous,
+        average=False,
+    )
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, arguments.epochs // 2 + 1, 0.3)
     total = 0.0
     for epoch in range(arguments.epochs):

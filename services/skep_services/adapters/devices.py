@@ -231,8 +231,10 @@ class _Events:
 
     def of(self, uuid: str) -> list[str]:
         """Return in words what happened to a device."""
-        return [f"{what}, seen {count} times" if count > 1 else what
-                for what, count in self._counts.get(uuid, {}).items()]  # fmt: skip
+        return [
+            f"{what}, seen {count} times" if count > 1 else what
+            for what, count in self._counts.get(uuid, {}).items()
+        ]
 
 
 class NvmlGpus:
@@ -256,8 +258,9 @@ class NvmlGpus:
         if not self._handles:
             text = "the NVIDIA driver sees no GPU; set SKEP_DEVICE=cpu for CPU slots"
             raise DeviceError(text)
-        self._uuids = {one.index: _text(pynvml.nvmlDeviceGetUUID(one.handle))
-                       for one in self._handles}  # fmt: skip
+        self._uuids = {
+            one.index: _text(pynvml.nvmlDeviceGetUUID(one.handle)) for one in self._handles
+        }
         self._events = _Events(pynvml, self._handles)
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -323,10 +326,12 @@ class NvmlGpus:
             index=one.index,
             utilisation=-1 if rates is None else int(rates.gpu) * 10,
             memory=-1 if memory is None else int(memory.used),
-            processes=tuple(DeviceProcess(int(process.pid), _known(process.usedGpuMemory))
-                            for process in running),
+            processes=tuple(
+                DeviceProcess(int(process.pid), _known(process.usedGpuMemory))
+                for process in running
+            ),
             trouble=tuple(dict.fromkeys(trouble)),
-        )  # fmt: skip
+        )
 
 
 def open_devices(environment: Mapping[str, str], state: Path) -> Devices:

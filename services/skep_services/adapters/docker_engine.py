@@ -276,9 +276,7 @@ class Engine:
         with self._lock:
             if self._connected is None:
                 client = docker.from_env(
-                    environment=self._environment,
-                    timeout=CALL_SECONDS_MAX,
-                    max_pool_size=CALLS_MAX,
+                    environment=self._environment, timeout=CALL_SECONDS_MAX, max_pool_size=CALLS_MAX
                 )
                 self._connected = client.api
             return self._connected

@@ -272,8 +272,13 @@ class DockerRuntime:
         except OSError as error:
             return f"log {plan.log_path} cannot be written: {error.strerror}"
         self._needed.set()
-        kept = Kept(token=plan.token, boot=self._boot, log=run.log.path,
-                    log_bytes_max=run.log.bytes_max, began_at=Instant(time.time_ns()))  # fmt: skip
+        kept = Kept(
+            token=plan.token,
+            boot=self._boot,
+            log=run.log.path,
+            log_bytes_max=run.log.bytes_max,
+            began_at=Instant(time.time_ns()),
+        )
         try:
             self._records.drop(plan.token)
             self._records.write(kept)

@@ -141,8 +141,9 @@ class DriverCheckpoint:
 
     async def _put_away(self, pid: int) -> None:
         """Lock and checkpoint a process; it runs on if either fails. Raises _RefusedError."""
-        await self._act(pid, "lock", "--timeout", str(LOCK_TIMEOUT_MS),
-                        within_s=2 * LOCK_TIMEOUT_MS / 1000)  # fmt: skip
+        await self._act(
+            pid, "lock", "--timeout", str(LOCK_TIMEOUT_MS), within_s=2 * LOCK_TIMEOUT_MS / 1000
+        )
         try:
             await self._act(pid, "checkpoint", within_s=MOVE_SECONDS_MAX)
         except _RefusedError as error:
@@ -165,8 +166,9 @@ class DriverCheckpoint:
     async def _state(self, pid: int) -> str:
         """Return the driver's word for how a process stands, `unknown` where it says nothing."""
         try:
-            words = await _run(self._tool, "--get-state", "--pid", str(pid),
-                               within_s=WORD_SECONDS_MAX)  # fmt: skip
+            words = await _run(
+                self._tool, "--get-state", "--pid", str(pid), within_s=WORD_SECONDS_MAX
+            )
         except _RefusedError:
             return "unknown"
         return words.strip().lower()
@@ -206,8 +208,7 @@ def _holder(
     state = next((one for one in seen if one.index == devices[0]), None)
     if state is None:
         return f"device {devices[0]} does not tell which process uses it"
-    mine = [one for one in state.processes
-            if proc.run_named(proc.environ(one.pid)) == token]  # fmt: skip
+    mine = [one for one in state.processes if proc.run_named(proc.environ(one.pid)) == token]
     if not mine:
         others = len(state.processes)
         return f"{others} processes on the device are not this job's" if others else (0, 0)
@@ -222,8 +223,9 @@ def _holder(
 async def _run(tool: str, *words: str, within_s: float) -> str:
     """Return what the utility printed; raises _RefusedError if it fails or takes too long."""
     try:
-        process = await asyncio.create_subprocess_exec(tool, *words, stdin=DEVNULL, stdout=PIPE,
-                                                       stderr=STDOUT)  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            tool, *words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
+        )
     except OSError as error:
         raise _RefusedError(error.strerror or str(error)) from error
     try:

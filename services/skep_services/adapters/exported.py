@@ -73,9 +73,15 @@ def read(path: Path) -> dict[str, list[Delivery]]:
                 text = f"{path}, line {number}: not a message of an export: {error}"
                 raise ExportError(text) from error
             found.setdefault(one.stream, []).append(
-                Delivery(one.subject, one.raw or one.payload.encode(), one.headers,
-                         one.stream, one.sequence, one.at)
-            )  # fmt: skip
+                Delivery(
+                    one.subject,
+                    one.raw or one.payload.encode(),
+                    one.headers,
+                    one.stream,
+                    one.sequence,
+                    one.at,
+                )
+            )
     return found
 
 

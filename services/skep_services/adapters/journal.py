@@ -28,12 +28,7 @@ from skep.units import Instant
 from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.records import RECORD_BYTES_MAX, Chain
-from skep_services.ports import (
-    CorruptLogError,
-    LogRecord,
-    MissingLogError,
-    SupersededError,
-)
+from skep_services.ports import CorruptLogError, LogRecord, MissingLogError, SupersededError
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +89,7 @@ class JournalFactLog:
         return self._append((EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch)
 
     async def append(
-        self,
-        facts: Sequence[Any],
-        positions: Mapping[str, int],
-        at: Instant,
-        noted: bytes = b"",
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, noted: bytes = b""
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
         return self._append(facts, positions, at, self._chain.epoch, noted)

@@ -419,11 +419,7 @@ class MemoryFactLog:
         )
 
     async def append(
-        self,
-        facts: Sequence[Any],
-        positions: Mapping[str, int],
-        at: Instant,
-        noted: bytes = b"",
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, noted: bytes = b""
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
         return await self._append(facts, positions, at, self._chain.epoch, noted)

@@ -65,8 +65,10 @@ class MemoryRuntime:
     async def runs(self) -> Sequence[RunStarted | RunExited]:
         """Return what is there."""
         frozen = self._runs.frozen
-        alive = [msgspec.structs.replace(run, frozen=token in frozen)
-                 for token, run in self._runs.alive.items()]  # fmt: skip
+        alive = [
+            msgspec.structs.replace(run, frozen=token in frozen)
+            for token, run in self._runs.alive.items()
+        ]
         return [*alive, *self._runs.ended.values()]
 
     async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:

@@ -238,8 +238,14 @@ class NatsFactLog:
         self._chain.resume(whole.counter, whole.epoch, whole.hash)
         self._chain.links.took(whole.counter, whole.hash, whole.sequence)
         self._sequence = whole.sequence
-        yield LogRecord(whole.counter, whole.epoch, whole.at, whole.positions, tuple(entries),
-                        stands_for=whole.facts)  # fmt: skip
+        yield LogRecord(
+            whole.counter,
+            whole.epoch,
+            whole.at,
+            whole.positions,
+            tuple(entries),
+            stands_for=whole.facts,
+        )
 
     def keep(
         self, entries: Sequence[Any], positions: Mapping[str, int], at: Instant, facts: int
@@ -271,11 +277,7 @@ class NatsFactLog:
         )
 
     async def append(
-        self,
-        facts: Sequence[Any],
-        positions: Mapping[str, int],
-        at: Instant,
-        noted: bytes = b"",
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, noted: bytes = b""
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
         return await self._append(facts, positions, at, self._chain.epoch, noted)

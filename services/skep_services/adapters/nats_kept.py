@@ -89,9 +89,20 @@ class NatsSnapshots:
             self._encoder.encode(_Piece(name, index, msgspec.Raw(body)))
             for index, body in enumerate(self._bodies(entries))
         )
-        whole = Whole(v=VERSION, name=name, sequence=sequence, counter=chain.counter,
-                      epoch=chain.epoch, hash=chain.hash, at=at, positions=dict(positions),
-                      facts=facts, first=0, pieces=len(pieces), digest=_digest(pieces))  # fmt: skip
+        whole = Whole(
+            v=VERSION,
+            name=name,
+            sequence=sequence,
+            counter=chain.counter,
+            epoch=chain.epoch,
+            hash=chain.hash,
+            at=at,
+            positions=dict(positions),
+            facts=facts,
+            first=0,
+            pieces=len(pieces),
+            digest=_digest(pieces),
+        )
         return Prepared(whole, pieces)
 
     def _bodies(self, entries: Sequence[Any]) -> Iterator[bytes]:

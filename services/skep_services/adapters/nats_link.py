@@ -32,14 +32,7 @@ from typing import Any
 import msgspec
 
 from skep.units import KIB
-from skep_services.adapters.nats_client import (
-    NUID,
-    Client,
-    Msg,
-    RawSubscription,
-    Server,
-    errors,
-)
+from skep_services.adapters.nats_client import NUID, Client, Msg, RawSubscription, Server, errors
 from skep_services.ports import RefusedError
 
 log = logging.getLogger(__name__)

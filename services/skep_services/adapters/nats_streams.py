@@ -132,10 +132,7 @@ class DriftedStreamError(Exception):
 
 
 async def bootstrap_streams(
-    bus: NatsBus,
-    marker: Path,
-    replicas: int = 1,
-    plans: tuple[StreamPlan, ...] = STREAM_PLANS,
+    bus: NatsBus, marker: Path, replicas: int = 1, plans: tuple[StreamPlan, ...] = STREAM_PLANS
 ) -> None:
     """Make sure that every stream exists as planned; create those that never existed.
 

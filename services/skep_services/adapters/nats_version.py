@@ -30,9 +30,13 @@ def version_of(binary: Path) -> Version:
     """Return the version that a server says it has. Raises ServerVersionError."""
     try:
         done = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, errors="replace",
-            timeout=ANSWER_WITHIN_S, check=True,
-        )  # fmt: skip
+            [binary, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_WITHIN_S,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         text = f"{binary} does not tell its version: {error}"
         raise ServerVersionError(text) from error

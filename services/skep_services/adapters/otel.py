@@ -79,8 +79,10 @@ class OtelTracer:
         times: tuple[int, int],
         attributes: Mapping[str, Any],
     ) -> None:
-        kept = {key: value if isinstance(value, int) else str(value)
-                for key, value in attributes.items()}  # fmt: skip
+        kept = {
+            key: value if isinstance(value, int) else str(value)
+            for key, value in attributes.items()
+        }
         stored = StoredSpan(*ids, name, self._service, *times, kept)
         self._spans.append(stored)
         if self._otlp is not None:

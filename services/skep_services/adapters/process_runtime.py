@@ -32,8 +32,15 @@ INTERPRETER = (sys.executable, "-I", "-S", "-X", "utf8")
 half the time. UTF-8 whatever the locale, because paths and environments arrive as JSON.
 """
 
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR",
-             "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")  # fmt: skip
+PASSED_ON = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
+    "COVERAGE_PROCESS_START",
+    "COVERAGE_PROCESS_CONFIG",
+)
 """What the runner gets of the agent's environment. It holds jobs, and needs no credentials."""
 
 REQUESTS_MAX = 1024
@@ -339,5 +346,11 @@ def _started(run: dict[str, Any]) -> RunStarted:
 
 
 def _exited(run: dict[str, Any]) -> RunExited:
-    return RunExited(run["token"], run["code"], Instant(run["at"]), run["leftovers"], run["asked"],
-                     tuple(run.get("left", ())))  # fmt: skip
+    return RunExited(
+        run["token"],
+        run["code"],
+        Instant(run["at"]),
+        run["leftovers"],
+        run["asked"],
+        tuple(run.get("left", ())),
+    )

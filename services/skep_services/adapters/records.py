@@ -121,8 +121,9 @@ class Chain:
             raise self._corrupt(where, f"record {envelope.n} does not continue the hash chain")
         self._check_epoch(envelope.epoch, facts, where)
         noted = b"" if envelope.noted is msgspec.UNSET else bytes(envelope.noted)
-        record = LogRecord(envelope.n, envelope.epoch, envelope.at, envelope.pos, facts,
-                           noted=noted)  # fmt: skip
+        record = LogRecord(
+            envelope.n, envelope.epoch, envelope.at, envelope.pos, facts, noted=noted
+        )
         self.advance(record, payload)
         return record
 

@@ -76,10 +76,16 @@ async def serve(
     bus = await connect(chosen, fatal)
     facts, foreign = None, ForeignSeen(log.error)
     if keeps is not None:
-        facts = NatsFactLog(bus, stream=keeps.stream, subject=keeps.subject,
-                            service=chosen.service, facts=keeps.facts,
-                            end=chosen.state / "log-end", kept=keeps.kept,
-                            foreign=foreign)  # fmt: skip
+        facts = NatsFactLog(
+            bus,
+            stream=keeps.stream,
+            subject=keeps.subject,
+            service=chosen.service,
+            facts=keeps.facts,
+            end=chosen.state / "log-end",
+            kept=keeps.kept,
+            foreign=foreign,
+        )
     await drive(
         chosen,
         log,

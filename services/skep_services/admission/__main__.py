@@ -24,8 +24,15 @@ async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept)
     machine = AdmissionMachine()
-    await serve(chosen, log, machine, follow=FOLLOW, keeps=keeps,
-                answers=lambda bus: JudgeOnly(machine, bus).answer, beside=keep_small)  # fmt: skip
+    await serve(
+        chosen,
+        log,
+        machine,
+        follow=FOLLOW,
+        keeps=keeps,
+        answers=lambda bus: JudgeOnly(machine, bus).answer,
+        beside=keep_small,
+    )
 
 
 if __name__ == "__main__":

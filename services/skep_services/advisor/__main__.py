@@ -23,9 +23,20 @@ from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
 FACTS = (
-    JobQueued, JobBound, JobRequeued, JobEnded, NodeAdded, CellsSet, EpochBegan, SuccessorBound,
-    SuccessorDropped, JobMoved, GangWidened, GangNarrowed, GpusShared,
-)  # fmt: skip
+    JobQueued,
+    JobBound,
+    JobRequeued,
+    JobEnded,
+    NodeAdded,
+    CellsSet,
+    EpochBegan,
+    SuccessorBound,
+    SuccessorDropped,
+    JobMoved,
+    GangWidened,
+    GangNarrowed,
+    GpusShared,
+)
 FOLLOW = (Follow(subjects.ALLOC, facts=FACTS),)
 LISTEN = (subjects.FINDINGS,)
 

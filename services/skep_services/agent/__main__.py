@@ -161,8 +161,17 @@ async def main(chosen: Settings, log: Any) -> None:
         calls.sweep_checkpoints(job_lives)
 
     try:
-        await drive(chosen, log, machine, bus, fatal, facts=journal, calls=calls,
-                    listen=(subjects.command(node),), prepare=serve_jobs)  # fmt: skip
+        await drive(
+            chosen,
+            log,
+            machine,
+            bus,
+            fatal,
+            facts=journal,
+            calls=calls,
+            listen=(subjects.command(node),),
+            prepare=serve_jobs,
+        )
     finally:
         for task in watching:
             task.cancel()

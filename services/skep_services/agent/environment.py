@@ -27,8 +27,20 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 flooding ranks cannot fill a usual disk."""
 SCRIPT_AT = 3
 """Where the script is in the allocator's `@python -m skep_job SCRIPT ...`."""
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR",
-             "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")  # fmt: skip
+INHERITED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "COVERAGE_PROCESS_START",
+    "COVERAGE_PROCESS_CONFIG",
+)
 """Variables of the agent that jobs see. Everything else, credentials above all, stays here."""
 CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Those that containers see too: paths are the image's own."""

@@ -262,11 +262,7 @@ class JobSocket:
             seat.leave()
 
     async def _converse(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        peer: Peer,
-        seat: _Seat,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, seat: _Seat
     ) -> None:
         """Read one process's messages until it closes. Raises _Refusal for what it may not say."""
         try:

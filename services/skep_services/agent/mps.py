@@ -103,9 +103,14 @@ class Mps:
         with (self._folder / "last-call").open("w+b") as output:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    self._program, *words, env=environment, stdin=asyncio.subprocess.PIPE,
-                    stdout=output, stderr=output, start_new_session=True,
-                )  # fmt: skip
+                    self._program,
+                    *words,
+                    env=environment,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
             except OSError as error:
                 return f"{self._program}: {error.strerror}"
             try:

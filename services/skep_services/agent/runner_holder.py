@@ -333,8 +333,9 @@ class Holder:
             run.log.close()
         if known.group:
             runner_freeze.remove(known.group)
-        self._note(self._record.exited, known, run.code, len(run.leftovers), time.time_ns(),
-                   run.left)  # fmt: skip
+        self._note(
+            self._record.exited, known, run.code, len(run.leftovers), time.time_ns(), run.left
+        )
         self.ends.append(_ended(known))
 
     def _kill(self, run: Run) -> bool:

@@ -36,9 +36,18 @@ class Stores:
                 self._open[key] = known
                 return ""
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "skep_job.store", "--host", address, "--port", str(port),
-                stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "skep_job.store",
+                "--host",
+                address,
+                "--port",
+                str(port),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,
+            )
             self._open[key] = process
             trouble = await _trouble(process)
             if trouble:

@@ -28,8 +28,15 @@ async def main(chosen: Settings, log: Any) -> None:
     keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
     machine = AllocatorMachine()
     machine.key = secrets.token_bytes(32)
-    await serve(chosen, log, machine, follow=FOLLOW, listen=LISTEN, keeps=keeps,
-                answers=lambda bus: Drafter(machine, bus, SystemClock()).answer)  # fmt: skip
+    await serve(
+        chosen,
+        log,
+        machine,
+        follow=FOLLOW,
+        listen=LISTEN,
+        keeps=keeps,
+        answers=lambda bus: Drafter(machine, bus, SystemClock()).answer,
+    )
 
 
 if __name__ == "__main__":

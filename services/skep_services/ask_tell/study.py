@@ -120,8 +120,11 @@ class SkepStudy:
         trial = self.trials[number]
         if number in self._over:
             return False
-        points = [(step, value) for step, value in row["points"]
-                  if step > self._told.get(number, -1) and math.isfinite(value)]  # fmt: skip
+        points = [
+            (step, value)
+            for step, value in row["points"]
+            if step > self._told.get(number, -1) and math.isfinite(value)
+        ]
         for step, value in points:
             trial.report(value, step)
             self._told[number] = step

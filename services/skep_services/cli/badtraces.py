@@ -21,10 +21,18 @@ def refused(error: BadTraceError) -> CommandError:
     rows = sum(problem.row > 0 for problem in error.problems)
     if error.jobs:
         left = f"with --lenient they are left out, and the other {error.jobs:,} jobs run"
-        lines.append(f"{render.plural(rows, 'row')} cannot be used (they count from 1, "
-                     f"after the header); {left}")  # fmt: skip
-    return CommandError(exits.FAILED, "\n".join(lines), "bad-trace", jobs=error.jobs, rows=rows,
-                        problems=as_data(error.problems))  # fmt: skip
+        lines.append(
+            f"{render.plural(rows, 'row')} cannot be used (they count from 1, "
+            f"after the header); {left}"
+        )
+    return CommandError(
+        exits.FAILED,
+        "\n".join(lines),
+        "bad-trace",
+        jobs=error.jobs,
+        rows=rows,
+        problems=as_data(error.problems),
+    )
 
 
 def shown(problems: Sequence[RowProblem]) -> list[str]:
@@ -50,5 +58,7 @@ def rows_told(trace: Trace) -> str:
     """Return how the rows of a trace add up."""
     bad = sum(problem.row > 0 for problem in trace.problems)
     parts = f" + {trace.parts:,} parts of those" if trace.parts else ""
-    return (f"{len(trace.jobs) + bad + trace.parts:,} rows = {len(trace.jobs):,} jobs{parts} + "
-            f"{bad:,} that cannot be used")  # fmt: skip
+    return (
+        f"{len(trace.jobs) + bad + trace.parts:,} rows = {len(trace.jobs):,} jobs{parts} + "
+        f"{bad:,} that cannot be used"
+    )

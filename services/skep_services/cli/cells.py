@@ -18,9 +18,10 @@ def options_cells(parser: ArgumentParser) -> None:
     """Add what `cells` takes."""
     parser.add_argument("verb", choices=("replay",), help="what to do")
     parser.add_argument(
-        "file", metavar="SCRIPT",
+        "file",
+        metavar="SCRIPT",
         help="a cluster file and a list of events, JSON or YAML; - is standard input",
-    )  # fmt: skip
+    )
 
 
 def run_cells(arguments: Namespace) -> int:

@@ -39,53 +39,70 @@ def options_change(parser: ArgumentParser, whom: str = "jobs that run") -> None:
         "-w", "--wait", action="store_true", help="wait until it is done, or is known not to be"
     )
     parser.add_argument(
-        "-t", "--timeout", type=seconds, metavar="TIME",
+        "-t",
+        "--timeout",
+        type=seconds,
+        metavar="TIME",
         help="with --wait: give up waiting after, such as 90s or 15m",
-    )  # fmt: skip
+    )
 
 
 def options_suspend(parser: ArgumentParser) -> None:
     """Add what `suspend` takes."""
     options_change(parser)
     parser.add_argument(
-        "--release", action="store_true",
+        "--release",
+        action="store_true",
         help="move its state into the host's memory and give its GPUs to others",
-    )  # fmt: skip
+    )
 
 
 def options_migrate(parser: ArgumentParser) -> None:
     """Add what `migrate` takes."""
     options_change(parser)
     parser.add_argument(
-        "--to", metavar="NODE[,NODE...]", default="",
+        "--to",
+        metavar="NODE[,NODE...]",
+        default="",
         help="which nodes it may go on on (default: any that it is not on)",
-    )  # fmt: skip
+    )
 
 
 def options_resize(parser: ArgumentParser) -> None:
     """Add what `resize` takes."""
     options_change(parser)
     parser.add_argument(
-        "-n", "--workers", type=int, metavar="N",
+        "-n",
+        "--workers",
+        type=int,
+        metavar="N",
         help="how many workers to have, within what the spec calls `elastic`",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--servers", type=int, metavar="M",
+        "--servers",
+        type=int,
+        metavar="M",
         help="how many parameter servers to have, within what the spec calls `ps`",
-    )  # fmt: skip
+    )
 
 
 def options_pack(parser: ArgumentParser) -> None:
     """Add what `pack` takes."""
     options_change(parser, "jobs that wait for GPUs")
     parser.add_argument(
-        "--with", metavar="OTHER", required=True, dest="beside",
+        "--with",
+        metavar="OTHER",
+        required=True,
+        dest="beside",
         help="the running job of the same VC whose GPUs it is to share",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--share", type=float, metavar="F", default=0.0,
+        "--share",
+        type=float,
+        metavar="F",
+        default=0.0,
         help="part of each GPU's memory it may use, such as 0.3 (default: an even share)",
-    )  # fmt: skip
+    )
 
 
 def run_suspend(arguments: Namespace) -> int:

@@ -30,9 +30,11 @@ def options_cluster(parser: ArgumentParser) -> None:
     """Add what `cluster` takes."""
     parser.add_argument("verb", choices=("init", "check", "import"), help="what to do")
     parser.add_argument(
-        "file", metavar="FILE", nargs="?",
+        "file",
+        metavar="FILE",
+        nargs="?",
         help="check: a cluster file; import: a configuration of HiveD's; - is standard input",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", metavar="FILE", help="where init and import write, if not here")
 
 
@@ -74,10 +76,18 @@ def _inventory(arguments: Namespace) -> list[NodeJoined]:
         gpu = Gpu(index=row["index"], type=row["type"], memory=row["memory"])
         gpus.setdefault(row["node"], []).append(gpu)
     return [
-        NodeJoined(node=node, identity="", incarnation=1, address="", ports=(1, 1),
-                   gpus=tuple(each), cpus=0, memory=0)
+        NodeJoined(
+            node=node,
+            identity="",
+            incarnation=1,
+            address="",
+            ports=(1, 1),
+            gpus=tuple(each),
+            cpus=0,
+            memory=0,
+        )
         for node, each in gpus.items()
-    ]  # fmt: skip
+    ]
 
 
 # --- import ---------------------------------------------------------------------------------------
@@ -211,11 +221,15 @@ def _report(cluster: Cluster) -> dict[str, Any]:
             "nodes": len(chain.nodes),
             "gpus": counts[0],
             "levels": [
-                {"level": level, "cells": counts[at], "owned": stock.taken[at],
-                 "left": stock.usable(at)}
+                {
+                    "level": level,
+                    "cells": counts[at],
+                    "owned": stock.taken[at],
+                    "left": stock.usable(at),
+                }
                 for at, level in enumerate(level_names(chain))
             ],
-        }  # fmt: skip
+        }
     vcs = {
         name: {
             "gpus": gpus_owned(resolved, name),

@@ -35,8 +35,10 @@ def run(arguments: Namespace) -> int:
         return exits.OK
     points = client.get(path)["points"]
     if not points:
-        text = ("it has said nothing about its training: a script does by "
-                "`run.report(loss=...)`, see `skep_job.init`")  # fmt: skip
+        text = (
+            "it has said nothing about its training: a script does by "
+            "`run.report(loss=...)`, see `skep_job.init`"
+        )
         raise CommandError(exits.FAILED, f"{arguments.job}: {text}")
     if arguments.svg:
         arguments.svg.write_text(picture(arguments.job, points), encoding="utf-8")
@@ -44,12 +46,20 @@ def run(arguments: Namespace) -> int:
         return exits.OK
     shown = points[-ROWS:]
     names = _names(points)
-    render.show_table([
-        Column("MINI-BATCH", [str(point["step"]) for point in shown], right=True),
-        Column("ATTEMPT", [str(point["attempt"]) for point in shown], right=True),
-        *(Column(name.upper(), [_number(point["values"].get(name)) for point in shown], right=True)
-          for name in names),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("MINI-BATCH", [str(point["step"]) for point in shown], right=True),
+            Column("ATTEMPT", [str(point["attempt"]) for point in shown], right=True),
+            *(
+                Column(
+                    name.upper(),
+                    [_number(point["values"].get(name)) for point in shown],
+                    right=True,
+                )
+                for name in names
+            ),
+        ]
+    )
     return exits.OK
 
 
@@ -91,9 +101,11 @@ def _plot(name: str, points: list[dict[str, Any]], top: float) -> list[str]:
         svg.text(right, bottom + 16, f"mini-batch {steps[-1]}", anchor="end"),
     ]
     for number, attempt in enumerate(dict.fromkeys(point["attempt"] for point in points)):
-        line = " ".join(place(step, value) for step, value, point
-                        in zip(steps, values, points, strict=True)
-                        if point["attempt"] == attempt and math.isfinite(value))  # fmt: skip
+        line = " ".join(
+            place(step, value)
+            for step, value, point in zip(steps, values, points, strict=True)
+            if point["attempt"] == attempt and math.isfinite(value)
+        )
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{line}"/>')
         parts.append(svg.text(LEFT + 90 * number, bottom + 32, f"attempt {attempt}", fill=colour))

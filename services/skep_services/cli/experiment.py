@@ -31,18 +31,37 @@ def options(parser: ArgumentParser) -> None:
     """Add what `experiment` takes."""
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("name", help="`list`, or the experiment's name")
-    parser.add_argument("--seeds", metavar="SEEDS", default="10",
-                        help="10 (that is 0 to 9), 3-12 or 1,5,9; default 10")  # fmt: skip
-    parser.add_argument("--days", metavar="N", type=float, default=None,
-                        help="days of submissions; default a week with cells, two months with "
-                             "quotas, ten days on the testbed")  # fmt: skip
-    parser.add_argument("--processes", metavar="N", type=int, default=0,
-                        help="runs at a time; default as many as processors")  # fmt: skip
-    parser.add_argument("--keep", metavar="DIR", type=Path,
-                        help="keep there what each run came to, and run nothing again that this "
-                             "very program has kept")  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", type=Path,
-                        help="write NAME.html, NAME.svg and NAME.json there")  # fmt: skip
+    parser.add_argument(
+        "--seeds",
+        metavar="SEEDS",
+        default="10",
+        help="10 (that is 0 to 9), 3-12 or 1,5,9; default 10",
+    )
+    parser.add_argument(
+        "--days",
+        metavar="N",
+        type=float,
+        default=None,
+        help="days of submissions; default a week with cells, two months with "
+        "quotas, ten days on the testbed",
+    )
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=int,
+        default=0,
+        help="runs at a time; default as many as processors",
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="keep there what each run came to, and run nothing again that this "
+        "very program has kept",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="write NAME.html, NAME.svg and NAME.json there"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -65,8 +84,7 @@ def run(arguments: Namespace) -> int:
         raise CommandError(exits.USAGE, str(error)) from None
     with pool.Stop().on_interrupt() as stop:
         try:
-            results = _play(experiment, seeds, days, arguments.processes, stop,
-                            arguments.keep)  # fmt: skip
+            results = _play(experiment, seeds, days, arguments.processes, stop, arguments.keep)
         except pool.DiedError as error:
             raise CommandError(exits.FAILED, str(error)) from None
         found = _found(experiment, results, seeds, days, interrupted=stop.asked)
@@ -81,12 +99,20 @@ def run(arguments: Namespace) -> int:
 
 def _list(arguments: Namespace, experiments: Sequence[Experiment]) -> int:
     if arguments.json:
-        _print_json([{"name": each.name, "title": each.title, "source": each.source}
-                     for each in experiments])  # fmt: skip
+        _print_json(
+            [
+                {"name": each.name, "title": each.title, "source": each.source}
+                for each in experiments
+            ]
+        )
     else:
-        render.show_table([Column("NAME", [each.name for each in experiments]),
-                           Column("WHAT", [each.title for each in experiments]),
-                           Column("SOURCE", [each.source for each in experiments])])  # fmt: skip
+        render.show_table(
+            [
+                Column("NAME", [each.name for each in experiments]),
+                Column("WHAT", [each.title for each in experiments]),
+                Column("SOURCE", [each.source for each in experiments]),
+            ]
+        )
     return exits.OK
 
 
@@ -128,10 +154,13 @@ class Found(NamedTuple):
 
 
 def _found(
-    experiment: Experiment, results: Results, asked: Sequence[int], days: float | None,
+    experiment: Experiment,
+    results: Results,
+    asked: Sequence[int],
+    days: float | None,
     *,
     interrupted: bool,
-) -> Found:  # fmt: skip
+) -> Found:
     seeds = tuple(each.seed for each in next(iter(results.values())))
     told = f"{render.plural(len(seeds), 'seed')}{'' if days is None else f', {days:g} days'}."
     if interrupted:
@@ -168,18 +197,24 @@ def _as_data(found: Found) -> dict[str, Any]:
         "run": found.told,
         "seeds": found.seeds,
         "interrupted": found.interrupted,
-        "figures": [{"what": line.what, "paper": line.paper, "unit": line.unit.strip(),
-                     "ours": line.ours} for line in found.lines],
-    }  # fmt: skip
+        "figures": [
+            {"what": line.what, "paper": line.paper, "unit": line.unit.strip(), "ours": line.ours}
+            for line in found.lines
+        ],
+    }
 
 
 def _tell(found: Found) -> None:
     print(f"{found.experiment.title} ({found.experiment.source}); {found.told}")
     if not found.lines:
         return
-    render.show_table([Column("FIGURE", [line.what for line in found.lines]),
-                       Column("PAPER", [line.paper for line in found.lines]),
-                       Column("OURS", [line.spread() for line in found.lines])])  # fmt: skip
+    render.show_table(
+        [
+            Column("FIGURE", [line.what for line in found.lines]),
+            Column("PAPER", [line.paper for line in found.lines]),
+            Column("OURS", [line.spread() for line in found.lines]),
+        ]
+    )
 
 
 def _print_json(found: Any) -> None:

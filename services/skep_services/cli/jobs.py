@@ -183,9 +183,12 @@ def options_wait(parser: ArgumentParser) -> None:
         "jobs", metavar="JOB", nargs="+", help="jobs to wait for, by id or unique name"
     )
     parser.add_argument(
-        "--for", dest="until", choices=("started", "ended"), default="ended",
+        "--for",
+        dest="until",
+        choices=("started", "ended"),
+        default="ended",
         help="what to wait for (default: ended)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "-t", "--timeout", type=seconds, metavar="TIME", help="give up after, such as 90s or 15m"
     )

@@ -21,15 +21,27 @@ def options_ledger(parser: ArgumentParser) -> None:
     parser.add_argument("--job", help="trials that touch one job")
     parser.add_argument("--kind", help="pack, migrate, grow or defrag")
     parser.add_argument("--verdict", help="open, kept, undone or void")
-    parser.add_argument("-n", "--limit", type=_count, default=SHOWN, metavar="N",
-                        help=f"the newest N rows (default {SHOWN}; 0: totals only)")  # fmt: skip
+    parser.add_argument(
+        "-n",
+        "--limit",
+        type=_count,
+        default=SHOWN,
+        metavar="N",
+        help=f"the newest N rows (default {SHOWN}; 0: totals only)",
+    )
 
 
 def run_ledger(arguments: Namespace) -> int:
     """List trials and what they came to."""
     client = client_of(arguments)
-    path = query("/v1/trials", vc=arguments.vc, job=arguments.job, kind=arguments.kind,
-                 verdict=arguments.verdict, limit=arguments.limit)  # fmt: skip
+    path = query(
+        "/v1/trials",
+        vc=arguments.vc,
+        job=arguments.job,
+        kind=arguments.kind,
+        verdict=arguments.verdict,
+        limit=arguments.limit,
+    )
     if arguments.json:
         print_raw(client.get_bytes(path))
         return exits.OK
@@ -57,11 +69,12 @@ def trial_columns(trials: list[dict[str, Any]]) -> list[Column]:
         Column("JOBS", [_jobs(one) for one in trials], narrow=8),
         Column("BEGUN", [clock_time(one["begun_at"]) for one in trials], drop=3),
         Column("VERDICT", [one["verdict"] or OPEN for one in trials]),
-        Column("NEEDED", [f"{one['needed_milli'] / 1000:.2f}x" for one in trials], right=True,
-               drop=2),
+        Column(
+            "NEEDED", [f"{one['needed_milli'] / 1000:.2f}x" for one in trials], right=True, drop=2
+        ),
         Column("GAIN", [gain(one) for one in trials], right=True),
         Column("WHY", [_why(one) for one in trials], narrow=14, drop=4),
-    ]  # fmt: skip
+    ]
 
 
 def gain(trial: dict[str, Any]) -> str:
@@ -87,11 +100,16 @@ def _total_columns(totals: list[dict[str, Any]]) -> list[Column]:
     gains = [one["kept_gain_milli"] for one in totals]
     return [
         Column("KIND", [one["kind"] for one in totals]),
-        *(Column(word.upper(), [str(one[word]) for one in totals], right=True)
-          for word in VERDICTS),
-        Column("MEAN GAIN KEPT", ["-" if each is None else f"{each / 10:+.1f}%" for each in gains],
-               right=True),
-    ]  # fmt: skip
+        *(
+            Column(word.upper(), [str(one[word]) for one in totals], right=True)
+            for word in VERDICTS
+        ),
+        Column(
+            "MEAN GAIN KEPT",
+            ["-" if each is None else f"{each / 10:+.1f}%" for each in gains],
+            right=True,
+        ),
+    ]
 
 
 def _count(text: str) -> int:

@@ -44,13 +44,23 @@ def options(parser: ArgumentParser) -> None:
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("verb", choices=("check", "repair"), help="what to do")
     parser.add_argument("--stream", choices=STREAMS, default="", help="one log (default: all)")
-    parser.add_argument("--from", dest="source", metavar="live|FILE", default="live",
-                        help="check: the cluster here (default), or an export")  # fmt: skip
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="live|FILE",
+        default="live",
+        help="check: the cluster here (default), or an export",
+    )
     parser.add_argument("--yes", action="store_true", help="repair: do it")
-    parser.add_argument("--doubtful", action="store_true",
-                        help="repair: also what is doubtful at the end of a log")  # fmt: skip
-    parser.add_argument("--keep", metavar="FILE", type=Path,
-                        help="repair: where the copy goes (default: the state folder)")  # fmt: skip
+    parser.add_argument(
+        "--doubtful", action="store_true", help="repair: also what is doubtful at the end of a log"
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="FILE",
+        type=Path,
+        help="repair: where the copy goes (default: the state folder)",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -102,9 +112,11 @@ def _repair(arguments: Namespace) -> int:
         text = f"nothing was taken out: {broken[0].stream} is damaged: {broken[0].broken}"
         raise CommandError(exits.FAILED, text, "bad-log")
     wanted = [
-        (each.stream, odd) for each in found for odd in each.odd
+        (each.stream, odd)
+        for each in found
+        for odd in each.odd
         if odd.removable and (odd.kind == FOREIGN or arguments.doubtful)
-    ]  # fmt: skip
+    ]
     if wanted and arguments.yes:
         kept = _keep(arguments, streams, wanted)
         asyncio.run(_take_out(arguments.home, wanted))
@@ -114,9 +126,15 @@ def _repair(arguments: Namespace) -> int:
     done = wanted if arguments.yes else []
     left = any(not each.well for each in found)
     if arguments.json:
-        print_json({"ok": not left, "taken_out": [_where(*each) for each in done],
-                    "would_take_out": [_where(*each) for each in wanted if not arguments.yes],
-                    "copy": kept, "logs": [_told(each) for each in found]})  # fmt: skip
+        print_json(
+            {
+                "ok": not left,
+                "taken_out": [_where(*each) for each in done],
+                "would_take_out": [_where(*each) for each in wanted if not arguments.yes],
+                "copy": kept,
+                "logs": [_told(each) for each in found],
+            }
+        )
         return exits.FAILED if left else exits.OK
     _show(found)
     if done:

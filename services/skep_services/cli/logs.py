@@ -259,7 +259,4 @@ def event_line(event: dict[str, Any], *, colour: bool) -> str:
     return f"{at}  {about:8}  {render.printable(event['text'])}{attempt}"
 
 
-COMMANDS = {
-    "logs": Command(options_logs, run_logs),
-    "events": Command(options_events, run_events),
-}
+COMMANDS = {"logs": Command(options_logs, run_logs), "events": Command(options_events, run_events)}

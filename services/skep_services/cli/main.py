@@ -52,7 +52,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "search": (
             "search",
             "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
-        ),
+        )
     },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
@@ -72,9 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "models": ("models", "which models' speeds are known; those of one by placement"),
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },
-    "about": {
-        "version": ("about", "print the version"),
-    },
+    "about": {"version": ("about", "print the version")},
 }
 """Command to the module that holds it and its line in the help: no module is imported for those."""
 

@@ -27,22 +27,44 @@ GPUS_MAX = 1024
 def options(parser: ArgumentParser) -> None:
     """Add what `models` takes."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="such as resnet50; else a list")
-    parser.add_argument("--data", metavar="DIR", type=Path,
-                        help=f"the folder with the public measurements (default {VARIABLE}); "
-                        "without one, what the papers print")  # fmt: skip
-    parser.add_argument("--gpus", metavar="N", type=_count, default=16,
-                        help="up to so many GPUs (default 16)")  # fmt: skip
-    parser.add_argument("--node-gpus", metavar="N", type=_count, default=8,
-                        help="GPUs of a node (default 8)")  # fmt: skip
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        help=f"the folder with the public measurements (default {VARIABLE}); "
+        "without one, what the papers print",
+    )
+    parser.add_argument(
+        "--gpus", metavar="N", type=_count, default=16, help="up to so many GPUs (default 16)"
+    )
+    parser.add_argument(
+        "--node-gpus", metavar="N", type=_count, default=8, help="GPUs of a node (default 8)"
+    )
     parser.add_argument("--gpu-type", metavar="TYPE", default="", help="such as v100")
-    parser.add_argument("--batch-size", metavar="N", type=_count, default=0,
-                        help="of the whole gang; else a middling one")  # fmt: skip
-    parser.add_argument("--servers", metavar="N", type=_count, default=0,
-                        help="parameter servers")  # fmt: skip
-    parser.add_argument("--with", metavar="MODEL", dest="partners", action="append", default=[],
-                        help="packed with it on the same GPUs; repeatable")  # fmt: skip
-    parser.add_argument("--beside", metavar="MODEL", dest="neighbours", action="append",
-                        default=[], help="on the same network; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="of the whole gang; else a middling one",
+    )
+    parser.add_argument("--servers", metavar="N", type=_count, default=0, help="parameter servers")
+    parser.add_argument(
+        "--with",
+        metavar="MODEL",
+        dest="partners",
+        action="append",
+        default=[],
+        help="packed with it on the same GPUs; repeatable",
+    )
+    parser.add_argument(
+        "--beside",
+        metavar="MODEL",
+        dest="neighbours",
+        action="append",
+        default=[],
+        help="on the same network; repeatable",
+    )
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the speeds into a file")
 
 
@@ -102,18 +124,26 @@ def _unknown(model: str, models: Models) -> CommandError:
 def _list(arguments: Namespace, models: Models, folder: Path | None, read: Tables) -> int:
     sources = models.sources()
     if arguments.json:
-        print_json({
-            "data": None if folder is None else str(folder),
-            "tables": [{"table": table.name, "origin": table.origin,
-                        "models": len(table.models())} for table in models.tables],
-            "absent": read.absent,
-            "models": sources,
-        })  # fmt: skip
+        print_json(
+            {
+                "data": None if folder is None else str(folder),
+                "tables": [
+                    {"table": table.name, "origin": table.origin, "models": len(table.models())}
+                    for table in models.tables
+                ],
+                "absent": read.absent,
+                "models": sources,
+            }
+        )
         return exits.OK
-    render.show_table([
-        Column("MODEL", list(sources)),
-        Column("TABLES, THE FIRST ASKED FIRST", [", ".join(names) for names in sources.values()]),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("MODEL", list(sources)),
+            Column(
+                "TABLES, THE FIRST ASKED FIRST", [", ".join(names) for names in sources.values()]
+            ),
+        ]
+    )
     for table in models.tables:
         say(f"{table.name}: {table.origin} ({render.plural(len(table.models()), 'model')})")
     if folder is None:
@@ -140,13 +170,12 @@ def speeds_of(models: Models, arguments: Namespace) -> dict[str, Any]:
         "beside": sorted(arguments.neighbours),
         "memory": models.memory(job),
         "placements": [
-            _placement(models, arguments, spread) for spread in splits(
-                arguments.gpus, arguments.node_gpus
-            )
+            _placement(models, arguments, spread)
+            for spread in splits(arguments.gpus, arguments.node_gpus)
         ],
         "types": _types(models, arguments),
         "printed": [row._asdict() for row in printed() if row.model == model],
-    }  # fmt: skip
+    }
 
 
 def splits(gpus_max: int, node_gpus: int) -> list[tuple[int, ...]]:
@@ -170,9 +199,15 @@ def _job(arguments: Namespace, gpus: int) -> TraceJob:
     from skep.units import Duration
 
     return TraceJob(
-        id="j1", at=Duration(0), run_time=Duration(0), gpus=gpus, model=arguments.model,
-        batch_size=arguments.batch_size, gpu_type=arguments.gpu_type, servers=arguments.servers,
-    )  # fmt: skip
+        id="j1",
+        at=Duration(0),
+        run_time=Duration(0),
+        gpus=gpus,
+        model=arguments.model,
+        batch_size=arguments.batch_size,
+        gpu_type=arguments.gpu_type,
+        servers=arguments.servers,
+    )
 
 
 def _placement(models: Models, arguments: Namespace, spread: tuple[int, ...]) -> dict[str, Any]:
@@ -180,9 +215,13 @@ def _placement(models: Models, arguments: Namespace, spread: tuple[int, ...]) ->
 
     gpus = sum(spread)
     where = Situation(
-        arguments.gpu_type, spread, gpus, arguments.servers,
-        tuple(sorted(arguments.partners)), tuple(sorted(arguments.neighbours)),
-    )  # fmt: skip
+        arguments.gpu_type,
+        spread,
+        gpus,
+        arguments.servers,
+        tuple(sorted(arguments.partners)),
+        tuple(sorted(arguments.neighbours)),
+    )
     job, single = _job(arguments, gpus), _job(arguments, 1)
     return {
         "gpus": gpus,
@@ -205,9 +244,11 @@ def _types(models: Models, arguments: Namespace) -> list[dict[str, Any]]:
     job = _job(arguments, 1)
     for kind in GPU_TYPES:
         for other in GPU_TYPES:
-            parts = models.parts(
-                _typed(job, kind), Situation(other, (1,), 1, arguments.servers)
-            ) if kind != other else ()  # fmt: skip
+            parts = (
+                models.parts(_typed(job, kind), Situation(other, (1,), 1, arguments.servers))
+                if kind != other
+                else ()
+            )
             if parts and parts[0].what == "type" and parts[0].table:
                 row = found.setdefault(kind, {"gpu_type": kind, "table": parts[0].table})
                 row["speed"] = max(row.get("speed", 1.0), 1 / parts[0].factor)
@@ -226,14 +267,24 @@ def picture(speeds: dict[str, Any]) -> str:
 
     rows = [row for row in speeds["placements"] if row["gpus"] > 1]
     drawn = [
-        plots.Line(f"{gpus} GPUs", [(math.log2(row["nodes"]), row["speed"]) for row in rows
-                                    if row["gpus"] == gpus])
+        plots.Line(
+            f"{gpus} GPUs",
+            [(math.log2(row["nodes"]), row["speed"]) for row in rows if row["gpus"] == gpus],
+        )
         for gpus in dict.fromkeys(row["gpus"] for row in rows)
-    ]  # fmt: skip
-    about = " ".join(filter(None, [
-        speeds["model"], speeds["gpu_type"], *(f"with {name}" for name in speeds["with"]),
-        *(f"beside {name}" for name in speeds["beside"]), f"({', '.join(speeds['tables'])})",
-    ]))  # fmt: skip
+    ]
+    about = " ".join(
+        filter(
+            None,
+            [
+                speeds["model"],
+                speeds["gpu_type"],
+                *(f"with {name}" for name in speeds["with"]),
+                *(f"beside {name}" for name in speeds["beside"]),
+                f"({', '.join(speeds['tables'])})",
+            ],
+        )
+    )
     title = f"speed by nodes: 1 on as few nodes of {speeds['node_gpus']} GPUs as hold it"
     return plots.stacked(about, [plots.lines(title, drawn, _doublings, plots.number_text)])
 
@@ -244,24 +295,46 @@ def _doublings(value: float) -> str:
 
 def _show(speeds: dict[str, Any]) -> None:
     rows = speeds["placements"]
-    render.show_table([
-        Column("GPUS", [str(row["gpus"]) for row in rows], right=True),
-        Column("ON NODES", ["+".join(map(str, row["spread"])) if row["nodes"] <= 4
-                            else f"{row['nodes']} x {row['spread'][0]}" for row in rows]),
-        Column("SPEED", [f"{row['speed']:.3f}" for row in rows], right=True),
-        Column("AGAINST 1 GPU", [f"{row['against_one_gpu']:.2f}" for row in rows], right=True),
-        Column("MINI-BATCH", [_seconds(row["mini_batch_s"]) for row in rows], right=True, drop=2),
-        Column("BUSY", [f"{row['utilisation']:.0%}" for row in rows], right=True, drop=1),
-        Column("FROM", [", ".join(f"{part['what']} {part['table'] or 'nobody'}"
-                                  for part in row["parts"]) or "-" for row in rows], narrow=20),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("GPUS", [str(row["gpus"]) for row in rows], right=True),
+            Column(
+                "ON NODES",
+                [
+                    "+".join(map(str, row["spread"]))
+                    if row["nodes"] <= 4
+                    else f"{row['nodes']} x {row['spread'][0]}"
+                    for row in rows
+                ],
+            ),
+            Column("SPEED", [f"{row['speed']:.3f}" for row in rows], right=True),
+            Column("AGAINST 1 GPU", [f"{row['against_one_gpu']:.2f}" for row in rows], right=True),
+            Column(
+                "MINI-BATCH", [_seconds(row["mini_batch_s"]) for row in rows], right=True, drop=2
+            ),
+            Column("BUSY", [f"{row['utilisation']:.0%}" for row in rows], right=True, drop=1),
+            Column(
+                "FROM",
+                [
+                    ", ".join(
+                        f"{part['what']} {part['table'] or 'nobody'}" for part in row["parts"]
+                    )
+                    or "-"
+                    for row in rows
+                ],
+                narrow=20,
+            ),
+        ]
+    )
     for row in speeds["types"]:
         print(f"one {row['gpu_type']}: {row['speed']:.2f} times the slowest ({row['table']})")
     if speeds["memory"]:
         print(f"memory of a GPU: {render.size(speeds['memory'])}")
     for number in speeds["printed"]:
-        print(f"{number['where']}: {number['what']} {number['number']:g} {number['unit']}"
-              + ("" if number["used"] else " (not used)"))  # fmt: skip
+        print(
+            f"{number['where']}: {number['what']} {number['number']:g} {number['unit']}"
+            + ("" if number["used"] else " (not used)")
+        )
     if not speeds["known"]:
         say("no table says anything about its speed: it goes as in the trace")
 

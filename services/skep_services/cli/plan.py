@@ -68,8 +68,12 @@ def run_plan(arguments: Namespace) -> int:
 
 def _tell(answer: dict[str, Any]) -> None:
     outcome, now_ns = answer["outcome"], time.time_ns()
-    print(printable(f"{answer['name']}  {plural(answer['gpus'], 'GPU')} of {answer['vc']}, "
-                    f"{answer['service_class']}"))  # fmt: skip
+    print(
+        printable(
+            f"{answer['name']}  {plural(answer['gpus'], 'GPU')} of {answer['vc']}, "
+            f"{answer['service_class']}"
+        )
+    )
     for line in (start_text(outcome, now_ns), *effects(outcome), end_text(outcome, now_ns)):
         print(printable(f"  {line}"))
 

@@ -16,12 +16,27 @@ ELLIPSIS = "…"
 UNLIMITED = 1 << 30
 
 COLOURS = {
-    "running": "32", "succeeded": "32", "up": "32", "ok": "32", "ready": "32",
-    "bound": "36", "suspended": "36", "stopping": "33", "starting": "33", "silent": "33",
-    "drained": "33", "warn": "33", "backoff": "33", "queued": "33",
-    "failed": "31", "refused": "31", "lost": "31", "fail": "31", "stopped": "31",
+    "running": "32",
+    "succeeded": "32",
+    "up": "32",
+    "ok": "32",
+    "ready": "32",
+    "bound": "36",
+    "suspended": "36",
+    "stopping": "33",
+    "starting": "33",
+    "silent": "33",
+    "drained": "33",
+    "warn": "33",
+    "backoff": "33",
+    "queued": "33",
+    "failed": "31",
+    "refused": "31",
+    "lost": "31",
+    "fail": "31",
+    "stopped": "31",
     "cancelled": "35",
-}  # fmt: skip
+}
 """A state's colour as an ANSI code. States that are not here keep the terminal's own colour."""
 
 

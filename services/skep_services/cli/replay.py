@@ -47,19 +47,43 @@ def options(parser: ArgumentParser) -> None:
     """Add what `replay` takes."""
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
-    parser.add_argument("--from", dest="source", metavar="live|FILE", default="live",
-                        help="the cluster here (default), or an export")  # fmt: skip
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="live|FILE",
+        default="live",
+        help="the cluster here (default), or an export",
+    )
     parser.add_argument("--since", metavar="TIME", help="compare only what was decided since")
     parser.add_argument("--until", metavar="TIME", help="compare only what was decided until")
-    parser.add_argument("--policy", metavar="VC=NAME", action="append", default=[],
-                        help="a VC's policy, as in `skep sim`; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--policy",
+        metavar="VC=NAME",
+        action="append",
+        default=[],
+        help="a VC's policy, as in `skep sim`; repeatable",
+    )
     parser.add_argument("--cluster", metavar="FILE", help="other cells, and their owners")
-    parser.add_argument("--what-if", metavar="CHANGE", action="append", default=[],
-                        help="as in `skep sim compare`: VC.nodes+=2")  # fmt: skip
-    parser.add_argument("--hints", choices=("exact", "none", "noisy"), default="exact",
-                        help="what policies are told of run times in simulation")  # fmt: skip
-    parser.add_argument("--differences", metavar="N", type=int, default=SHOWN,
-                        help=f"how many to tell (default {SHOWN})")  # fmt: skip
+    parser.add_argument(
+        "--what-if",
+        metavar="CHANGE",
+        action="append",
+        default=[],
+        help="as in `skep sim compare`: VC.nodes+=2",
+    )
+    parser.add_argument(
+        "--hints",
+        choices=("exact", "none", "noisy"),
+        default="exact",
+        help="what policies are told of run times in simulation",
+    )
+    parser.add_argument(
+        "--differences",
+        metavar="N",
+        type=int,
+        default=SHOWN,
+        help=f"how many to tell (default {SHOWN})",
+    )
     parser.add_argument("--export", metavar="FILE", type=Path, help="write the streams there")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the jobs as a trace")
 
@@ -91,8 +115,11 @@ def _replay(arguments: Namespace) -> tuple[dict[str, Any], bool]:
 
     window = _window(arguments)
     streams = replaying.read_from(arguments.source, arguments.home)
-    report: dict[str, Any] = {"from": arguments.source, "services": {},
-                              "bytes": replaying.noted_bytes(streams)}  # fmt: skip
+    report: dict[str, Any] = {
+        "from": arguments.source,
+        "services": {},
+        "bytes": replaying.noted_bytes(streams),
+    }
     equal = True
     for name, service in replaying.SERVICES.items():
         began = time.process_time()
@@ -104,8 +131,7 @@ def _replay(arguments: Namespace) -> tuple[dict[str, Any], bool]:
         from skep_services.adapters import exported
 
         exported.write(arguments.export, streams)
-        report["export"] = {"file": str(arguments.export),
-                            "bytes": arguments.export.stat().st_size}  # fmt: skip
+        report["export"] = {"file": str(arguments.export), "bytes": arguments.export.stat().st_size}
     changed = bool(arguments.policy or arguments.cluster or arguments.what_if)
     if changed or arguments.trace is not None:
         _tell_life(arguments, streams, window, report, changed=changed)
@@ -113,9 +139,13 @@ def _replay(arguments: Namespace) -> tuple[dict[str, Any], bool]:
 
 
 def _tell_life(
-    arguments: Namespace, streams: Streams, window: tuple[Instant, Instant] | None,
-    report: dict[str, Any], *, changed: bool,
-) -> None:  # fmt: skip
+    arguments: Namespace,
+    streams: Streams,
+    window: tuple[Instant, Instant] | None,
+    report: dict[str, Any],
+    *,
+    changed: bool,
+) -> None:
     from skep.sim.lived import lived
     from skep.traces.formats import skep as form
     from skep_services import replaying
@@ -149,10 +179,16 @@ def _what_if(
     before = simulate(live.trace, live.cluster, settings, Steady())
     after = simulate(live.trace, cluster, other, Steady())
     moved = starts(before, after)
-    told["runs"] = {"live": _measures(live.result), "simulated": _measures(before),
-                    "changed": _measures(after)}  # fmt: skip
-    told["starts"] = {"jobs": len(live.trace.jobs), "moved": len(moved),
-                      "first": [_plain(one) for one in moved[: arguments.differences]]}  # fmt: skip
+    told["runs"] = {
+        "live": _measures(live.result),
+        "simulated": _measures(before),
+        "changed": _measures(after),
+    }
+    told["starts"] = {
+        "jobs": len(live.trace.jobs),
+        "moved": len(moved),
+        "first": [_plain(one) for one in moved[: arguments.differences]],
+    }
     told["costs"] = {"start_s": live.costs.start_s, "stop_s": live.costs.stop_s}
     told["jobs_left_out"] = [one.text for one in live.trace.problems]
     told["left_out"] = [one.text for one in live.trace.notes]
@@ -201,22 +237,40 @@ def _measures(result: RunResult) -> dict[str, Any]:
 
     made = measure(result)
     return {
-        "jobs": made.all.jobs, "ended": made.all.ended, "refused": made.all.refused,
-        "jct_s": made.all.jct_s.mean, "queue_s": made.all.queue_s.mean,
-        "makespan_s": made.makespan_s, "allocated": made.allocated,
+        "jobs": made.all.jobs,
+        "ended": made.all.ended,
+        "refused": made.all.refused,
+        "jct_s": made.all.jct_s.mean,
+        "queue_s": made.all.queue_s.mean,
+        "makespan_s": made.makespan_s,
+        "allocated": made.allocated,
         "preempted": made.all.preempted,
-        "by_vc": {vc: {"jct_s": group.jct_s.mean, "queue_s": group.queue_s.mean}
-                  for vc, group in made.by_vc.items()},
-    }  # fmt: skip
+        "by_vc": {
+            vc: {"jct_s": group.jct_s.mean, "queue_s": group.queue_s.mean}
+            for vc, group in made.by_vc.items()
+        },
+    }
 
 
 # --- telling --------------------------------------------------------------------------------------
 
 
 def _comparison(found: Comparison, shown: int) -> dict[str, Any]:
-    told = {name: getattr(found, name) for name in (
-        "records", "inputs", "inputs_by_kind", "decisions", "equal", "facts", "starts",
-        "not_comparable", "given", "stopped")}  # fmt: skip
+    told = {
+        name: getattr(found, name)
+        for name in (
+            "records",
+            "inputs",
+            "inputs_by_kind",
+            "decisions",
+            "equal",
+            "facts",
+            "starts",
+            "not_comparable",
+            "given",
+            "stopped",
+        )
+    }
     told["different"] = len(found.differences)
     told["reasons_only"] = sum(one.reasons for one in found.differences)
     deeds_first = sorted(found.differences, key=lambda one: one.reasons)
@@ -226,11 +280,13 @@ def _comparison(found: Comparison, shown: int) -> dict[str, Any]:
 
 def _difference(one: Difference) -> dict[str, Any]:
     return {
-        "record": one.record, "at": one.at, "event": type(one.event).__name__,
+        "record": one.record,
+        "at": one.at,
+        "event": type(one.event).__name__,
         "reasons_only": one.reasons,
         "recorded": [_plain(fact) for fact in one.recorded],
         "recomputed": [_plain(fact) for fact in one.recomputed],
-    }  # fmt: skip
+    }
 
 
 def _plain(thing: Any) -> Any:
@@ -242,9 +298,11 @@ def _plain(thing: Any) -> Any:
 def _show(report: dict[str, Any]) -> None:
     for name, told in report["services"].items():
         size = report["bytes"][name]
-        print(f"{name}: {told['decisions']:,} decisions compared, {told['equal']:,} equal "
-              f"({told['facts']:,} facts of {told['inputs']:,} inputs, {told['starts']} starts; "
-              f"inputs noted: {size['noted']:,} of {size['log']:,} bytes)")  # fmt: skip
+        print(
+            f"{name}: {told['decisions']:,} decisions compared, {told['equal']:,} equal "
+            f"({told['facts']:,} facts of {told['inputs']:,} inputs, {told['starts']} starts; "
+            f"inputs noted: {size['noted']:,} of {size['log']:,} bytes)"
+        )
         for kind, count in told["given"].items():
             print(f"  given, not decided again: {kind} ({count})")
         for why, count in told["not_comparable"].items():
@@ -273,8 +331,11 @@ def _show_differences(told: dict[str, Any]) -> None:
 
 
 def _words(fact: dict[str, Any]) -> str:
-    rest = " ".join(f"{key}={_value(value)}" for key, value in fact.items()
-                    if key not in ("type", "at", "trace", "spec"))  # fmt: skip
+    rest = " ".join(
+        f"{key}={_value(value)}"
+        for key, value in fact.items()
+        if key not in ("type", "at", "trace", "spec")
+    )
     text = f"{fact.get('type', '')} {rest}"
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
 
@@ -298,27 +359,42 @@ def _show_what_if(told: dict[str, Any]) -> None:
     print(f"\nwhat if: {'; '.join(told['changes'])}")
     if "decisions" in told:
         found = told["decisions"]
-        print(f"of {found['decisions']:,} decisions on the history as it was, "
-              f"{found['different']:,} would have been others "
-              f"({found['reasons_only']:,} of them only in their reasons)")  # fmt: skip
+        print(
+            f"of {found['decisions']:,} decisions on the history as it was, "
+            f"{found['different']:,} would have been others "
+            f"({found['reasons_only']:,} of them only in their reasons)"
+        )
         _show_differences(found)
     rows = ("jobs", "ended", "refused", "jct_s", "queue_s", "makespan_s", "allocated", "preempted")
     print()
-    render.show_table([
-        Column("", list(rows)),
-        *(Column(title, [_number(run_[row]) for row in rows], right=True)
-          for title, run_ in zip(("LIVE", "SIMULATED", "CHANGED"), told["runs"].values(),
-                                 strict=True)),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("", list(rows)),
+            *(
+                Column(title, [_number(run_[row]) for row in rows], right=True)
+                for title, run_ in zip(
+                    ("LIVE", "SIMULATED", "CHANGED"), told["runs"].values(), strict=True
+                )
+            ),
+        ]
+    )
     moved = told["starts"]
     print(f"\n{moved['moved']} of {moved['jobs']} jobs would have started at another time")
     if moved["first"]:
-        render.show_table([
-            Column("JOB", [one["job"] for one in moved["first"]]),
-            *(Column(title, [_number(one.get(key)) for one in moved["first"]], right=True)
-              for title, key in (("START_S", "before"), ("CHANGED", "after"),
-                                 ("JCT_S", "jct_before"), ("CHANGED", "jct_after"))),
-        ])  # fmt: skip
+        render.show_table(
+            [
+                Column("JOB", [one["job"] for one in moved["first"]]),
+                *(
+                    Column(title, [_number(one.get(key)) for one in moved["first"]], right=True)
+                    for title, key in (
+                        ("START_S", "before"),
+                        ("CHANGED", "after"),
+                        ("JCT_S", "jct_before"),
+                        ("CHANGED", "jct_after"),
+                    )
+                ),
+            ]
+        )
     if told["jobs_left_out"]:
         count = render.plural(len(told["jobs_left_out"]), "job")
         print(f"note: {count} not in the trace: {told['jobs_left_out'][0]}, ...")

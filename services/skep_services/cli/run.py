@@ -57,18 +57,23 @@ def options_run(parser: ArgumentParser) -> None:
         "--opportunistic", action="store_true", help="run on what is idle, and yield"
     )
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
         help="set a variable, or pass on the one of this shell (repeatable)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--distributed", action=BooleanOptionalAction,
+        "--distributed",
+        action=BooleanOptionalAction,
         help="set RANK, WORLD_SIZE and the like, as torchrun does (default: with several workers)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--python", metavar="PYTHON",
+        "--python",
+        metavar="PYTHON",
         help="interpreter of the job: a path, or a name in PATH (default: of the active "
         "environment, by VIRTUAL_ENV, then CONDA_PREFIX; else the cluster's)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--no-check", action="store_true", help="do not look for its files on this machine"
     )

@@ -31,10 +31,17 @@ VERBS = {
 }
 TAKES = {"submit": 1, "list": 0, "show": 1, "cancel": 1, "ask": 1, "tell": 2, "plot": 1}
 ONLY: dict[str, tuple[str, ...]] = {
-    "vc": ("submit", "list"), "assignments": ("submit",), "key": ("submit", "ask"),
-    "state": ("list",), "params": ("ask",), "outside": ("ask",), "step": ("tell",),
-    "value": ("tell",), "over": ("tell",), "out": ("plot",),
-}  # fmt: skip
+    "vc": ("submit", "list"),
+    "assignments": ("submit",),
+    "key": ("submit", "ask"),
+    "state": ("list",),
+    "params": ("ask",),
+    "outside": ("ask",),
+    "step": ("tell",),
+    "value": ("tell",),
+    "over": ("tell",),
+    "out": ("plot",),
+}
 """Options that belong to some verbs only."""
 
 
@@ -44,13 +51,24 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("verb", choices=tuple(VERBS), help=verbs)
     parser.add_argument("what", metavar="FILE|SEARCH", nargs="*", help="what the verb is about")
     parser.add_argument("--vc", help="submit, list: the virtual cluster")
-    parser.add_argument("--set", dest="assignments", action="append", default=[],
-                        metavar="KEY=VALUE",
-                        help="submit: change a key, as budget.trials=20 (repeatable)")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="submit: change a key, as budget.trials=20 (repeatable)",
+    )
     parser.add_argument("--key", help="submit, ask: idempotency key: said again, it is the same")
     parser.add_argument("--state", choices=("active", "over", "all"), help="list: these only")
-    parser.add_argument("--param", dest="params", action="append", default=[],
-                        metavar="NAME=VALUE", help="ask: a parameter (repeatable)")  # fmt: skip
+    parser.add_argument(
+        "--param",
+        dest="params",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="ask: a parameter (repeatable)",
+    )
     parser.add_argument(
         "--outside", action="store_true", help="ask: the client that asks runs the trial"
     )
@@ -111,8 +129,15 @@ def check(document: specs.Document) -> None:
     read = parse_search_tree(document.tree)
     if not isinstance(read, list):
         return
-    found = [{"path": each.path, "reason": str(each.reason), "text": each.text,
-              "suggestion": each.suggestion} for each in read]  # fmt: skip
+    found = [
+        {
+            "path": each.path,
+            "reason": str(each.reason),
+            "text": each.text,
+            "suggestion": each.suggestion,
+        }
+        for each in read
+    ]
     told = [f"{document.where(each['path'])}: {problem_text(each)}" for each in found]
     text = "\n  ".join(["nothing was submitted, because the search is wrong:", *told])
     raise CommandError(exits.FAILED, text, found[0]["reason"], problems=found)
@@ -131,21 +156,28 @@ def _list(arguments: Namespace) -> int:
     if not found:
         say("no searches: skep search submit FILE")
         return exits.OK
-    render.show_table([
-        Column("SEARCH", [one["search"] for one in found]),
-        Column("NAME", [one["name"] for one in found], narrow=8),
-        Column("VC", [one["vc"] for one in found], drop=3),
-        Column("STATE", [one["state"] for one in found], coloured=True),
-        Column("WHY", [one["why"] or "-" for one in found], drop=2),
-        Column("TRIALS", [f"{one['trials']}/{one['trials_max']}" for one in found], right=True),
-        Column("RUNNING", [str(one["stands"].get("running", 0)) for one in found], right=True),
-        Column("METRIC", [one["metric"] for one in found], narrow=6, drop=4),
-        Column("BEST", [_number(one["best"] and one["best"]["value"]) for one in found],
-               right=True),
-        Column("BY", [str(one["best"]["trial"]) if one["best"] else "-" for one in found],
-               right=True, drop=5),
-        Column("GPU TIME", [duration(one["gpu_ns"]) for one in found], right=True, drop=1),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("SEARCH", [one["search"] for one in found]),
+            Column("NAME", [one["name"] for one in found], narrow=8),
+            Column("VC", [one["vc"] for one in found], drop=3),
+            Column("STATE", [one["state"] for one in found], coloured=True),
+            Column("WHY", [one["why"] or "-" for one in found], drop=2),
+            Column("TRIALS", [f"{one['trials']}/{one['trials_max']}" for one in found], right=True),
+            Column("RUNNING", [str(one["stands"].get("running", 0)) for one in found], right=True),
+            Column("METRIC", [one["metric"] for one in found], narrow=6, drop=4),
+            Column(
+                "BEST", [_number(one["best"] and one["best"]["value"]) for one in found], right=True
+            ),
+            Column(
+                "BY",
+                [str(one["best"]["trial"]) if one["best"] else "-" for one in found],
+                right=True,
+                drop=5,
+            ),
+            Column("GPU TIME", [duration(one["gpu_ns"]) for one in found], right=True, drop=1),
+        ]
+    )
     return exits.OK
 
 
@@ -162,19 +194,21 @@ def _show(arguments: Namespace) -> int:
         return exits.OK
     print()
     top = found["spec"]["metric"].upper()
-    render.show_table([
-        Column("TRIAL", [str(row["trial"]) for row in rows], right=True),
-        Column("JOB", [row["job"] or "-" for row in rows]),
-        Column("STATE", [row["end"] or row["stand"] for row in rows], coloured=True),
-        Column("WHY", [row["why"] or "-" for row in rows], narrow=10, drop=3),
-        Column("STEPS", [str(row["step"]) for row in rows], right=True),
-        Column(top, [_number(row["value"]) for row in rows], right=True),
-        Column("BEST", [_number(row["best"]) for row in rows], right=True, drop=2),
-        Column("PREDICTED", [_number(row["promise"]) for row in rows], right=True),
-        Column("RUNG", [_rung(row) for row in rows], right=True, drop=4),
-        Column("RAN", [duration(row["ran_ns"]) for row in rows], right=True, drop=1),
-        Column("PARAMETERS", [_params(row["params"]) for row in rows], narrow=16),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("TRIAL", [str(row["trial"]) for row in rows], right=True),
+            Column("JOB", [row["job"] or "-" for row in rows]),
+            Column("STATE", [row["end"] or row["stand"] for row in rows], coloured=True),
+            Column("WHY", [row["why"] or "-" for row in rows], narrow=10, drop=3),
+            Column("STEPS", [str(row["step"]) for row in rows], right=True),
+            Column(top, [_number(row["value"]) for row in rows], right=True),
+            Column("BEST", [_number(row["best"]) for row in rows], right=True, drop=2),
+            Column("PREDICTED", [_number(row["promise"]) for row in rows], right=True),
+            Column("RUNG", [_rung(row) for row in rows], right=True, drop=4),
+            Column("RAN", [duration(row["ran_ns"]) for row in rows], right=True, drop=1),
+            Column("PARAMETERS", [_params(row["params"]) for row in rows], narrow=16),
+        ]
+    )
     return exits.OK
 
 
@@ -195,9 +229,11 @@ def _head(found: dict[str, Any]) -> list[str]:
         f"  {'GPU time':11} {duration(found['gpu_ns'])}{limit}",
     ]
     if best:
-        lines.append(f"  {'best':11} {_number(best['value'])} by trial {best['trial']} "
-                     f"({best['job'] or 'outside'}) at mini-batch {best['step']}: "
-                     f"{_params(best['params'])}")  # fmt: skip
+        lines.append(
+            f"  {'best':11} {_number(best['value'])} by trial {best['trial']} "
+            f"({best['job'] or 'outside'}) at mini-batch {best['step']}: "
+            f"{_params(best['params'])}"
+        )
     return lines
 
 
@@ -210,8 +246,10 @@ def _rung(row: dict[str, Any]) -> str:
 
 
 def _params(params: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value:.{FIGURES}g}" if isinstance(value, float)
-                    else f"{name}={value}" for name, value in params.items())  # fmt: skip
+    return " ".join(
+        f"{name}={value:.{FIGURES}g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in params.items()
+    )
 
 
 def _number(value: float | None) -> str:
@@ -284,8 +322,13 @@ def _tell(arguments: Namespace) -> int:
 
 
 RUN: dict[str, Callable[[Namespace], int]] = {
-    "submit": _submit, "list": _list, "show": _show, "cancel": _cancel, "ask": _ask,
-    "tell": _tell, "plot": _plot,
-}  # fmt: skip
+    "submit": _submit,
+    "list": _list,
+    "show": _show,
+    "cancel": _cancel,
+    "ask": _ask,
+    "tell": _tell,
+    "plot": _plot,
+}
 
 COMMANDS = {"search": Command(options, run)}

@@ -30,19 +30,27 @@ def picture(found: dict[str, Any]) -> str:
     last = max([1, *(row["step"] for row in rows)])
     parts = _curves(found, best, last)
     parts += _bars(shown, best, last, bars)
-    parts += [svg.text(LEFT, bars - 14, "mini-batches of each trial, the furthest first",
-                       fill=svg.FAINT)]  # fmt: skip
+    parts += [
+        svg.text(LEFT, bars - 14, "mini-batches of each trial, the furthest first", fill=svg.FAINT)
+    ]
     parts += _legend(RIGHT + 40)
     return svg.page(WIDTH, height, title, parts)
 
 
 def _legend(left: float) -> list[str]:
-    names = {"the best": BEST, "running": RUNS, "suspended, waiting": STANDS, "done": OVER,
-             "failed, given up, cancelled": LOST}  # fmt: skip
+    names = {
+        "the best": BEST,
+        "running": RUNS,
+        "suspended, waiting": STANDS,
+        "done": OVER,
+        "failed, given up, cancelled": LOST,
+    }
     parts = []
     for row, (name, colour) in enumerate(names.items()):
-        parts += [svg.box(left, TOP + 20 * row, 14, 12, colour),
-                  svg.text(left + 22, TOP + 20 * row + 11, name)]  # fmt: skip
+        parts += [
+            svg.box(left, TOP + 20 * row, 14, 12, colour),
+            svg.text(left + 22, TOP + 20 * row + 11, name),
+        ]
     return parts
 
 
@@ -57,14 +65,18 @@ def colour_of(row: dict[str, Any], best: int) -> str:
 
 def _curves(found: dict[str, Any], best: int, last: int) -> list[str]:
     bottom = TOP + CURVES
-    told = [[(step, value) for step, value in row["points"] if math.isfinite(value)]
-            for row in found["rows"]]  # fmt: skip
+    told = [
+        [(step, value) for step, value in row["points"] if math.isfinite(value)]
+        for row in found["rows"]
+    ]
     values = [value for points in told for _, value in points]
     target = found["target"]
     if target is not None:
         values.append(target)
-    parts = [svg.line(LEFT, bottom, RIGHT, bottom, svg.FAINT),
-             svg.text(LEFT, TOP - 8, found["metric"], fill=svg.FAINT)]  # fmt: skip
+    parts = [
+        svg.line(LEFT, bottom, RIGHT, bottom, svg.FAINT),
+        svg.text(LEFT, TOP - 8, found["metric"], fill=svg.FAINT),
+    ]
     if not values:
         return [*parts, svg.text(LEFT + 20, TOP + 40, "no trial has told a value yet")]
     low, high = min(values), max(values)
@@ -76,24 +88,30 @@ def _curves(found: dict[str, Any], best: int, last: int) -> list[str]:
     def up(value: float) -> float:
         return float(bottom - (value - low) / span * (CURVES - 10))
 
-    parts += [svg.text(LEFT - 8, up(value) + 4, f"{value:.3g}", anchor="end")
-              for value in (low, high)]  # fmt: skip
+    parts += [
+        svg.text(LEFT - 8, up(value) + 4, f"{value:.3g}", anchor="end") for value in (low, high)
+    ]
     if target is not None:
-        parts += [svg.line(LEFT, up(target), RIGHT, up(target), svg.TEXT, ' stroke-dasharray="4"'),
-                  svg.text(RIGHT + 6, up(target) + 4, f"target {target:g}")]  # fmt: skip
+        parts += [
+            svg.line(LEFT, up(target), RIGHT, up(target), svg.TEXT, ' stroke-dasharray="4"'),
+            svg.text(RIGHT + 6, up(target) + 4, f"target {target:g}"),
+        ]
     for rung in sorted({rung for row in found["rows"] for rung in row["rungs"] if rung <= last}):
-        parts.append(svg.line(across(rung), TOP, across(rung), bottom, svg.FAINT,
-                              ' stroke-dasharray="2"'))  # fmt: skip
-        parts.append(svg.text(across(rung), bottom + 16, str(rung), fill=svg.FAINT,
-                              anchor="middle"))  # fmt: skip
+        parts.append(
+            svg.line(across(rung), TOP, across(rung), bottom, svg.FAINT, ' stroke-dasharray="2"')
+        )
+        parts.append(
+            svg.text(across(rung), bottom + 16, str(rung), fill=svg.FAINT, anchor="middle")
+        )
     parts.append(svg.text(RIGHT, bottom + 32, f"mini-batch {last}", fill=svg.FAINT, anchor="end"))
     order = sorted(zip(found["rows"], told, strict=True), key=lambda one: one[0]["trial"] == best)
     for row, points in order:  # The best is drawn last, above all others.
         line = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in points)
         colour, wide = colour_of(row, best), 2.5 if row["trial"] == best else 1.2
         if len(points) > 1:
-            parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="{wide}" '
-                         f'points="{line}"/>')  # fmt: skip
+            parts.append(
+                f'<polyline fill="none" stroke="{colour}" stroke-width="{wide}" points="{line}"/>'
+            )
         elif points:
             x, y = line.split(",")
             parts.append(f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
@@ -105,8 +123,10 @@ def _bars(rows: list[dict[str, Any]], best: int, last: int, top: float) -> list[
     for index, row in enumerate(rows):
         y = top + (BAR + GAP) * index
         width = max(2.0, row["step"] / last * (RIGHT - LEFT))
-        words = " ".join(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
-                         for name, value in row["params"].items())  # fmt: skip
+        words = " ".join(
+            f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in row["params"].items()
+        )
         state = row["end"] or row["stand"]
         hint = f"trial {row['trial']} {row['job']}: {state}, {words}"
         parts += [

@@ -57,33 +57,77 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("verb", choices=("run", "compare", "sweep"), help="what to do")
     parser.add_argument("--trace", metavar="FILE|GENERATOR", required=True, help="the jobs")
     parser.add_argument("--format", metavar="FORM", help="the trace's form, if not told by itself")
-    parser.add_argument("--cluster", metavar="FILE|SHAPE", action="append", required=True,
-                        help="where they run; several for compare")  # fmt: skip
-    parser.add_argument("--policy", metavar="POLICY", action="append", default=[],
-                        help="the order of jobs; else the cluster file's (or fifo)")  # fmt: skip
-    parser.add_argument("--what-if", metavar="CHANGE", action="append", default=[],
-                        help="compare: the cluster as it is, and changed")  # fmt: skip
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE|SHAPE",
+        action="append",
+        required=True,
+        help="where they run; several for compare",
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="POLICY",
+        action="append",
+        default=[],
+        help="the order of jobs; else the cluster file's (or fifo)",
+    )
+    parser.add_argument(
+        "--what-if",
+        metavar="CHANGE",
+        action="append",
+        default=[],
+        help="compare: the cluster as it is, and changed",
+    )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
-    parser.add_argument("--seeds", metavar="SEEDS", default="5",
-                        help="sweep: 10 (that is 0 to 9), 3-12 or 1,5,9; default 5")  # fmt: skip
-    parser.add_argument("--models", metavar="NAME", default="steady",
-                        help="how fast jobs go where: steady (as in the trace; default), papers, "
-                        "measured, or one table's (`skep models`)")  # fmt: skip
+    parser.add_argument(
+        "--seeds",
+        metavar="SEEDS",
+        default="5",
+        help="sweep: 10 (that is 0 to 9), 3-12 or 1,5,9; default 5",
+    )
+    parser.add_argument(
+        "--models",
+        metavar="NAME",
+        default="steady",
+        help="how fast jobs go where: steady (as in the trace; default), papers, "
+        "measured, or one table's (`skep models`)",
+    )
     parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
-    parser.add_argument("--hints", choices=("exact", "none", "noisy"), default="exact",
-                        help="what owners say of run times; default exact")  # fmt: skip
-    parser.add_argument("--costs", metavar="COSTS", default="none",
-                        help="start=30,stop=5,checkpoint_every=1h; default none")  # fmt: skip
-    parser.add_argument("--noise", metavar="PART", type=float, default=0.0,
-                        help="relative spread of speeds; default 0")  # fmt: skip
-    parser.add_argument("--audit", action="store_true",
-                        help="also run every VC on its cells alone, to compare")  # fmt: skip
-    parser.add_argument("--lenient", action="store_true",
-                        help="leave out what of the trace makes no sense")  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", type=Path,
-                        help="write report.html, summary.svg, results.json, jobs")  # fmt: skip
-    parser.add_argument("--processes", metavar="N", type=int, default=0,
-                        help="runs at a time; default as many as processors")  # fmt: skip
+    parser.add_argument(
+        "--hints",
+        choices=("exact", "none", "noisy"),
+        default="exact",
+        help="what owners say of run times; default exact",
+    )
+    parser.add_argument(
+        "--costs",
+        metavar="COSTS",
+        default="none",
+        help="start=30,stop=5,checkpoint_every=1h; default none",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="PART",
+        type=float,
+        default=0.0,
+        help="relative spread of speeds; default 0",
+    )
+    parser.add_argument(
+        "--audit", action="store_true", help="also run every VC on its cells alone, to compare"
+    )
+    parser.add_argument(
+        "--lenient", action="store_true", help="leave out what of the trace makes no sense"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="write report.html, summary.svg, results.json, jobs"
+    )
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=int,
+        default=0,
+        help="runs at a time; default as many as processors",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -142,14 +186,20 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     _tell_time(done, progress.passed_s())
     labels = list(dict.fromkeys(base(order.label) for order in orders))
     return Report(
-        verb=asked.verb, trace=trace.name, jobs=len(trace.jobs), problems=trace.problems,
-        notes=trace.notes, changes=changes,
+        verb=asked.verb,
+        trace=trace.name,
+        jobs=len(trace.jobs),
+        problems=trace.problems,
+        notes=trace.notes,
+        changes=changes,
         settings=ordering.settings_told(asked) | ({"alike": made_alike} if made_alike else {}),
-        runs=tuple(done), interrupted=stop.asked,
-        not_run=tuple(order.label for order, each in zip(orders, played, strict=True)
-                      if each is None),
+        runs=tuple(done),
+        interrupted=stop.asked,
+        not_run=tuple(
+            order.label for order, each in zip(orders, played, strict=True) if each is None
+        ),
         swept=sweep(done, labels) if asked.verb == "sweep" else (),
-    )  # fmt: skip
+    )
 
 
 def _asked(arguments: Namespace) -> Any:
@@ -174,14 +224,23 @@ def _asked(arguments: Namespace) -> Any:
         raise CommandError(exits.USAGE, "--processes: 1 or more")
     until = arguments.until
     return Asked(
-        verb=verb, trace=arguments.trace, form=arguments.format, clusters=tuple(arguments.cluster),
-        policies=tuple(arguments.policy), what_if=tuple(arguments.what_if),
+        verb=verb,
+        trace=arguments.trace,
+        form=arguments.format,
+        clusters=tuple(arguments.cluster),
+        policies=tuple(arguments.policy),
+        what_if=tuple(arguments.what_if),
         seeds=inputs.seeds(arguments.seeds) if verb == "sweep" else (arguments.seed,),
-        models=arguments.models, until=None if until is None else inputs.duration(until, "--until"),
-        hints=arguments.hints, costs=inputs.costs(arguments.costs), costs_text=arguments.costs,
-        noise=arguments.noise, audit=arguments.audit, lenient=arguments.lenient,
+        models=arguments.models,
+        until=None if until is None else inputs.duration(until, "--until"),
+        hints=arguments.hints,
+        costs=inputs.costs(arguments.costs),
+        costs_text=arguments.costs,
+        noise=arguments.noise,
+        audit=arguments.audit,
+        lenient=arguments.lenient,
         home=arguments.home,
-    )  # fmt: skip
+    )
 
 
 def _place(text: str, home: str | None) -> Any:
@@ -206,16 +265,20 @@ def _tell_time(played: Sequence[Played], passed_s: float) -> None:
     events = sum(each.measures.events for each in played)
     cpu_s = sum(each.cpu_s for each in played)
     if cpu_s > 0:
-        say(f"{render.plural(len(played), 'run')} in {time_text(passed_s)}: "
-            f"{events:,} starts and ends, {events / cpu_s:,.0f} in a processor second")  # fmt: skip
+        say(
+            f"{render.plural(len(played), 'run')} in {time_text(passed_s)}: "
+            f"{events:,} starts and ends, {events / cpu_s:,.0f} in a processor second"
+        )
 
 
 def _warn(trace: Trace) -> None:
     from skep.traces.problems import told
 
     if trace.problems:
-        say(f"{trace.name}: {render.plural(len(trace.problems), 'row')} left out, "
-            f"{len(trace.jobs):,} jobs remain:")  # fmt: skip
+        say(
+            f"{trace.name}: {render.plural(len(trace.problems), 'row')} left out, "
+            f"{len(trace.jobs):,} jobs remain:"
+        )
         for line in badtraces.shown(trace.problems):
             say(f"  {line}")
     for line in told(trace.notes):
@@ -247,8 +310,10 @@ def _write(folder: Path, report: Report) -> None:
         texts["summary.svg"] = page.summary(report)
     for name, text in texts.items():
         durable.write(str(folder / name), text.encode(), 0o666, sync=False)
-    say(f"wrote {folder}/report.html ({', '.join(name for name in texts if name[0] != 'r')}"
-        f"{', ' if report.runs else ''}results.json)")  # fmt: skip
+    say(
+        f"wrote {folder}/report.html ({', '.join(name for name in texts if name[0] != 'r')}"
+        f"{', ' if report.runs else ''}results.json)"
+    )
 
 
 def _tell(report: Report) -> None:
@@ -284,11 +349,15 @@ def _tell(report: Report) -> None:
 
 def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
     cells = [row.cells() for row in shown]
-    render.show_table([
-        Column("MEASURE", [row.title for row in shown]),
-        *(Column(label, [each[place] for each in cells], right=True)
-          for place, label in enumerate(labels)),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("MEASURE", [row.title for row in shown]),
+            *(
+                Column(label, [each[place] for each in cells], right=True)
+                for place, label in enumerate(labels)
+            ),
+        ]
+    )
 
 
 def _tell_difference(before: Played, after: Played) -> None:
@@ -297,8 +366,10 @@ def _tell_difference(before: Played, after: Played) -> None:
 
     shown = run_rows([before, after])
     columns = [Column("MEASURE", [row.title for row in shown])]
-    columns += [Column(label, [row.cells()[place] for row in shown], right=True)
-                for place, label in enumerate((before.label, after.label))]  # fmt: skip
+    columns += [
+        Column(label, [row.cells()[place] for row in shown], right=True)
+        for place, label in enumerate((before.label, after.label))
+    ]
     columns.append(Column("DIFFERENCE", [_difference(row) for row in shown], right=True))
     render.show_table(columns)
     vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
@@ -319,13 +390,17 @@ def _tell_difference(before: Played, after: Played) -> None:
         print(f"the same for {', '.join(same)}" + ("\n" if lines else ""))
     if not lines:
         return
-    render.show_table([
-        Column("TENANT", [vc for vc, _ in lines]),
-        Column("MEASURE", [row.title for _, row in lines]),
-        *(Column(label, [row.cells()[place] for _, row in lines], right=True)
-          for place, label in enumerate((before.label, after.label))),
-        Column("DIFFERENCE", [_difference(row) for _, row in lines], right=True),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("TENANT", [vc for vc, _ in lines]),
+            Column("MEASURE", [row.title for _, row in lines]),
+            *(
+                Column(label, [row.cells()[place] for _, row in lines], right=True)
+                for place, label in enumerate((before.label, after.label))
+            ),
+            Column("DIFFERENCE", [_difference(row) for _, row in lines], right=True),
+        ]
+    )
 
 
 def _difference(row: Row) -> str:
@@ -345,17 +420,19 @@ def _tell_groups(run: Played) -> None:
             continue
         print()
         each = list(groups.values())
-        render.show_table([
-            Column(title, [name or "-" for name in groups]),
-            Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
-            Column("JCT MEAN", [f"{one.jct_s.mean:,.0f} s" for one in each], right=True),
-            Column("JCT 99 %", [f"{one.jct_s.p99:,.0f} s" for one in each], right=True),
-            Column("QUEUE MEAN", [f"{one.queue_s.mean:,.0f} s" for one in each], right=True),
-            Column("EFFECTIVE", [f"{one.effectiveness.mean:.3f}" for one in each], right=True),
-            Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
-            Column("PREEMPTED", [f"{one.preempted:,}" for one in each], right=True),
-            Column("GPU HOURS", [f"{one.gpu_hours:,.0f}" for one in each], right=True),
-        ])  # fmt: skip
+        render.show_table(
+            [
+                Column(title, [name or "-" for name in groups]),
+                Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
+                Column("JCT MEAN", [f"{one.jct_s.mean:,.0f} s" for one in each], right=True),
+                Column("JCT 99 %", [f"{one.jct_s.p99:,.0f} s" for one in each], right=True),
+                Column("QUEUE MEAN", [f"{one.queue_s.mean:,.0f} s" for one in each], right=True),
+                Column("EFFECTIVE", [f"{one.effectiveness.mean:.3f}" for one in each], right=True),
+                Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
+                Column("PREEMPTED", [f"{one.preempted:,}" for one in each], right=True),
+                Column("GPU HOURS", [f"{one.gpu_hours:,.0f}" for one in each], right=True),
+            ]
+        )
 
 
 def _tell_swept(report: Report) -> None:
@@ -379,17 +456,22 @@ def _tell_audit(run: Played) -> None:
     tenants = run.audit.tenants
     each = list(tenants.values())
     print(f"\nsharing safety of {run.label}: {run.audit.anomalies} anomalies")
-    render.show_table([
-        Column("TENANT", list(tenants)),
-        Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
-        Column("QUEUE HERE", [f"{one.shared_s:,.1f} s" for one in each], right=True),
-        Column("ALONE", [f"{one.private_s:,.1f} s" for one in each], right=True),
-        Column("JOBS WORSE", [f"{one.jobs_worse:,}" for one in each], right=True),
-        Column("BY AT MOST", [f"{one.excess_s:,.0f} s" for one in each], right=True),
-        Column("WINDOWS WORSE", [f"{one.windows_worse} of {one.windows}" for one in each],
-               right=True),
-        Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
-    ])  # fmt: skip
+    render.show_table(
+        [
+            Column("TENANT", list(tenants)),
+            Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
+            Column("QUEUE HERE", [f"{one.shared_s:,.1f} s" for one in each], right=True),
+            Column("ALONE", [f"{one.private_s:,.1f} s" for one in each], right=True),
+            Column("JOBS WORSE", [f"{one.jobs_worse:,}" for one in each], right=True),
+            Column("BY AT MOST", [f"{one.excess_s:,.0f} s" for one in each], right=True),
+            Column(
+                "WINDOWS WORSE",
+                [f"{one.windows_worse} of {one.windows}" for one in each],
+                right=True,
+            ),
+            Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
+        ]
+    )
 
 
 COMMANDS = {"sim": Command(options, run)}

@@ -31,9 +31,13 @@ def options_spec(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the jobs, in place of what the files say")
     parser.add_argument("--vc", help="virtual cluster, in place of what the files say")
     parser.add_argument(
-        "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="change a key, as resources.gpus=2 or env.LR=0.1 (repeatable)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--no-check", action="store_true", help="leave all checks of the specs to the cluster"
     )

@@ -24,36 +24,47 @@ def options_traces(parser: ArgumentParser) -> None:
     from skep.traces.generators.registry import GENERATORS
     from skep.traces.read import FORMATS
 
-    parser.epilog = "\n".join([
-        "formats that are read:",
-        *(f"  {name:13} {about}" for name, about in FORMATS.items()),
-        "generators (options after a colon, as in hived:days=10,part=0.04):",
-        *(f"  {name:13} {each.about}" for name, each in GENERATORS.items()),
-        "",
-        parser.epilog or "",
-    ])  # fmt: skip
+    parser.epilog = "\n".join(
+        [
+            "formats that are read:",
+            *(f"  {name:13} {about}" for name, about in FORMATS.items()),
+            "generators (options after a colon, as in hived:days=10,part=0.04):",
+            *(f"  {name:13} {each.about}" for name, each in GENERATORS.items()),
+            "",
+            parser.epilog or "",
+        ]
+    )
     parser.add_argument(
-        "verb", choices=VERBS,
+        "verb",
+        choices=VERBS,
         help="check: say what is in it and what is wrong; convert: write it in Skep's form; "
         "generate: write one; list: the formats and generators, with their options",
-    )  # fmt: skip
-    parser.add_argument("what", nargs="?", metavar="FILE | GENERATOR",
-                        help="- is standard input; .gz is unpacked")  # fmt: skip
+    )
+    parser.add_argument(
+        "what", nargs="?", metavar="FILE | GENERATOR", help="- is standard input; .gz is unpacked"
+    )
     parser.add_argument("--format", help="the file's; default: as its first line tells")
-    parser.add_argument("--lenient", action="store_true",
-                        help="leave out the rows that cannot be used, and say so")  # fmt: skip
+    parser.add_argument(
+        "--lenient", action="store_true", help="leave out the rows that cannot be used, and say so"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
     parser.add_argument("--out", metavar="FILE", help="where to write; default standard output")
     parser.add_argument("--to", default="skep", metavar="FORMAT", help="skep, the default")
-    parser.add_argument("--gpus", type=int, default=0, metavar="N",
-                        help="check: also name jobs of more GPUs")  # fmt: skip
-    parser.add_argument("--measured", metavar="PATH",
-                        help="measurements that give Gavel's and Pollux's jobs their run times; "
-                        "default the folder SKEP_SHARED_DATA")  # fmt: skip
-    parser.add_argument("--cluster", metavar="FILE",
-                        help="generate: also write the cluster file of the paper")  # fmt: skip
-    parser.add_argument("--past", metavar="FILE",
-                        help="generate: a trace of Philly to draw run times from")  # fmt: skip
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="check: also name jobs of more GPUs"
+    )
+    parser.add_argument(
+        "--measured",
+        metavar="PATH",
+        help="measurements that give Gavel's and Pollux's jobs their run times; "
+        "default the folder SKEP_SHARED_DATA",
+    )
+    parser.add_argument(
+        "--cluster", metavar="FILE", help="generate: also write the cluster file of the paper"
+    )
+    parser.add_argument(
+        "--past", metavar="FILE", help="generate: a trace of Philly to draw run times from"
+    )
 
 
 def run_traces(arguments: Namespace) -> int:
@@ -98,19 +109,27 @@ def _check(arguments: Namespace) -> int:
         first = next((line for line in lines if line.strip()), "")
         table = recognise(first.lstrip("\ufeff"), what, arguments.format)
         form = NAME if table is None else table.name
-        trace = read(chain([first], lines), what, form, lenient=True,
-                     lengths=trace_files.lengths_in(arguments.measured))  # fmt: skip
+        trace = read(
+            chain([first], lines),
+            what,
+            form,
+            lenient=True,
+            lengths=trace_files.lengths_in(arguments.measured),
+        )
     if arguments.gpus:
         trace = suit(trace, gpus=arguments.gpus, lenient=True)
     found = summary(trace)
     if arguments.json:
-        print_json({
-            "format": form, **_plain(found),
-            "problems": badtraces.as_data(trace.problems),
-            "rows_with_problems": sum(problem.row > 0 for problem in trace.problems),
-            "rows_of_others": trace.parts,
-            "notes": [note.text for note in trace.notes],
-        })  # fmt: skip
+        print_json(
+            {
+                "format": form,
+                **_plain(found),
+                "problems": badtraces.as_data(trace.problems),
+                "rows_with_problems": sum(problem.row > 0 for problem in trace.problems),
+                "rows_of_others": trace.parts,
+                "notes": [note.text for note in trace.notes],
+            }
+        )
     else:
         _show(form, found)
         for note in trace.notes:
@@ -136,8 +155,11 @@ def _show(form: str, found: Summary) -> None:
         print(f"{plural(len(found.vcs), 'virtual cluster')}: {_counts(found.vcs)}")
     if found.models:
         print(f"{plural(len(found.models), 'model')}: {_counts(found.models)}")
-    for count, about in ((found.deadlines, "to end by a deadline"), (found.elastic, "elastic"),
-                         (found.opportunistic, "opportunistic")):  # fmt: skip
+    for count, about in (
+        (found.deadlines, "to end by a deadline"),
+        (found.elastic, "elastic"),
+        (found.opportunistic, "opportunistic"),
+    ):
         if count:
             print(f"{count:,} of the jobs are {about}")
 
@@ -163,9 +185,13 @@ def _convert(arguments: Namespace) -> int:
         hint = near(arguments.to, ["skep"]) or "only skep is written"
         raise CommandError(exits.USAGE, f"--to {arguments.to}: {hint}")
     trace = trace_files.load(
-        arguments.what, form=arguments.format, seed=arguments.seed, lenient=arguments.lenient,
-        measured=arguments.measured, past=arguments.past,
-    )  # fmt: skip
+        arguments.what,
+        form=arguments.format,
+        seed=arguments.seed,
+        lenient=arguments.lenient,
+        measured=arguments.measured,
+        past=arguments.past,
+    )
     return _write(trace, arguments)
 
 
@@ -173,8 +199,11 @@ def _generate(arguments: Namespace) -> int:
     from skep.traces.generators.registry import WrongGeneratorError, make
     from skep_services import trace_files
 
-    past = trace_files.load(arguments.past, form=arguments.format, lenient=arguments.lenient) \
-        if arguments.past else None  # fmt: skip
+    past = (
+        trace_files.load(arguments.past, form=arguments.format, lenient=arguments.lenient)
+        if arguments.past
+        else None
+    )
     try:
         trace = make(arguments.what, arguments.seed, past)
         if arguments.cluster:
@@ -214,8 +243,14 @@ def _write(trace: Trace, arguments: Namespace) -> int:
         file.writelines(write(trace))
     left_out = sum(problem.row > 0 for problem in trace.problems)
     if arguments.json:
-        print_json({"out": arguments.out, "name": trace.name, "jobs": len(trace.jobs),
-                    "left_out": left_out})  # fmt: skip
+        print_json(
+            {
+                "out": arguments.out,
+                "name": trace.name,
+                "jobs": len(trace.jobs),
+                "left_out": left_out,
+            }
+        )
     else:
         print(f"{arguments.out}: {len(trace.jobs):,} jobs")
     return exits.OK
@@ -232,15 +267,19 @@ def _list(arguments: Namespace) -> int:
         for name, each in GENERATORS.items()
     }
     if arguments.json:
-        generators = {name: {"about": each.about, "options": options[name]}
-                      for name, each in GENERATORS.items()}  # fmt: skip
+        generators = {
+            name: {"about": each.about, "options": options[name]}
+            for name, each in GENERATORS.items()
+        }
         print_json({"formats": FORMATS, "generators": generators})
         return exits.OK
     for name, about in FORMATS.items():
         print(f"format     {name:13} {about}")
     for name, each in GENERATORS.items():
-        told = ", ".join(f"{option}={'+'.join(value) if isinstance(value, tuple) else value}"
-                         for option, value in options[name].items())  # fmt: skip
+        told = ", ".join(
+            f"{option}={'+'.join(value) if isinstance(value, tuple) else value}"
+            for option, value in options[name].items()
+        )
         print(f"generator  {name:13} {each.about}\n{'':25}{told}")
     return exits.OK
 

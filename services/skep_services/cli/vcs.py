@@ -200,14 +200,21 @@ def _usage(arguments: Namespace) -> int:
 def _uses(vc: dict[str, Any]) -> list[tuple[str, str, int, str, str]]:
     """Return (VC, job, GPUs, by which right, where) for each cell and job, own cells first."""
     rows = [
-        (vc["vc"], one["job"], one["gpus"], "reserved" if one["reserved"] else "owned",
-         cell["address"])
+        (
+            vc["vc"],
+            one["job"],
+            one["gpus"],
+            "reserved" if one["reserved"] else "owned",
+            cell["address"],
+        )
         for cell in vc["bound"]
         for one in cell["jobs"]
         if not one["borrowed"]
-    ]  # fmt: skip
-    rows += [(vc["vc"], one["job"], one["gpus"], "borrowed", " ".join(one["nodes"]))
-             for one in vc["borrowers"]]  # fmt: skip
+    ]
+    rows += [
+        (vc["vc"], one["job"], one["gpus"], "borrowed", " ".join(one["nodes"]))
+        for one in vc["borrowers"]
+    ]
     return rows
 
 
@@ -295,8 +302,10 @@ def _tell_plan(plan: dict[str, Any]) -> None:
         )
     for one in vcs:
         if one["after"] is not None and one["asked"] > one["after"]["gpus"]:
-            say(f"{one['vc']} asks for {one['asked']} GPUs and gets {one['after']['gpus']} "
-                "until more nodes join")  # fmt: skip
+            say(
+                f"{one['vc']} asks for {one['asked']} GPUs and gets {one['after']['gpus']} "
+                "until more nodes join"
+            )
     if plan["missing"]:
         say(f"not joined yet, and bad until then: {' '.join(plan['missing'])}")
     stay = len(jobs) - len(changed)
@@ -319,14 +328,21 @@ def _side(vc: dict[str, Any] | None) -> str:
 def _cells(vc: dict[str, Any] | None) -> str:
     if vc is None:
         return "gone"
-    return " ".join([*(f"{count}×{cell}" for cell, count in vc["cells"].items()),
-                     *vc["pinned"]]) or "-"  # fmt: skip
+    return (
+        " ".join([*(f"{count}×{cell}" for cell, count in vc["cells"].items()), *vc["pinned"]])
+        or "-"
+    )
 
 
 RUN: dict[str, Callable[[Namespace], int]] = {
-    "ls": _list, "show": _show, "usage": _usage, "tree": _tree,
-    "check": _check, "plan": _plan, "apply": _apply,
-}  # fmt: skip
+    "ls": _list,
+    "show": _show,
+    "usage": _usage,
+    "tree": _tree,
+    "check": _check,
+    "plan": _plan,
+    "apply": _apply,
+}
 assert set(RUN) == set(EPILOG)
 
 COMMANDS = {"vc": Command(options_vc, run_vc)}

@@ -79,8 +79,14 @@ def service_health(environment: Mapping[str, str]) -> str:
 
 
 def _ask(host: str, port: int, identity: str, password: str) -> str:
-    login = {"user": identity, "pass": password, "verbose": False, "headers": True,
-             "no_responders": True, "name": f"{identity}-check"}  # fmt: skip
+    login = {
+        "user": identity,
+        "pass": password,
+        "verbose": False,
+        "headers": True,
+        "no_responders": True,
+        "name": f"{identity}-check",
+    }
     inbox = f"_INBOX.{identity}.check"
     with (
         socket.create_connection((host, port), TIMEOUT_S) as connection,

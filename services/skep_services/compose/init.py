@@ -71,13 +71,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of four")
     parser.add_argument("--port", type=int, help="of the gateway")
     parser.add_argument(
-        "--tenant", action="append", default=[], metavar="VC",
+        "--tenant",
+        action="append",
+        default=[],
+        metavar="VC",
         help="credentials for a virtual cluster that `skep vc apply` made",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--accounts", action="store_true",
+        "--accounts",
+        action="store_true",
         help="give tenants and nodes accounts also where there were none; the streams begin anew",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--door",
         action="store_true",

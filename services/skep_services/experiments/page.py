@@ -29,27 +29,31 @@ HOW = {
 
 def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: str) -> str:
     """Return the report as one HTML file that loads nothing."""
-    heads = "".join(f"<th>{each}</th>" for each in
-                    ("Figure", "Paper", "Ours: mean ± deviation (least to most)"))  # fmt: skip
+    heads = "".join(
+        f"<th>{each}</th>" for each in ("Figure", "Paper", "Ours: mean ± deviation (least to most)")
+    )
     body = "\n".join(
         f"<tr><td>{escape(line.what)}</td><td>{escape(line.paper) or '-'}</td>"
-        f"<td>{escape(line.spread())}</td></tr>" for line in lines
-    )  # fmt: skip
+        f"<td>{escape(line.spread())}</td></tr>"
+        for line in lines
+    )
     figures = "".join(f"<figure>{each}</figure>" for each in pictures(experiment, results))
-    return "\n".join([
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{escape(experiment.title)}</title>",
-        f"<style>{STYLE}</style></head><body>",
-        f"<h1>{escape(experiment.title)}</h1>",
-        f'<p class="about">{escape(experiment.source)}; {escape(told)} {escape(experiment.about)}'
-        "</p>",
-        f'<div class="wide"><table><tr>{heads}</tr>\n{body}\n</table></div>',
-        f'<h2>Pictures</h2><div class="plots">{figures}</div>',
-        f"<h2>How it is run</h2><p>{HOW[experiment.name.partition('-')[0]]}</p>",
-        "</body></html>\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+            f"<title>{escape(experiment.title)}</title>",
+            f"<style>{STYLE}</style></head><body>",
+            f"<h1>{escape(experiment.title)}</h1>",
+            f'<p class="about">{escape(experiment.source)}; {escape(told)} '
+            f"{escape(experiment.about)}</p>",
+            f'<div class="wide"><table><tr>{heads}</tr>\n{body}\n</table></div>',
+            f'<h2>Pictures</h2><div class="plots">{figures}</div>',
+            f"<h2>How it is run</h2><p>{HOW[experiment.name.partition('-')[0]]}</p>",
+            "</body></html>\n",
+        ]
+    )
 
 
 def pictures(experiment: Experiment, results: Results) -> list[str]:
@@ -66,19 +70,36 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
         if experiment.name.startswith("hived-fig6") or experiment.name == "hived-fig5":
             found += [_delays(label, vc, first) for vc in SHOWN]
         if experiment.name.startswith("hived-fig6"):
-            found.append(_fragmentation([(arm, first.fragmentation[arm])
-                                         for arm in first.fragmentation]))  # fmt: skip
+            found.append(
+                _fragmentation([(arm, first.fragmentation[arm]) for arm in first.fragmentation])
+            )
     if experiment.name.startswith("hived-load"):
         found.insert(0, _shares(results))
     if experiment.name in ("hived-fig10", "hived-fig11"):
-        found.append(_fragmentation([(label, outcomes[0].fragmentation["cells"])
-                                     for label, outcomes in results.items()
-                                     if outcomes]))  # fmt: skip
+        found.append(
+            _fragmentation(
+                [
+                    (label, outcomes[0].fragmentation["cells"])
+                    for label, outcomes in results.items()
+                    if outcomes
+                ]
+            )
+        )
     if experiment.name == "hived-fig10":
-        values = [float(sum(each.preempted_gpus["cells"] for each in outcomes) / len(outcomes))
-                  if outcomes else None for outcomes in results.values()]  # fmt: skip
-        found.append(plots.bars("Preempted GPUs, mean of the seeds", list(results),
-                                [plots.Bars("preempted", values)], plots.number_text))  # fmt: skip
+        values = [
+            float(sum(each.preempted_gpus["cells"] for each in outcomes) / len(outcomes))
+            if outcomes
+            else None
+            for outcomes in results.values()
+        ]
+        found.append(
+            plots.bars(
+                "Preempted GPUs, mean of the seeds",
+                list(results),
+                [plots.Bars("preempted", values)],
+                plots.number_text,
+            )
+        )
     return found
 
 
@@ -95,12 +116,21 @@ def _played(results: Results) -> list[str]:
     """Return each kind of curve in one picture, of the first seed of each setting."""
     found = []
     for name, (title, text) in DRAWN.items():
-        drawn = [plots.Line(label, outcomes[0].curves[name], stepped=name != "completion")
-                 for label, outcomes in results.items()
-                 if outcomes and outcomes[0].curves.get(name)]  # fmt: skip
+        drawn = [
+            plots.Line(label, outcomes[0].curves[name], stepped=name != "completion")
+            for label, outcomes in results.items()
+            if outcomes and outcomes[0].curves.get(name)
+        ]
         if drawn:
-            found.append(plots.lines(f"{title}, first seed", drawn[:CURVES_MAX], _minutes, text,
-                                     x_log=name == "completion"))  # fmt: skip
+            found.append(
+                plots.lines(
+                    f"{title}, first seed",
+                    drawn[:CURVES_MAX],
+                    _minutes,
+                    text,
+                    x_log=name == "completion",
+                )
+            )
     return found
 
 
@@ -114,24 +144,38 @@ CURVES_MAX = 8
 
 def _shares(results: Results) -> str:
     """Return the delay of `prod-a` over its private one, by load, where there are quotas."""
-    results = {label: outcomes for label, outcomes in results.items()
-               if not outcomes or "quota" in outcomes[0].completion_s}  # fmt: skip
-    ratios = [[each.tenants[SHOWN[0]].quota_s / max(each.tenants[SHOWN[0]].private_s, 60.0)
-               for each in outcomes] for outcomes in results.values()]  # fmt: skip
+    results = {
+        label: outcomes
+        for label, outcomes in results.items()
+        if not outcomes or "quota" in outcomes[0].completion_s
+    }
+    ratios = [
+        [
+            each.tenants[SHOWN[0]].quota_s / max(each.tenants[SHOWN[0]].private_s, 60.0)
+            for each in outcomes
+        ]
+        for outcomes in results.values()
+    ]
     means = [sum(each) / len(each) if each else None for each in ratios]
     title = f"{SHOWN[0]}: mean delay under quotas over that alone, mean of the seeds"
-    return plots.bars(title, list(results), [plots.Bars("quota over private", means)],
-                      plots.number_text)  # fmt: skip
+    return plots.bars(
+        title, list(results), [plots.Bars("quota over private", means)], plots.number_text
+    )
 
 
 def _tenants(label: str, outcomes: Sequence[Outcome]) -> str:
     names = list(outcomes[0].tenants)
     arms = [arm for arm in ARMS if arm in outcomes[0].completion_s]
     drawn = [
-        plots.Bars(arm, [sum(getattr(each.tenants[vc], f"{arm}_s") for each in outcomes)
-                         / len(outcomes) for vc in names])
+        plots.Bars(
+            arm,
+            [
+                sum(getattr(each.tenants[vc], f"{arm}_s") for each in outcomes) / len(outcomes)
+                for vc in names
+            ],
+        )
         for arm in arms
-    ]  # fmt: skip
+    ]
     return plots.bars(f"{label}: mean queueing delay", names, drawn, plots.seconds_text)
 
 

@@ -38,8 +38,9 @@ class Task(NamedTuple):
 def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
     """Return everything that is to be run, seed by seed: an early stop leaves whole seeds."""
     settings = experiment.settings(days)
-    return [Task(experiment.name, place, seed, days)
-            for seed in seeds for place in range(len(settings))]  # fmt: skip
+    return [
+        Task(experiment.name, place, seed, days) for seed in seeds for place in range(len(settings))
+    ]
 
 
 def run_all(
@@ -87,11 +88,11 @@ def one(task: Task) -> Outcome | Played:
 def results(settings: Sequence[Setting | Scene], done: dict[Task, Outcome | Played]) -> Results:
     """Return outcomes by setting, of the seeds for which every setting was run."""
     seeds = sorted({task.seed for task in done})
-    whole = [seed for seed in seeds
-             if sum(task.seed == seed for task in done) == len(settings)]  # fmt: skip
+    whole = [seed for seed in seeds if sum(task.seed == seed for task in done) == len(settings)]
     by = {(task.setting, task.seed): outcome for task, outcome in done.items()}
-    return {setting.label: [by[place, seed] for seed in whole]
-            for place, setting in enumerate(settings)}  # fmt: skip
+    return {
+        setting.label: [by[place, seed] for seed in whole] for place, setting in enumerate(settings)
+    }
 
 
 def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome | Played]:

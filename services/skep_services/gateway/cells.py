@@ -44,13 +44,17 @@ def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
             "chain": name,
             "gpu": state.topology.gpu,
             "node_level": state.topology.levels[state.topology.node_level],
-            "levels": [{"level": level, "gpus": size} for level, size in
-                       zip(state.topology.levels[1:], state.topology.size[1:], strict=True)],
+            "levels": [
+                {"level": level, "gpus": size}
+                for level, size in zip(
+                    state.topology.levels[1:], state.topology.size[1:], strict=True
+                )
+            ],
             "cells": list(_Tree(cells, state, vc).tops()),
         }
         for name, state in cells.chains.items()
         if chain in {"", name}
-    ]  # fmt: skip
+    ]
 
 
 class _Tree:
@@ -59,8 +63,11 @@ class _Tree:
     def __init__(self, cells: Cells, state: ChainState, vc: str) -> None:
         self.state, self.shape, self.vc = state, state.topology, vc
         found = ((cells.find(*gpu), job) for job, gpus in cells.astray.items() for gpu in gpus)
-        self.astray = {home[1]: job_of(job) for home, job in found
-                       if home is not None and home[0] == self.shape.name}  # fmt: skip
+        self.astray = {
+            home[1]: job_of(job)
+            for home, job in found
+            if home is not None and home[0] == self.shape.name
+        }
 
     def tops(self) -> Iterator[Plain]:
         for index in range(self.shape.count[self.shape.top]):
@@ -85,17 +92,21 @@ class _Tree:
         whole = bound is not None or forest.enclosing(level, index) > 0
         if inside and whole and not forest.busy[level][index]:
             return cell | {"idle": shape.size[level]}
-        children = [self._cell(level - 1, each, bound)
-                    for each in shape.within(level, index, level - 1)]  # fmt: skip
-        counts = {key: sum(child.get(key, 0) for child in children)
-                  for key in ("idle", "used", "borrowed", "reserved", "bad")}  # fmt: skip
+        children = [
+            self._cell(level - 1, each, bound) for each in shape.within(level, index, level - 1)
+        ]
+        counts = {
+            key: sum(child.get(key, 0) for child in children)
+            for key in ("idle", "used", "borrowed", "reserved", "bad")
+        }
         cell |= {key: count for key, count in counts.items() if count}
         alike = {key: children[0].get(key) for key in ("job", "vc", "for", "beside")}
         uniform = inside and all(
-            "children" not in child and "owner" not in child
+            "children" not in child
+            and "owner" not in child
             and alike == {key: child.get(key) for key in alike}
             for child in children
-        )  # fmt: skip
+        )
         if uniform and all(count in (0, shape.size[level]) for count in counts.values()):
             return cell | {key: value for key, value in alike.items() if value is not None}
         return cell | {"children": children}
@@ -117,8 +128,11 @@ class _Tree:
 
     def _beside(self, hold: Hold, leaf: int) -> Plain:
         """Return who shares a GPU with the job that leads there, if anybody does."""
-        others = [job_of(job) for job, each in hold.partners.items()
-                  if job != hold.job and leaf in each.leaves]  # fmt: skip
+        others = [
+            job_of(job)
+            for job, each in hold.partners.items()
+            if job != hold.job and leaf in each.leaves
+        ]
         return {"beside": others} if others and self.vc in {"", hold.vc} else {}
 
     def _who(self, hold: Hold, key: str) -> Plain:
@@ -210,8 +224,9 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
         for (owner, pin), pool in chain.pools.items():
             for level in range(shape.top, 0, -1) if owner == vc else ():
                 if pool.total[level]:
-                    doomed = [cell for cell in chain.doomed
-                              if cell.pool is pool and cell.level == level]  # fmt: skip
+                    doomed = [
+                        cell for cell in chain.doomed if cell.pool is pool and cell.level == level
+                    ]
                     bound = pool.total[level] - pool.left[level]
                     yield {
                         "chain": name,
@@ -314,18 +329,25 @@ def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Change])
     return {
         "jobs": jobs,
         "vcs": [
-            {**_vc_change(name, before, after),
-             "asked": gpus_owned(asked, name) if name in asked.vcs else 0}
+            {
+                **_vc_change(name, before, after),
+                "asked": gpus_owned(asked, name) if name in asked.vcs else 0,
+            }
             for name in sorted({*before.vcs, *after.vcs})
         ],
-        "missing": [name for name in named
-                    if name not in fold.nodes or fold.nodes[name].joined is None],
-    }  # fmt: skip
+        "missing": [
+            name for name in named if name not in fold.nodes or fold.nodes[name].joined is None
+        ],
+    }
 
 
 def _vc_change(name: str, before: Cluster, after: Cluster) -> Plain:
-    sides = [{"gpus": gpus_owned(cluster, name), **_told(cluster.vcs[name])}
-             if name in cluster.vcs else None for cluster in (before, after)]  # fmt: skip
+    sides = [
+        {"gpus": gpus_owned(cluster, name), **_told(cluster.vcs[name])}
+        if name in cluster.vcs
+        else None
+        for cluster in (before, after)
+    ]
     return {"vc": name, "before": sides[0], "after": sides[1], "changes": sides[0] != sides[1]}
 
 

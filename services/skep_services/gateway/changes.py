@@ -58,9 +58,15 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             part.tier, part.can = fact.tier, fact.can
         case JobChanging():
             since = job.changing.since if job.changing is not None else fact.at
-            job.changing = Changing(goal=fact.goal, why=fact.why, since=since, round=fact.round,
-                                    undoing=fact.undoing, waits_for=fact.nodes,
-                                    resumes=isinstance(fact.change, Resume))  # fmt: skip
+            job.changing = Changing(
+                goal=fact.goal,
+                why=fact.why,
+                since=since,
+                round=fact.round,
+                undoing=fact.undoing,
+                waits_for=fact.nodes,
+                resumes=isinstance(fact.change, Resume),
+            )
             if isinstance(fact.change, Share):
                 job.row.share = fact.change.share or None
         case MemberAnswered():

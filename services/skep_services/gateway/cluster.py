@@ -72,12 +72,7 @@ class Cluster:
     """The handlers."""
 
     def __init__(
-        self,
-        indexer: Indexer,
-        submitter: Submitter,
-        health: Health,
-        metrics: Metrics,
-        clock: Clock,
+        self, indexer: Indexer, submitter: Submitter, health: Health, metrics: Metrics, clock: Clock
     ) -> None:
         self._indexer, self._submitter, self._health = indexer, submitter, health
         self._metrics, self._clock = metrics, clock
@@ -230,8 +225,7 @@ async def _apart(make: Callable[[], Any]) -> bytes:
 
 def _sound(body: VcsBody) -> SetVcs:
     """Return what an operator wants if it can be. Raises ApiError."""
-    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins,
-                  quarantine=body.quarantine)  # fmt: skip
+    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins, quarantine=body.quarantine)
     problems = tuple(cluster_problems(wish.cluster))
     if problems:
         raise ApiError(422, problems[0].reason, problems[0].text, problems)

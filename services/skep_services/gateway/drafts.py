@@ -72,8 +72,12 @@ class Drafts:
                 first = judged.problems[0]
                 refusal = {"start": "unknown", "why": first.reason, "text": first.text}
                 in_vain.append({**shown, "outcome": {**shown["outcome"], **refusal}})
-        return {"problem": "", "outcome": self._outcome(answer.outcome, caller),
-                "options": options, "in_vain": in_vain}  # fmt: skip
+        return {
+            "problem": "",
+            "outcome": self._outcome(answer.outcome, caller),
+            "options": options,
+            "in_vain": in_vain,
+        }
 
     async def plan(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Return what would become of a spec. Raises ApiError as submitting it would."""
@@ -91,8 +95,13 @@ class Drafts:
         if answer.problem or answer.outcome is None:
             raise ApiError(503, "allocator-away", answer.problem)
         spec: JobSpec = judged.spec
-        return {"name": spec.name, "vc": spec.vc, "service_class": spec.service_class,
-                "gpus": spec.gpus, "outcome": self._outcome(answer.outcome, caller)}  # fmt: skip
+        return {
+            "name": spec.name,
+            "vc": spec.vc,
+            "service_class": spec.service_class,
+            "gpus": spec.gpus,
+            "outcome": self._outcome(answer.outcome, caller),
+        }
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -139,8 +148,13 @@ class Drafts:
         outcome, value = self._outcome(option.outcome, caller), option.value
         if option.why is Reason.ONCE_OTHERS_END:
             value = " ".join(outcome["awaits"])  # Those of them that the caller may know of.
-        return {"reason": option.why, "text": TEXT[option.why], "value": value,
-                "spec": option.spec, "outcome": outcome}  # fmt: skip
+        return {
+            "reason": option.why,
+            "text": TEXT[option.why],
+            "value": value,
+            "spec": option.spec,
+            "outcome": outcome,
+        }
 
     def _outcome(self, outcome: Outcome, caller: Caller) -> dict[str, Any]:
         return {

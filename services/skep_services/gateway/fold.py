@@ -151,9 +151,13 @@ class Fold:
         self._clusters: Clusters | None = None
 
     def restore(
-        self, jobs: Iterable[Job], nodes: Iterable[Node], clusters: Clusters, newest: int,
+        self,
+        jobs: Iterable[Job],
+        nodes: Iterable[Node],
+        clusters: Clusters,
+        newest: int,
         trials: Iterable[Tried] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
         self.ledger = Ledger(trials)
         self.active = {job.row.job: job for job in jobs}
@@ -201,8 +205,15 @@ class Fold:
 
     def take(self) -> Changes:
         """Return what changed since the last call."""
-        changes = Changes(self._jobs, self._nodes, self._specs, self._events, self._ended,
-                          self._clusters, self.ledger.take())  # fmt: skip
+        changes = Changes(
+            self._jobs,
+            self._nodes,
+            self._specs,
+            self._events,
+            self._ended,
+            self._clusters,
+            self.ledger.take(),
+        )
         self._jobs, self._nodes, self._specs, self._events, self._ended = {}, {}, {}, [], []
         self._clusters = None
         return changes
@@ -309,9 +320,13 @@ class Fold:
     def _allocator(self, fact: Any, at: Instant) -> None:
         match fact:
             case (
-                NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean()
+                NodeAdded()
+                | NodeDrained()
+                | NodeLost()
+                | NodeBack()
+                | NodeClean()
                 | GpuQuarantined()
-            ):  # fmt: skip
+            ):
                 self._node_fact(fact)
                 self.note(fact, at, describe(fact), None)
             case CellsSet():

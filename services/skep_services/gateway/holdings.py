@@ -98,9 +98,13 @@ class Holdings:
     def _mine(self, job: Job, attempt: int) -> list[tuple[Node, int, Taken]]:
         """Return the GPUs that an attempt is on, with their nodes."""
         nodes = [self._fold.node(part.node) for part in job.attempt(attempt).members]
-        return [(node, device, taken) for node in nodes for device in list(node.taken)
-                for taken in node.on(device)
-                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
+        return [
+            (node, device, taken)
+            for node in nodes
+            for device in list(node.taken)
+            for taken in node.on(device)
+            if (taken.job, taken.attempt) == (job.row.job, attempt)
+        ]
 
     def _look(self, gpus: Iterable[Gpu]) -> None:
         """Tell whoever is on these GPUs who else is, and by which right they are there."""
@@ -111,9 +115,14 @@ class Holdings:
             if job is None or job.row.attempt != attempt or job.row.state not in PLACED:
                 continue
             mine = self._mine(job, attempt)
-            job.row.beside = tuple(dict.fromkeys(
-                other.job for node, device, _ in mine for other in node.on(device)
-                if other.job != name))  # fmt: skip
+            job.row.beside = tuple(
+                dict.fromkeys(
+                    other.job
+                    for node, device, _ in mine
+                    for other in node.on(device)
+                    if other.job != name
+                )
+            )
             if not job.row.beside:
                 job.row.share = None
             self.own(job, attempt)
@@ -274,8 +283,10 @@ class Holdings:
         if before.rules < 2:
             self._carry_over_by_rules_1(fact)
             return
-        shapes = [{name: chain.levels for name, chain in cluster.chains.items()}
-                  for cluster in (before.resolved, fact.cluster)]  # fmt: skip
+        shapes = [
+            {name: chain.levels for name, chain in cluster.chains.items()}
+            for cluster in (before.resolved, fact.cluster)
+        ]
         # Nodes that join or leave put nobody into another cell.
         same = shapes[0] == shapes[1] and before.resolved.vcs == fact.cluster.vcs
         self.mirror.drop()
@@ -292,14 +303,21 @@ class Holdings:
 
     def _carry_over_by_rules_1(self, fact: CellsSet) -> None:
         before = self._fold.clusters.resolved
-        shapes = [{name: chain.levels for name, chain in cluster.chains.items()}
-                  for cluster in (before, fact.cluster)]  # fmt: skip
+        shapes = [
+            {name: chain.levels for name, chain in cluster.chains.items()}
+            for cluster in (before, fact.cluster)
+        ]
         same = shapes[0] == shapes[1] and before.vcs == fact.cluster.vcs
-        owners = {} if same else {
-            name: job for name, ranks in self._held().items()
-            if any(rank.level for rank in ranks.values())
-            and (job := self._fold.find(name[0])) is not None
-        }  # fmt: skip
+        owners = (
+            {}
+            if same
+            else {
+                name: job
+                for name, ranks in self._held().items()
+                if any(rank.level for rank in ranks.values())
+                and (job := self._fold.find(name[0])) is not None
+            }
+        )
         if owners:
             new, _ = rules1.reconfigure(self.cells(), fact.cluster)
             self.mirror.drop()
@@ -340,8 +358,9 @@ class Holdings:
                     ranks = found.setdefault((taken.job, taken.attempt), {})
                     rank = ranks.setdefault(taken.rank, Rank([], taken.level))
                     rank.gpus.append((node.node, device))
-        return {name: dict(sorted(found[name].items()))
-                for name in sorted(found, key=self._bound_at)}  # fmt: skip
+        return {
+            name: dict(sorted(found[name].items())) for name in sorted(found, key=self._bound_at)
+        }
 
     def _bound_at(self, name: tuple[str, int]) -> tuple[int, int]:
         job = self._fold.find(name[0])
@@ -352,8 +371,11 @@ class Holdings:
     def _made(self) -> Cells:
         known, held = self._fold.clusters, self._held()
         cells = Cells(known.resolved, rules1.RULES1 if known.rules < 2 else None)
-        holds = [hold for names in _sets(held)
-                 if (hold := self._together(cells, names, held)) is not None]  # fmt: skip
+        holds = [
+            hold
+            for names in _sets(held)
+            if (hold := self._together(cells, names, held)) is not None
+        ]
         for chain in cells.chains.values():
             for at, name in enumerate(chain.topology.nodes):
                 node, shape = self._fold.nodes.get(name), chain.topology
@@ -384,10 +406,14 @@ class Holdings:
         if len(names) == 1:
             return self._hold(cells, names[0], held[names[0]])
         ranks = [rank for name in names for rank in held[name].values()]
-        levels = {gpu: max(one.level for one in ranks if gpu in one.gpus)
-                  for rank in ranks for gpu in rank.gpus}  # fmt: skip
-        hold = self._hold(cells, names[0], {at: Rank([gpu], levels[gpu])
-                                            for at, gpu in enumerate(levels)})  # fmt: skip
+        levels = {
+            gpu: max(one.level for one in ranks if gpu in one.gpus)
+            for rank in ranks
+            for gpu in rank.gpus
+        }
+        hold = self._hold(
+            cells, names[0], {at: Rank([gpu], levels[gpu]) for at, gpu in enumerate(levels)}
+        )
         for name in names if hold is not None else ():
             job = self._fold.find(name[0])
             assert job is not None, name
@@ -412,8 +438,11 @@ class Holdings:
         chain = max(dict.fromkeys(chains), key=chains.count, default="")
         spots: list[Spot] = []
         for rank in ranks.values():
-            inside = [home[1] for gpu in rank.gpus
-                      if (home := homes[gpu]) is not None and home[0] == chain]  # fmt: skip
+            inside = [
+                home[1]
+                for gpu in rank.gpus
+                if (home := homes[gpu]) is not None and home[0] == chain
+            ]
             if inside:
                 spots += _spots(cells, chain, sorted(inside), rank.level)
         for gpu, home in homes.items():
@@ -438,8 +467,10 @@ class Holdings:
         homes = [home for _, each in found for home in each]
         if found and None not in homes:
             chain = next(home[0] for home in homes if home is not None)
-            spots = tuple(Spot(tuple(home[1] for home in each if home is not None), level)
-                          for level, each in found)  # fmt: skip
+            spots = tuple(
+                Spot(tuple(home[1] for home in each if home is not None), level)
+                for level, each in found
+            )
             request = request_of(job, job.row.attempt + 1)
             hold = Hold(request, Placement(chain, spots), claims=True)
             if not all(spot.level for spot in spots):

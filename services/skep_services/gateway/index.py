@@ -75,20 +75,12 @@ Answer = TypeVar("Answer")
 class Indexer:
     """Owns the fold and the model's writer."""
 
-    def __init__(
-        self,
-        model: Model,
-        clock: Clock,
-        watch: Watch,
-        hub: Hub,
-        tracer: Tracer,
-    ) -> None:
+    def __init__(self, model: Model, clock: Clock, watch: Watch, hub: Hub, tracer: Tracer) -> None:
         start = model.start
         self.model = model
         self.intake = Intake()
         self.fold = Fold(model.job)
-        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest,
-                          start.trials)  # fmt: skip
+        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest, start.trials)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
@@ -219,9 +211,7 @@ class Indexer:
     def _batch(self, changes: Changes, spans: list[tuple[str, int, bytes]]) -> Batch:
         encode = codec.encode
         saved = Saved(
-            positions=dict(self.positions),
-            facts=self.fold.facts,
-            event_seq=self.fold.event_seq,
+            positions=dict(self.positions), facts=self.fold.facts, event_seq=self.fold.event_seq
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],
@@ -283,6 +273,11 @@ def _job_row(job: Job) -> tuple[int, int, str, str, str, bytes, bytes]:
     else:
         phase = PHASE_ENDED if row.state in ENDED else PHASE_HIDDEN
     return (
-        job.sequence, phase, row.vc, row.state.value, row.name,
-        codec.encode(row), codec.encode(job),
-    )  # fmt: skip
+        job.sequence,
+        phase,
+        row.vc,
+        row.state.value,
+        row.name,
+        codec.encode(row),
+        codec.encode(job),
+    )

@@ -36,8 +36,13 @@ class Intake:
         """Note a message that cannot be read."""
         self.unreadable += 1
         if self.unreadable <= LOGGED_MAX:
-            log.warning("unreadable", stream=delivery.stream, sequence=delivery.sequence,
-                        subject=delivery.subject, text=why[:TEXT_CHARACTERS_MAX])  # fmt: skip
+            log.warning(
+                "unreadable",
+                stream=delivery.stream,
+                sequence=delivery.sequence,
+                subject=delivery.subject,
+                text=why[:TEXT_CHARACTERS_MAX],
+            )
 
     def take(self, delivery: Delivery, apply: Callable[[], None]) -> None:
         """Apply a message, or a fact of one; pass over it if that raises.

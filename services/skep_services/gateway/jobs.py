@@ -49,9 +49,14 @@ class Jobs:
     """The handlers."""
 
     def __init__(
-        self, indexer: Indexer, watch: Watch, submitter: Submitter, metrics: Metrics, clock: Clock,
+        self,
+        indexer: Indexer,
+        watch: Watch,
+        submitter: Submitter,
+        metrics: Metrics,
+        clock: Clock,
         drafts: Drafts,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._indexer, self._watch, self._submitter = indexer, watch, submitter
         self._metrics, self._clock, self._drafts = metrics, clock, drafts
 

@@ -83,12 +83,21 @@ class Ledger:
         """Take over one fact."""
         if isinstance(fact, TrialBegun):
             tried = Tried(
-                trial=fact.trial, kind=fact.kind, vc=fact.vc, families=fact.families,
-                jobs=tuple(each.job for each in fact.jobs), begun_at=fact.at, until=fact.until,
-                needed_milli=fact.needed_milli, expected_milli=fact.expected_milli,
-                begun_why=fact.why, before=fact.jobs, nodes=fact.nodes,
-                workers=fact.workers, grown=fact.grown,
-            )  # fmt: skip
+                trial=fact.trial,
+                kind=fact.kind,
+                vc=fact.vc,
+                families=fact.families,
+                jobs=tuple(each.job for each in fact.jobs),
+                begun_at=fact.at,
+                until=fact.until,
+                needed_milli=fact.needed_milli,
+                expected_milli=fact.expected_milli,
+                begun_why=fact.why,
+                before=fact.jobs,
+                nodes=fact.nodes,
+                workers=fact.workers,
+                grown=fact.grown,
+            )
             self._enter(tried)
         else:
             known = self._trials.get(fact.trial)

@@ -62,8 +62,10 @@ async def submissions_near(bus: Bus) -> list[str]:
     used, most = found.state.bytes, found.config.max_bytes
     if most <= 0 or 5 * used < 4 * most:
         return []
-    return [f"the stream of submissions holds {used // MIB} of {most // MIB} MiB: when it is full, "
-            "no submission is taken; back it up, and see which tenant fills it"]  # fmt: skip
+    return [
+        f"the stream of submissions holds {used // MIB} of {most // MIB} MiB: when it is full, "
+        "no submission is taken; back it up, and see which tenant fills it"
+    ]
 
 
 class Limits:
@@ -134,8 +136,11 @@ class Limits:
             most = MOST[what]
             if vc and only in {"", vc} and 5 * count >= 4 * most:
                 told.append(f"VC {vc} has {count} of {most} {what} open")
-        told += [f"VC {vc} met its limits at the gateway {count} times since its start"
-                 for vc, count in sorted(self.refused.items()) if only in {"", vc}]  # fmt: skip
+        told += [
+            f"VC {vc} met its limits at the gateway {count} times since its start"
+            for vc, count in sorted(self.refused.items())
+            if only in {"", vc}
+        ]
         return told
 
     def _refusal(self, caller: Caller, reason: str, text: str, wait_s: float) -> ApiError:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -97,12 +92,21 @@ class _Lookup(Collector):
         cluster = fold.clusters.resolved
         quotas = {(vc,): gpus_owned(cluster, vc) for vc in cluster.vcs}
         yield _labelled("skep_vc_gpus", "GPUs a VC owns", ("vc",), quotas)
-        yield _single("skep_cells_alarms", "Invariants of the cells that are broken",
-                      len(fold.clusters.alarms))  # fmt: skip
-        yield CounterMetricFamily("skep_gateway_cells_misfits", "Changes that did not fit",
-                                  value=fold.holdings.mirror.misfits)  # fmt: skip
-        yield CounterMetricFamily("skep_cells_alarms_raised", "Alarms about the cells so far",
-                                  value=fold.clusters.alarms_raised)  # fmt: skip
+        yield _single(
+            "skep_cells_alarms",
+            "Invariants of the cells that are broken",
+            len(fold.clusters.alarms),
+        )
+        yield CounterMetricFamily(
+            "skep_gateway_cells_misfits",
+            "Changes that did not fit",
+            value=fold.holdings.mirror.misfits,
+        )
+        yield CounterMetricFamily(
+            "skep_cells_alarms_raised",
+            "Alarms about the cells so far",
+            value=fold.clusters.alarms_raised,
+        )
 
     def _nodes(self) -> Iterator[Metric]:
         fold, live, now = self._indexer.fold, self._indexer.live, self._clock.now()
@@ -126,21 +130,26 @@ class _Lookup(Collector):
             "skep_gateway_unreadable", "Messages that said nothing", indexer.fold.unreadable
         )
         yield CounterMetricFamily(
-            "skep_unreadable", "Messages that are not what their subject promises",
+            "skep_unreadable",
+            "Messages that are not what their subject promises",
             value=indexer.intake.unreadable,
-        )  # fmt: skip
+        )
         yield CounterMetricFamily(
-            "skep_passed_over", "Messages, facts and rows that the gateway could not take in",
+            "skep_passed_over",
+            "Messages, facts and rows that the gateway could not take in",
             value=indexer.passed_over,
-        )  # fmt: skip
+        )
         positions = {(stream,): indexer.positions[stream] for stream in STREAMS}
         yield _labelled("skep_gateway_position", "Last message folded", ("stream",), positions)
         yield _single("skep_gateway_waiting", "Messages folded but unwritten", indexer.waiting)
         yield _single("skep_gateway_spans_dropped", "Spans not kept", indexer.spans_dropped)
         yield _single("skep_gateway_event_readers", "Open event streams", self._hub.readers)
         yield _single("skep_gateway_event_readers_cut", "Readers too slow", self._hub.cut)
-        yield _single("skep_gateway_lag_seconds", "Age of the latest message when it was folded",
-                      indexer.lag_ns / NS_PER_SECOND)  # fmt: skip
+        yield _single(
+            "skep_gateway_lag_seconds",
+            "Age of the latest message when it was folded",
+            indexer.lag_ns / NS_PER_SECOND,
+        )
         age = age_s(indexer.live.rates_at, now)
         if age is not None:
             yield _single("skep_gateway_rates_age_seconds", "Since rates were last reported", age)

@@ -67,7 +67,7 @@ UNFIT = (
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
     sqlite3.DataError,
-)  # fmt: skip
+)
 """What a row raises that SQLite cannot hold, such as an integer of more than 64 bits."""
 
 _JOBS: LogDecoder[Job] = LogDecoder(Job)
@@ -227,9 +227,13 @@ class Model:
     def ended(self, query: JobQuery) -> Listed:
         """Return the newest ended jobs that match."""
         where, values = _where(
-            {"phase = ?": PHASE_ENDED, "vc = ?": query.vc, "state = ?": query.state,
-             "name = ?": query.name}
-        )  # fmt: skip
+            {
+                "phase = ?": PHASE_ENDED,
+                "vc = ?": query.vc,
+                "state = ?": query.state,
+                "name = ?": query.name,
+            }
+        )
         # The condition is made of our own words; what a client says goes in as a value.
         table = f"FROM jobs WHERE {where}"
         total = self._reader.execute(f"SELECT count(*) {table}", values).fetchone()[0]

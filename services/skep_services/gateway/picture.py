@@ -51,8 +51,15 @@ def picture(chains: Sequence[Plain], vcs: Sequence[str]) -> str:
     for name, colour in (*colours.items(), ("idle", IDLE)):
         at = EDGE + sum(len(each) * 7 + 34 for each in [*colours, "idle"][: len(parts) // 2])
         parts += [svg.box(at, 12, SIDE, SIDE, colour, stroke=FRAME), svg.text(at + 19, 24, name)]
-    parts.append(svg.text(WIDTH - EDGE, 24, "hatched: borrowed   crossed: bad   dashed: reserved",
-                       fill=FAINT, anchor="end"))  # fmt: skip
+    parts.append(
+        svg.text(
+            WIDTH - EDGE,
+            24,
+            "hatched: borrowed   crossed: bad   dashed: reserved",
+            fill=FAINT,
+            anchor="end",
+        )
+    )
     for chain in chains:
         drawn = _Chain(chain, colours)
         head = f"{chain['chain']}: {drawn.nodes} nodes, {drawn.gpus} GPUs ({chain['gpu']})"
@@ -95,10 +102,12 @@ class _Chain:
         head = LABEL if level >= self.node else 0
         self.columns.append(columns)
         least = NODE_WIDTH if level == self.node else 0
-        self.box.append((
-            max(least, columns * (width + GAP) - GAP + 2 * PAD),
-            rows * (height + GAP) - GAP + 2 * PAD + head,
-        ))  # fmt: skip
+        self.box.append(
+            (
+                max(least, columns * (width + GAP) - GAP + 2 * PAD),
+                rows * (height + GAP) - GAP + 2 * PAD + head,
+            )
+        )
 
     # --- every cell ----------------------------------------------------------------------------
 
@@ -124,10 +133,12 @@ class _Chain:
         owner = cell.get("owner")
         colour = FRAME if owner is None else self.colours.get(owner, OTHERS)
         title = _title(cell)
-        yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" '
-               f'fill="{colour}" fill-opacity="{0.0 if owner is None else 0.14}" '
-               f'stroke="{colour}" stroke-width="{1 if owner is None else 2}">'
-               f"<title>{escape(title)}</title></rect>")  # fmt: skip
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" '
+            f'fill="{colour}" fill-opacity="{0.0 if owner is None else 0.14}" '
+            f'stroke="{colour}" stroke-width="{1 if owner is None else 2}">'
+            f"<title>{escape(title)}</title></rect>"
+        )
         head = LABEL if level >= self.node else 0
         if head:
             words = _name(cell)
@@ -139,8 +150,9 @@ class _Chain:
         for at in range(self.sizes[level] // self.sizes[level - 1]):
             row, column = divmod(at, self.columns[level])
             child = children[at] if children else self._alike(cell, level, at)
-            yield from self._cell(child, level - 1, x + PAD + column * step_x,
-                                  y + PAD + head + row * step_y, use)  # fmt: skip
+            yield from self._cell(
+                child, level - 1, x + PAD + column * step_x, y + PAD + head + row * step_y, use
+            )
 
     def _alike(self, cell: Plain, level: int, at: int) -> Plain:
         """Return a child of a cell that is alike throughout: a node's, or deeper."""
@@ -158,12 +170,16 @@ class _Chain:
         stroke = FRAME if owner is None else self.colours.get(owner, OTHERS)
         dashed = ' stroke-dasharray="3 2"' if use.reserved else ""
         fill, stroke = self._fill(use), TEXT if use.reserved else stroke
-        yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{SIDE}" height="{SIDE}" fill="{fill}" '
-               f'stroke="{stroke}"{dashed}><title>{escape(_title(cell))}</title>'
-               "</rect>")  # fmt: skip
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{SIDE}" height="{SIDE}" fill="{fill}" '
+            f'stroke="{stroke}"{dashed}><title>{escape(_title(cell))}</title>'
+            "</rect>"
+        )
         if use.bad:
-            yield (f'<path d="M{x:.1f} {y:.1f}l{SIDE} {SIDE}m0 -{SIDE}l-{SIDE} {SIDE}" '
-                   f'stroke="{BAD}" stroke-width="2" class="bad"/>')  # fmt: skip
+            yield (
+                f'<path d="M{x:.1f} {y:.1f}l{SIDE} {SIDE}m0 -{SIDE}l-{SIDE} {SIDE}" '
+                f'stroke="{BAD}" stroke-width="2" class="bad"/>'
+            )
 
     def _fill(self, use: Use) -> str:
         if use.borrowed:
@@ -174,11 +190,15 @@ class _Chain:
 
     def bars(self, top: float) -> tuple[list[str], float]:
         """Return one bar for each cell of the lowest level with few enough cells."""
-        few = [at for at in range(self.node, len(self.names))
-               if self.gpus // self.sizes[at] <= CELLS_MAX]  # fmt: skip
+        few = [
+            at
+            for at in range(self.node, len(self.names))
+            if self.gpus // self.sizes[at] <= CELLS_MAX
+        ]
         level = few[0] if few else len(self.names) - 1
-        cells = [cell for each in self.tops
-                 for cell in self._cells_of(each, len(self.names) - 1, level)]  # fmt: skip
+        cells = [
+            cell for each in self.tops for cell in self._cells_of(each, len(self.names) - 1, level)
+        ]
         parts: list[str] = []
         for at, cell in enumerate(cells[:CELLS_MAX]):
             y = top + at * (BAR_HEIGHT + 4)
@@ -211,16 +231,28 @@ class _Chain:
             words = (use.vc or "somebody") + (" borrows" if use.borrowed else " uses")
             words = words if use.job else "idle"
             words = f"{words} {counts[use]} of {left} GPUs" + (", bad" if use.bad else "")
-            yield svg.box(x, y, width, BAR_HEIGHT, self._fill(use),
-                          stroke=BAD if use.bad else FRAME, hint=words)  # fmt: skip
+            yield svg.box(
+                x,
+                y,
+                width,
+                BAR_HEIGHT,
+                self._fill(use),
+                stroke=BAD if use.bad else FRAME,
+                hint=words,
+            )
             x += width
         busy = left - sum(count for use, count in counts.items() if not use.job and not use.bad)
         yield svg.text(250 + BAR_WIDTH, y + 12, f"{busy} of {left} GPUs in use or bad", size=11)
 
 
 def _use(cell: Plain) -> Use:
-    return Use(cell.get("vc", ""), cell.get("job", ""), "borrowed" in cell, cell.get("for", ""),
-               "bad" in cell)  # fmt: skip
+    return Use(
+        cell.get("vc", ""),
+        cell.get("job", ""),
+        "borrowed" in cell,
+        cell.get("for", ""),
+        "bad" in cell,
+    )
 
 
 def _uses(cell: Plain) -> Iterator[tuple[Use, int]]:
@@ -235,8 +267,10 @@ def _holders(cell: Plain) -> list[str]:
     """Return the jobs in a cell, those that borrow in brackets."""
     jobs = {use.job: use for use, _ in _uses(cell) if use.job}
     waiting = {use.reserved: use for use, _ in _uses(cell) if use.reserved}
-    return [*(f"({job})" if use.borrowed else job for job, use in jobs.items()),
-            *(f"→{job}" for job in waiting)]  # fmt: skip
+    return [
+        *(f"({job})" if use.borrowed else job for job, use in jobs.items()),
+        *(f"→{job}" for job in waiting),
+    ]
 
 
 def _name(cell: Plain) -> str:
@@ -260,9 +294,11 @@ def _title(cell: Plain) -> str:
 
 
 def _hatch(name: str, colour: str) -> str:
-    return (f'<pattern id="{_hatch_id(name)}" width="5" height="5" patternUnits="userSpaceOnUse" '
-            f'patternTransform="rotate(45)"><rect width="5" height="5" fill="white"/>'
-            f'<rect width="2.5" height="5" fill="{colour}"/></pattern>')  # fmt: skip
+    return (
+        f'<pattern id="{_hatch_id(name)}" width="5" height="5" patternUnits="userSpaceOnUse" '
+        f'patternTransform="rotate(45)"><rect width="5" height="5" fill="white"/>'
+        f'<rect width="2.5" height="5" fill="{colour}"/></pattern>'
+    )
 
 
 def _hatch_id(name: str) -> str:

@@ -47,8 +47,14 @@ class State(StrEnum):
     REPEATED = "repeated"
 
 
-ACTIVE = (State.SUBMITTED, State.QUEUED, State.BOUND, State.RUNNING, State.SUSPENDED,
-          State.STOPPING)  # fmt: skip
+ACTIVE = (
+    State.SUBMITTED,
+    State.QUEUED,
+    State.BOUND,
+    State.RUNNING,
+    State.SUSPENDED,
+    State.STOPPING,
+)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.REFUSED)
 PLACED = (State.BOUND, State.RUNNING, State.SUSPENDED, State.STOPPING)
 ASKS_KEPT = 20

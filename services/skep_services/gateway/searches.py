@@ -71,8 +71,9 @@ class SearchesView:
 
     async def deliver(self, delivery: Delivery) -> None:
         """Take over a record."""
-        event = codec.read(delivery.subject, delivery.payload, delivery.headers,
-                           delivery.sequence, delivery.at)  # fmt: skip
+        event = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
         self.position = delivery.sequence
         if isinstance(event, codec.Unreadable):
             self.intake.refused(delivery, event.text)
@@ -141,8 +142,9 @@ class Gauges(Collector):
         for vc, count in searches.items():
             active.add_metric((vc,), count)
         yield active
-        live = GaugeMetricFamily("skep_search_trials", "Trials of searches that are not over",
-                                 labels=("vc", "stand"))  # fmt: skip
+        live = GaugeMetricFamily(
+            "skep_search_trials", "Trials of searches that are not over", labels=("vc", "stand")
+        )
         for key, count in trials.items():
             live.add_metric(key, count)
         yield live
@@ -158,20 +160,32 @@ def summary(search: Search, end: SearchOver | None, now: Instant) -> dict[str, A
     stands = [trial.stand for trial in search.trials.values()]
     state = "over" if end is not None else "ending" if search.ending is not None else "active"
     return {
-        "search": search.search, "name": spec.name, "vc": spec.vc, "state": state,
+        "search": search.search,
+        "name": spec.name,
+        "vc": spec.vc,
+        "state": state,
         "why": end.why if end is not None else search.ending,
-        "method": spec.method, "metric": spec.metric, "direction": spec.direction,
-        "target": spec.target, "began_at": search.began_at,
+        "method": spec.method,
+        "metric": spec.metric,
+        "direction": spec.direction,
+        "target": spec.target,
+        "began_at": search.began_at,
         "ended_at": end.at if end is not None else None,
-        "trials": len(search.trials), "trials_max": spec.budget.trials,
+        "trials": len(search.trials),
+        "trials_max": spec.budget.trials,
         "stands": {str(stand): stands.count(stand) for stand in Stand if stand in stands},
         "gpu_ns": end.gpu_ns if end is not None else search.gpu_ns(now),
         "gpu_time_s": spec.budget.gpu_time,
-        "best": None if best is None or best.best is None else {
-            "trial": best.number, "job": best.job, "value": spec.signed(best.best),
-            "step": best.best_step, "params": best.params,
+        "best": None
+        if best is None or best.best is None
+        else {
+            "trial": best.number,
+            "job": best.job,
+            "value": spec.signed(best.best),
+            "step": best.best_step,
+            "params": best.params,
         },
-    }  # fmt: skip
+    }
 
 
 def trial_row(view: SearchesView, search: Search, trial: Trial, now: Instant) -> dict[str, Any]:
@@ -179,19 +193,29 @@ def trial_row(view: SearchesView, search: Search, trial: Trial, now: Instant) ->
     spec, points = search.spec, view.curve(search, trial)
     chance, value, spread = trial.scored if trial.scored is not None else (None, None, None)
     return {
-        "trial": trial.number, "job": trial.job, "params": trial.params, "stand": trial.stand,
-        "end": trial.end, "why": trial.ended_why if trial.over else trial.why,
-        "wanted": trial.run and not trial.over, "demoted": trial.demoted,
-        "since": trial.since, "ran_ns": trial.ran(now),
-        "step": trial.last_step, "value": points[-1][1] if points else None,
+        "trial": trial.number,
+        "job": trial.job,
+        "params": trial.params,
+        "stand": trial.stand,
+        "end": trial.end,
+        "why": trial.ended_why if trial.over else trial.why,
+        "wanted": trial.run and not trial.over,
+        "demoted": trial.demoted,
+        "since": trial.since,
+        "ran_ns": trial.ran(now),
+        "step": trial.last_step,
+        "value": points[-1][1] if points else None,
         "best": None if trial.best is None else spec.signed(trial.best),
         "best_step": trial.best_step,
-        "promise": None if value is None else spec.signed(value), "spread": spread,
+        "promise": None if value is None else spec.signed(value),
+        "spread": spread,
         "chance": chance if spec.target is not None else None,
-        "bracket": trial.bracket, "rung": trial.rung, "rungs": list(search.rungs(trial)),
+        "bracket": trial.bracket,
+        "rung": trial.rung,
+        "rungs": list(search.rungs(trial)),
         "reached": [spec.signed(each) for each in trial.reached],
         "points": points,
-    }  # fmt: skip
+    }
 
 
 class Searches:
@@ -269,8 +293,15 @@ class Searches:
         asked = {**await _object(request), "do": "ask", "search": search.search}
         verdict = await self._asked(request, search.spec.vc, asked)
         repeated = verdict.reason is Reason.REPEATED
-        return json_response({"search": search.search, "trial": verdict.trial,
-                              "params": verdict.params, "repeated": repeated}, 201)  # fmt: skip
+        return json_response(
+            {
+                "search": search.search,
+                "trial": verdict.trial,
+                "params": verdict.params,
+                "repeated": repeated,
+            },
+            201,
+        )
 
     async def tell(self, request: web.Request) -> web.StreamResponse:
         """Take over how a trial goes that runs outside: `{"step": …, "value": …, "over": …}`."""
@@ -307,11 +338,18 @@ class Searches:
             return self._known(what, number, key)
 
         verdict = await self._submitter.search(vc, codec.encode(what), key, known)
-        log.info("search asked", do=what["do"], vc=vc, by=caller_of(request).name,
-                 search=verdict.search if verdict is not None else "")  # fmt: skip
+        log.info(
+            "search asked",
+            do=what["do"],
+            vc=vc,
+            by=caller_of(request).name,
+            search=verdict.search if verdict is not None else "",
+        )
         if verdict is None:
-            text = ("it is stored, and the searches' service has not answered yet: repeat it with "
-                    "the same Idempotency-Key")  # fmt: skip
+            text = (
+                "it is stored, and the searches' service has not answered yet: repeat it with "
+                "the same Idempotency-Key"
+            )
             raise ApiError(503, "unanswered", text)
         if not verdict.accepted:
             reason = verdict.reason or Reason.BAD_VALUE
@@ -329,8 +367,12 @@ class Searches:
         if what["do"] == "ask" and found is not None:
             for trial in found[0].trials.values():
                 if trial.key == key:
-                    return SearchVerdict(search=found[0].search, accepted=True,
-                                         trial=trial.number, params=trial.params)  # fmt: skip
+                    return SearchVerdict(
+                        search=found[0].search,
+                        accepted=True,
+                        trial=trial.number,
+                        params=trial.params,
+                    )
         return None
 
 

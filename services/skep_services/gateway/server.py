@@ -178,8 +178,7 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
         await submitter.listen()
-        jobs = Jobs(indexer, watch, submitter, metrics, clock,
-                    Drafts(self._bus, indexer, clock))  # fmt: skip
+        jobs = Jobs(indexer, watch, submitter, metrics, clock, Drafts(self._bus, indexer, clock))
         limits = Limits(time.monotonic, self._bus)
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
@@ -232,8 +231,9 @@ async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer
     gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)
     try:
         bound = await gateway.open(host, port)
-        log.info("ready", listen=f"{host}:{bound}", pid=os.getpid(),
-                 facts=gateway.indexer.fold.facts)  # fmt: skip
+        log.info(
+            "ready", listen=f"{host}:{bound}", pid=os.getpid(), facts=gateway.indexer.fold.facts
+        )
         await gateway.serve()
     except sqlite3.Error as error:
         log.error("the read model cannot be written", path=str(path), error=str(error))

@@ -161,8 +161,9 @@ class Submitter:
         if verdict is None or accepted:
             await self._watch.until(row.job, lambda: _taken(job, number), TAKEN_TIMEOUT_S)
             _raise_if_refused(job, number)
-            return Answer(202, {"job": row.job, "ask": name, "number": number,
-                                "accepted": accepted})  # fmt: skip
+            return Answer(
+                202, {"job": row.job, "ask": name, "number": number, "accepted": accepted}
+            )
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422

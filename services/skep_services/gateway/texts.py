@@ -55,8 +55,9 @@ def describe(fact: Any) -> Line | None:
             return Line(f"waits: {_why(why, needs)}", reason=why)
         case facts.JobRequeued(why=why, attempt=attempt):
             retry = "" if fact.counted else ", which costs no retry"
-            return Line(f"waits for another attempt{retry}: {_why(why, fact.detail)}", attempt,
-                        reason=why)  # fmt: skip
+            return Line(
+                f"waits for another attempt{retry}: {_why(why, fact.detail)}", attempt, reason=why
+            )
         case facts.JobStopping(why=why, attempt=attempt):
             return Line(f"is being stopped: {_why(why, fact.detail)}", attempt, reason=why)
         case facts.GhostGone(node=on, attempt=attempt):
@@ -90,8 +91,10 @@ def _about_changes(fact: Any) -> Line | None:
         case moves.SuccessorLoaded(attempt=attempt, node=on, step=step):
             return Line(f"has its state on {on}, as of mini-batch {step}", attempt, on)
         case moves.JobMoved(attempt=attempt, source=source, step=step):
-            return Line(f"goes on as attempt {attempt} from mini-batch {step}; attempt {source} "
-                        "is stopped", attempt)  # fmt: skip
+            return Line(
+                f"goes on as attempt {attempt} from mini-batch {step}; attempt {source} is stopped",
+                attempt,
+            )
         case moves.SuccessorDropped(attempt=attempt, why=why, detail=detail):
             return Line(f"does not move: {_why(why, detail)}", attempt, reason=why)
         case resizes.GangWidened(attempt=attempt, member=more):
@@ -104,8 +107,12 @@ def _about_changes(fact: Any) -> Line | None:
             return Line(f"goes on with {_place(members)}, borrowed", attempt)
         case packs.GpusShared(attempt=attempt, node=on, beside=beside, told=told):
             named = " ".join(job for job, _ in beside)
-            return Line(f"shares GPUs on {on} with {named}, and has {told:.0%} of their memory",
-                        attempt, on, Reason.PACKED)  # fmt: skip
+            return Line(
+                f"shares GPUs on {on} with {named}, and has {told:.0%} of their memory",
+                attempt,
+                on,
+                Reason.PACKED,
+            )
         case trials.TrialBegun() | trials.TrialOver():
             return _about_trials(fact)
         case _:
@@ -125,10 +132,13 @@ def _about_trials(fact: trials.TrialBegun | trials.TrialOver) -> Line:
         return Line(f"trial {fact.trial} begins: {fact.kind} {named}", reason=fact.why)
     gain = ""
     if fact.after:
-        gain = (f", {fact.gain_milli / 10:+.1f} % ({fact.low_milli / 10:+.1f} to"
-                f" {fact.high_milli / 10:+.1f})")  # fmt: skip
-    return Line(f"trial {fact.trial} {fact.verdict}{gain}: {_why(fact.why, fact.detail)}",
-                reason=fact.why)  # fmt: skip
+        gain = (
+            f", {fact.gain_milli / 10:+.1f} % ({fact.low_milli / 10:+.1f} to"
+            f" {fact.high_milli / 10:+.1f})"
+        )
+    return Line(
+        f"trial {fact.trial} {fact.verdict}{gain}: {_why(fact.why, fact.detail)}", reason=fact.why
+    )
 
 
 def _about_cells(fact: Any) -> Line | None:
@@ -138,8 +148,11 @@ def _about_cells(fact: Any) -> Line | None:
             more = len(victims) - VICTIMS_NAMED
             named += f" and {more} more" if more > 0 else ""
             until = f" until {named} made room" if named else ""
-            return Line(f"{_place(members)} reserved for it{until}", attempt,
-                        reason=Reason.WAITS_FOR_VICTIMS)  # fmt: skip
+            return Line(
+                f"{_place(members)} reserved for it{until}",
+                attempt,
+                reason=Reason.WAITS_FOR_VICTIMS,
+            )
         case facts.ReservationDropped(attempt=attempt, why=why):
             return Line(f"lost what was reserved for it: {TEXT[why]}", attempt, reason=why)
         case facts.JobDemoted(attempt=attempt, why=why, detail=detail):
@@ -148,14 +161,14 @@ def _about_cells(fact: Any) -> Line | None:
             return Line("goes on as guaranteed, on its VC's cells", attempt)
         case facts.GpuQuarantined(node=on, device=device, quarantine=quarantine, why=why):
             state = "counts as bad" if quarantine else "is good again"
-            return Line(f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on,
-                        reason=why)  # fmt: skip
+            return Line(
+                f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on, reason=why
+            )
         case facts.CellsAlarm(rule=rule):
             state = "ALARM over" if fact.over else "ALARM"
             return Line(f"{state}: {alarm_text(fact)}", reason=rule)
         case facts.CellsSet(cluster=cluster, fates=fates):
-            owned = "; ".join(f"{vc} {cells_text(one)}"
-                              for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
+            owned = "; ".join(f"{vc} {cells_text(one)}" for vc, one in sorted(cluster.vcs.items()))
             demoted = sum(fate.fate == "demoted" for fate in fates)
             text = f"virtual clusters and their cells: {owned or 'none'}"
             who = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
@@ -181,8 +194,10 @@ def _seldom(fact: Any) -> Line | None:
     match fact:
         case facts.ClusterRefused(problems=problems):
             text = "; ".join(f"{one.path}: {one.text}" for one in problems[:PROBLEMS_NAMED])
-            return Line(f"what an operator asked for is refused: {text}",
-                        reason=problems[0].reason if problems else "")  # fmt: skip
+            return Line(
+                f"what an operator asked for is refused: {text}",
+                reason=problems[0].reason if problems else "",
+            )
         case facts.Refused(problems=problems):
             text = "; ".join(f"{one.path}: {one.text}" for one in problems)
             return Line(f"refused: {text}", reason=problems[0].reason if problems else "")

@@ -32,9 +32,14 @@ class Trials:
         fold = self._indexer.fold
         limit = number(request, "limit", LIMIT, TRIALS_KEPT)
         found = fold.ledger.matching(self._asked(request))
-        return json_response({"trials": found[max(0, len(found) - limit) :] if limit else [],
-                              "total": len(found), "totals": totals(found),
-                              "forgotten": fold.ledger.forgotten})  # fmt: skip
+        return json_response(
+            {
+                "trials": found[max(0, len(found) - limit) :] if limit else [],
+                "total": len(found),
+                "totals": totals(found),
+                "forgotten": fold.ledger.forgotten,
+            }
+        )
 
     def _asked(self, request: web.Request) -> Asked:
         """Return what a request asks for. Raises ApiError, with what may have been meant."""

@@ -16,8 +16,12 @@ from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Node, Row, State
 from skep_services.gateway.views import free_gpus
 
-FOR_CELLS = (Reason.WAITS_FOR_CELLS, Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY,
-             Reason.FITS_NO_CELL)  # fmt: skip
+FOR_CELLS = (
+    Reason.WAITS_FOR_CELLS,
+    Reason.WAITS_FOR_REPAIR,
+    Reason.WAITS_FOR_AFFINITY,
+    Reason.FITS_NO_CELL,
+)
 """What a job's VC, and what is in its cells, explain."""
 ATTEMPT = re.compile(r"\b(j\d+)\.\d+\b")
 """Cells know attempts (`j3.2`), people know jobs."""
@@ -50,12 +54,7 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             would_change = [one.suggestion for one in job.problems if one.suggestion]
         case _:
             reasons = [_reason(row.why, job.detail)]
-    return {
-        "job": row.job,
-        "state": row.state,
-        "reasons": reasons,
-        "would_change": would_change,
-    }
+    return {"job": row.job, "state": row.state, "reasons": reasons, "would_change": would_change}
 
 
 # --- waiting -------------------------------------------------------------------------------------
@@ -146,8 +145,11 @@ def _changes(job: Job, fold: Fold) -> list[str]:
             return [f"any job whose first node is {row.needs} ends", "the agent has more ports"]
         case Reason.WAITS_FOR_VICTIMS:
             victims = [fold.active.get(name) for name in job.victims]
-            return [f"{victim.row.job} has stopped" for victim in victims
-                    if victim is not None and victim.row.state in PLACED]  # fmt: skip
+            return [
+                f"{victim.row.job} has stopped"
+                for victim in victims
+                if victim is not None and victim.row.state in PLACED
+            ]
         case _:
             return []
 
@@ -184,8 +186,12 @@ def _cells_in_use(job: Job, fold: Fold) -> list[str]:
 
 def _inside(cell: dict[str, Any]) -> str:
     """Return who is inside a cell and what of it is bad, in brackets."""
-    jobs = [" with ".join([each["job"], *each["beside"]]) + " borrows" * each["borrowed"]
-            + " claims" * each["reserved"] for each in cell["jobs"]]  # fmt: skip
+    jobs = [
+        " with ".join([each["job"], *each["beside"]])
+        + " borrows" * each["borrowed"]
+        + " claims" * each["reserved"]
+        for each in cell["jobs"]
+    ]
     bad = [f"{cell['bad']} of {cell['gpus']} GPUs bad"] if cell["bad"] else []
     return f"({', '.join([*jobs, *bad]) or 'idle'})"
 
@@ -199,8 +205,9 @@ def _cell_changes(job: Job, fold: Fold) -> list[str]:
     ]
     kinds = [kind for kind in owned_view(cells, row.vc) if kind["pin"] == job.pinned]
     idle = sum(kind["free"] * kind["gpus"] for kind in kinds)
-    idle += sum(one["idle"] for one in bound_view(cells, row.vc, row.vc)
-                if one["pin"] == job.pinned)  # fmt: skip
+    idle += sum(
+        one["idle"] for one in bound_view(cells, row.vc, row.vc) if one["pin"] == job.pinned
+    )
     missing = row.gpus - idle
     changes = _endings(holders, max(1, missing))
     changes += [_return_of(node) for node in _away(fold)]
@@ -231,8 +238,7 @@ def _gpu_changes(row: Row, fold: Fold) -> list[str]:
 def _endings(holders: list[Row], gpus: int) -> list[str]:
     """Return whose end would free this many GPUs: those expected first, oldest if none is known."""
     holders = sorted(
-        holders,
-        key=lambda row: (row.eta_s is None, row.eta_s or 0, row.bound_at or 0, row.job),
+        holders, key=lambda row: (row.eta_s is None, row.eta_s or 0, row.bound_at or 0, row.job)
     )
     chosen: list[Row] = []
     freed = 0
@@ -311,9 +317,14 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     named = ", ".join(others[:JOBS_NAMED]) + (" and others" if len(others) > JOBS_NAMED else "")
     moves = all("rebind" in part.can for part in job.attempts[-1].members)
     reasons.append(_reason(Reason.WAITS_FOR_ITS_GPUS, row.needs or row.place))
-    reasons.append(_said("in-place", "its state is in the memory of its node: it goes on "
-                         + ("on any idle GPUs there, and not" if moves else "there, and cannot")
-                         + " elsewhere"))  # fmt: skip
+    reasons.append(
+        _said(
+            "in-place",
+            "its state is in the memory of its node: it goes on "
+            + ("on any idle GPUs there, and not" if moves else "there, and cannot")
+            + " elsewhere",
+        )
+    )
     change = [f"{named} end or make room"] if others else []
     nodes = dict.fromkeys(part.node for part in job.attempts[-1].members)
     change += [_return_of(node) for node in _away(fold) if node.node in nodes]

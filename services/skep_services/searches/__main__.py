@@ -8,15 +8,7 @@ from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept
 from skep.wire import subjects
 from skep.wire.changes import AskOver, ChangeAsked, JobChanged
-from skep.wire.facts import (
-    Admitted,
-    CancelAsked,
-    JobEnded,
-    JobQueued,
-    JobRan,
-    JobRequeued,
-    Refused,
-)
+from skep.wire.facts import Admitted, CancelAsked, JobEnded, JobQueued, JobRan, JobRequeued, Refused
 from skep.wire.search_facts import SearchFact
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run

@@ -88,17 +88,28 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
                 before += len(own.jobs)
     if order.jobs_to:
         durable.write(order.jobs_to, _lines(result.jobs).encode(), 0o666, sync=False)
-    cut = "interrupted" if not goes_on else "" if not result.cut else (
-        "until" if order.settings.until is not None else "stuck"
-    )  # fmt: skip
+    cut = (
+        "interrupted"
+        if not goes_on
+        else ""
+        if not result.cut
+        else ("until" if order.settings.until is not None else "stuck")
+    )
     slack_s = max(STOP_S, order.settings.costs.stop_s)  # Who borrowed is stopped first.
     return Played(
-        label=order.label, policy=order.policy, shape=order.shape, seed=order.settings.seed,
-        measures=measure(result, alone_by(speeds)), series=series(result), curves=curves(result),
+        label=order.label,
+        policy=order.policy,
+        shape=order.shape,
+        seed=order.settings.seed,
+        measures=measure(result, alone_by(speeds)),
+        series=series(result),
+        curves=curves(result),
         audit=audit(result, private, slack_s) if order.audited and goes_on else None,
-        vc_gpus=result.vc_gpus, cut=cut, cpu_s=result.cpu_s,
+        vc_gpus=result.vc_gpus,
+        cut=cut,
+        cpu_s=result.cpu_s,
         completion_s=tuple(map(_completion_s, result.jobs)),
-    )  # fmt: skip
+    )
 
 
 def _completion_s(outcome: JobOutcome) -> float | None:
@@ -106,9 +117,7 @@ def _completion_s(outcome: JobOutcome) -> float | None:
     return None if length is None else in_seconds(length)
 
 
-def _run(
-    order: Order, cluster: Cluster, trace: Trace, speeds: Speeds, watch: Watch
-) -> RunResult:  # fmt: skip
+def _run(order: Order, cluster: Cluster, trace: Trace, speeds: Speeds, watch: Watch) -> RunResult:
 
     played = pooled(trace) if order.pooled else trace
     there = {vc: choice for vc, choice in order.settings.policies.items() if vc in cluster.vcs}
@@ -127,12 +136,25 @@ def pooled(trace: Trace) -> Trace:
 
 
 def _as_in(jobs: Sequence[TraceJob], outcomes: Sequence[JobOutcome]) -> tuple[JobOutcome, ...]:
-    return tuple(msgspec.structs.replace(outcome, job=job)
-                 for job, outcome in zip(jobs, outcomes, strict=True))  # fmt: skip
+    return tuple(
+        msgspec.structs.replace(outcome, job=job)
+        for job, outcome in zip(jobs, outcomes, strict=True)
+    )
 
 
-FIELDS = ("id", "vc", "gpus", "submitted_s", "began_s", "ended_s", "waited_s", "run_time_s",
-          "preempted", "migrated", "refused")  # fmt: skip
+FIELDS = (
+    "id",
+    "vc",
+    "gpus",
+    "submitted_s",
+    "began_s",
+    "ended_s",
+    "waited_s",
+    "run_time_s",
+    "preempted",
+    "migrated",
+    "refused",
+)
 
 
 def _lines(outcomes: Sequence[JobOutcome]) -> str:
@@ -141,9 +163,21 @@ def _lines(outcomes: Sequence[JobOutcome]) -> str:
     writer.writerow(FIELDS)
     for each in outcomes:
         job = each.job
-        writer.writerow([job.id, job.vc, job.gpus, _s(job.at), _s(each.began), _s(each.ended),
-                         _s(each.waited), _s(job.run_time), each.preempted, each.migrated,
-                         each.refused])  # fmt: skip
+        writer.writerow(
+            [
+                job.id,
+                job.vc,
+                job.gpus,
+                _s(job.at),
+                _s(each.began),
+                _s(each.ended),
+                _s(each.waited),
+                _s(job.run_time),
+                each.preempted,
+                each.migrated,
+                each.refused,
+            ]
+        )
     return buffer.getvalue()
 
 

@@ -64,8 +64,9 @@ def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
 
 
 def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
-    trace = sources.load(asked.trace, form=asked.form, seed=seed, home=asked.home,
-                         lenient=asked.lenient)  # fmt: skip
+    trace = sources.load(
+        asked.trace, form=asked.form, seed=seed, home=asked.home, lenient=asked.lenient
+    )
     unfit: dict[int, RowProblem] = {}
     for place in places:
         unknown = speeds(asked.models, place.cluster).unknown(trace.jobs)
@@ -98,7 +99,7 @@ def _owned(cluster: Cluster) -> dict[str, int]:
 
 def orders(
     asked: Asked, places: Sequence[Place], traces: Traces
-) -> tuple[list[Order], dict[str, tuple[str, ...]]]:  # fmt: skip
+) -> tuple[list[Order], dict[str, tuple[str, ...]]]:
     """Return the runs, and for those of a changed cluster what was changed. Raises WrongError."""
     if asked.what_if:
         return _what_if(asked, places[0], traces)
@@ -120,15 +121,22 @@ def orders(
 def _seeded(asked: Asked, place: Place, text: str, label: str, traces: Traces) -> list[Order]:
     chosen = policies(text, place.cluster.vcs) if text else {}
     return [
-        _order(asked, place, chosen, text, traces, seed,
-               with_seed(label, seed) if asked.verb == "sweep" else label)
+        _order(
+            asked,
+            place,
+            chosen,
+            text,
+            traces,
+            seed,
+            with_seed(label, seed) if asked.verb == "sweep" else label,
+        )
         for seed in asked.seeds
-    ]  # fmt: skip
+    ]
 
 
 def _what_if(
     asked: Asked, place: Place, traces: Traces
-) -> tuple[list[Order], dict[str, tuple[str, ...]]]:  # fmt: skip
+) -> tuple[list[Order], dict[str, tuple[str, ...]]]:
     text = asked.policies[0] if asked.policies else ""
     chosen = policies(text, place.cluster.vcs) if text else {}
     seed = asked.seeds[0]
@@ -144,22 +152,38 @@ def _what_if(
 
 
 def _order(
-    asked: Asked, place: Place, chosen: dict[str, Choice], text: str, traces: Traces, seed: int,
+    asked: Asked,
+    place: Place,
+    chosen: dict[str, Choice],
+    text: str,
+    traces: Traces,
+    seed: int,
     label: str,
-) -> Order:  # fmt: skip
+) -> Order:
     trace = traces[seed]
     span = trace.jobs[-1].at - trace.jobs[0].at if trace.jobs else 0
     settings = Settings(
-        seed=seed, costs=asked.costs, policies=chosen, until=asked.until, noise=asked.noise,
-        hints=asked.hints, sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
-    )  # fmt: skip
+        seed=seed,
+        costs=asked.costs,
+        policies=chosen,
+        until=asked.until,
+        noise=asked.noise,
+        hints=asked.hints,
+        sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
+    )
     if asked.audit and place.pooled:
         reason = f"--audit: no VC owns a part of {place.name}; a cluster with VCs is needed"
         raise WrongError(reason)
     return Order(
-        label=label or "run", policy=text, shape=place.name, cluster=place.cluster,
-        settings=settings, models=asked.models, pooled=place.pooled, audited=asked.audit,
-    )  # fmt: skip
+        label=label or "run",
+        policy=text,
+        shape=place.name,
+        cluster=place.cluster,
+        settings=settings,
+        models=asked.models,
+        pooled=place.pooled,
+        audited=asked.audit,
+    )
 
 
 def alike(found: Sequence[Order]) -> tuple[list[Order], str]:
@@ -182,8 +206,10 @@ def alike(found: Sequence[Order]) -> tuple[list[Order], str]:
 
 def with_files(found: Sequence[Order], folder: Path) -> list[Order]:
     """Return the runs with a file each for its jobs: jobs-1.csv and so on, in their order."""
-    return [msgspec.structs.replace(order, jobs_to=str(folder / f"jobs-{number}.csv"))
-            for number, order in enumerate(found, 1)]  # fmt: skip
+    return [
+        msgspec.structs.replace(order, jobs_to=str(folder / f"jobs-{number}.csv"))
+        for number, order in enumerate(found, 1)
+    ]
 
 
 def settings_told(asked: Asked) -> dict[str, str]:

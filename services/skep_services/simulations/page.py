@@ -57,15 +57,17 @@ def page(report: Report) -> str:
         _problems(report),
     ]
     title = escape(_title(report))
-    return "\n".join([
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{title}</title>",
-        f"<style>{STYLE}</style></head><body>",
-        *filter(None, parts),
-        "</body></html>\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+            f"<title>{title}</title>",
+            f"<style>{STYLE}</style></head><body>",
+            *filter(None, parts),
+            "</body></html>\n",
+        ]
+    )
 
 
 def summary(report: Report) -> str:
@@ -86,15 +88,20 @@ def _head(report: Report) -> str:
     ]
     if report.interrupted:
         left = f" Never begun: {', '.join(report.not_run)}." if report.not_run else ""
-        parts.append(f'<p class="warn"><b>Interrupted.</b> Figures of runs that were cut are of '
-                     f"what had happened until then.{escape(left)}</p>")  # fmt: skip
+        parts.append(
+            f'<p class="warn"><b>Interrupted.</b> Figures of runs that were cut are of '
+            f"what had happened until then.{escape(left)}</p>"
+        )
     parts += [
         f'<p class="warn">{escape(run.label)}: {escape(CUTS[run.cut])}; '
         f"{run.measures.all.unfinished:,} jobs were not finished and are in no mean.</p>"
-        for run in report.runs if run.cut
-    ]  # fmt: skip
-    parts += [f"<p><b>{escape(label)}</b>: {escape('; '.join(changes))}.</p>"
-              for label, changes in report.changes.items()]  # fmt: skip
+        for run in report.runs
+        if run.cut
+    ]
+    parts += [
+        f"<p><b>{escape(label)}</b>: {escape('; '.join(changes))}.</p>"
+        for label, changes in report.changes.items()
+    ]
     return "\n".join(parts)
 
 
@@ -120,17 +127,25 @@ def _swept(report: Report) -> str:
     if not report.swept:
         return ""
     keys = rows([run.measures for run in report.runs])
-    lines = ["<th>Measure</th>" + "".join(f"<th>{escape(each.label)}<br/>{len(each.seeds)} seeds"
-                                         "</th>" for each in report.swept)]  # fmt: skip
+    lines = [
+        "<th>Measure</th>"
+        + "".join(
+            f"<th>{escape(each.label)}<br/>{len(each.seeds)} seeds</th>" for each in report.swept
+        )
+    ]
     for row in keys:
         cells = []
         for each in report.swept:
             told = each.spreads.get(row.key)
-            cells.append("<td>-</td>" if told is None else (
-                f"<td>{escape(row.text(told.mean))} ± {escape(row.text(told.deviation))}<br/>"
-                f"<small>{escape(row.text(told.least))} to {escape(row.text(told.most))}</small>"
-                "</td>"
-            ))  # fmt: skip
+            cells.append(
+                "<td>-</td>"
+                if told is None
+                else (
+                    f"<td>{escape(row.text(told.mean))} ± {escape(row.text(told.deviation))}<br/>"
+                    f"<small>{escape(row.text(told.least))} to "
+                    f"{escape(row.text(told.most))}</small></td>"
+                )
+            )
         lines.append(f"<td>{escape(row.title)}</td>{''.join(cells)}")
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return (
@@ -150,68 +165,112 @@ def pictures(runs: Sequence[Played]) -> list[str]:
     """Return every plot that these runs have something for."""
     shown = runs[:PLOTTED_MAX]
     drawn = [
-        plots.lines("Job completion time: part of jobs that took at most so long",
-                    [plots.Line(run.label, run.curves["jct"]) for run in shown],
-                    plots.seconds_text, plots.part_text, x_log=True, y_max=1.0),
-        plots.lines("GPUs in use", _over_time(shown, lambda run: run.series.allocated),
-                    plots.seconds_text, plots.number_text),
-        _bars("Mean completion time by tenant", shown, lambda run: {
-            vc: group.jct_s.mean for vc, group in run.measures.by_vc.items() if group.ended}),
-        plots.lines("Queueing: part of jobs that waited at most so long",
-                    [plots.Line(run.label, run.curves["queue"]) for run in shown],
-                    plots.seconds_text, plots.part_text, x_log=True, y_max=1.0),
-        plots.lines("Jobs that wait", _over_time(shown, lambda run: run.series.waiting),
-                    plots.seconds_text, plots.number_text),
-        _bars("Mean queueing by tenant", shown, lambda run: {
-            vc: group.queue_s.mean for vc, group in run.measures.by_vc.items() if group.ended}),
-        _bars("Mean completion time by size of job", shown, lambda run: {
-            size: group.jct_s.mean for size, group in run.measures.by_size.items() if group.ended}),
-    ]  # fmt: skip
+        plots.lines(
+            "Job completion time: part of jobs that took at most so long",
+            [plots.Line(run.label, run.curves["jct"]) for run in shown],
+            plots.seconds_text,
+            plots.part_text,
+            x_log=True,
+            y_max=1.0,
+        ),
+        plots.lines(
+            "GPUs in use",
+            _over_time(shown, lambda run: run.series.allocated),
+            plots.seconds_text,
+            plots.number_text,
+        ),
+        _bars(
+            "Mean completion time by tenant",
+            shown,
+            lambda run: {
+                vc: group.jct_s.mean for vc, group in run.measures.by_vc.items() if group.ended
+            },
+        ),
+        plots.lines(
+            "Queueing: part of jobs that waited at most so long",
+            [plots.Line(run.label, run.curves["queue"]) for run in shown],
+            plots.seconds_text,
+            plots.part_text,
+            x_log=True,
+            y_max=1.0,
+        ),
+        plots.lines(
+            "Jobs that wait",
+            _over_time(shown, lambda run: run.series.waiting),
+            plots.seconds_text,
+            plots.number_text,
+        ),
+        _bars(
+            "Mean queueing by tenant",
+            shown,
+            lambda run: {
+                vc: group.queue_s.mean for vc, group in run.measures.by_vc.items() if group.ended
+            },
+        ),
+        _bars(
+            "Mean completion time by size of job",
+            shown,
+            lambda run: {
+                size: group.jct_s.mean
+                for size, group in run.measures.by_size.items()
+                if group.ended
+            },
+        ),
+    ]
     for title, get in (
         ("Fragmentation (SCHED², eq. 1)", lambda run: run.series.fragmentation),
-        ("Nodes that give no whole-node affinity (HiveD, section 5.2)",
-         lambda run: run.series.no_affinity),
-    ):  # fmt: skip
+        (
+            "Nodes that give no whole-node affinity (HiveD, section 5.2)",
+            lambda run: run.series.no_affinity,
+        ),
+    ):
         over_time = _over_time(shown, get)
         if over_time:
-            drawn.append(plots.lines(title, over_time, plots.seconds_text, plots.part_text,
-                                     y_max=1.0))  # fmt: skip
+            drawn.append(
+                plots.lines(title, over_time, plots.seconds_text, plots.part_text, y_max=1.0)
+            )
     for run in shown[:4]:
         if run.series.busy:
             at = run.series.at
-            drawn.append(plots.lines(
-                f"GPUs allocated, busy, useful: {run.label}",
-                [plots.Line("allocated", list(zip(at, run.series.allocated, strict=True))),
-                 plots.Line("busy", list(zip(at, run.series.busy, strict=True))),
-                 plots.Line("useful", list(zip(at, run.series.useful, strict=True)))],
-                plots.seconds_text, plots.number_text,
-            ))  # fmt: skip
+            drawn.append(
+                plots.lines(
+                    f"GPUs allocated, busy, useful: {run.label}",
+                    [
+                        plots.Line("allocated", list(zip(at, run.series.allocated, strict=True))),
+                        plots.Line("busy", list(zip(at, run.series.busy, strict=True))),
+                        plots.Line("useful", list(zip(at, run.series.useful, strict=True))),
+                    ],
+                    plots.seconds_text,
+                    plots.number_text,
+                )
+            )
     return drawn
 
 
 def _over_time(
     runs: Sequence[Played], get: Callable[[Played], Sequence[float]]
-) -> list[plots.Line]:  # fmt: skip
-    return [plots.Line(run.label, list(zip(run.series.at, get(run), strict=True)), stepped=True)
-            for run in runs if get(run)]  # fmt: skip
+) -> list[plots.Line]:
+    return [
+        plots.Line(run.label, list(zip(run.series.at, get(run), strict=True)), stepped=True)
+        for run in runs
+        if get(run)
+    ]
 
 
-def _bars(
-    title: str, runs: Sequence[Played], get: Callable[[Played], dict[str, float]]
-) -> str:  # fmt: skip
+def _bars(title: str, runs: Sequence[Played], get: Callable[[Played], dict[str, float]]) -> str:
     told = [get(run) for run in runs]
     names = list(dict.fromkeys(name for each in told for name in each))[:TENANTS_MAX]
-    shown = [plots.Bars(run.label, [each.get(name) for name in names])
-             for run, each in zip(runs, told, strict=True)]  # fmt: skip
+    shown = [
+        plots.Bars(run.label, [each.get(name) for name in names])
+        for run, each in zip(runs, told, strict=True)
+    ]
     return plots.bars(title, [name or "(none)" for name in names], shown, plots.seconds_text)
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _groups(
-    title: str, runs: Sequence[Played], get: Callable[[Played], dict[str, Group]]
-) -> str:  # fmt: skip
+def _groups(title: str, runs: Sequence[Played], get: Callable[[Played], dict[str, Group]]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in get(run)))
     if len(names) < 2:
         return ""
@@ -221,8 +280,7 @@ def _groups(
         groups = get(run)
         shown = group_rows([groups[name] for name in names if name in groups])
         table = _table([name or "(none)" for name in names if name in groups], shown)
-        parts.append(f"<details{opened}><summary>{escape(run.label)}"
-                     f"</summary>{table}</details>")  # fmt: skip
+        parts.append(f"<details{opened}><summary>{escape(run.label)}</summary>{table}</details>")
     return "\n".join(parts)
 
 
@@ -231,31 +289,46 @@ def _audits(runs: Sequence[Played]) -> str:
     for run in runs:
         if run.audit is None:
             continue
-        lines = ["<th>Tenant</th><th>jobs</th><th>queueing here</th><th>in its own cluster</th>"
-                 "<th>jobs worse</th><th>worst by</th><th>12-hour windows worse</th>"
-                 "<th>worst by</th><th>rho, median</th>"]  # fmt: skip
+        lines = [
+            "<th>Tenant</th><th>jobs</th><th>queueing here</th><th>in its own cluster</th>"
+            "<th>jobs worse</th><th>worst by</th><th>12-hour windows worse</th>"
+            "<th>worst by</th><th>rho, median</th>"
+        ]
         for vc, one in run.audit.tenants.items():
-            cells = (vc, f"{one.jobs:,}", f"{one.shared_s:,.1f} s", f"{one.private_s:,.1f} s",
-                     f"{one.jobs_worse:,}", f"{one.excess_s:,.0f} s",
-                     f"{one.windows_worse} of {one.windows}", f"{one.window_excess_s:,.0f} s",
-                     plots.number_text(one.rho.median))  # fmt: skip
+            cells = (
+                vc,
+                f"{one.jobs:,}",
+                f"{one.shared_s:,.1f} s",
+                f"{one.private_s:,.1f} s",
+                f"{one.jobs_worse:,}",
+                f"{one.excess_s:,.0f} s",
+                f"{one.windows_worse} of {one.windows}",
+                f"{one.window_excess_s:,.0f} s",
+                plots.number_text(one.rho.median),
+            )
             lines.append("".join(f"<td>{escape(each)}</td>" for each in cells))
         body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-        parts.append(f"<h2>Sharing safety: {escape(run.label)}</h2>"
-                     f'<p class="about">{run.audit.anomalies} anomalies. Every guaranteed job\'s '
-                     "time in the queue here and in its tenant's private cluster; longer by "
-                     f"{run.audit.slack_s:g} s is worse (HiveD, section 5).</p>"
-                     f'<div class="wide"><table>\n{body}\n</table></div>')  # fmt: skip
+        parts.append(
+            f"<h2>Sharing safety: {escape(run.label)}</h2>"
+            f'<p class="about">{run.audit.anomalies} anomalies. Every guaranteed job\'s '
+            "time in the queue here and in its tenant's private cluster; longer by "
+            f"{run.audit.slack_s:g} s is worse (HiveD, section 5).</p>"
+            f'<div class="wide"><table>\n{body}\n</table></div>'
+        )
     return "\n".join(parts)
 
 
 def _settings(report: Report) -> str:
-    lines = [f'<td>{escape(name)}</td><td class="words">{escape(value)}</td>'
-             for name, value in report.settings.items()]  # fmt: skip
+    lines = [
+        f'<td>{escape(name)}</td><td class="words">{escape(value)}</td>'
+        for name, value in report.settings.items()
+    ]
     for run in report.runs:
-        about = (f"{run.measures.cluster}, {run.measures.gpus:,} GPUs, {run.measures.policy}, seed "
-                 f"{run.seed}, {run.measures.events:,} starts and ends, decisions "
-                 f"{run.measures.decisions[:16]}")  # fmt: skip
+        about = (
+            f"{run.measures.cluster}, {run.measures.gpus:,} GPUs, {run.measures.policy}, seed "
+            f"{run.seed}, {run.measures.events:,} starts and ends, decisions "
+            f"{run.measures.decisions[:16]}"
+        )
         lines.append(f'<td>{escape(run.label)}</td><td class="words">{escape(about)}</td>')
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<h2>Settings</h2><div class="wide"><table>\n{body}\n</table></div>'
@@ -263,17 +336,24 @@ def _settings(report: Report) -> str:
 
 def _problems(report: Report) -> str:
     parts = []
-    for title, told in (("Rows that were left out", report.problems),
-                        ("What was made good", report.notes)):  # fmt: skip
+    for title, told in (
+        ("Rows that were left out", report.problems),
+        ("What was made good", report.notes),
+    ):
         if told:
-            lines = "".join(f"<li>{escape(problem_text(each))}</li>"
-                            for each in told[:PROBLEMS_MAX])  # fmt: skip
+            lines = "".join(
+                f"<li>{escape(problem_text(each))}</li>" for each in told[:PROBLEMS_MAX]
+            )
             more = len(told) - PROBLEMS_MAX
             lines += f"<li>and {more:,} more</li>" if more > 0 else ""
             parts.append(f"<h2>{title}: {len(told):,}</h2><ul>{lines}</ul>")
     if report.unknown_models:
-        told_models = ", ".join(f"{model or '(none)'} ({count:,} jobs)"
-                                for model, count in report.unknown_models.items())  # fmt: skip
-        parts.append(f"<h2>Models without measurements</h2><p>{escape(told_models)}: they go "
-                     "everywhere as fast as in the trace.</p>")  # fmt: skip
+        told_models = ", ".join(
+            f"{model or '(none)'} ({count:,} jobs)"
+            for model, count in report.unknown_models.items()
+        )
+        parts.append(
+            f"<h2>Models without measurements</h2><p>{escape(told_models)}: they go "
+            "everywhere as fast as in the trace.</p>"
+        )
     return "\n".join(parts)

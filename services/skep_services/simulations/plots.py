@@ -23,8 +23,29 @@ WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
 TICKS = 6
 HEADROOM = 1.05
-TIMES_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400, 172_800,
-           432_000, 864_000, 1_728_000, 4_320_000, 8_640_000)  # fmt: skip
+TIMES_S = (
+    1,
+    2,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1800,
+    3600,
+    7200,
+    14_400,
+    43_200,
+    86_400,
+    172_800,
+    432_000,
+    864_000,
+    1_728_000,
+    4_320_000,
+    8_640_000,
+)
 """Round steps of time: whole seconds, minutes, hours and days."""
 DECADES_S = (1, 10, 60, 600, 3600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
 FALLBACK = re.compile(r"var\(--\w+,(#\w+)\)")
@@ -137,8 +158,10 @@ def _path(
         words.append(f"{'L' if number else 'M'}{x_at(x):.1f} {before:.1f}")
     dash = DASHES[place // len(COLOURS) % len(DASHES)]
     more = f' stroke-dasharray="{dash}"' if dash else ""
-    return (f'<path d="{"".join(words)}" fill="none" stroke="{colour(place)}" '
-            f'stroke-width="1.7"{more}><title>{escape(line.name)}</title></path>')  # fmt: skip
+    return (
+        f'<path d="{"".join(words)}" fill="none" stroke="{colour(place)}" '
+        f'stroke-width="1.7"{more}><title>{escape(line.name)}</title></path>'
+    )
 
 
 def bars(
@@ -171,8 +194,9 @@ def bars(
             long = max(value, 0.0) / most * room
             words = f"{name}, {run.name}: {value_text(value)}"
             parts.append(svg.box(NAME_WIDTH, top, long, BAR - 2, colour(place), hint=words))
-            parts.append(svg.text(NAME_WIDTH + long + 5, top + 10, value_text(value), fill=FAINT,
-                               size=11))  # fmt: skip
+            parts.append(
+                svg.text(NAME_WIDTH + long + 5, top + 10, value_text(value), fill=FAINT, size=11)
+            )
     moved = [f'<g transform="translate(0 {height - HEIGHT:.0f})">{"".join(legend)}</g>']
     return _svg(title, height + legend_height, [*parts, *moved] if legend else parts)
 

@@ -76,11 +76,7 @@ def deaf_children() -> Iterator[None]:
 
 
 def play_all(
-    orders: Sequence[Order],
-    traces: Mapping[int, Trace],
-    processes: int,
-    tell: Tell,
-    stop: Stop,
+    orders: Sequence[Order], traces: Mapping[int, Trace], processes: int, tell: Tell, stop: Stop
 ) -> list[Played | None]:
     """Return what comes of each order, None where it was never begun because of `stop`.
 

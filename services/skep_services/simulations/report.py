@@ -101,24 +101,54 @@ GROUP = (
     Shown("jct_median_s", "JCT, median", lambda g: _some(g.jct_s.median, g.ended), seconds_exactly),
     Shown("jct_p95_s", "JCT, 95 %", lambda g: _some(g.jct_s.p95, g.ended), seconds_exactly),
     Shown("jct_p99_s", "JCT, 99 %", lambda g: _some(g.jct_s.p99, g.ended), seconds_exactly),
-    Shown("queue_mean_s", "queueing, mean", lambda g: _some(g.queue_s.mean, g.ended),
-          seconds_exactly),
-    Shown("queue_p99_s", "queueing, 99 %", lambda g: _some(g.queue_s.p99, g.ended),
-          seconds_exactly),
-    Shown("first_wait_mean_s", "wait for the first run, mean",
-          lambda g: _some(g.first_wait_s.mean, g.first_wait_s.count), seconds_exactly),
-    Shown("effectiveness", "execution effectiveness, mean",
-          lambda g: _some(g.effectiveness.mean, g.ended), ratio_text, "SCHED², eq. 2"),
-    Shown("normalised", "normalised latency, mean",
-          lambda g: _some(g.normalised.mean, g.normalised.count), ratio_text, "GENIE, eq. 15"),
+    Shown(
+        "queue_mean_s", "queueing, mean", lambda g: _some(g.queue_s.mean, g.ended), seconds_exactly
+    ),
+    Shown(
+        "queue_p99_s", "queueing, 99 %", lambda g: _some(g.queue_s.p99, g.ended), seconds_exactly
+    ),
+    Shown(
+        "first_wait_mean_s",
+        "wait for the first run, mean",
+        lambda g: _some(g.first_wait_s.mean, g.first_wait_s.count),
+        seconds_exactly,
+    ),
+    Shown(
+        "effectiveness",
+        "execution effectiveness, mean",
+        lambda g: _some(g.effectiveness.mean, g.ended),
+        ratio_text,
+        "SCHED², eq. 2",
+    ),
+    Shown(
+        "normalised",
+        "normalised latency, mean",
+        lambda g: _some(g.normalised.mean, g.normalised.count),
+        ratio_text,
+        "GENIE, eq. 15",
+    ),
     Shown("qos", "QoS guaranteed", lambda g: g.qos, part_text, "GENIE, eq. 14"),
-    Shown("rho_median", "finish-time fairness, median",
-          lambda g: _some(g.rho.median, g.rho.count), ratio_text, "Themis, section 3.2"),
-    Shown("rho_p99", "finish-time fairness, 99 %", lambda g: _some(g.rho.p99, g.rho.count),
-          ratio_text, "Themis, section 3.2"),
-    Shown("hundred_mean_s", "time to 100 mini-batches, mean",
-          lambda g: _some(g.hundred_s.mean, g.hundred_s.count), seconds_exactly,
-          "Gandiva, section 6.3"),
+    Shown(
+        "rho_median",
+        "finish-time fairness, median",
+        lambda g: _some(g.rho.median, g.rho.count),
+        ratio_text,
+        "Themis, section 3.2",
+    ),
+    Shown(
+        "rho_p99",
+        "finish-time fairness, 99 %",
+        lambda g: _some(g.rho.p99, g.rho.count),
+        ratio_text,
+        "Themis, section 3.2",
+    ),
+    Shown(
+        "hundred_mean_s",
+        "time to 100 mini-batches, mean",
+        lambda g: _some(g.hundred_s.mean, g.hundred_s.count),
+        seconds_exactly,
+        "Gandiva, section 6.3",
+    ),
     Shown("preempted", "preemptions", lambda g: g.preempted, count_text),
     Shown("suspended", "suspensions", lambda g: g.suspended, count_text),
     Shown("migrated", "migrations", lambda g: g.migrated, count_text),
@@ -130,18 +160,24 @@ GROUP = (
     Shown("ended", "jobs that ended", lambda g: g.ended, count_text),
     Shown("refused", "jobs refused", lambda g: g.refused, count_text),
     Shown("unfinished", "jobs not finished", lambda g: g.unfinished, count_text),
-)  # fmt: skip
+)
 
 ALL = (
     ShownOfAll("makespan_s", "makespan", lambda m: m.makespan_s, seconds_exactly),
     ShownOfAll("allocated", "GPU time allocated", lambda m: m.allocated, part_text),
     ShownOfAll("busy", "GPU time busy", lambda m: m.busy, part_text),
     ShownOfAll("useful", "GPU time useful", lambda m: m.useful, part_text),
-    ShownOfAll("fragmentation", "fragmentation", lambda m: m.fragmentation, part_text,
-               "SCHED², eq. 1"),
-    ShownOfAll("no_affinity", "nodes without affinity", lambda m: m.no_affinity, part_text,
-               "HiveD, section 5.2"),
-)  # fmt: skip
+    ShownOfAll(
+        "fragmentation", "fragmentation", lambda m: m.fragmentation, part_text, "SCHED², eq. 1"
+    ),
+    ShownOfAll(
+        "no_affinity",
+        "nodes without affinity",
+        lambda m: m.no_affinity,
+        part_text,
+        "HiveD, section 5.2",
+    ),
+)
 
 ALWAYS = ("jct_mean_s", "queue_mean_s", "preempted", "migrated", "ended")
 """Measures that are told even where they are 0 or unknown in every run."""
@@ -193,12 +229,17 @@ def _common_rows(runs: Sequence[Played]) -> list[Row]:
     """
     if len({run.measures.seed for run in runs}) > 1:
         return []
-    ended = [times for times in zip(*(run.completion_s for run in runs), strict=False)
-             if None not in times]  # fmt: skip
+    ended = [
+        times
+        for times in zip(*(run.completion_s for run in runs), strict=False)
+        if None not in times
+    ]
     if not ended:
         return []
-    means = tuple(statistics.fmean(one for one in times if one is not None)
-                  for times in zip(*ended, strict=True))  # fmt: skip
+    means = tuple(
+        statistics.fmean(one for one in times if one is not None)
+        for times in zip(*ended, strict=True)
+    )
     title = f"JCT, mean of the {len(ended):,} jobs that ended in every run"
     return [Row("jct_common_mean_s", title, means, seconds_exactly, "")]
 
@@ -206,16 +247,20 @@ def _common_rows(runs: Sequence[Played]) -> list[Row]:
 def rows(measures: Sequence[Measures]) -> list[Row]:
     """Return the measures of runs as wholes, without those that say nothing in any."""
     found = group_rows([each.all for each in measures])
-    over_all = [Row(each.key, each.title, tuple(each.get(m) for m in measures), each.text,
-                    each.source) for each in ALL]  # fmt: skip
+    over_all = [
+        Row(each.key, each.title, tuple(each.get(m) for m in measures), each.text, each.source)
+        for each in ALL
+    ]
     place = next((at for at, row in enumerate(found) if row.key == "effectiveness"), len(found))
     return [*found[:place], *(row for row in over_all if _says(row)), *found[place:]]
 
 
 def group_rows(groups: Sequence[Group]) -> list[Row]:
     """Return the measures of one group of jobs in every run."""
-    made = (Row(each.key, each.title, tuple(each.get(g) for g in groups), each.text, each.source)
-            for each in GROUP)  # fmt: skip
+    made = (
+        Row(each.key, each.title, tuple(each.get(g) for g in groups), each.text, each.source)
+        for each in GROUP
+    )
     return [row for row in made if _says(row) or row.key in ALWAYS]
 
 

@@ -83,8 +83,11 @@ async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
         await bootstrap_streams(bus, marker_path(home), replicas)
     finally:
         await bus.close()
-    wanted = encode(SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins,
-                           quarantine=cluster.quarantine))  # fmt: skip
+    wanted = encode(
+        SetVcs(
+            vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins, quarantine=cluster.quarantine
+        )
+    )
     if _published(home) == wanted:
         return
     bus = await _connect(cluster, nats_access.OPERATOR)
@@ -128,8 +131,9 @@ def node_folders(home: str) -> list[str]:
         return []
     folders = [os.path.join(home, name) for name in names]
     signs = "runner.lock", os.path.join("containers", "owner")
-    return [path for path in folders
-            if any(os.path.exists(os.path.join(path, sign)) for sign in signs)]  # fmt: skip
+    return [
+        path for path in folders if any(os.path.exists(os.path.join(path, sign)) for sign in signs)
+    ]
 
 
 async def stop_jobs(states: Sequence[str], keep: Collection[str] = ()) -> list[str]:

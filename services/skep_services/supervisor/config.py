@@ -109,8 +109,7 @@ class Cluster(msgspec.Struct, kw_only=True):
     @property
     def cells(self) -> Cells:
         """Return who owns what, as a cluster file says it."""
-        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs,
-                     quarantine=self.quarantine)  # fmt: skip
+        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs, quarantine=self.quarantine)
 
     @property
     def who(self) -> list[str]:
@@ -215,9 +214,11 @@ def parse_ports(text: str) -> tuple[int, int]:
 
 
 def settle(
-    before: Cluster | None, wishes: Wishes, home: str,
+    before: Cluster | None,
+    wishes: Wishes,
+    home: str,
     ports: tuple[int, int] = (PORT_FIRST, PORT_LAST),
-) -> Cluster:  # fmt: skip
+) -> Cluster:
     """Return the cluster to run: `before` changed by the wishes. Raises ConfigError.
 
     Gangs meet on `ports` (the first and the last), of which every node gets its part.
@@ -333,9 +334,16 @@ def _check_nodes(nodes: Sequence[NodeConfig]) -> None:
 
 
 RESERVED_NAMES = (
-    "admission", "advisor", "allocator", "door", "gateway", "introspector", "searches", "nats",
+    "admission",
+    "advisor",
+    "allocator",
+    "door",
+    "gateway",
+    "introspector",
+    "searches",
+    "nats",
     "lock",
-)  # fmt: skip
+)
 """Folders and files of the state folder that a node's own folder must not be."""
 
 

@@ -47,12 +47,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        home: str,
-        plan: ClusterPlan,
-        prepare: Step,
-        stop_jobs: Step,
-        admit: Admit,
+        self, home: str, plan: ClusterPlan, prepare: Step, stop_jobs: Step, admit: Admit
     ) -> None:
         self._home = home
         self._prepare = prepare

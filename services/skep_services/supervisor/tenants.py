@@ -55,8 +55,9 @@ async def watch(home: str, cluster: Cluster, reload: Callable[[], None]) -> None
 
 async def _look(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
     name = nats_access.BOOTSTRAP
-    options = LinkOptions(servers=tuple(cluster.nats.url.split(",")), identity=name,
-                          password=cluster.nats.users[name])  # fmt: skip
+    options = LinkOptions(
+        servers=tuple(cluster.nats.url.split(",")), identity=name, password=cluster.nats.users[name]
+    )
     link = await Link.connect(options, on_fatal=_lost)
     seen = b""
     untried: list[str] = []
@@ -93,9 +94,12 @@ async def is_connected(cluster: Cluster, vc: str) -> bool:
     """Return whether what a tenant says reaches the stream of submissions. Nothing is stored."""
     identity = nats_access.vc_identity(vc)
     url = cluster.nats.tenants or cluster.nats.url
-    options = LinkOptions(servers=tuple(url.split(",")), identity=identity,
-                          password=cluster.nats.users[identity],
-                          connect_within_s=TRY_WITHIN_S)  # fmt: skip
+    options = LinkOptions(
+        servers=tuple(url.split(",")),
+        identity=identity,
+        password=cluster.nats.users[identity],
+        connect_within_s=TRY_WITHIN_S,
+    )
     try:
         link = await Link.connect(options, on_fatal=_lost)
     except (ConnectionError, RefusedError):

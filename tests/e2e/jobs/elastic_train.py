@@ -26,9 +26,19 @@ from skep_job import elastic_group, transfer
 from skep_job.elastic_round import Round
 from skep_job.elastic_run import ElasticRun
 
-OPTIONS = {"epochs": 4, "samples": 200, "global_batch": 32, "workers": 0, "hold": [], "die": "",
-           "patience_s": 20.0, "width": 16, "sizes": [1, 4], "pace_s": 0.0,
-           "window": 1}  # fmt: skip
+OPTIONS = {
+    "epochs": 4,
+    "samples": 200,
+    "global_batch": 32,
+    "workers": 0,
+    "hold": [],
+    "die": "",
+    "patience_s": 20.0,
+    "width": 16,
+    "sizes": [1, 4],
+    "pace_s": 0.0,
+    "window": 1,
+}
 
 torch.set_num_threads(1)
 
@@ -140,11 +150,17 @@ def main() -> None:
             pid=os.getpid(),
             seen=seen,
             pauses=[
-                {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes,
-                 "before": p.before, "after": p.after}
+                {
+                    "step": p.step,
+                    "total_ns": p.total_ns,
+                    "parts_ns": p.parts_ns,
+                    "bytes": p.bytes,
+                    "before": p.before,
+                    "after": p.after,
+                }
                 for p in run.gang.pauses
             ],
-        )  # fmt: skip
+        )
 
 
 main()

@@ -101,10 +101,16 @@ def by_hf(model: Model, end_at: int) -> None:
 
     skep = SkepCallback()
     args = TrainingArguments(
-        output_dir=skep.folder or os.environ["SCRATCH"], num_train_epochs=EPOCHS, report_to=[],
-        per_device_train_batch_size=BATCH, logging_steps=1, save_strategy="no", use_cpu=True,
-        disable_tqdm=True, seed=1,
-    )  # fmt: skip
+        output_dir=skep.folder or os.environ["SCRATCH"],
+        num_train_epochs=EPOCHS,
+        report_to=[],
+        per_device_train_batch_size=BATCH,
+        logging_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=1,
+    )
     trainer = Trainer(model=model, args=args, train_dataset=Samples(), callbacks=[skep, Teller()])
     trainer.train(resume_from_checkpoint=skep.newest())
 
@@ -130,10 +136,15 @@ def by_lightning(model: Model, end_at: int) -> None:
 
     skep = SkepCallback()
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[skep],
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[skep],
         default_root_dir=os.environ["SCRATCH"],
-    )  # fmt: skip
+    )
     trainer.fit(Wrapped(), DataLoader(Samples(), BATCH, shuffle=True), ckpt_path=skep.newest())
 
 

@@ -111,9 +111,13 @@ def main() -> None:
     own = torch.Generator().manual_seed(4) if arguments.generator else None
     data = Noisy(SAMPLES, plain=arguments.workers > 0)
     loader = DataLoader(
-        data, BATCH, shuffle=True, num_workers=arguments.workers, generator=own,
+        data,
+        BATCH,
+        shuffle=True,
+        num_workers=arguments.workers,
+        generator=own,
         persistent_workers=arguments.workers > 0,
-    )  # fmt: skip
+    )
     check = DataLoader(data, 28, shuffle=True)
     model = build(arguments.hidden)
     if arguments.ranks:

@@ -41,9 +41,12 @@ def main() -> None:
 
 
 def _batches(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[tuple[Tensor, ...]],
-    *, cooperative: bool,
-) -> Iterator[Tensor]:  # fmt: skip
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[tuple[Tensor, ...]],
+    *,
+    cooperative: bool,
+) -> Iterator[Tensor]:
     if not cooperative:
         for _ in range(10_000):
             for (x,) in loader:

@@ -41,8 +41,12 @@ class Hardware:
         asked = types if wanted.gpu_type is None else wanted.gpu_type.split(TYPES_APART)
         for kind in (kind for kind in asked if kind not in types):
             text = f"no node has GPUs of type `{kind}`; there are: {', '.join(types)}"
-            return Problem(path="$.resources.gpu_type", reason=Reason.NO_SUCH_GPU_TYPE, text=text,
-                           suggestion=nearest(kind, types))  # fmt: skip
+            return Problem(
+                path="$.resources.gpu_type",
+                reason=Reason.NO_SUCH_GPU_TYPE,
+                text=text,
+                suggestion=nearest(kind, types),
+            )
         kinds = [kind for kind in types if kind in asked]
         one_node = _one_node(spec, cells)
         if any(self._holds(kind, spec, 1 if one_node else GANG_NODES_MAX) for kind in kinds):
@@ -60,27 +64,46 @@ class Hardware:
 
     def _too_big(self, spec: JobSpec, kinds: list[str], *, one_node: bool) -> Problem:
         builds = self._builds
-        total = max((sum(dict(build.gpus).get(kind, 0) * count for build, count in builds.items())
-                     for kind in kinds), default=0)  # fmt: skip
+        total = max(
+            (
+                sum(dict(build.gpus).get(kind, 0) * count for build, count in builds.items())
+                for kind in kinds
+            ),
+            default=0,
+        )
         if spec.gpus > total:
             text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
-            return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
-                           suggestion=f"ask for at most {total}")  # fmt: skip
+            return Problem(
+                path="$.resources",
+                reason=Reason.TOO_MANY_GPUS,
+                text=text,
+                suggestion=f"ask for at most {total}",
+            )
         wanted = spec.resources.workers
         if not one_node and any(
             sum(_workers(build, kind, spec) * count for build, count in builds.items()) >= wanted
             for kind in kinds
         ):
             text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
-            return Problem(path="$.resources.workers", reason=Reason.NODE_TOO_SMALL, text=text,
-                           suggestion="use fewer workers with more GPUs each")  # fmt: skip
+            return Problem(
+                path="$.resources.workers",
+                reason=Reason.NODE_TOO_SMALL,
+                text=text,
+                suggestion="use fewer workers with more GPUs each",
+            )
         most = max(dict(build.gpus).get(kind, 0) for build in builds for kind in kinds)
         cpus = max(build.cpus for build in builds)
         memory = max(build.memory for build in builds)
-        text = (f"no placement exists: the largest node has {most} GPUs, {cpus} CPUs and "
-                f"{memory} bytes of memory")  # fmt: skip
-        return Problem(path="$.resources", reason=Reason.NODE_TOO_SMALL, text=text,
-                       suggestion="make the workers smaller or the topology wish soft")  # fmt: skip
+        text = (
+            f"no placement exists: the largest node has {most} GPUs, {cpus} CPUs and "
+            f"{memory} bytes of memory"
+        )
+        return Problem(
+            path="$.resources",
+            reason=Reason.NODE_TOO_SMALL,
+            text=text,
+            suggestion="make the workers smaller or the topology wish soft",
+        )
 
 
 def _build(node: NodeSeen) -> Build:

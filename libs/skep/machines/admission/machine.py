@@ -180,11 +180,16 @@ class AdmissionMachine:
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
         kept: list[Kept] = [
-            AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
-                          promised=self.promised, gpus=tuple(self.outstanding_gpus.items()),
-                          jobs=tuple(self.outstanding_jobs.items()),
-                          last_asked=self.last_asked)
-        ]  # fmt: skip
+            AdmissionKept(
+                epoch=self.epoch,
+                last_sequence=self.last_sequence,
+                vcs=self.vcs,
+                promised=self.promised,
+                gpus=tuple(self.outstanding_gpus.items()),
+                jobs=tuple(self.outstanding_jobs.items()),
+                last_asked=self.last_asked,
+            )
+        ]
         kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
@@ -222,9 +227,13 @@ class AdmissionMachine:
                 self._hardware = None
             case Admitted():
                 self._answered(fact.job, fact.spec.vc, fact.key)
-                job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
-                                guaranteed=not fact.spec.opportunistic,
-                                elastic=fact.spec.elastic, ps=fact.spec.ps)  # fmt: skip
+                job = ActiveJob(
+                    vc=fact.spec.vc,
+                    gpus=fact.spec.gpus,
+                    guaranteed=not fact.spec.opportunistic,
+                    elastic=fact.spec.elastic,
+                    ps=fact.spec.ps,
+                )
                 self.active[fact.job] = job
                 self.count(job, 1)
             case Refused():
@@ -279,8 +288,7 @@ class AdmissionMachine:
             return  # Read again after a restart: it is answered.
         original = self.keys.get((event.vc, event.key)) if event.key else None
         if original is not None:
-            self._record(Repeated(job=event.job, original=original, vc=event.vc,
-                                  trace=event.trace))  # fmt: skip
+            self._record(Repeated(job=event.job, original=original, vc=event.vc, trace=event.trace))
             verdict = self._again(original)
         else:
             verdict = self._first_submission(event)
@@ -290,9 +298,12 @@ class AdmissionMachine:
         """Return the verdict on a repetition: the original's."""
         if original not in self.refused:
             return Verdict(job=original, accepted=True, reason=Reason.REPEATED)
-        problem = Problem(path="$", reason=Reason.REPEATED,
-                          text=f"this key was used before, by {original}, which was refused",
-                          suggestion="mend the spec and use another key")  # fmt: skip
+        problem = Problem(
+            path="$",
+            reason=Reason.REPEATED,
+            text=f"this key was used before, by {original}, which was refused",
+            suggestion="mend the spec and use another key",
+        )
         return Verdict(job=original, accepted=False, reason=Reason.REPEATED, problems=(problem,))
 
     def _first_submission(self, event: Submission) -> Verdict:
@@ -301,19 +312,30 @@ class AdmissionMachine:
             parsed = self.judge(event.vc, parse_spec(event.raw), key)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
-            parsed = [Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
-                              text=text)]  # fmt: skip
+            parsed = [
+                Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE, text=text)
+            ]
             key = ""
         if isinstance(parsed, JobSpec):
-            self._record(Admitted(job=event.job, spec=parsed, submitted_at=event.at,
-                                  key=key, trace=event.trace))  # fmt: skip
+            self._record(
+                Admitted(
+                    job=event.job, spec=parsed, submitted_at=event.at, key=key, trace=event.trace
+                )
+            )
             return Verdict(job=event.job, accepted=True)
         problems = tuple(parsed)
-        self._record(Refused(job=event.job, vc=event.vc, problems=problems, key=key,
-                             submitted_at=event.at, trace=event.trace,
-                             name=_name_in(event.raw)))  # fmt: skip
-        return Verdict(job=event.job, accepted=False, reason=problems[0].reason,
-                       problems=problems)  # fmt: skip
+        self._record(
+            Refused(
+                job=event.job,
+                vc=event.vc,
+                problems=problems,
+                key=key,
+                submitted_at=event.at,
+                trace=event.trace,
+                name=_name_in(event.raw),
+            )
+        )
+        return Verdict(job=event.job, accepted=False, reason=problems[0].reason, problems=problems)
 
     def judge(
         self, vc: str, parsed: JobSpec | list[Problem], key: str = ""
@@ -322,16 +344,27 @@ class AdmissionMachine:
         if vc not in self.vcs:
             known = ", ".join(sorted(self.vcs)) or "none yet"
             text = f"there is no virtual cluster `{vc}`; there are: {known}"
-            return [Problem(path="$.vc", reason=Reason.UNKNOWN_VC, text=text,
-                            suggestion=nearest(vc, sorted(self.vcs)))]  # fmt: skip
+            return [
+                Problem(
+                    path="$.vc",
+                    reason=Reason.UNKNOWN_VC,
+                    text=text,
+                    suggestion=nearest(vc, sorted(self.vcs)),
+                )
+            ]
         if not isinstance(parsed, JobSpec):
             return parsed
         if parsed.vc != vc:
             text = f"the spec names `{parsed.vc}` but was published to `{vc}`"
-            return [Problem(path="$.vc", reason=Reason.WRONG_VC, text=text,
-                            suggestion=f"publish it to {subjects.submit(parsed.vc)}")]  # fmt: skip
-        problem = (_search_problem(parsed, key) or self._impossible(parsed)
-                   or self._too_many(parsed))  # fmt: skip
+            return [
+                Problem(
+                    path="$.vc",
+                    reason=Reason.WRONG_VC,
+                    text=text,
+                    suggestion=f"publish it to {subjects.submit(parsed.vc)}",
+                )
+            ]
+        problem = _search_problem(parsed, key) or self._impossible(parsed) or self._too_many(parsed)
         if problem is not None:
             return [problem]
         judged = self._within_quota(parsed)
@@ -352,8 +385,14 @@ class AdmissionMachine:
         spare = Request.of(spec, "", guaranteed=False)
         if spec.over_quota == "opportunistic" and self._never(spare) is None:
             return msgspec.structs.replace(spec, service_class="opportunistic")
-        return [Problem(path="$.resources", reason=refusal.reason, text=refusal.text,
-                        suggestion=refusal.suggestion)]  # fmt: skip
+        return [
+            Problem(
+                path="$.resources",
+                reason=refusal.reason,
+                text=refusal.text,
+                suggestion=refusal.suggestion,
+            )
+        ]
 
     def _never(self, request: Request) -> Refusal | None:
         """Return why the cells in force can never serve a request: worked out once for its like."""
@@ -369,8 +408,12 @@ class AdmissionMachine:
         if self.outstanding_jobs.get(spec.vc, 0) < config.jobs_max:
             return None
         text = f"`{spec.vc}` has {config.jobs_max} unfinished jobs, as many as it may have"
-        return Problem(path="$.vc", reason=Reason.TOO_MANY_JOBS, text=text,
-                       suggestion="wait for some to end, or cancel some")  # fmt: skip
+        return Problem(
+            path="$.vc",
+            reason=Reason.TOO_MANY_JOBS,
+            text=text,
+            suggestion="wait for some to end, or cancel some",
+        )
 
     def _within_quota(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
@@ -385,11 +428,20 @@ class AdmissionMachine:
                 return msgspec.structs.replace(spec, service_class="opportunistic")
             text = f"it needs {spec.gpus} GPUs and `{spec.vc}` owns {quota}"
             hint = "use fewer, or `service_class: opportunistic`"
-            return [Problem(path="$.resources", reason=Reason.QUOTA_TOO_SMALL, text=text,
-                            suggestion=hint)]  # fmt: skip
+            return [
+                Problem(
+                    path="$.resources", reason=Reason.QUOTA_TOO_SMALL, text=text, suggestion=hint
+                )
+            ]
         text = f"`{spec.vc}` owns {quota} GPUs and its unfinished jobs ask for {used}"
-        return [Problem(path="$.over_quota", reason=Reason.OVER_QUOTA, text=text,
-                        suggestion="use `over_quota: wait` or `opportunistic`")]  # fmt: skip
+        return [
+            Problem(
+                path="$.over_quota",
+                reason=Reason.OVER_QUOTA,
+                text=text,
+                suggestion="use `over_quota: wait` or `opportunistic`",
+            )
+        ]
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
@@ -403,20 +455,31 @@ class AdmissionMachine:
         job, problem = self._cancel_wish(event)
         if problem is None and not self.active[job].cancelling:
             self._record(CancelAsked(job=job))
-        verdict = Verdict(job=job, accepted=problem is None,
-                          reason=problem.reason if problem else None,
-                          problems=(problem,) if problem else ())  # fmt: skip
+        verdict = Verdict(
+            job=job,
+            accepted=problem is None,
+            reason=problem.reason if problem else None,
+            problems=(problem,) if problem else (),
+        )
         self._reply(event.reply, event.vc, verdict, "")
 
     def _cancel_wish(self, event: CancelRequest) -> tuple[str, Problem | None]:
         try:
             job = CANCEL_DECODER.decode(event.raw).get("job")
         except UNDECODABLE as error:
-            return "", Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
-                               suggestion='publish {"job": "j17"}')  # fmt: skip
+            return "", Problem(
+                path="$",
+                reason=Reason.NOT_JSON,
+                text=f"not JSON: {error}",
+                suggestion='publish {"job": "j17"}',
+            )
         if not isinstance(job, str) or job_sequence(job) is None:
-            return "", Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
-                               suggestion='publish {"job": "j17"}')  # fmt: skip
+            return "", Problem(
+                path="$.job",
+                reason=Reason.BAD_VALUE,
+                text="`job` must be a job id",
+                suggestion='publish {"job": "j17"}',
+            )
         return job, self._not_active(job, event.vc)
 
     def _not_active(self, job: str, vc: str) -> Problem | None:
@@ -426,10 +489,10 @@ class AdmissionMachine:
             return None
         if active is None and 0 < (job_sequence(job) or 0) <= self.last_sequence:
             # Another tenant's finished job looks the same from here, which tells it nothing.
-            return Problem(path="$.job", reason=Reason.ALREADY_ENDED,
-                           text=f"{job} has already ended")  # fmt: skip
-        return Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
-                       text=f"`{vc}` has no job {job}")  # fmt: skip
+            return Problem(
+                path="$.job", reason=Reason.ALREADY_ENDED, text=f"{job} has already ended"
+            )
+        return Problem(path="$.job", reason=Reason.UNKNOWN_JOB, text=f"`{vc}` has no job {job}")
 
     def _ask(self, event: AskRequest) -> None:
         """Pass a request for a change on to the allocator, or say why there is nothing to change.
@@ -443,8 +506,12 @@ class AdmissionMachine:
             problems = [problem] if problem is not None else []
             if problem is None and event.number > self.last_asked:
                 self._record(ChangeAsked(number=event.number, ask=parsed, at=event.at))
-        verdict = Verdict(job=job, accepted=not problems, problems=tuple(problems),
-                          reason=problems[0].reason if problems else None)  # fmt: skip
+        verdict = Verdict(
+            job=job,
+            accepted=not problems,
+            problems=tuple(problems),
+            reason=problems[0].reason if problems else None,
+        )
         self._reply(event.reply, event.vc, verdict, "")
 
     def _change_problem(self, ask: Ask, vc: str) -> Problem | None:
@@ -453,8 +520,12 @@ class AdmissionMachine:
         target = next((name for name in targets if name and name not in self.nodes), "")
         if problem is None and target:
             known = sorted(self.nodes)
-            problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
-                              suggestion=nearest(target, known))  # fmt: skip
+            problem = Problem(
+                path="$.to",
+                reason=Reason.UNKNOWN_NODE,
+                text=f"no node `{target}`",
+                suggestion=nearest(target, known),
+            )
         if problem is None and isinstance(ask, AskPack):
             partner = self._not_active(ask.beside, vc)
             if partner is not None:
@@ -488,10 +559,16 @@ def _search_problem(spec: JobSpec, key: str) -> Problem | None:
     named = search if key.startswith(SEARCH_KEYS) and mark else ""
     if named == spec.search and (named or not key.startswith(SEARCH_KEYS)):
         return None
-    text = (f"`search` is given by the search whose trial a job is, and this key is "
-            f"{f'of search {named}' if named else 'none of a search'}")  # fmt: skip
-    return Problem(path="$.search", reason=Reason.BAD_VALUE, text=text,
-                   suggestion="leave it out, and use another key")  # fmt: skip
+    text = (
+        f"`search` is given by the search whose trial a job is, and this key is "
+        f"{f'of search {named}' if named else 'none of a search'}"
+    )
+    return Problem(
+        path="$.search",
+        reason=Reason.BAD_VALUE,
+        text=text,
+        suggestion="leave it out, and use another key",
+    )
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

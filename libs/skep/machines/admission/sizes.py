@@ -12,14 +12,20 @@ def size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:
     if ask.workers is None:
         return None
     if allowed is None:
-        return Problem(path="$.job", reason=Reason.CANNOT,
-                       text=f"the spec of {ask.job} does not say that it is elastic",
-                       suggestion="submit it with `elastic: {min: 1, max: 4}`")  # fmt: skip
+        return Problem(
+            path="$.job",
+            reason=Reason.CANNOT,
+            text=f"the spec of {ask.job} does not say that it is elastic",
+            suggestion="submit it with `elastic: {min: 1, max: 4}`",
+        )
     if allowed.min <= ask.workers <= allowed.max:
         return None
-    return Problem(path="$.workers", reason=Reason.BAD_VALUE,
-                   text=f"{ask.job} may have {allowed.min} to {allowed.max} workers",
-                   suggestion=f"use {min(max(ask.workers, allowed.min), allowed.max)}")  # fmt: skip
+    return Problem(
+        path="$.workers",
+        reason=Reason.BAD_VALUE,
+        text=f"{ask.job} may have {allowed.min} to {allowed.max} workers",
+        suggestion=f"use {min(max(ask.workers, allowed.min), allowed.max)}",
+    )
 
 
 def servers_problem(ask: AskResize, allowed: ParameterServers | None) -> Problem | None:
@@ -27,11 +33,17 @@ def servers_problem(ask: AskResize, allowed: ParameterServers | None) -> Problem
     if ask.servers is None:
         return None
     if allowed is None:
-        return Problem(path="$.servers", reason=Reason.CANNOT,
-                       text=f"the spec of {ask.job} does not say that it has parameter servers",
-                       suggestion="submit it with `ps: {servers: 1, min: 1, max: 4}`")  # fmt: skip
+        return Problem(
+            path="$.servers",
+            reason=Reason.CANNOT,
+            text=f"the spec of {ask.job} does not say that it has parameter servers",
+            suggestion="submit it with `ps: {servers: 1, min: 1, max: 4}`",
+        )
     if allowed.min <= ask.servers <= allowed.max:
         return None
-    return Problem(path="$.servers", reason=Reason.BAD_VALUE,
-                   text=f"{ask.job} may have {allowed.min} to {allowed.max} parameter servers",
-                   suggestion=f"use {min(max(ask.servers, allowed.min), allowed.max)}")  # fmt: skip
+    return Problem(
+        path="$.servers",
+        reason=Reason.BAD_VALUE,
+        text=f"{ask.job} may have {allowed.min} to {allowed.max} parameter servers",
+        suggestion=f"use {min(max(ask.servers, allowed.min), allowed.max)}",
+    )

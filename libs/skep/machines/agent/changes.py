@@ -190,8 +190,9 @@ class Changes:
                     self._agent.record(fact)
                 joining = newcomers(part, drive.command.change)
                 told = self._agent.progress.get(key, {})
-                drive.waits = {each: None for each in joining
-                               if not joins(self.soft, part, drive, each, told)}  # fmt: skip
+                drive.waits = {
+                    each: None for each in joining if not joins(self.soft, part, drive, each, told)
+                }
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
@@ -201,8 +202,12 @@ class Changes:
             case Phase.RELEASE | Phase.EVICT if not self._room(key, drive):
                 drive.waits = {}
             case Phase.EVICT:
-                self._call(*(EvictRun(token, rank.plan.devices, drive.room)
-                             for token, rank in alive.items()))  # fmt: skip
+                self._call(
+                    *(
+                        EvictRun(token, rank.plan.devices, drive.room)
+                        for token, rank in alive.items()
+                    )
+                )
             case Phase.RESTORE:
                 self._call(*(RestoreRun(token) for token in alive))
             case _:
@@ -419,8 +424,17 @@ class Changes:
                 self.soft.loads[token] = heard
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
-            case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
-                    | Rescaled() | Shared() | Failed():  # fmt: skip
+            case (
+                Suspended()
+                | Past()
+                | Released()
+                | Resumed()
+                | Checkpointed()
+                | Sent()
+                | Rescaled()
+                | Shared()
+                | Failed()
+            ):
                 self._answered(key, token, heard, now)
             case _:
                 pass
@@ -488,8 +502,14 @@ class Changes:
 
     def rank_down(self, key: PartKey, token: str, now: Instant, *, joining: bool) -> None:
         """Take the end of a rank; `joining`: it was not part of the gang yet."""
-        for known in (self.soft.greeted, self.soft.cans, self.soft.standing, self.soft.doors,
-                      self.soft.loads, self.soft.leave_by):  # fmt: skip
+        for known in (
+            self.soft.greeted,
+            self.soft.cans,
+            self.soft.standing,
+            self.soft.doors,
+            self.soft.loads,
+            self.soft.leave_by,
+        ):
             known.pop(token, None)
         self.soft.voices.drop(token)
         part = self._part(key)

@@ -95,5 +95,8 @@ def with_use(part: PartState, told: RankProgress, used: Mapping[int, int]) -> Ra
 
 def troubles(devices: Iterable[DeviceUse]) -> tuple[DeviceTrouble, ...]:
     """Return what devices say is wrong with them, for the cluster."""
-    return tuple(DeviceTrouble(index=each.index, text="; ".join(each.trouble)[:TROUBLE_MAX])
-                 for each in devices if each.trouble)  # fmt: skip
+    return tuple(
+        DeviceTrouble(index=each.index, text="; ".join(each.trouble)[:TROUBLE_MAX])
+        for each in devices
+        if each.trouble
+    )

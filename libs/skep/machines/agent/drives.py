@@ -228,37 +228,68 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
             share = max(drive.room // among, 1)
             return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
         case Phase.RESUME:
-            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
-                              devices=devices_of(part, change, token))  # fmt: skip
+            return ResumeRank(
+                job=job,
+                attempt=attempt,
+                rank=rank,
+                order=order,
+                devices=devices_of(part, change, token),
+            )
         case Phase.SHARE:
-            return ShareRank(job=job, attempt=attempt, rank=rank, order=order,
-                             share=share_of(part, change))  # fmt: skip
+            return ShareRank(
+                job=job, attempt=attempt, rank=rank, order=order, share=share_of(part, change)
+            )
         case Phase.WORK if isinstance(change, Move):
             target = next(each for each in change.targets if each.rank == rank)
-            return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
-                            host=target.host, port=target.port, token=target.token)  # fmt: skip
+            return MoveRank(
+                job=job,
+                attempt=attempt,
+                rank=rank,
+                order=order,
+                step=drive.step,
+                host=target.host,
+                port=target.port,
+                token=target.token,
+            )
         case Phase.WORK if isinstance(change, Resize):
             stays = any(plan.rank == rank for plan in change.ranks)
-            return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
-                               generation=change.generation, world=change.world,
-                               host=change.master_address, port=change.master_port,
-                               leaves=not stays, servers=change.servers,
-                               agree=change.agree)  # fmt: skip
+            return RescaleRank(
+                job=job,
+                attempt=attempt,
+                rank=rank,
+                order=order,
+                step=drive.step,
+                generation=change.generation,
+                world=change.world,
+                host=change.master_address,
+                port=change.master_port,
+                leaves=not stays,
+                servers=change.servers,
+                agree=change.agree,
+            )
         case Phase.WORK:
-            return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
-                                  step=drive.step)  # fmt: skip
+            return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case _:
-            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
-                              devices=part.ranks[token].plan.devices)  # fmt: skip
+            return ResumeRank(
+                job=job,
+                attempt=attempt,
+                rank=rank,
+                order=order,
+                devices=part.ranks[token].plan.devices,
+            )
 
 
 def stray(part: PartState, rank: int) -> ResumeRank:
     """Return what a rank is told that stands though what it was told has been withdrawn."""
     assert part.command is not None
     plan = next(each.plan for each in part.ranks.values() if each.plan.rank == rank)
-    return ResumeRank(job=part.command.job, attempt=part.command.attempt, rank=rank,
-                      order=part.serial * ORDERS_PER_SERIAL + STRAY,
-                      devices=plan.devices)  # fmt: skip
+    return ResumeRank(
+        job=part.command.job,
+        attempt=part.command.attempt,
+        rank=rank,
+        order=part.serial * ORDERS_PER_SERIAL + STRAY,
+        devices=plan.devices,
+    )
 
 
 def devices_of(part: PartState, change: object, token: str) -> tuple[int, ...]:
@@ -338,8 +369,11 @@ def add_answer(drive: Drive, message: Answer) -> None:
 def newcomers(part: PartState, resize: Resize) -> list[str]:
     """Return the tokens of the ranks that a resize starts here."""
     wanted = {plan.rank for plan in resize.ranks}
-    return [token for token, rank in part.ranks.items()
-            if rank.out and rank.down is None and rank.plan.rank in wanted]  # fmt: skip
+    return [
+        token
+        for token, rank in part.ranks.items()
+        if rank.out and rank.down is None and rank.plan.rank in wanted
+    ]
 
 
 def expected(part: PartState, resize: Resize) -> list[RankJoins]:
@@ -347,8 +381,11 @@ def expected(part: PartState, resize: Resize) -> list[RankJoins]:
     assert part.command is not None
     job, attempt = part.command.job, part.command.attempt
     tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in resize.ranks}
-    return [RankJoins(token=token, plan=plan) for token, plan in tokens.items()
-            if token not in part.ranks or part.ranks[token].down is not None]  # fmt: skip
+    return [
+        RankJoins(token=token, plan=plan)
+        for token, plan in tokens.items()
+        if token not in part.ranks or part.ranks[token].down is not None
+    ]
 
 
 def find_room(drive: Drive, budget: int, taken: int, wanted: int) -> bool:
@@ -367,8 +404,11 @@ def find_room(drive: Drive, budget: int, taken: int, wanted: int) -> bool:
 def strangers(part: PartState, change: object) -> list[str]:
     """Return the tokens of ranks that were to join, and are not to by what is wanted instead."""
     wanted = [plan.rank for plan in change.ranks] if isinstance(change, Resize) else []
-    return [token for token, rank in part.ranks.items()
-            if rank.out and rank.down is None and rank.plan.rank not in wanted]  # fmt: skip
+    return [
+        token
+        for token, rank in part.ranks.items()
+        if rank.out and rank.down is None and rank.plan.rank not in wanted
+    ]
 
 
 def resized(command: BindJob, resize: Resize) -> BindJob:

@@ -37,8 +37,11 @@ class Abilities:
     def can(self, part: PartState) -> tuple[str, ...]:
         """Return what every rank can do, as far as it is known, also from before a restart."""
         durable = () if part.known is None else part.known.known.can
-        said = [self._soft.cans[token][1] if token in self._soft.cans else durable
-                for token, rank in part.alive().items() if not rank.out]  # fmt: skip
+        said = [
+            self._soft.cans[token][1] if token in self._soft.cans else durable
+            for token, rank in part.alive().items()
+            if not rank.out
+        ]
         return _common(said)
 
     def expect(self, key: PartKey, now: Instant) -> None:
@@ -85,8 +88,16 @@ class Abilities:
         if told is not None and (told.tier, told.can) == (tier, can):
             return
         joined = self._agent.joined
-        known = MemberKnown(node=joined.node, identity=joined.identity, job=key[0], at=now,
-                            attempt=key[1], tier=tier, can=can, trace=_trace(part))  # fmt: skip
+        known = MemberKnown(
+            node=joined.node,
+            identity=joined.identity,
+            job=key[0],
+            at=now,
+            attempt=key[1],
+            tier=tier,
+            can=can,
+            trace=_trace(part),
+        )
         fact = PartKnown(event=self._agent.event + 1, known=known)
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
@@ -98,11 +109,19 @@ class Abilities:
         if not part.alive() or any(token not in self._soft.doors for token in part.ranks):
             return
         joined = self._agent.joined
-        doors = tuple(Door(rank=rank.plan.rank, host=joined.address,
-                           port=self._soft.doors[token].port)
-                      for token, rank in part.ranks.items())  # fmt: skip
-        ready = MemberReady(node=joined.node, identity=joined.identity, job=key[0], at=now,
-                            attempt=key[1], doors=doors, trace=_trace(part))  # fmt: skip
+        doors = tuple(
+            Door(rank=rank.plan.rank, host=joined.address, port=self._soft.doors[token].port)
+            for token, rank in part.ranks.items()
+        )
+        ready = MemberReady(
+            node=joined.node,
+            identity=joined.identity,
+            job=key[0],
+            at=now,
+            attempt=key[1],
+            doors=doors,
+            trace=_trace(part),
+        )
         fact = PartReady(event=self._agent.event + 1, ready=ready)
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
@@ -110,8 +129,16 @@ class Abilities:
     def prepared(self, key: PartKey, part: PartState, order: int, now: Instant) -> None:
         """Say that all is ready for the resize of this order."""
         joined = self._agent.joined
-        ready = MemberReady(node=joined.node, identity=joined.identity, job=key[0], at=now,
-                            attempt=key[1], doors=(), order=order, trace=_trace(part))  # fmt: skip
+        ready = MemberReady(
+            node=joined.node,
+            identity=joined.identity,
+            job=key[0],
+            at=now,
+            attempt=key[1],
+            doors=(),
+            order=order,
+            trace=_trace(part),
+        )
         fact = PartReady(event=self._agent.event + 1, ready=ready)
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
@@ -124,8 +151,15 @@ class Abilities:
             return
         joined = self._agent.joined
         step = min(self._soft.loads[token].step for token in part.ranks)
-        loaded = MemberLoaded(node=joined.node, identity=joined.identity, job=key[0], at=now,
-                              attempt=key[1], step=step, trace=_trace(part))  # fmt: skip
+        loaded = MemberLoaded(
+            node=joined.node,
+            identity=joined.identity,
+            job=key[0],
+            at=now,
+            attempt=key[1],
+            step=step,
+            trace=_trace(part),
+        )
         fact = PartLoaded(event=self._agent.event + 1, loaded=loaded)
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
@@ -134,8 +168,12 @@ class Abilities:
 def _is_single(part: PartState) -> bool:
     """Return whether a part is one process on one device, all there is of its job."""
     command = part.command
-    return (command is not None and command.world == 1 and len(command.ranks) == 1
-            and len(command.ranks[0].devices) == 1)  # fmt: skip
+    return (
+        command is not None
+        and command.world == 1
+        and len(command.ranks) == 1
+        and len(command.ranks[0].devices) == 1
+    )
 
 
 def _common(said: list[tuple[str, ...]]) -> tuple[str, ...]:

@@ -254,9 +254,16 @@ class AgentMachine:
         if (never and command.joins) or part is None or (part.over is None and higher):
             if part is not None and never:
                 self._forget(part)
-            self.record(StopTaken(job=command.job, attempt=command.attempt, order=command.order,
-                                  epoch=command.epoch, grace_ms=round(command.grace_s * 1000),
-                                  joins=command.joins if never else 0))  # fmt: skip
+            self.record(
+                StopTaken(
+                    job=command.job,
+                    attempt=command.attempt,
+                    order=command.order,
+                    epoch=command.epoch,
+                    grace_ms=round(command.grace_s * 1000),
+                    joins=command.joins if never else 0,
+                )
+            )
         part = self.parts[key]
         if part.over is None:
             self.changes.forget(key)
@@ -274,8 +281,15 @@ class AgentMachine:
         for (job, attempt), part in list(self.parts.items()):
             if part.over is None and part.order <= command.order:
                 if part.stop_grace_ms != 0:
-                    self.record(StopTaken(job=job, attempt=attempt, order=command.order,
-                                           epoch=command.epoch, grace_ms=0))  # fmt: skip
+                    self.record(
+                        StopTaken(
+                            job=job,
+                            attempt=attempt,
+                            order=command.order,
+                            epoch=command.epoch,
+                            grace_ms=0,
+                        )
+                    )
                 self.changes.forget((job, attempt))
                 self._stop_ranks(part, 0.0)
                 self._finish((job, attempt), now)
@@ -339,12 +353,18 @@ class AgentMachine:
             return
         out = part.ranks[token].out
         change = part.changing
-        joins = (change is not None and isinstance(change.change, Resize)
-                 and token in newcomers(part, change.change))  # fmt: skip
+        joins = (
+            change is not None
+            and isinstance(change.change, Resize)
+            and token in newcomers(part, change.change)
+        )
         # What nobody saw end may have ended because it was asked to.
         stopped = asked or (code is None and part.stop_grace_ms is not None)
-        self.record(RankDown(token=token, code=code, started=started, detail=detail,
-                             stopped=stopped, left=left))  # fmt: skip
+        self.record(
+            RankDown(
+                token=token, code=code, started=started, detail=detail, stopped=stopped, left=left
+            )
+        )
         if code != 0 and not stopped and not out:
             self._stop_ranks(part, PEER_GRACE_S)
         self.changes.rank_down(key, token, now, joining=joins)
@@ -380,8 +400,12 @@ class AgentMachine:
         """Join, tell again what may not have been heard, and ask what is running."""
         self.told = {}
         self.clearing = 0
-        self.unsure = {token: None for part in self.parts.values()
-                       for token, rank in part.ranks.items() if rank.down is None}  # fmt: skip
+        self.unsure = {
+            token: None
+            for part in self.parts.values()
+            for token, rank in part.ranks.items()
+            if rank.down is None
+        }
         self._join()
         for part in self.parts.values():
             for fact in part.told_facts:
@@ -450,8 +474,13 @@ class AgentMachine:
 
     def _report(self, now: Instant) -> None:
         node = self.joined.node
-        beat = Heartbeat(node=node, identity=self.joined.identity, at=now,
-                         incarnation=self.incarnation, trouble=self.trouble)  # fmt: skip
+        beat = Heartbeat(
+            node=node,
+            identity=self.joined.identity,
+            at=now,
+            incarnation=self.incarnation,
+            trouble=self.trouble,
+        )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         jobs = progress_of(self.parts, self.progress, self.used)
         if jobs:
@@ -483,8 +512,10 @@ class AgentMachine:
                 command = fact.command
                 self.epoch_floor = max(self.epoch_floor, command.epoch)
                 joins = bool(command.joins and command.awaits)
-                ranks = {f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
-                         for plan in command.ranks}  # fmt: skip
+                ranks = {
+                    f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
+                    for plan in command.ranks
+                }
                 stand = Stand.AWAITING if command.awaits and not joins else Stand.RUNNING
                 self.parts[command.job, command.attempt] = PartState(
                     order=command.order, command=command, ranks=ranks, stand=stand
@@ -581,10 +612,11 @@ class AgentMachine:
         """Return the facts that rebuild this state: what a compacted journal holds."""
         facts: list[AgentFact] = [
             AgentStarted(incarnation=self.incarnation, event=self.join_event),
-            FloorRaised(order=self.floor, event=self.event, epoch=self.epoch_floor,
-                        serial=self.serial),
+            FloorRaised(
+                order=self.floor, event=self.event, epoch=self.epoch_floor, serial=self.serial
+            ),
             ClearDone(order=self.cleared[0], event=self.cleared[1]),
-        ]  # fmt: skip
+        ]
         for key, part in self.parts.items():
             facts += part_facts(key, part)
         return facts
@@ -615,6 +647,12 @@ class AgentMachine:
             if part.over is not None and part.over.event in self.told and part.order <= self.settled
         )
         if len(forgotten) >= self.forget_at_once:
-            self.record(FloorRaised(order=self.settled, event=self.event,
-                                     epoch=self.epoch_floor, forgotten=forgotten,
-                                     serial=self.serial))  # fmt: skip
+            self.record(
+                FloorRaised(
+                    order=self.settled,
+                    event=self.event,
+                    epoch=self.epoch_floor,
+                    forgotten=forgotten,
+                    serial=self.serial,
+                )
+            )

@@ -56,8 +56,19 @@ NEVER_JOINED = "its ranks ended before they joined the gang"
 LEFTOVERS_MAX = 16
 """How many leftovers an end names: whoever leaks leaks more of the same."""
 
-SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-           9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU"}  # fmt: skip
+SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+}
 """Linux's names of the signals that end jobs, for people."""
 
 PartKey = tuple[str, int]
@@ -327,8 +338,15 @@ class PartState(msgspec.Struct):
     def told_facts(self) -> tuple[ToldFact, ...]:
         """Return what the cluster is told about it, in the order it happened."""
         changed = None if self.leaving else self.changed
-        every = (self.started, self.stepped, self.known, self.ready, self.loaded, changed,
-                 self.over)  # fmt: skip
+        every = (
+            self.started,
+            self.stepped,
+            self.known,
+            self.ready,
+            self.loaded,
+            changed,
+            self.over,
+        )
         return tuple(fact for fact in every if fact is not None)
 
     @property
@@ -365,11 +383,20 @@ def part_facts(key: PartKey, part: PartState) -> list[AgentFact]:
     facts += [fact for fact in (part.change, part.changed) if fact is not None]
     if part.change is not None and part.serial != part.change.serial:
         facts.append(ChangeTried(job=key[0], attempt=key[1], serial=part.serial))
-    facts += [RankJoins(token=token, plan=rank.plan)
-              for token, rank in part.ranks.items() if rank.out]  # fmt: skip
+    facts += [
+        RankJoins(token=token, plan=rank.plan) for token, rank in part.ranks.items() if rank.out
+    ]
     if part.stop_grace_ms is not None:
-        facts.append(StopTaken(job=key[0], attempt=key[1], order=part.order, epoch=0,
-                               grace_ms=part.stop_grace_ms, joins=part.never))  # fmt: skip
+        facts.append(
+            StopTaken(
+                job=key[0],
+                attempt=key[1],
+                order=part.order,
+                epoch=0,
+                grace_ms=part.stop_grace_ms,
+                joins=part.never,
+            )
+        )
     facts += rank_facts(part)
     told = (part.started, part.stepped, part.known, part.ready, part.loaded, part.over)
     return facts + [fact for fact in told if fact is not None]
@@ -467,12 +494,24 @@ def told_message(part: PartState, fact: ToldFact, joined: NodeJoined) -> tuple[s
     trace = part.command.trace if part.command is not None else ""
     match fact:
         case PartStarted():
-            return "started", MemberStarted(node=node, identity=identity, job=fact.job, at=fact.at,
-                                            attempt=fact.attempt, trace=trace,
-                                            order=part.came)  # fmt: skip
+            return "started", MemberStarted(
+                node=node,
+                identity=identity,
+                job=fact.job,
+                at=fact.at,
+                attempt=fact.attempt,
+                trace=trace,
+                order=part.came,
+            )
         case PartStepped():
-            return "stepped", MemberStepped(node=node, identity=identity, job=fact.job, at=fact.at,
-                                            attempt=fact.attempt, trace=trace)  # fmt: skip
+            return "stepped", MemberStepped(
+                node=node,
+                identity=identity,
+                job=fact.job,
+                at=fact.at,
+                attempt=fact.attempt,
+                trace=trace,
+            )
         case PartKnown():
             return "known", fact.known
         case PartReady():

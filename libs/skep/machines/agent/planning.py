@@ -21,16 +21,7 @@ from skep.machines.agent.drives import (
 )
 from skep.machines.agent.parts import PartState, Rank
 from skep.units import Instant
-from skep.wire.commands import (
-    Change,
-    Checkpoint,
-    Move,
-    RankPlan,
-    Resize,
-    Resume,
-    Share,
-    Suspend,
-)
+from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -80,8 +71,9 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
         return f"still suspended by: {', '.join(others)}"
     if part.stand is Stand.AWAITING and part.loaded is None:
         return "its state has not arrived yet"
-    moves = any(devices_of(part, change, token) != rank.plan.devices
-                for token, rank in part.alive().items())  # fmt: skip
+    moves = any(
+        devices_of(part, change, token) != rank.plan.devices for token, rank in part.alive().items()
+    )
     if moves and "rebind" not in can:
         return "the job cannot go on with other devices than it has"
     if moves and part.stand is Stand.FROZEN:
@@ -257,8 +249,16 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
             changed = msgspec.structs.replace(changed, detail=text)
         case _:
             pass
-    return PartChanged(event=event, changed=changed, stand=stand, holds=holds, broken=broken,
-                       host_bytes=host_bytes, released=released, share_due=due)  # fmt: skip
+    return PartChanged(
+        event=event,
+        changed=changed,
+        stand=stand,
+        holds=holds,
+        broken=broken,
+        host_bytes=host_bytes,
+        released=released,
+        share_due=due,
+    )
 
 
 def apply_change(part: PartState, fact: PartChanged) -> None:
@@ -300,8 +300,11 @@ def _regrouped(part: PartState, change: Resize) -> dict[str, Rank]:
     for token, plan in tokens.items():
         known = part.ranks.get(token)
         gang[token] = _as_planned(known, plan) if known is not None else Rank(plan)
-    rest = {token: rank for token, rank in part.ranks.items()
-            if token not in tokens and rank.down is None}  # fmt: skip
+    rest = {
+        token: rank
+        for token, rank in part.ranks.items()
+        if token not in tokens and rank.down is None
+    }
     for rank in rest.values():
         rank.out = True
     return {**gang, **rest}

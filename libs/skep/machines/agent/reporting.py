@@ -25,8 +25,15 @@ def progress_of(
         alive = {rank: told for rank, told in ranks.items() if rank not in over}
         if alive:
             told = tuple(with_use(part, _spoken(part, alive, rank), used) for rank in alive)
-            jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
-                                    ranks=told, trace=part.command.trace))  # fmt: skip
+            jobs.append(
+                JobProgress(
+                    job=key[0],
+                    attempt=key[1],
+                    world=part.command.world,
+                    ranks=told,
+                    trace=part.command.trace,
+                )
+            )
     return tuple(jobs)
 
 

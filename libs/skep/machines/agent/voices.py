@@ -76,8 +76,9 @@ class Voices:
             case Can():
                 voice.can = message
                 return _common([each.can for each in voices.values()])
-            case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Shared() \
-                    | Failed():  # fmt: skip
+            case (
+                Suspended() | Past() | Released() | Resumed() | Checkpointed() | Shared() | Failed()
+            ):
                 if voice.answer is None or message.order >= voice.answer.order:
                     voice.answer = message
                 return _together([each.answer for each in voices.values()], message.order)
@@ -145,15 +146,23 @@ def _sum(known: Sequence[Answer]) -> Answer:
             steps = sorted({one.step for one in known if isinstance(one, Suspended)})
             if len(steps) > 1:
                 text = f"its processes stand after different mini-batches: {steps}"
-                return Failed(job=first.job, attempt=first.attempt, rank=first.rank,
-                              order=first.order, what="suspend", error=text)  # fmt: skip
+                return Failed(
+                    job=first.job,
+                    attempt=first.attempt,
+                    rank=first.rank,
+                    order=first.order,
+                    what="suspend",
+                    error=text,
+                )
         case Released():
             each = [one for one in known if isinstance(one, Released)]
             left = [one.residue for one in each]
             return msgspec.structs.replace(
-                first, part=0, moved=sum(one.moved for one in each),
+                first,
+                part=0,
+                moved=sum(one.moved for one in each),
                 residue=-1 if min(left) < 0 else sum(left),
-            )  # fmt: skip
+            )
         case Resumed():
             pause_ns = max(one.pause_ns for one in known if isinstance(one, Resumed))
             return msgspec.structs.replace(first, part=0, pause_ns=pause_ns)

@@ -53,9 +53,7 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
             return _resize(machine, job, action, now)
 
 
-def illegal(
-    machine: AllocatorMachine, job: JobState, action: Action
-) -> tuple[Reason, str] | None:  # fmt: skip
+def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> tuple[Reason, str] | None:
     """Return why an action can never be meant of a job as it is, None if it can.
 
     What only cannot be done now (no room, a change under way) is no mistake of the policy's.
@@ -102,9 +100,7 @@ def borrow(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
     if job.change is not None or job.successor is not None:
         return 0
-    return changing.returns_now(machine, job, now) or _elsewhere(
-        machine, job, (), now, turn=False
-    )  # fmt: skip
+    return changing.returns_now(machine, job, now) or _elsewhere(machine, job, (), now, turn=False)
 
 
 def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
@@ -120,9 +116,13 @@ def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
 
 
 def _elsewhere(
-    machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant,
-    *, turn: bool = True,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    nodes: tuple[str, ...],
+    now: Instant,
+    *,
+    turn: bool = True,
+) -> int:
     """Have a suspended job move; at its `turn` opportunistic jobs leave its VC's cells for it."""
     to = ",".join(nodes)
     if job.change is not None or job.job in machine.soft.planned[job.spec.vc].returning:
@@ -228,8 +228,9 @@ def _resize(machine: AllocatorMachine, job: JobState, action: Resize, now: Insta
     tried = trials.grow(machine, job, action, now) if tries else None
     if tries and tried is None:
         return 0
-    begun, _ = resizing.begin(machine, job, workers, now, servers=servers or None,
-                              why=Reason.BY_POLICY)  # fmt: skip
+    begun, _ = resizing.begin(
+        machine, job, workers, now, servers=servers or None, why=Reason.BY_POLICY
+    )
     if begun is not Reason.REQUESTED:
         return 0
     if tried is not None:

@@ -60,9 +60,13 @@ class Ahead:
     """One look ahead, at the job `name`, from `now` on. `left`: what jobs still have to run."""
 
     def __init__(
-        self, machine: AllocatorMachine, name: str, now: Instant, left: Mapping[str, int],
+        self,
+        machine: AllocatorMachine,
+        name: str,
+        now: Instant,
+        left: Mapping[str, int],
         instead: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have the copy wait for nothing that only the real one can hear."""
         self._machine, self._name, self._now = machine, name, now
         self._instead = instead
@@ -116,10 +120,17 @@ class Ahead:
             self._obey()
         found = self._made(Start.LATER if self._has() else Start.UNKNOWN, others)
         why, needs = waits or (Reason.WAITS_BEHIND, "")
-        unknown = 0 if self._has() else sum(
-            job.job not in self._until for job in machine.placed.values())  # fmt: skip
-        return replace(found, why=why, needs=needs, awaits=tuple(self._ended[-AWAITS_NAMED:]),
-                       unknown=unknown, limits=self._limits)  # fmt: skip
+        unknown = (
+            0 if self._has() else sum(job.job not in self._until for job in machine.placed.values())
+        )
+        return replace(
+            found,
+            why=why,
+            needs=needs,
+            awaits=tuple(self._ended[-AWAITS_NAMED:]),
+            unknown=unknown,
+            limits=self._limits,
+        )
 
     # --- the job ---------------------------------------------------------------------------------
 
@@ -135,8 +146,10 @@ class Ahead:
         """Return what became of the job, and of others until it had its GPUs or began to wait."""
         touched = tuple(self._others.values() if others is None else others)
         shown, more = touched[:OTHERS_NAMED], max(0, len(touched) - OTHERS_NAMED)
-        bound = next((fact for fact in self._facts
-                      if isinstance(fact, JobBound) and fact.job == self._name), None)  # fmt: skip
+        bound = next(
+            (fact for fact in self._facts if isinstance(fact, JobBound) and fact.job == self._name),
+            None,
+        )
         if bound is None:
             claim = next(
                 (
@@ -147,19 +160,31 @@ class Ahead:
                 None,
             )
             members = claim.members if claim is not None else ()
-            return Outcome(start=start, why=claim.why if claim is not None else None,
-                           members=members[:MEMBERS_NAMED], nodes=len(members),
-                           chain=claim.chain if claim is not None else "",
-                           borrows=_borrows(members), others=shown, others_more=more)  # fmt: skip
+            return Outcome(
+                start=start,
+                why=claim.why if claim is not None else None,
+                members=members[:MEMBERS_NAMED],
+                nodes=len(members),
+                chain=claim.chain if claim is not None else "",
+                borrows=_borrows(members),
+                others=shown,
+                others_more=more,
+            )
         job, began = self._machine.jobs[self._name], bound.at
         limit, length = job.spec.limits.time, self._length(job)
         return Outcome(
-            start=start, why=bound.why, members=bound.members[:MEMBERS_NAMED],
-            nodes=len(bound.members), chain=bound.chain,
-            borrows=_borrows(bound.members), at=began, others=shown, others_more=more,
+            start=start,
+            why=bound.why,
+            members=bound.members[:MEMBERS_NAMED],
+            nodes=len(bound.members),
+            chain=bound.chain,
+            borrows=_borrows(bound.members),
+            at=began,
+            others=shown,
+            others_more=more,
             ends_at=after(began, length) if length is not None else None,
             ends_most=after(began, seconds(limit)) if isinstance(limit, int) else None,
-        )  # fmt: skip
+        )
 
     def _length(self, job: JobState) -> Duration | None:
         """Return how long a job that begins will run, by its owner or its family; None: unknown."""
@@ -228,9 +253,15 @@ class Ahead:
         if size:
             rates: Any = paces.shown(self._machine, job).get("rates", ())
             then = dict(rates).get(size)
-        self._others[name] = Touched(job=name, vc=job.spec.vc, what=what, why=why, rate_milli=rate,
-                                     then_milli=then,
-                                     gpus=job.size * job.spec.resources.gpus)  # fmt: skip
+        self._others[name] = Touched(
+            job=name,
+            vc=job.spec.vc,
+            what=what,
+            why=why,
+            rate_milli=rate,
+            then_milli=then,
+            gpus=job.size * job.spec.resources.gpus,
+        )
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -284,9 +315,15 @@ class Ahead:
 
     def _exited(self, job: JobState, node: str, outcome: Exit) -> MemberExited:
         held = self._machine.nodes[node].holdings.get((job.job, job.attempt))
-        return MemberExited(node=node, identity=job.members[node].identity, job=job.job,
-                            attempt=job.attempt, outcome=outcome, at=self._now,
-                            order=held.came if held is not None else 0)  # fmt: skip
+        return MemberExited(
+            node=node,
+            identity=job.members[node].identity,
+            job=job.job,
+            attempt=job.attempt,
+            outcome=outcome,
+            at=self._now,
+            order=held.came if held is not None else 0,
+        )
 
     def _obey(self, *, to_the_end: bool = False) -> None:
         """Have nodes do what they were told, and what follows, until the job has its GPUs."""
@@ -306,23 +343,39 @@ class Ahead:
         """Return what a node answers to an order; None where it cannot be told."""
         match order:
             case StopJob():
-                return MemberExited(node=order.node, identity=order.identity, job=order.job,
-                                    attempt=order.attempt, outcome=Exit.STOPPED, at=self._now,
-                                    order=order.joins)  # fmt: skip
+                return MemberExited(
+                    node=order.node,
+                    identity=order.identity,
+                    job=order.job,
+                    attempt=order.attempt,
+                    outcome=Exit.STOPPED,
+                    at=self._now,
+                    order=order.joins,
+                )
             case BindJob() if not order.awaits and not order.joins:
-                return MemberStarted(node=order.node, identity=order.identity, job=order.job,
-                                     attempt=order.attempt, at=self._now)  # fmt: skip
+                return MemberStarted(
+                    node=order.node,
+                    identity=order.identity,
+                    job=order.job,
+                    attempt=order.attempt,
+                    at=self._now,
+                )
             case ChangeJob():
                 job = self._machine.jobs.get(order.job)
                 if job is None or job.parts.get(order.node, Part.GONE) is Part.GONE:
                     return None
                 change = order.change
                 stays = isinstance(change, Move | Resize)
-                return MemberChanged(node=order.node, identity=order.identity, job=order.job,
-                                     attempt=order.attempt, order=order.order, at=self._now,
-                                     manner=Manner.UNCHANGED if stays else Manner.BOUNDARY,
-                                     released=isinstance(change, Suspend)
-                                     and change.release)  # fmt: skip
+                return MemberChanged(
+                    node=order.node,
+                    identity=order.identity,
+                    job=order.job,
+                    attempt=order.attempt,
+                    order=order.order,
+                    at=self._now,
+                    manner=Manner.UNCHANGED if stays else Manner.BOUNDARY,
+                    released=isinstance(change, Suspend) and change.release,
+                )
             case _:
                 return None
 

@@ -22,14 +22,7 @@ from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant, after, seconds
 from skep.wire import codec
 from skep.wire.admin import QuarantineGpu
-from skep.wire.bearing import (
-    BadCellBound,
-    BadCellReturned,
-    CarriedHold,
-    Fate,
-    RulesRaised,
-    SetLed,
-)
+from skep.wire.bearing import BadCellBound, BadCellReturned, CarriedHold, Fate, RulesRaised, SetLed
 from skep.wire.cluster import Cluster
 from skep.wire.facts import (
     CellsReserved,
@@ -105,10 +98,13 @@ def lends(job: JobState) -> bool:
 def short(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
     promised = machine.asked.vcs.get(vc)
-    owned = sum(count * chain.topology.size[level]
-                for chain in machine.cells.chains.values()
-                for (owner, pin), pool in chain.pools.items() if owner == vc and not pin
-                for level, count in enumerate(pool.total))  # fmt: skip
+    owned = sum(
+        count * chain.topology.size[level]
+        for chain in machine.cells.chains.values()
+        for (owner, pin), pool in chain.pools.items()
+        if owner == vc and not pin
+        for level, count in enumerate(pool.total)
+    )
     return not machine.nodes or (promised is not None and owned < promised.gpus)
 
 
@@ -123,9 +119,15 @@ def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
     for node, spots in parts.items():
         devices = tuple(tuple(shape.device(leaf) for leaf in spot.leaves) for spot in spots)
         levels = tuple(spot.level for spot in spots)
-        made.append(Member(node=node, identity=machine.nodes[node].joined.identity,
-                           first_rank=rank, devices=devices,
-                           levels=levels if any(levels) else ()))  # fmt: skip
+        made.append(
+            Member(
+                node=node,
+                identity=machine.nodes[node].joined.identity,
+                first_rank=rank,
+                devices=devices,
+                levels=levels if any(levels) else (),
+            )
+        )
         rank += len(spots)
     return tuple(made)
 
@@ -135,8 +137,9 @@ def hold(
 ) -> Hold:
     """Return what a recorded placement holds or claims."""
     asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
-    made = Hold(asked, Placement(fact.chain, spots(machine, fact.chain, fact.members)),
-                claims=claims)  # fmt: skip
+    made = Hold(
+        asked, Placement(fact.chain, spots(machine, fact.chain, fact.members)), claims=claims
+    )
     if not made.spots[0].level:
         made.priority = OPPORTUNISTIC
     return made
@@ -156,8 +159,9 @@ def spots(machine: AllocatorMachine, chain: str, members: Iterable[Member]) -> t
 def holding(job: JobState, member: Member, port: int) -> Holding:
     """Return what a part of an attempt holds on its node, with the gang's port if it is there."""
     workers, wanted = len(member.devices), job.spec.resources
-    return Holding(member=member, cpus=wanted.cpus * workers, port=port,
-                   memory=int(wanted.memory) * workers)  # fmt: skip
+    return Holding(
+        member=member, cpus=wanted.cpus * workers, port=port, memory=int(wanted.memory) * workers
+    )
 
 
 def take(machine: AllocatorMachine, job: JobState, fact: JobBound | SuccessorBound) -> None:
@@ -194,15 +198,22 @@ def owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
 def idle_gpus(machine: AllocatorMachine) -> int:
     """Return the most idle GPUs of a chain, wherever they are."""
     shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
-    return max((sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
-                for shape, forest in shapes), default=0)  # fmt: skip
+    return max(
+        (
+            sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
+            for shape, forest in shapes
+        ),
+        default=0,
+    )
 
 
 def idle_on_one_node(machine: AllocatorMachine) -> int:
     """Return the most idle GPUs of a node: no worker with more of them can start now."""
     shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
-    return max((shape.node_size - min(forest.busy[shape.node_level]) for shape, forest in shapes),
-               default=0)  # fmt: skip
+    return max(
+        (shape.node_size - min(forest.busy[shape.node_level]) for shape, forest in shapes),
+        default=0,
+    )
 
 
 def home(machine: AllocatorMachine, job: JobState) -> str | None:
@@ -438,8 +449,14 @@ def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
     """Record that a GPU is to count as bad, or as good again, if that is news."""
     node = machine.nodes.get(event.node)
     if node is not None and (event.device in node.quarantined) is not event.quarantine:
-        machine.record(GpuQuarantined(node=event.node, device=event.device, why=Reason.ASKED_FOR,
-                                      quarantine=event.quarantine))  # fmt: skip
+        machine.record(
+            GpuQuarantined(
+                node=event.node,
+                device=event.device,
+                why=Reason.ASKED_FOR,
+                quarantine=event.quarantine,
+            )
+        )
 
 
 def health(machine: AllocatorMachine, names: Sequence[str]) -> None:
@@ -455,8 +472,9 @@ def _absent(_device: int, _kind: str) -> bool:
 
 def node_names(cluster: Cluster) -> list[str]:
     """Return every node of a cluster once."""
-    return list(dict.fromkeys(
-        cell.node for chain in cluster.chains.values() for cell in chain.nodes))  # fmt: skip
+    return list(
+        dict.fromkeys(cell.node for chain in cluster.chains.values() for cell in chain.nodes)
+    )
 
 
 def loss(machine: AllocatorMachine, now: Instant) -> Loss:

@@ -65,23 +65,49 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
     patience_ms = DEADLINES_MS[type(told)]
     if change.why in (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS):
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
-    return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
-                     node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
-                     change=told, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
+    return ChangeJob(
+        order=change.order,
+        epoch=epoch,
+        settled=node.settled(machine.order),
+        node=name,
+        identity=node.joined.identity,
+        job=job.job,
+        attempt=job.attempt,
+        change=told,
+        deadline_ms=patience_ms,
+        trace=job.trace,
+    )
 
 
 def close(
-    machine: AllocatorMachine, job: JobState, result: Result, why: Reason, now: Instant,
-    *, released: bool = False, detail: str = "",
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    result: Result,
+    why: Reason,
+    now: Instant,
+    *,
+    released: bool = False,
+    detail: str = "",
+) -> None:
     """End the open change, and the request it follows from."""
     change = job.change
     assert change is not None, job
     told = [answer for answer in change.answers.values() if answer is not None]
-    machine.record(JobChanged(job=job.job, attempt=job.attempt, goal=change.goal, result=result,
-                              why=why, at=now, released=released, detail=detail, trace=job.trace,
-                              step=min((one.step for one in told), default=0),
-                              pause_ns=max((one.pause_ns for one in told), default=0)))  # fmt: skip
+    machine.record(
+        JobChanged(
+            job=job.job,
+            attempt=job.attempt,
+            goal=change.goal,
+            result=result,
+            why=why,
+            at=now,
+            released=released,
+            detail=detail,
+            trace=job.trace,
+            step=min((one.step for one in told), default=0),
+            pause_ns=max((one.pause_ns for one in told), default=0),
+        )
+    )
     for claimer in machine.cells.claimers(cellwork.holder(job.job, job.attempt)):
         machine.soft.ripe[cellwork.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
@@ -96,12 +122,25 @@ def number(job: JobState, why: Reason) -> int:
 
 
 def over(
-    machine: AllocatorMachine, asked: AskTaken, result: Result, now: Instant,
-    why: Reason | None = None, detail: str = "",
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    asked: AskTaken,
+    result: Result,
+    now: Instant,
+    why: Reason | None = None,
+    detail: str = "",
+) -> None:
     """Say what came of a request."""
-    machine.record(AskOver(job=asked.job, number=asked.number, ask=asked.ask, result=result,
-                           why=why, detail=detail, at=now))  # fmt: skip
+    machine.record(
+        AskOver(
+            job=asked.job,
+            number=asked.number,
+            ask=asked.ask,
+            result=result,
+            why=why,
+            detail=detail,
+            at=now,
+        )
+    )
 
 
 def overtake(machine: AllocatorMachine, job: JobState, now: Instant) -> None:

@@ -193,8 +193,9 @@ def heard(
         return
     match event:
         case MemberKnown():
-            learned = MemberLearned(job=job.job, attempt=job.attempt, node=event.node,
-                                    tier=event.tier, can=event.can)  # fmt: skip
+            learned = MemberLearned(
+                job=job.job, attempt=job.attempt, node=event.node, tier=event.tier, can=event.can
+            )
             if job.learned.get(event.node) != learned:
                 machine.record(learned)
                 _yield(machine, job, now)
@@ -214,11 +215,21 @@ def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now:
         return
     if change.answers.get(event.node, event) is not None:
         return  # It was not asked, or has answered.
-    machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=event.node,
-                                  order=event.order, manner=event.manner, step=event.step,
-                                  moved=event.moved, residue=event.residue,
-                                  pause_ns=event.pause_ns, detail=event.detail,
-                                  released=event.released))  # fmt: skip
+    machine.record(
+        MemberAnswered(
+            job=job.job,
+            attempt=job.attempt,
+            node=event.node,
+            order=event.order,
+            manner=event.manner,
+            step=event.step,
+            moved=event.moved,
+            residue=event.residue,
+            pause_ns=event.pause_ns,
+            detail=event.detail,
+            released=event.released,
+        )
+    )
     conclude(machine, job, now)
 
 
@@ -247,8 +258,14 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             _resumed(machine, job, told, now)
         case Share():
             detail = "; ".join(_refusals(told).values())
-            changes.close(machine, job, Result.UNDONE if detail else Result.DONE, change.why, now,
-                          detail=detail)  # fmt: skip
+            changes.close(
+                machine,
+                job,
+                Result.UNDONE if detail else Result.DONE,
+                change.why,
+                now,
+                detail=detail,
+            )
         case Resize():
             resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
         case _:
@@ -276,14 +293,21 @@ def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
 
 
 def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
-    return {name: f"{name}: {answer.detail}" if answer.detail else name
-            for name, answer in told.items() if answer.manner is Manner.UNCHANGED}  # fmt: skip
+    return {
+        name: f"{name}: {answer.detail}" if answer.detail else name
+        for name, answer in told.items()
+        if answer.manner is Manner.UNCHANGED
+    }
 
 
 def _suspended(
-    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant,
-    *, release: bool,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    told: dict[str, MemberAnswered],
+    now: Instant,
+    *,
+    release: bool,
+) -> None:
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
@@ -295,8 +319,9 @@ def _suspended(
     else:
         whole = all(answer.released for answer in told.values())
         why = change.why
-        changes.close(machine, job, Result.DONE, why, now, released=release and whole,
-                      detail=change.detail)  # fmt: skip
+        changes.close(
+            machine, job, Result.DONE, why, now, released=release and whole, detail=change.detail
+        )
         if why in MAKES_ROOM and not job.released:
             dispatch.stop(machine, job, why, now, change.detail)
         elif why is Reason.UNPACKED and not job.released:
@@ -316,8 +341,15 @@ def _again(
     if change.goal is Goal.SUSPEND and gang and later is not None and job.state is State.RUNNING:
         step = later if len(job.live) > 1 else 0
         release = "release" in job.can and _wants_release(change)
-        _round(machine, job, change, Suspend(release=release, step=step), tuple(job.live), now,
-               number=change.round + 1)  # fmt: skip
+        _round(
+            machine,
+            job,
+            change,
+            Suspend(release=release, step=step),
+            tuple(job.live),
+            now,
+            number=change.round + 1,
+        )
         return
     why, for_whom = change.why, change.detail
     changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
@@ -342,8 +374,15 @@ def _resumed(
     stays = all(told[name].released for name in refused) and len(refused) == len(told)
     if refused and job.stood_on and stays and len(told) == len(job.live):
         # Every rank stands where it stood, its state in the host's memory: nothing is lost.
-        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, released=True,
-                      detail="; ".join(refused.values()))  # fmt: skip
+        changes.close(
+            machine,
+            job,
+            Result.UNDONE,
+            Reason.NOT_TAKEN,
+            now,
+            released=True,
+            detail="; ".join(refused.values()),
+        )
     elif refused and change.round % RESUMES_MAX:
         _go_on(machine, job, change, tuple(refused), now, undoing=change.undoing)
     elif refused:
@@ -358,9 +397,14 @@ def _resumed(
 
 
 def _go_on(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, nodes: tuple[str, ...],
-    now: Instant, *, undoing: bool,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    change: OpenChange,
+    nodes: tuple[str, ...],
+    now: Instant,
+    *,
+    undoing: bool,
+) -> None:
     """Have some parts go on: those that stopped in vain, or did not go on when they were told."""
     again = isinstance(change.change, Resume) and not undoing
     number = change.round + 1 if again else change.round
@@ -393,9 +437,15 @@ def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
 
 
 def suspend(
-    machine: AllocatorMachine, job: JobState, now: Instant, why: Reason,
-    *, release: bool, detail: str = "", owed: int = 0,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    now: Instant,
+    why: Reason,
+    *,
+    release: bool,
+    detail: str = "",
+    owed: int = 0,
+) -> None:
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
     suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
@@ -403,30 +453,72 @@ def suspend(
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, goal: Goal, change: Change, now: Instant,
-    why: Reason, detail: str = "", owed: int = 0,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    goal: Goal,
+    change: Change,
+    now: Instant,
+    why: Reason,
+    detail: str = "",
+    owed: int = 0,
+) -> None:
     """Begin a change of every part of an attempt."""
     asks = why in (Reason.REQUESTED, Reason.UNPACKED)
     asked = job.asked.number if job.asked is not None and asks else 0
-    _tell(machine, job, JobChanging(
-        job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
-        nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
-        owed=owed,
-    ), now)  # fmt: skip
+    _tell(
+        machine,
+        job,
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=goal,
+            change=change,
+            nodes=tuple(job.live),
+            why=why,
+            at=now,
+            ask=asked,
+            detail=detail,
+            trace=job.trace,
+            owed=owed,
+        ),
+        now,
+    )
 
 
 def _round(
-    machine: AllocatorMachine, job: JobState, open_change: OpenChange, change: Change,
-    nodes: tuple[str, ...], now: Instant, *, number: int, undoing: bool = False,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    open_change: OpenChange,
+    change: Change,
+    nodes: tuple[str, ...],
+    now: Instant,
+    *,
+    number: int,
+    undoing: bool = False,
+) -> None:
     """Go on with a change."""
     asked = open_change.asked.number if open_change.asked is not None else 0
-    _tell(machine, job, JobChanging(
-        job=job.job, attempt=job.attempt, order=machine.order + 1, goal=open_change.goal,
-        change=change, nodes=nodes, why=open_change.why, at=now, round=number, undoing=undoing,
-        ask=asked, detail=open_change.detail, trace=job.trace,
-    ), now)  # fmt: skip
+    _tell(
+        machine,
+        job,
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=open_change.goal,
+            change=change,
+            nodes=nodes,
+            why=open_change.why,
+            at=now,
+            round=number,
+            undoing=undoing,
+            ask=asked,
+            detail=open_change.detail,
+            trace=job.trace,
+        ),
+        now,
+    )
 
 
 def _tell(machine: AllocatorMachine, job: JobState, fact: JobChanging, now: Instant) -> None:
@@ -439,9 +531,14 @@ def _tell(machine: AllocatorMachine, job: JobState, fact: JobChanging, now: Inst
 
 
 def give_way(
-    machine: AllocatorMachine, job: JobState, now: Instant, detail: str, *, memory: bool,
+    machine: AllocatorMachine,
+    job: JobState,
+    now: Instant,
+    detail: str,
+    *,
+    memory: bool,
     why: Reason = Reason.PREEMPTED,
-) -> bool:  # fmt: skip
+) -> bool:
     """Have a victim leave its GPUs; return whether that begins with this.
 
     It is suspended with its state in the host's memory if it can be, else it stores its state and
@@ -496,9 +593,8 @@ def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail:
 
 
 def leave(
-    machine: AllocatorMachine, job: JobState, asked: AskTaken | None, now: Instant,
-    detail: str = "",
-) -> None:  # fmt: skip
+    machine: AllocatorMachine, job: JobState, asked: AskTaken | None, now: Instant, detail: str = ""
+) -> None:
     """Have a job leave GPUs that it shares, with as little lost as it can."""
     if "release" in job.can:
         suspend(machine, job, now, Reason.UNPACKED, release=True, detail=detail)
@@ -530,8 +626,13 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
     rule = {vc for vc in soft.planned if views.rules(machine, vc)}
-    able = [job for job in machine.away.values() if job.spec.opportunistic
-            or job.spec.vc not in rule or (job.asked is not None and _wants_away(job))]  # fmt: skip
+    able = [
+        job
+        for job in machine.away.values()
+        if job.spec.opportunistic
+        or job.spec.vc not in rule
+        or (job.asked is not None and _wants_away(job))
+    ]
     if not able:
         soft.looked = looked
         return
@@ -564,8 +665,11 @@ def returns_now(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     back = returns.find(machine, job)
     if back is None:
         return 0
-    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=back.chain, at=now,
-                                members=back.members))  # fmt: skip
+    machine.record(
+        GpusRegained(
+            job=job.job, attempt=job.attempt, chain=back.chain, at=now, members=back.members
+        )
+    )
     asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
     why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
     begin(machine, job, Goal.RESUME, Resume(), now, why)

@@ -32,14 +32,7 @@ from skep.wire.commands import (
     RefuseNode,
     StopJob,
 )
-from skep.wire.facts import (
-    GhostGone,
-    JobStopping,
-    MemberGone,
-    NodeAdded,
-    NodeBack,
-    NodeLost,
-)
+from skep.wire.facts import GhostGone, JobStopping, MemberGone, NodeAdded, NodeBack, NodeLost
 from skep.wire.moves import SuccessorDropped
 from skep.wire.node import JOIN_DELAY_MAX, NodeJoined, Outcome
 from skep.wire.reasons import Reason
@@ -433,8 +426,16 @@ def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
             continue
         if job.state is not State.STOPPING:
             stop(machine, job, Reason.NODE_LOST, now, name)
-        machine.record(MemberGone(job=job_name, attempt=attempt, node=name, free=False,
-                                  outcome=Outcome.UNKNOWN, detail="node lost"))  # fmt: skip
+        machine.record(
+            MemberGone(
+                job=job_name,
+                attempt=attempt,
+                node=name,
+                free=False,
+                outcome=Outcome.UNKNOWN,
+                detail="node lost",
+            )
+        )
         machine.settle(job, now)
 
 
@@ -446,8 +447,17 @@ def stop(
 ) -> None:
     """End an attempt, and what was to be changed of it: told to every node with a part of it."""
     abandon(machine, job, now)
-    machine.record(JobStopping(job=job.job, attempt=job.attempt, order=machine.order + 1, why=why,
-                               at=now, detail=detail, trace=job.trace))  # fmt: skip
+    machine.record(
+        JobStopping(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            why=why,
+            at=now,
+            detail=detail,
+            trace=job.trace,
+        )
+    )
     for name in job.parts:
         command(machine, name, job.job, job.attempt, now)
 
@@ -465,8 +475,16 @@ def drop(
     successor = job.successor
     if successor is None:
         return
-    machine.record(SuccessorDropped(job=job.job, attempt=successor.attempt, why=why, at=now,
-                                    order=machine.order + 1, detail=detail))  # fmt: skip
+    machine.record(
+        SuccessorDropped(
+            job=job.job,
+            attempt=successor.attempt,
+            why=why,
+            at=now,
+            order=machine.order + 1,
+            detail=detail,
+        )
+    )
     machine.soft.call_off(("", job.job, successor.attempt))
     for name in successor.members:
         command(machine, name, job.job, successor.attempt, now)
@@ -491,8 +509,9 @@ def clear(machine: AllocatorMachine, name: str, now: Instant) -> None:
     """Have a node's new owner end what is left of an earlier time there, if that is owed."""
     node = machine.nodes[name]
     if node.clearing and not node.lost:
-        message = ClearNode(order=node.clearing, epoch=machine.epoch, node=name,
-                            identity=node.joined.identity)  # fmt: skip
+        message = ClearNode(
+            order=node.clearing, epoch=machine.epoch, node=name, identity=node.joined.identity
+        )
         machine.effects.append(Send(subjects.command(name), message))
         machine.soft.remind(after(now, RESEND_AFTER), (name, "", 0))
 
@@ -527,9 +546,17 @@ def _owed(
 def _stop_command(
     machine: AllocatorMachine, node: NodeState, key: Attempt, order: int, grace_s: float
 ) -> StopJob:
-    return StopJob(order=order, epoch=machine.epoch, settled=node.settled(machine.order),
-                   node=node.joined.node, identity=node.joined.identity, job=key[0],
-                   attempt=key[1], grace_s=grace_s, joins=node.holdings[key].came)  # fmt: skip
+    return StopJob(
+        order=order,
+        epoch=machine.epoch,
+        settled=node.settled(machine.order),
+        node=node.joined.node,
+        identity=node.joined.identity,
+        job=key[0],
+        attempt=key[1],
+        grace_s=grace_s,
+        joins=node.holdings[key].came,
+    )
 
 
 def _bind_command(

@@ -87,8 +87,7 @@ def answer(machine: AllocatorMachine, question: Question, now: Instant, apart: A
         names = " ".join(as_it_is.awaits)
         options.append(Option(why=Reason.ONCE_OTHERS_END, value=names, outcome=as_it_is))
     options.sort(key=lambda option: ORDER.index(option.why))
-    return Answer(at=now, outcome=as_it_is, options=tuple(options),
-                  in_vain=tuple(tries.in_vain))  # fmt: skip
+    return Answer(at=now, outcome=as_it_is, options=tuple(options), in_vain=tuple(tries.in_vain))
 
 
 def _submitted(
@@ -215,8 +214,13 @@ def _fewer(tries: _Tries, spec: JobSpec) -> None:
 def _urgent(tries: _Tries, machine: AllocatorMachine, job: JobState) -> None:
     """Look for the lowest priority, above its own, with which the job starts."""
     mine = job.spec.priority
-    others = sorted({each.spec.priority + 1 for each in machine.jobs.values()
-                     if each.spec.vc == job.spec.vc and each.spec.priority >= mine})  # fmt: skip
+    others = sorted(
+        {
+            each.spec.priority + 1
+            for each in machine.jobs.values()
+            if each.spec.vc == job.spec.vc and each.spec.priority >= mine
+        }
+    )
     steps = [priority for priority in others if mine < priority <= PRIORITY_MAX]
 
     def tried(priority: int) -> Tried:

@@ -57,9 +57,11 @@ def check(machine: AllocatorMachine) -> None:
     check_cells(machine.cells)
     trials.check(machine)
     for planned in machine.soft.planned.values():
-        shown = {name: views.of_job(machine, job) if name not in planned.misfits else None
-                 for name, job in machine.jobs.items()
-                 if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)}  # fmt: skip
+        shown = {
+            name: views.of_job(machine, job) if name not in planned.misfits else None
+            for name, job in machine.jobs.items()
+            if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)
+        }
         stale = machine.soft.touched
         if machine.soft.planned_for is machine.cells.cluster and not stale:
             made = {name: view and replace(view, held=0) for name, view in planned.views.items()}

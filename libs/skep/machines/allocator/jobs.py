@@ -328,8 +328,15 @@ RETRY_KEYS = {
 
 def part_gone(job: JobState, told: MemberExited) -> MemberGone:
     """Return the fact that a part is over; its last values are of use to searches only."""
-    gone = MemberGone(job=job.job, attempt=job.attempt, node=told.node, outcome=told.outcome,
-                      detail=told.detail, steps=told.steps, step_ns=told.step_ns)  # fmt: skip
+    gone = MemberGone(
+        job=job.job,
+        attempt=job.attempt,
+        node=told.node,
+        outcome=told.outcome,
+        detail=told.detail,
+        steps=told.steps,
+        step_ns=told.step_ns,
+    )
     if not job.spec.search:
         return gone
     return msgspec.structs.replace(gone, values=told.values, values_step=told.values_step)
@@ -340,12 +347,19 @@ def ended(job: JobState, end: End, why: Reason, now: Instant, detail: str) -> Jo
     gone = job.gone
     last = max(gone, key=lambda each: each.values_step, default=None)
     return JobEnded(
-        job=job.job, end=end, why=why, attempts=job.attempt, at=now, ran_at=job.ran_at,
+        job=job.job,
+        end=end,
+        why=why,
+        attempts=job.attempt,
+        at=now,
+        ran_at=job.ran_at,
         steps=min((each.steps for each in gone), default=0),
         step_ns=max((each.step_ns for each in gone), default=0),
-        detail=detail, trace=job.trace, values=last.values if last is not None else {},
+        detail=detail,
+        trace=job.trace,
+        values=last.values if last is not None else {},
         values_step=last.values_step if last is not None else 0,
-    )  # fmt: skip
+    )
 
 
 def judge(job: JobState) -> Verdict:

@@ -119,9 +119,13 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         yield _node(node)
     for job in machine.jobs.values():
         yield JobKept(job)
-    yield PlacedKept(jobs=tuple(machine.placed), parked=tuple(machine.parked),
-                     reserved=tuple(machine.reserved),
-                     borrowed=tuple(machine.borrowed), away=tuple(machine.away))  # fmt: skip
+    yield PlacedKept(
+        jobs=tuple(machine.placed),
+        parked=tuple(machine.parked),
+        reserved=tuple(machine.reserved),
+        borrowed=tuple(machine.borrowed),
+        away=tuple(machine.away),
+    )
 
 
 def _tried(machine: AllocatorMachine) -> Iterator[TriedKept]:

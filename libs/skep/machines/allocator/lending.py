@@ -110,8 +110,9 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
             machine.soft.check_at = now  # Go on in the next decision.
             break
         vc = turns[0][1]
-        cost = _lend_one(machine, vc, lines[vc].firsts(machine, idle, on_one_node), now,
-                         room - taken)  # fmt: skip
+        cost = _lend_one(
+            machine, vc, lines[vc].firsts(machine, idle, on_one_node), now, room - taken
+        )
         if cost < 0:
             return room
         if cost:
@@ -139,9 +140,12 @@ def _lines(machine: AllocatorMachine) -> dict[str, Line]:
 
 
 def _lend_one(
-    machine: AllocatorMachine, vc: str, firsts: list[tuple[Entry, JobState]], now: Instant,
+    machine: AllocatorMachine,
+    vc: str,
+    firsts: list[tuple[Entry, JobState]],
+    now: Instant,
     room: int,
-) -> int:  # fmt: skip
+) -> int:
     """Lend to the earliest job that finds something; 0 if none does, -1 without room for it."""
     unlent, changes = machine.soft.unlent, machine.soft.changes
     looks = 0

@@ -233,8 +233,14 @@ class AllocatorMachine:
         match fact:
             case Admitted():
                 if (job_sequence(fact.job) or 0) > self.last_queued:
-                    self.record(JobQueued(job=fact.job, spec=fact.spec, trace=fact.trace,
-                                          submitted_at=fact.submitted_at))  # fmt: skip
+                    self.record(
+                        JobQueued(
+                            job=fact.job,
+                            spec=fact.spec,
+                            trace=fact.trace,
+                            submitted_at=fact.submitted_at,
+                        )
+                    )
             case CancelAsked():
                 self._cancel(fact.job, now)
             case ChangeAsked():
@@ -248,8 +254,7 @@ class AllocatorMachine:
             return
         self.record(CancelAsked(job=name))
         if job.state is State.RESERVED:
-            self.record(ReservationDropped(job=name, attempt=job.following,
-                                           why=Reason.CANCELLED))  # fmt: skip
+            self.record(ReservationDropped(job=name, attempt=job.following, why=Reason.CANCELLED))
         if job.state is State.QUEUED:
             self._end(job, End.CANCELLED, Reason.CANCELLED, now)
         elif job.state is not State.STOPPING:
@@ -320,9 +325,17 @@ class AllocatorMachine:
         if verdict.end is not None:
             self._end(job, verdict.end, verdict.why, now, verdict.detail)
             return
-        self.record(JobRequeued(job=job.job, attempt=job.attempt, why=verdict.why, at=now,
-                                counted=verdict.counted, detail=verdict.detail,
-                                trace=job.trace))  # fmt: skip
+        self.record(
+            JobRequeued(
+                job=job.job,
+                attempt=job.attempt,
+                why=verdict.why,
+                at=now,
+                counted=verdict.counted,
+                detail=verdict.detail,
+                trace=job.trace,
+            )
+        )
 
     def give_up_move(self, job: JobState, now: Instant, detail: str) -> None:
         """Have a job go on where it is, instead of moving."""
@@ -485,9 +498,15 @@ class AllocatorMachine:
     def _apply_queued(self, fact: JobQueued) -> None:
         sequence = job_sequence(fact.job) or 0
         self.last_queued = sequence
-        job = JobState(job=fact.job, sequence=sequence, spec=fact.spec, trace=fact.trace,
-                       submitted_at=fact.submitted_at, waiting_since=fact.submitted_at,
-                       since=fact.submitted_at)  # fmt: skip
+        job = JobState(
+            job=fact.job,
+            sequence=sequence,
+            spec=fact.spec,
+            trace=fact.trace,
+            submitted_at=fact.submitted_at,
+            waiting_since=fact.submitted_at,
+            since=fact.submitted_at,
+        )
         self.jobs[fact.job] = job
         lately.came(self, job)
         self.queue(job).add(job.entry)

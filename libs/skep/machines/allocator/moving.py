@@ -32,12 +32,7 @@ from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
 from skep.wire.commands import Move, Resume, Suspend, Target
 from skep.wire.facts import GhostGone
-from skep.wire.moves import (
-    JobMoved,
-    SuccessorBound,
-    SuccessorLoaded,
-    SuccessorReady,
-)
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorLoaded, SuccessorReady
 from skep.wire.node import Manner, MemberExited, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_NODES_MAX
@@ -50,9 +45,8 @@ MOVE_WITHIN = seconds(180)
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, to: str, now: Instant,
-    why: Reason = Reason.REQUESTED,
-) -> tuple[Reason, str]:  # fmt: skip
+    machine: AllocatorMachine, job: JobState, to: str, now: Instant, why: Reason = Reason.REQUESTED
+) -> tuple[Reason, str]:
     """Begin to move an attempt, to the nodes named in `to` if any are; return why not.
 
     REQUESTED if it begins: with an open change of which nobody is told yet. `why` it is to.
@@ -68,13 +62,33 @@ def begin(
     order, attempt = machine.order + 1, job.following
     text = f"{job.job}.{attempt}.{order}"
     secret = hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
-    machine.record(SuccessorBound(job=job.job, attempt=attempt, order=order, members=made,
-                                  master_port=port, at=now, chain=where.chain, secret=secret,
-                                  trace=job.trace))  # fmt: skip
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
-                               goal=Goal.MIGRATE, change=Move(targets=()), nodes=(),
-                               why=why, at=now, ask=changes.number(job, why),
-                               trace=job.trace))  # fmt: skip
+    machine.record(
+        SuccessorBound(
+            job=job.job,
+            attempt=attempt,
+            order=order,
+            members=made,
+            master_port=port,
+            at=now,
+            chain=where.chain,
+            secret=secret,
+            trace=job.trace,
+        )
+    )
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=Goal.MIGRATE,
+            change=Move(targets=()),
+            nodes=(),
+            why=why,
+            at=now,
+            ask=changes.number(job, why),
+            trace=job.trace,
+        )
+    )
     for member in made:
         dispatch.command(machine, member.node, job.job, attempt, now)
     machine.soft.remind(after(now, dispatch.READY_WITHIN), ("", job.job, attempt))
@@ -136,8 +150,9 @@ def heard(
     name, attempt, node = job.job, successor.attempt, event.node
     match event:
         case MemberKnown():
-            learned = MemberLearned(job=name, attempt=attempt, node=node, tier=event.tier,
-                                    can=event.can)  # fmt: skip
+            learned = MemberLearned(
+                job=name, attempt=attempt, node=node, tier=event.tier, can=event.can
+            )
             if successor.learned.get(node) != learned:
                 machine.record(learned)
         case MemberReady() if node not in successor.doors:
@@ -162,23 +177,44 @@ def _ready(machine: AllocatorMachine, job: JobState, successor: Successor, now: 
 
 def _send(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
     """Have the source send its state."""
-    targets = tuple(Target(rank=door.rank, host=door.host, port=door.port, token=successor.secret)
-                    for doors in successor.doors.values() for door in doors)  # fmt: skip
+    targets = tuple(
+        Target(rank=door.rank, host=door.host, port=door.port, token=successor.secret)
+        for doors in successor.doors.values()
+        for door in doors
+    )
     _tell(machine, job, Move(targets=targets), now)
     machine.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
 
 
 def _tell(
-    machine: AllocatorMachine, job: JobState, change: Move | Resume | Suspend, now: Instant,
-    nodes: tuple[str, ...] | None = None, *, number: int = 1, undoing: bool = False,
+    machine: AllocatorMachine,
+    job: JobState,
+    change: Move | Resume | Suspend,
+    now: Instant,
+    nodes: tuple[str, ...] | None = None,
+    *,
+    number: int = 1,
+    undoing: bool = False,
     detail: str = "",
-) -> None:  # fmt: skip
+) -> None:
     told = tuple(job.live) if nodes is None else nodes
     assert job.change is not None, job
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
-                               goal=Goal.MIGRATE, change=change, nodes=told, detail=detail,
-                               why=job.change.why, at=now, round=number, undoing=undoing,
-                               trace=job.trace))  # fmt: skip
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=Goal.MIGRATE,
+            change=change,
+            nodes=told,
+            detail=detail,
+            why=job.change.why,
+            at=now,
+            round=number,
+            undoing=undoing,
+            trace=job.trace,
+        )
+    )
     for name in told:
         dispatch.command(machine, name, job.job, job.attempt, now)
 
@@ -215,8 +251,11 @@ def _stood(
     """Have a gang send its state once all of it stands after one mini-batch; else try a later."""
     refused = [name for name, answer in change.answers.items() if _refused(answer)]
     took = tuple(name for name in change.answers if name not in refused)
-    frozen = [name for name, answer in change.answers.items()
-              if answer is not None and answer.manner is Manner.FROZEN]  # fmt: skip
+    frozen = [
+        name
+        for name, answer in change.answers.items()
+        if answer is not None and answer.manner is Manner.FROZEN
+    ]
     if frozen:
         # Wherever it is: what it has in its hands is not its state.
         text = f"{frozen[0]}: it came to no boundary in time"
@@ -256,8 +295,17 @@ def _sent(
         return
     source, step, released = job.attempt, min(successor.loaded.values()), job.released
     left = list(job.live)
-    machine.record(JobMoved(job=job.job, attempt=successor.attempt, source=source, at=now,
-                            order=machine.order + 1, step=step, trace=job.trace))  # fmt: skip
+    machine.record(
+        JobMoved(
+            job=job.job,
+            attempt=successor.attempt,
+            source=source,
+            at=now,
+            order=machine.order + 1,
+            step=step,
+            trace=job.trace,
+        )
+    )
     # Whom somebody suspended stands on; who only made room has room now.
     stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
     _tell(machine, job, Suspend(release=released) if stands else Resume(), now)

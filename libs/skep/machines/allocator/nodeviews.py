@@ -89,9 +89,14 @@ class Seats:
         return tuple([each.view for there in made.values() for each in there.values()])
 
     def _view(
-        self, machine: AllocatorMachine, chain: str, state: NodeState, free: dict[str, int],
-        *, lent: bool,
-    ) -> NodeView:  # fmt: skip
+        self,
+        machine: AllocatorMachine,
+        chain: str,
+        state: NodeState,
+        free: dict[str, int],
+        *,
+        lent: bool,
+    ) -> NodeView:
         cpus, memory = state.cpus_free, state.memory_free
         if lent:
             more = _lent(machine, state)

@@ -77,8 +77,13 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
     own = (0, 0)
     if told is not None and job.state not in (State.QUEUED, State.RESERVED):
         pace, at = told
-        found.update(steps=pace.steps, steps_at=at, rate_milli=pace.rate_milli,
-                     utilisation=pace.utilisation, memory=pace.memory)  # fmt: skip
+        found.update(
+            steps=pace.steps,
+            steps_at=at,
+            rate_milli=pace.rate_milli,
+            utilisation=pace.utilisation,
+            memory=pace.memory,
+        )
         if pace.attempt == job.attempt:
             own = job.size, _alone(machine, job) if job.mixed else pace.rate_milli
     points = _points(machine, job)
@@ -138,5 +143,8 @@ def _points(machine: AllocatorMachine, job: JobState) -> tuple[ScalePoint, ...]:
     if kind:
         return scales.get((family, kind), NO_POINTS)
     kinds = dict.fromkeys(each.topology.gpu for each in machine.cells.chains.values())
-    return max((scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
-               key=len, default=NO_POINTS)  # fmt: skip
+    return max(
+        (scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
+        key=len,
+        default=NO_POINTS,
+    )

@@ -54,9 +54,12 @@ class Seat(NamedTuple):
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant,
+    machine: AllocatorMachine,
+    job: JobState,
+    wish: AskPack,
+    now: Instant,
     why: Reason = Reason.REQUESTED,
-) -> Refusal:  # fmt: skip
+) -> Refusal:
     """Put a job that waits beside another; return why not, or REQUESTED if that is done.
 
     `why` it is to be there.
@@ -88,17 +91,31 @@ def answer(
 
 
 def _bind(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant,
+    machine: AllocatorMachine,
+    job: JobState,
+    wish: AskPack,
+    seat: Seat,
+    port: int,
+    now: Instant,
     why: Reason,
-) -> None:  # fmt: skip
+) -> None:
     if job.state is State.RESERVED:
-        machine.record(ReservationDropped(job=job.job, attempt=job.following,
-                                          why=why))  # fmt: skip
+        machine.record(ReservationDropped(job=job.job, attempt=job.following, why=why))
     attempt = job.following
     machine.record(_decision(job, attempt, wish, seat, now, why))
-    machine.record(JobBound(job=job.job, attempt=attempt, order=machine.order + 1,
-                            members=(seat.member,), master_port=port, why=Reason.PACKED, at=now,
-                            trace=job.trace, chain=seat.chain))  # fmt: skip
+    machine.record(
+        JobBound(
+            job=job.job,
+            attempt=attempt,
+            order=machine.order + 1,
+            members=(seat.member,),
+            master_port=port,
+            why=Reason.PACKED,
+            at=now,
+            trace=job.trace,
+            chain=seat.chain,
+        )
+    )
     dispatch.command(machine, seat.member.node, job.job, attempt, now)
 
 
@@ -112,17 +129,28 @@ def _regain(
         else (msgspec.structs.replace(had, levels=(), devices=seat.member.devices),)
     )
     machine.record(_decision(job, job.attempt, wish, seat, now, why))
-    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now,
-                                members=moved))  # fmt: skip
+    machine.record(
+        GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now, members=moved)
+    )
     _tell(machine, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
 
 
 def _decision(
     job: JobState, attempt: int, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> GpusShared:
-    return GpusShared(mode=Mode.PACK, job=job.job, attempt=attempt, beside=seat.beside,
-                      node=seat.member.node, devices=seat.devices, why=why, at=now,
-                      share=wish.share, told=seat.told, trace=job.trace)  # fmt: skip
+    return GpusShared(
+        mode=Mode.PACK,
+        job=job.job,
+        attempt=attempt,
+        beside=seat.beside,
+        node=seat.member.node,
+        devices=seat.devices,
+        why=why,
+        at=now,
+        share=wish.share,
+        told=seat.told,
+        trace=job.trace,
+    )
 
 
 # --- whether, and where ------------------------------------------------------------------------
@@ -156,8 +184,14 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
     gangs = _gangs(job, shape, leaves)
     if gangs is None:
         return Reason.TIED_ELSEWHERE, "its workers have to be closer to one another"
-    return _shared(machine, job, wish, node, hold.chain,
-                   tuple(tuple(shape.device(leaf) for leaf in each) for each in gangs))  # fmt: skip
+    return _shared(
+        machine,
+        job,
+        wish,
+        node,
+        hold.chain,
+        tuple(tuple(shape.device(leaf) for leaf in each) for each in gangs),
+    )
 
 
 def _unfit(
@@ -171,8 +205,10 @@ def _unfit(
         return Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}"
     owed = cellwork.owed(machine).get(node.joined.node, (0, 0))
     if not job.released and node.workers(wanted, *owed) < wanted.workers:
-        return Reason.HOST_FULL, (f"{node.joined.node} has {node.cpus_free + owed[0]} CPUs and "
-                                  f"{node.memory_free + owed[1]} bytes left")  # fmt: skip
+        return Reason.HOST_FULL, (
+            f"{node.joined.node} has {node.cpus_free + owed[0]} CPUs and "
+            f"{node.memory_free + owed[1]} bytes left"
+        )
     return None
 
 
@@ -196,9 +232,13 @@ def _devices(
     if len(roomy) < need:
         most = max(len(crowd) for crowd in crowds.values())
         return Reason.GPUS_CROWDED, f"{most} jobs are on one of them"
-    calm = [device for device in roomy
-            if device not in node.quarantined and not _claimed(machine, node, device)
-            and all(_stays(machine, other) for other in crowds[device])]  # fmt: skip
+    calm = [
+        device
+        for device in roomy
+        if device not in node.quarantined
+        and not _claimed(machine, node, device)
+        and all(_stays(machine, other) for other in crowds[device])
+    ]
     if len(calm) < need:
         return Reason.PARTNER_CHANGING, " ".join(
             dict.fromkeys(
@@ -250,9 +290,13 @@ def _gangs(job: JobState, shape: Topology, leaves: list[int]) -> list[tuple[int,
 
 
 def _shared(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, node: NodeState, chain: str,
+    machine: AllocatorMachine,
+    job: JobState,
+    wish: AskPack,
+    node: NodeState,
+    chain: str,
     devices: tuple[tuple[int, ...], ...],
-) -> Seat | Refusal:  # fmt: skip
+) -> Seat | Refusal:
     """Return a guest's place with what is left of the devices' memory for it, if anything is."""
     beside: dict[Attempt, None] = {}
     told: list[float] = []
@@ -265,8 +309,9 @@ def _shared(
         if left < 0 or (even and left < 1 / 10**packs.SHARE_DIGITS):
             return Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"
         told.append(wish.share or round(left / even, packs.SHARE_DIGITS))
-    member = Member(node=node.joined.node, identity=node.joined.identity, first_rank=0,
-                    devices=devices)  # fmt: skip
+    member = Member(
+        node=node.joined.node, identity=node.joined.identity, first_rank=0, devices=devices
+    )
     return Seat(chain, member, tuple(beside), min(told))
 
 
@@ -298,11 +343,28 @@ def lower(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
 
 
 def _tell(
-    machine: AllocatorMachine, job: JobState, goal: Goal, change: Share | Resume, why: Reason,
-    now: Instant, *, ask: int = 0,
-) -> None:  # fmt: skip
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
-                               goal=goal, change=change, nodes=tuple(job.live), why=why, at=now,
-                               ask=ask, trace=job.trace))  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    goal: Goal,
+    change: Share | Resume,
+    why: Reason,
+    now: Instant,
+    *,
+    ask: int = 0,
+) -> None:
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=goal,
+            change=change,
+            nodes=tuple(job.live),
+            why=why,
+            at=now,
+            ask=ask,
+            trace=job.trace,
+        )
+    )
     for name in job.live:
         dispatch.command(machine, name, job.job, job.attempt, now)

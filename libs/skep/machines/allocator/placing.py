@@ -43,9 +43,13 @@ victim). A gang that alone has more comes first in a decision, or in the next on
 
 
 def serve(
-    machine: AllocatorMachine, job: JobState, ranked: Reason, now: Instant, room: int,
+    machine: AllocatorMachine,
+    job: JobState,
+    ranked: Reason,
+    now: Instant,
+    room: int,
     only: tuple[str, ...] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Bind a job or reserve cells for it; else say why it waits.
 
     `only`: its VC's policy has its turn, on these nodes if there are any. Then no job of the VC is
@@ -92,7 +96,7 @@ def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> i
 
 def find(
     machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
-) -> Placement | None:  # fmt: skip
+) -> Placement | None:
     """Return where a guaranteed request would go, or None if it has to wait."""
     return _place(machine, job, asked, now, None)
 
@@ -115,8 +119,9 @@ def take_up(
         asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
         if _place(machine, job, asked, now, only) is None:
             return 0
-        machine.record(ReservationDropped(job=job.job, attempt=job.following,
-                                          why=Reason.TO_OWN_CELLS))  # fmt: skip
+        machine.record(
+            ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS)
+        )
         return serve(machine, job, Reason.BY_POLICY, now, room, only)
     asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = _place(machine, job, asked, now, only)
@@ -148,9 +153,14 @@ def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
 
 
 def _give(
-    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
-    ranked: Reason, now: Instant, room: int,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    ranked: Reason,
+    now: Instant,
+    room: int,
+) -> int:
     """Bind a job to a place, or reserve it; returns what `serve` does."""
     soft = machine.soft
     if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
@@ -158,13 +168,20 @@ def _give(
         return -1
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
-        machine.record(JobDemoted(job=cellwork.job_of(name), attempt=cellwork.attempt_of(name),
-                                  why=Reason.PREEMPTED, detail=f"for {job.job}",
-                                  at=now))  # fmt: skip
+        machine.record(
+            JobDemoted(
+                job=cellwork.job_of(name),
+                attempt=cellwork.attempt_of(name),
+                why=Reason.PREEMPTED,
+                detail=f"for {job.job}",
+                at=now,
+            )
+        )
     for name in where.cancels:
         other = machine.jobs[cellwork.job_of(name)]
-        machine.record(ReservationDropped(job=other.job, attempt=other.following,
-                                          why=Reason.PREEMPTED))  # fmt: skip
+        machine.record(
+            ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED)
+        )
         soft.returned[other.queue] = None
     if where.victims or not has_room(machine, job, made):
         return _reserve(machine, job, where, made, ranked, why, now)
@@ -172,9 +189,12 @@ def _give(
 
 
 def _place(
-    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant,
+    machine: AllocatorMachine,
+    job: JobState,
+    asked: Request,
+    now: Instant,
     only: tuple[str, ...] | None,
-) -> Placement | None:  # fmt: skip
+) -> Placement | None:
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
     limit = _open_to(machine, job, asked)
     if only:
@@ -222,8 +242,11 @@ def _yielding(
     """Return a place for which opportunistic jobs of tenants above their share are stopped."""
     cells = machine.cells
     used = dict.fromkeys(cells.cluster.vcs, 0)
-    going = {name: None for name, hold in cells.holds.items()
-             if not hold.guaranteed and hold.vc in used and _goes_on(machine, name)}  # fmt: skip
+    going = {
+        name: None
+        for name, hold in cells.holds.items()
+        if not hold.guaranteed and hold.vc in used and _goes_on(machine, name)
+    }
     for name in going:
         used[cells.holds[name].vc] += cells.holds[name].gpus
     if job.spec.vc not in used or sum(used.values()) == used[job.spec.vc]:
@@ -231,8 +254,9 @@ def _yielding(
     shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
     for chain in cells.chains.values():
         if suits(asked.gpu, chain.topology.gpu):
-            found = place_yielding(chain, cells.holds, asked, shares, machine.loss(now), limit,
-                                   going.__contains__)  # fmt: skip
+            found = place_yielding(
+                chain, cells.holds, asked, shares, machine.loss(now), limit, going.__contains__
+            )
             if found is not None:
                 return found
     return None
@@ -248,9 +272,14 @@ def _goes_on(machine: AllocatorMachine, name: str) -> bool:
 
 
 def bind(
-    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
-    why: Reason, ranked: Reason, now: Instant,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    why: Reason,
+    ranked: Reason,
+    now: Instant,
+) -> int:
     """Give a job its GPUs and tell its nodes; returns its parts, 0 if it has to wait for a port."""
     first = made[0].node
     port = machine.nodes[first].port()
@@ -280,9 +309,14 @@ def bind(
 
 
 def _reserve(
-    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
-    ranked: Reason, why: Reason, now: Instant,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    ranked: Reason,
+    why: Reason,
+    now: Instant,
+) -> int:
     """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
     users = _with_partners(machine, where)
     victims = tuple(cellwork.job_of(name) for name in users)
@@ -290,9 +324,18 @@ def _reserve(
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
     wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    machine.record(CellsReserved(job=job.job, attempt=job.following, chain=where.chain,
-                                 members=made, victims=victims, at=now, why=why,
-                                 ranked=ranked))  # fmt: skip
+    machine.record(
+        CellsReserved(
+            job=job.job,
+            attempt=job.following,
+            chain=where.chain,
+            members=made,
+            victims=victims,
+            at=now,
+            why=why,
+            ranked=ranked,
+        )
+    )
     cost = len(made) + len(victims)
     stop_all(machine, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
     if not has_room(machine, job, made):
@@ -345,9 +388,7 @@ def stop_victim(
     return False
 
 
-def promote(
-    machine: AllocatorMachine, job: JobState, now: Instant, *, home: bool = False
-) -> bool:  # fmt: skip
+def promote(machine: AllocatorMachine, job: JobState, now: Instant, *, home: bool = False) -> bool:
     """Let a job that borrows GPUs have its VC's cells, if they can cover them.
 
     One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
@@ -366,8 +407,11 @@ def promote(
     if spots is None:
         machine.soft.uncovered[job.job] = changes
         return False
-    machine.record(JobPromoted(job=job.job, attempt=job.attempt,
-                               levels=tuple(spot.level for spot in spots), at=now))  # fmt: skip
+    machine.record(
+        JobPromoted(
+            job=job.job, attempt=job.attempt, levels=tuple(spot.level for spot in spots), at=now
+        )
+    )
     return True
 
 

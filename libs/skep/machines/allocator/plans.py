@@ -195,17 +195,23 @@ def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
     # Else who stands might borrow what is being left for another.
     stand = {} if returns.kept(machine) else planned.views
-    wanting = (job for name in names if (job := machine.jobs.get(name)) is not None
-               and (job.state is State.QUEUED or (job.away and (
-                   stand.get(name) is not None or name in planned.misfits)))
-               and (cellwork.borrows(job) or name in planned.misfits)
-               and name not in machine.parked)  # fmt: skip
+    wanting = (
+        job
+        for name in names
+        if (job := machine.jobs.get(name)) is not None
+        and (
+            job.state is State.QUEUED
+            or (job.away and (stand.get(name) is not None or name in planned.misfits))
+        )
+        and (cellwork.borrows(job) or name in planned.misfits)
+        and name not in machine.parked
+    )
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
 
 
 def _lend(
     machine: AllocatorMachine, planned: Planned, line: Iterator[JobState], now: Instant, room: int
-) -> int:  # fmt: skip
+) -> int:
     """Lend to the first that finds something; 0 if nobody does, -1 without room for it."""
     unlent = machine.soft.unlent
     for job in line:
@@ -256,9 +262,13 @@ def _job(machine: AllocatorMachine, planned: Planned, name: str) -> JobState | N
 
 
 def _act(
-    machine: AllocatorMachine, planned: Planned, plan: Plan, now: Instant, room: int,
+    machine: AllocatorMachine,
+    planned: Planned,
+    plan: Plan,
+    now: Instant,
+    room: int,
     wrong: list[str],
-) -> int:  # fmt: skip
+) -> int:
     """Take the actions of a plan; `wrong` is told what cannot be meant."""
     taken = 0
     for action in plan.actions:
@@ -285,9 +295,15 @@ def _kind(action: Action) -> str:
 
 
 def _take_turns(
-    machine: AllocatorMachine, planned: Planned, plan: Plan, now: Instant, room: int,
-    wrong: list[str], *, told: bool,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    planned: Planned,
+    plan: Plan,
+    now: Instant,
+    room: int,
+    wrong: list[str],
+    *,
+    told: bool,
+) -> int:
     """Place jobs in the order of a plan; return what it took.
 
     `told`: who waits has been told why, if the policy does nothing but order.

@@ -30,8 +30,11 @@ def came(machine: AllocatorMachine, job: JobState, name: str) -> int:
 def plans(member: Member, world: int) -> tuple[RankPlan, ...]:
     """Return the ranks of a part that a gang of this size has."""
     pairs = zip(member.numbers, member.devices, strict=True)
-    return tuple(RankPlan(rank=rank, local_rank=i, devices=devices)
-                 for i, (rank, devices) in enumerate(pairs) if rank < world)  # fmt: skip
+    return tuple(
+        RankPlan(rank=rank, local_rank=i, devices=devices)
+        for i, (rank, devices) in enumerate(pairs)
+        if rank < world
+    )
 
 
 def apply(machine: AllocatorMachine, fact: ResizeFact) -> None:
@@ -69,19 +72,26 @@ def wider(member: Member, more: Member) -> Member:
 
 def narrower(member: Member, workers: int) -> Member:
     """Return a part with its first ranks only."""
-    return _numbered(member, member.numbers[:workers], member.devices[:workers],
-                     member.levels[:workers])  # fmt: skip
+    return _numbered(
+        member, member.numbers[:workers], member.devices[:workers], member.levels[:workers]
+    )
 
 
 def _numbered(
-    member: Member, ranks: tuple[int, ...], devices: tuple[tuple[int, ...], ...],
+    member: Member,
+    ranks: tuple[int, ...],
+    devices: tuple[tuple[int, ...], ...],
     levels: tuple[int, ...],
-) -> Member:  # fmt: skip
+) -> Member:
     """Return a part with these ranks, named one by one only if they do not follow one another."""
     follow = ranks == tuple(range(ranks[0], ranks[0] + len(ranks)))
-    return msgspec.structs.replace(member, first_rank=ranks[0], devices=devices,
-                                   ranks=() if follow else ranks,
-                                   levels=levels if any(levels) else ())  # fmt: skip
+    return msgspec.structs.replace(
+        member,
+        first_rank=ranks[0],
+        devices=devices,
+        ranks=() if follow else ranks,
+        levels=levels if any(levels) else (),
+    )
 
 
 def _hold(machine: AllocatorMachine, job: JobState, member: Member) -> None:

@@ -81,12 +81,28 @@ def begin(
         return Reason.REQUESTED, ""
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
-    resize = Resize(generation=order, world=workers, master_port=port, servers=servers,
-                    ranks=resizes.plans(job.members[name], workers),
-                    master_address=node.joined.address)  # fmt: skip
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
-                               change=resize, nodes=(name,), why=why, at=now,
-                               ask=changes.number(job, why), trace=job.trace))  # fmt: skip
+    resize = Resize(
+        generation=order,
+        world=workers,
+        master_port=port,
+        servers=servers,
+        ranks=resizes.plans(job.members[name], workers),
+        master_address=node.joined.address,
+    )
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=order,
+            goal=Goal.RESIZE,
+            change=resize,
+            nodes=(name,),
+            why=why,
+            at=now,
+            ask=changes.number(job, why),
+            trace=job.trace,
+        )
+    )
     dispatch.command(machine, name, job.job, job.attempt, now)
     return Reason.REQUESTED, ""
 
@@ -107,8 +123,9 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
     wanted = msgspec.structs.replace(job.spec.resources, workers=workers)
     asked = cellwork.request(job, job.attempt, guaranteed=hold.guaranteed)
     within, hard = asked.within, asked.hard
-    asked = asked._replace(members=((workers, wanted.gpus),), gpu=chain.topology.gpu, within="",
-                           hard=False)  # fmt: skip
+    asked = asked._replace(
+        members=((workers, wanted.gpus),), gpu=chain.topology.gpu, within="", hard=False
+    )
     for near in _nearness(chain, job, within, hard=hard):
 
         def limit(name: str, near: dict[str, None] | None = near) -> int:
@@ -156,9 +173,13 @@ def _shares(chain: ChainState, job: JobState, where: Placement, within: str) -> 
 
 
 def _leaves(chain: ChainState, job: JobState) -> list[int]:
-    return [leaf for name in job.live for devices in job.members[name].devices
-            for device in devices
-            if (leaf := chain.topology.leaf(name, device)) is not None]  # fmt: skip
+    return [
+        leaf
+        for name in job.live
+        for devices in job.members[name].devices
+        for device in devices
+        if (leaf := chain.topology.leaf(name, device)) is not None
+    ]
 
 
 def _widen(
@@ -168,9 +189,16 @@ def _widen(
     for part in more:
         first = job.size + part.first_rank
         new = part.node not in job.members
-        machine.record(GangWidened(job=job.job, attempt=job.attempt, at=now, trace=job.trace,
-                                   member=msgspec.structs.replace(part, first_rank=first),
-                                   order=machine.order + 1 if new else 0))  # fmt: skip
+        machine.record(
+            GangWidened(
+                job=job.job,
+                attempt=job.attempt,
+                at=now,
+                trace=job.trace,
+                member=msgspec.structs.replace(part, first_rank=first),
+                order=machine.order + 1 if new else 0,
+            )
+        )
 
 
 def conclude(machine: AllocatorMachine, job: JobState, refused: str, now: Instant) -> None:
@@ -184,8 +212,11 @@ def conclude(machine: AllocatorMachine, job: JobState, refused: str, now: Instan
 
 def leave(machine: AllocatorMachine, job: JobState, name: str, now: Instant) -> None:
     """Free what a gang had on a node that nobody of it is on any more."""
-    machine.record(GangNarrowed(job=job.job, attempt=job.attempt, node=name, workers=0, at=now,
-                                trace=job.trace))  # fmt: skip
+    machine.record(
+        GangNarrowed(
+            job=job.job, attempt=job.attempt, node=name, workers=0, at=now, trace=job.trace
+        )
+    )
 
 
 def narrow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
@@ -193,5 +224,13 @@ def narrow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     for name, member in list(job.members.items()):
         workers = sum(rank < job.size for rank in member.numbers)
         if workers < len(member.devices):
-            machine.record(GangNarrowed(job=job.job, attempt=job.attempt, node=name, at=now,
-                                        workers=workers, trace=job.trace))  # fmt: skip
+            machine.record(
+                GangNarrowed(
+                    job=job.job,
+                    attempt=job.attempt,
+                    node=name,
+                    at=now,
+                    workers=workers,
+                    trace=job.trace,
+                )
+            )

@@ -64,8 +64,12 @@ def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
 
 def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     live = [job.members[name] for name in job.live]
-    found = [machine.cells.find(member.node, device) for member in live
-             for devices in member.devices for device in devices]  # fmt: skip
+    found = [
+        machine.cells.find(member.node, device)
+        for member in live
+        for devices in member.devices
+        for device in devices
+    ]
     chains = dict.fromkeys(leaf[0] if leaf is not None else "" for leaf in found)
     if len(chains) != 1 or "" in chains:
         return []
@@ -130,8 +134,10 @@ def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
     shape, live = chain.topology, [job.members[name] for name in job.live]
     parts: dict[int, list[tuple[int, ...]]] = {}
     for member in live:
-        leaves = [tuple(shape.leaf(member.node, device) for device in devices)
-                  for devices in member.devices]  # fmt: skip
+        leaves = [
+            tuple(shape.leaf(member.node, device) for device in devices)
+            for devices in member.devices
+        ]
         known = [tuple(leaf for leaf in each if leaf is not None) for each in leaves]
         if known != leaves:
             return None
@@ -141,11 +147,16 @@ def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
     if found is None:
         return None
     made = tuple(
-        msgspec.structs.replace(member, levels=(), devices=tuple(
-            tuple(shape.device(leaf) for leaf in leaves)
-            for leaves in found[shape.node_index[member.node]]))
+        msgspec.structs.replace(
+            member,
+            levels=(),
+            devices=tuple(
+                tuple(shape.device(leaf) for leaf in leaves)
+                for leaves in found[shape.node_index[member.node]]
+            ),
+        )
         for member in live
-    )  # fmt: skip
+    )
     return Back(job.chain, made)
 
 
@@ -160,8 +171,10 @@ def needs(job: JobState) -> str:
 def plans(member: Member) -> tuple[RankPlan, ...]:
     """Return what each rank of a part has, as its node is told."""
     pairs = zip(member.numbers, member.devices, strict=True)
-    return tuple(RankPlan(rank=rank, local_rank=i, devices=devices)
-                 for i, (rank, devices) in enumerate(pairs))  # fmt: skip
+    return tuple(
+        RankPlan(rank=rank, local_rank=i, devices=devices)
+        for i, (rank, devices) in enumerate(pairs)
+    )
 
 
 # --- facts ---------------------------------------------------------------------------------------

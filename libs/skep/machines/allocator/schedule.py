@@ -12,15 +12,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import Placement
-from skep.machines.allocator import (
-    cellwork,
-    changing,
-    lending,
-    packing,
-    placing,
-    plans,
-    views,
-)
+from skep.machines.allocator import cellwork, changing, lending, packing, placing, plans, views
 from skep.machines.allocator.jobs import JobState, State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
@@ -69,8 +61,9 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             if not _nobody_waits(machine):
                 bound += lending.lend(machine, now, placing.MEMBERS_BOUND_MAX - bound)
         if not _nobody_waits(machine):
-            bound += _serve_queues(machine, lent, now, placing.MEMBERS_BOUND_MAX - bound,
-                                   opportunistic=opportunistic)  # fmt: skip
+            bound += _serve_queues(
+                machine, lent, now, placing.MEMBERS_BOUND_MAX - bound, opportunistic=opportunistic
+            )
             if bound >= placing.MEMBERS_BOUND_MAX:
                 machine.soft.check_at = now  # Go on in the next decision.
                 return
@@ -80,9 +73,13 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
 
 
 def _serve_queues(
-    machine: AllocatorMachine, lent: dict[str, list[JobState]], now: Instant, room: int,
-    *, opportunistic: bool,
-) -> int:  # fmt: skip
+    machine: AllocatorMachine,
+    lent: dict[str, list[JobState]],
+    now: Instant,
+    room: int,
+    *,
+    opportunistic: bool,
+) -> int:
     """Serve the queues of all VCs: guaranteed jobs, or opportunistic ones.
 
     `lent` are the jobs of each VC that were lent GPUs, the next one at the end: those that have a
@@ -92,11 +89,14 @@ def _serve_queues(
         How many parts were bound and victims named; `room` or more if there may be more to do.
     """
     bound = 0
-    turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
-             for (vc, kind), queue in machine.queues.items()
-             if kind is opportunistic and queue.entries
-             and (kind or not _held_back(machine, vc))
-             and (head := queue.head()) is not None]  # fmt: skip
+    turns = [
+        (_turn(machine, vc, head, opportunistic=opportunistic), vc)
+        for (vc, kind), queue in machine.queues.items()
+        if kind is opportunistic
+        and queue.entries
+        and (kind or not _held_back(machine, vc))
+        and (head := queue.head()) is not None
+    ]
     heapq.heapify(turns)
     while turns and bound < room:
         vc = turns[0][1]
@@ -199,13 +199,19 @@ def _returned(
     It claimed idle GPUs that were then taken for another VC's job. Its own cells may hold it by
     now, and that is not to wait for the next event.
     """
-    back = [vc for vc, kind in machine.soft.returned
-            if kind is opportunistic and (kind or not _held_back(machine, vc))]  # fmt: skip
+    back = [
+        vc
+        for vc, kind in machine.soft.returned
+        if kind is opportunistic and (kind or not _held_back(machine, vc))
+    ]
     machine.soft.returned.clear()
     heads = {vc: machine.queues[vc, opportunistic].head() for vc in back}
     having = {vc for _, vc in turns}
-    return [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
-            for vc, head in heads.items() if head is not None and vc not in having]  # fmt: skip
+    return [
+        (_turn(machine, vc, head, opportunistic=opportunistic), vc)
+        for vc, head in heads.items()
+        if head is not None and vc not in having
+    ]
 
 
 def _turn(
@@ -237,8 +243,9 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
         hold = machine.cells.holds[name]
         chain = machine.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
-            machine.record(ReservationDropped(job=job.job, attempt=job.following,
-                                              why=Reason.NODE_LOST))  # fmt: skip
+            machine.record(
+                ReservationDropped(job=job.job, attempt=job.following, why=Reason.NODE_LOST)
+            )
         elif not machine.cells.ready(name):
             stopped = placing.stop_all(
                 machine, job, placing.users(machine, job), now, placing.MEMBERS_BOUND_MAX - cost

@@ -41,17 +41,40 @@ def spans(change: OpenChange) -> bool:
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, at: str, workers: int, port: int, now: Instant,
+    machine: AllocatorMachine,
+    job: JobState,
+    at: str,
+    workers: int,
+    port: int,
+    now: Instant,
     why: Reason,
-) -> None:  # fmt: skip
+) -> None:
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
     order = machine.order + 1
-    resize = Resize(generation=order, world=workers, ranks=(), master_port=port, at=at,
-                    master_address=machine.nodes[at].joined.address, prepare=True)  # fmt: skip
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
-                               change=resize, nodes=tuple(nodes), why=why, at=now,
-                               ask=changes.number(job, why), trace=job.trace))  # fmt: skip
+    resize = Resize(
+        generation=order,
+        world=workers,
+        ranks=(),
+        master_port=port,
+        at=at,
+        master_address=machine.nodes[at].joined.address,
+        prepare=True,
+    )
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=order,
+            goal=Goal.RESIZE,
+            change=resize,
+            nodes=tuple(nodes),
+            why=why,
+            at=now,
+            ask=changes.number(job, why),
+            trace=job.trace,
+        )
+    )
     for name in nodes:
         dispatch.command(machine, name, job.job, job.attempt, now)
 
@@ -85,11 +108,23 @@ def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: I
 
 
 def _answer(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, name: str, manner: Manner,
+    machine: AllocatorMachine,
+    job: JobState,
+    change: OpenChange,
+    name: str,
+    manner: Manner,
     detail: str,
-) -> None:  # fmt: skip
-    machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=name, order=change.order,
-                                  manner=manner, detail=detail))  # fmt: skip
+) -> None:
+    machine.record(
+        MemberAnswered(
+            job=job.job,
+            attempt=job.attempt,
+            node=name,
+            order=change.order,
+            manner=manner,
+            detail=detail,
+        )
+    )
 
 
 # --- rounds ------------------------------------------------------------------------------------
@@ -121,8 +156,11 @@ def _agreed(
     """End a change that all nodes have answered, or bring those that differ to one size."""
     resize = change.change
     assert isinstance(resize, Resize), job
-    took = [name for name, answer in change.answers.items()
-            if answer is not None and answer.manner is not Manner.UNCHANGED]  # fmt: skip
+    took = [
+        name
+        for name, answer in change.answers.items()
+        if answer is not None and answer.manner is not Manner.UNCHANGED
+    ]
     whole = not refused and not _short(job, resize.world)
     if whole and change.undoing and resize.world == job.size:
         resizing.conclude(machine, job, change.detail or "not all nodes took it", now)
@@ -137,14 +175,25 @@ def _agreed(
             if name in job.members and job.outside(name):  # Its ranks have ended, as it said.
                 resizing.leave(machine, job, name, now)
         smaller = min(resize.world, job.size)
-        _tell(machine, job, change, smaller, now, number=change.round + 1, undoing=True,
-              detail=change.detail or refused)  # fmt: skip
+        _tell(
+            machine,
+            job,
+            change,
+            smaller,
+            now,
+            number=change.round + 1,
+            undoing=True,
+            detail=change.detail or refused,
+        )
 
 
 def refusals(change: OpenChange) -> dict[str, str]:
     """Return why nodes did not take a change, by node."""
-    return {name: f"{name}: {one.detail}".rstrip(": ") for name, one in change.answers.items()
-            if one is not None and one.manner is Manner.UNCHANGED}  # fmt: skip
+    return {
+        name: f"{name}: {one.detail}".rstrip(": ")
+        for name, one in change.answers.items()
+        if one is not None and one.manner is Manner.UNCHANGED
+    }
 
 
 def _short(job: JobState, world: int) -> bool:
@@ -164,8 +213,14 @@ def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -
         resizing.conclude(machine, job, why, now)
         return
     order = machine.order + 1
-    resize = Resize(generation=order, world=job.size, ranks=(), master_address="", prepare=True,
-                    master_port=change.change.master_port)  # fmt: skip
+    resize = Resize(
+        generation=order,
+        world=job.size,
+        ranks=(),
+        master_address="",
+        prepare=True,
+        master_port=change.change.master_port,
+    )
     _record(machine, job, change, resize, nodes, now, number=change.round, undoing=True, detail=why)
 
 
@@ -178,28 +233,63 @@ def give_up(machine: AllocatorMachine, job: JobState, now: Instant, why: str) ->
 
 
 def _tell(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, world: int, now: Instant,
-    *, number: int, undoing: bool = False, detail: str = "",
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    change: OpenChange,
+    world: int,
+    now: Instant,
+    *,
+    number: int,
+    undoing: bool = False,
+    detail: str = "",
+) -> None:
     """Have every node of the gang, and those that are to be, change at a common mini-batch."""
     earlier = change.change
     assert isinstance(earlier, Resize), job
     at = next(name for name in job.members if job.members[name].first_rank == 0)
-    resize = Resize(generation=machine.order + 1, world=world, ranks=(), agree=True, at=at,
-                    master_port=earlier.master_port,
-                    master_address=machine.nodes[at].joined.address)  # fmt: skip
-    _record(machine, job, change, resize, job.live, now, number=number, undoing=undoing,
-            detail=detail)  # fmt: skip
+    resize = Resize(
+        generation=machine.order + 1,
+        world=world,
+        ranks=(),
+        agree=True,
+        at=at,
+        master_port=earlier.master_port,
+        master_address=machine.nodes[at].joined.address,
+    )
+    _record(
+        machine, job, change, resize, job.live, now, number=number, undoing=undoing, detail=detail
+    )
 
 
 def _record(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, resize: Resize,
-    nodes: list[str], now: Instant, *, number: int, undoing: bool, detail: str,
-) -> None:  # fmt: skip
+    machine: AllocatorMachine,
+    job: JobState,
+    change: OpenChange,
+    resize: Resize,
+    nodes: list[str],
+    now: Instant,
+    *,
+    number: int,
+    undoing: bool,
+    detail: str,
+) -> None:
     asked = change.asked.number if change.asked is not None else 0
-    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
-                               goal=Goal.RESIZE, change=resize, nodes=tuple(nodes), at=now,
-                               why=change.why, round=number, undoing=undoing, ask=asked,
-                               detail=detail, trace=job.trace))  # fmt: skip
+    machine.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=machine.order + 1,
+            goal=Goal.RESIZE,
+            change=resize,
+            nodes=tuple(nodes),
+            at=now,
+            why=change.why,
+            round=number,
+            undoing=undoing,
+            ask=asked,
+            detail=detail,
+            trace=job.trace,
+        )
+    )
     for name in nodes:
         dispatch.command(machine, name, job.job, job.attempt, now)

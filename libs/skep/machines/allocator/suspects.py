@@ -153,10 +153,14 @@ def convict(machine: AllocatorMachine, now: Instant) -> None:
         if _room(machine, home[0]):
             named = " ".join(told[-RUNS_MAX:])
             machine.record(
-                GpuQuarantined(node=name, device=int(device), quarantine=True,
-                               why=Reason.REPEATED_FAILURES,
-                               detail=f"{named} failed there and ran elsewhere")
-            )  # fmt: skip
+                GpuQuarantined(
+                    node=name,
+                    device=int(device),
+                    quarantine=True,
+                    why=Reason.REPEATED_FAILURES,
+                    detail=f"{named} failed there and ran elsewhere",
+                )
+            )
 
 
 def troubled(machine: AllocatorMachine, event: Heartbeat) -> None:
@@ -173,16 +177,23 @@ def troubled(machine: AllocatorMachine, event: Heartbeat) -> None:
             continue
         if known.told.get(f"{event.node}/{each.index}") != each.text and _room(machine, home[0]):
             machine.record(
-                GpuQuarantined(node=event.node, device=each.index, quarantine=True,
-                               why=Reason.DEVICE_TROUBLE, detail=each.text)
-            )  # fmt: skip
+                GpuQuarantined(
+                    node=event.node,
+                    device=each.index,
+                    quarantine=True,
+                    why=Reason.DEVICE_TROUBLE,
+                    detail=each.text,
+                )
+            )
 
 
 def _room(machine: AllocatorMachine, chain: str) -> bool:
     """Return whether one more GPU of a chain may be quarantined by the rule."""
     share = machine.asked.quarantine.share
-    homes = [machine.cells.find(gpu.rpartition("/")[0], int(gpu.rpartition("/")[2]))
-             for gpu in machine.suspicion.ruled]  # fmt: skip
+    homes = [
+        machine.cells.find(gpu.rpartition("/")[0], int(gpu.rpartition("/")[2]))
+        for gpu in machine.suspicion.ruled
+    ]
     out = sum(home is not None and home[0] == chain for home in homes)
     most = int(machine.cells.chains[chain].topology.leaves * share)
     return out < (max(1, most) if share else 0)
@@ -204,8 +215,11 @@ def _speaks(machine: AllocatorMachine, name: str, gpu: str, now: Instant) -> boo
 
 def _part(job: JobState, node: str) -> list[str]:
     member = job.members.get(node)
-    return [f"{node}/{device}" for rank in (member.devices if member is not None else ())
-            for device in rank]  # fmt: skip
+    return [
+        f"{node}/{device}"
+        for rank in (member.devices if member is not None else ())
+        for device in rank
+    ]
 
 
 def _note(runs: dict[str, list[list[str]]], job: str, gpus: list[str]) -> None:

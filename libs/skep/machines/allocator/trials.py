@@ -121,10 +121,17 @@ def pack(
     # A guest that was suspended goes on with its attempt; one in the queue begins its next.
     numbers = guest.attempt if guest.released else guest.following, host.attempt
     befores = tuple(_before(machine, *pair, Kind.PACK) for pair in zip(jobs, numbers, strict=True))
-    return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.PACK, vc=guest.spec.vc,
-                      jobs=befores, families=families(jobs), at=now,
-                      until=after(now, machine.trial_rules.lasts),
-                      needed_milli=needed_milli, why=Reason.BY_POLICY)  # fmt: skip
+    return TrialBegun(
+        trial=machine.tries.latest + 1,
+        kind=Kind.PACK,
+        vc=guest.spec.vc,
+        jobs=befores,
+        families=families(jobs),
+        at=now,
+        until=after(now, machine.trial_rules.lasts),
+        needed_milli=needed_milli,
+        why=Reason.BY_POLICY,
+    )
 
 
 def move(
@@ -140,11 +147,18 @@ def move(
         return None
     needed = min(action.needed_milli, DEFRAG_MILLI) if action.defrag else action.needed_milli
     place = () if packs.shares(machine, job) else tuple(job.live)
-    return TrialBegun(trial=machine.tries.latest + 1, kind=kind, vc=job.spec.vc,
-                      jobs=(_before(machine, job, job.following, kind),), families=families((job,)),
-                      at=now, until=after(now, machine.trial_rules.lasts_made_ready),
-                      needed_milli=needed,
-                      why=Reason.BY_POLICY, nodes=place)  # fmt: skip
+    return TrialBegun(
+        trial=machine.tries.latest + 1,
+        kind=kind,
+        vc=job.spec.vc,
+        jobs=(_before(machine, job, job.following, kind),),
+        families=families((job,)),
+        at=now,
+        until=after(now, machine.trial_rules.lasts_made_ready),
+        needed_milli=needed,
+        why=Reason.BY_POLICY,
+        nodes=place,
+    )
 
 
 def grow(
@@ -153,12 +167,20 @@ def grow(
     """Return what is to be recorded with a growth that is tried; None if it may not be now."""
     if job.state is not State.RUNNING or refusal(machine, Kind.GROW, (job,), now) is not None:
         return None
-    return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.GROW, vc=job.spec.vc,
-                      jobs=(_before(machine, job, job.attempt, Kind.GROW),),
-                      families=families((job,)),
-                      at=now, until=after(now, machine.trial_rules.lasts_made_ready),
-                      needed_milli=action.needed_milli, why=Reason.BY_POLICY, workers=job.size,
-                      servers=job.servers, grown=action.workers)  # fmt: skip
+    return TrialBegun(
+        trial=machine.tries.latest + 1,
+        kind=Kind.GROW,
+        vc=job.spec.vc,
+        jobs=(_before(machine, job, job.attempt, Kind.GROW),),
+        families=families((job,)),
+        at=now,
+        until=after(now, machine.trial_rules.lasts_made_ready),
+        needed_milli=action.needed_milli,
+        why=Reason.BY_POLICY,
+        workers=job.size,
+        servers=job.servers,
+        grown=action.workers,
+    )
 
 
 def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) -> Before:
@@ -167,9 +189,15 @@ def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) 
     # What is compared is the rate alone of who is packed; of it no more may be known.
     told_of = told is not None and (kind is not Kind.PACK or rate == alone)
     pace = told[0] if told is not None and told_of else NO_PACE
-    return Before(job=job.job, attempt=attempt, gpus=job.size * job.spec.resources.gpus,
-                  rate_milli=rate, solo_milli=alone, spread_milli=pace.spread_milli,
-                  samples=pace.samples)  # fmt: skip
+    return Before(
+        job=job.job,
+        attempt=attempt,
+        gpus=job.size * job.spec.resources.gpus,
+        rate_milli=rate,
+        solo_milli=alone,
+        spread_milli=pace.spread_milli,
+        samples=pace.samples,
+    )
 
 
 def _rate(machine: AllocatorMachine, job: JobState) -> int:
@@ -270,20 +298,32 @@ def _put_back(machine: AllocatorMachine, job: JobState, undo: Undo, now: Instant
         changing.leave(machine, job, None, now, "after a trial")
     ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
     if ready and not (resizing.refusal(job, undo.workers) or packs.shares(machine, job)):
-        resizing.begin(machine, job, undo.workers, now, servers=undo.servers or None,
-                       why=undo.why)  # fmt: skip
+        resizing.begin(machine, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
 
 
 def _over(
-    machine: AllocatorMachine, trial: TrialBegun, verdict: Verdict, why: Reason, now: Instant,
-    found: Judged | None = None, detail: str = "",
-) -> None:  # fmt: skip
-    machine.record(TrialOver(trial=trial.trial, jobs=tuple(each.job for each in trial.jobs),
-                             verdict=verdict, why=why, at=now, detail=detail,
-                             gain_milli=found.gain_milli if found is not None else 0,
-                             low_milli=found.low_milli if found is not None else 0,
-                             high_milli=found.high_milli if found is not None else 0,
-                             after=found.after if found is not None else ()))  # fmt: skip
+    machine: AllocatorMachine,
+    trial: TrialBegun,
+    verdict: Verdict,
+    why: Reason,
+    now: Instant,
+    found: Judged | None = None,
+    detail: str = "",
+) -> None:
+    machine.record(
+        TrialOver(
+            trial=trial.trial,
+            jobs=tuple(each.job for each in trial.jobs),
+            verdict=verdict,
+            why=why,
+            at=now,
+            detail=detail,
+            gain_milli=found.gain_milli if found is not None else 0,
+            low_milli=found.low_milli if found is not None else 0,
+            high_milli=found.high_milli if found is not None else 0,
+            after=found.after if found is not None else (),
+        )
+    )
 
 
 def check(machine: AllocatorMachine) -> None:
@@ -370,10 +410,16 @@ def tell(machine: AllocatorMachine, now: Instant) -> None:
         return
     soft.telling.stale = False
     opened = tuple(
-        OpenTrial(trial=trial.trial, kind=trial.kind, since=_since(machine, trial),
-                  until=trial.until, needed_milli=trial.needed_milli, jobs=trial.jobs)
+        OpenTrial(
+            trial=trial.trial,
+            kind=trial.kind,
+            since=_since(machine, trial),
+            until=trial.until,
+            needed_milli=trial.needed_milli,
+            jobs=trial.jobs,
+        )
         for trial in machine.tries.open.values()
-    )  # fmt: skip
+    )
     if opened != soft.telling.told or (opened and soft.telling.again <= now):
         machine.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))
         soft.telling.told, soft.telling.again = opened, after(now, machine.trial_rules.repeated)

@@ -163,9 +163,11 @@ def limits(machine: AllocatorMachine, name: str) -> dict[str, Any]:
 
 def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:
     """Return what is not to be tried in a VC now."""
-    cools = tuple(TrialView(each.kind, each.families, each.until)
-                  for each in machine.tries.cooling.get(vc, {}).values()
-                  if now < each.until)  # fmt: skip
+    cools = tuple(
+        TrialView(each.kind, each.families, each.until)
+        for each in machine.tries.cooling.get(vc, {}).values()
+        if now < each.until
+    )
     return cools + tuple(_tired(machine.tries, vc, now))
 
 
@@ -309,8 +311,11 @@ def _forget(tries: Tries, name: str) -> None:
 
 def _prune(tries: Tries, now: Instant) -> None:
     """Forget pairs of which nothing was tried for an hour: they may both be over."""
-    old = [name for name, begun in tries.begun.items()
-           if name.startswith(f"{PAIR} ") and begun[-1] <= now - HOUR]  # fmt: skip
+    old = [
+        name
+        for name, begun in tries.begun.items()
+        if name.startswith(f"{PAIR} ") and begun[-1] <= now - HOUR
+    ]
     for name in old:
         del tries.begun[name]
 

@@ -469,8 +469,10 @@ def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], .
 
 
 def _devices(job: JobState) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, tuple(each for devices in member.devices for each in devices))
-                 for name, member in job.members.items())  # fmt: skip
+    return tuple(
+        (name, tuple(each for devices in member.devices for each in devices))
+        for name, member in job.members.items()
+    )
 
 
 # --- a VC ----------------------------------------------------------------------------------------
@@ -478,8 +480,12 @@ def _devices(job: JobState) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 def freed(machine: AllocatorMachine, vc: str) -> int:
     """Return how often something of a VC's cells came free, whatever others did."""
-    return sum(pool.freed for chain in machine.cells.chains.values()
-               for (owner, _), pool in chain.pools.items() if owner == vc)  # fmt: skip
+    return sum(
+        pool.freed
+        for chain in machine.cells.chains.values()
+        for (owner, _), pool in chain.pools.items()
+        if owner == vc
+    )
 
 
 def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:

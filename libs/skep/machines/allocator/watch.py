@@ -61,8 +61,11 @@ Place = tuple[Reason, str, str]
 
 def look(machine: AllocatorMachine, now: Instant) -> None:
     """Look at what a decision may have broken."""
-    facts = [effect.fact for effect in machine.effects
-             if type(effect) is Record and type(effect.fact) not in ASIDE]  # fmt: skip
+    facts = [
+        effect.fact
+        for effect in machine.effects
+        if type(effect) is Record and type(effect.fact) not in ASIDE
+    ]
     if not facts:
         return
     cells = machine.cells
@@ -95,8 +98,9 @@ def go_round(machine: AllocatorMachine, now: Instant) -> None:
     _collect(found, patrol.step(ROUND_GPUS))
     _raise(machine, found, now)
     if patrol.over:
-        for place in [each for each in machine.alarms
-                      if each not in soft.seen and each[0] not in OF_POLICIES]:  # fmt: skip
+        for place in [
+            each for each in machine.alarms if each not in soft.seen and each[0] not in OF_POLICIES
+        ]:
             _over(machine, place, now)
 
 
@@ -151,15 +155,32 @@ def _raise(machine: AllocatorMachine, found: list[Broken], now: Instant) -> None
         room = fresh < ALARMS_AT_ONCE and len(machine.alarms) < ALARMS_MAX
         if place not in machine.alarms and room:
             fresh += 1
-            machine.record(CellsAlarm(rule=broken.rule, chain=broken.chain, where=broken.where,
-                                      vcs=broken.vcs, text=broken.text, at=now,
-                                      story=_story(machine, broken)))  # fmt: skip
+            machine.record(
+                CellsAlarm(
+                    rule=broken.rule,
+                    chain=broken.chain,
+                    where=broken.where,
+                    vcs=broken.vcs,
+                    text=broken.text,
+                    at=now,
+                    story=_story(machine, broken),
+                )
+            )
 
 
 def _over(machine: AllocatorMachine, place: Place, now: Instant) -> None:
     alarm = machine.alarms[place]
-    machine.record(CellsAlarm(rule=alarm.rule, chain=alarm.chain, where=alarm.where,
-                              vcs=alarm.vcs, text=alarm.text, at=now, over=True))  # fmt: skip
+    machine.record(
+        CellsAlarm(
+            rule=alarm.rule,
+            chain=alarm.chain,
+            where=alarm.where,
+            vcs=alarm.vcs,
+            text=alarm.text,
+            at=now,
+            over=True,
+        )
+    )
 
 
 def _place(broken: Broken) -> Place:

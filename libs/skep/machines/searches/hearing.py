@@ -129,11 +129,13 @@ def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> It
         case JobEnded():
             value = fact.values.get(search.spec.metric)
             if value is not None and search.told(trial, fact.values_step, value):
-                yield SearchTrialMeasured(search=name, trial=number, step=fact.values_step,
-                                          value=value, at=fact.at)  # fmt: skip
+                yield SearchTrialMeasured(
+                    search=name, trial=number, step=fact.values_step, value=value, at=fact.at
+                )
             end, why = _end(search, trial, fact)
-            yield SearchTrialOver(search=name, trial=number, end=end, why=why, at=fact.at,
-                                  detail=fact.detail)  # fmt: skip
+            yield SearchTrialOver(
+                search=name, trial=number, end=end, why=why, at=fact.at, detail=fact.detail
+            )
         case _:
             pass  # A change that was undone, or one of which a search wants nothing.
 
@@ -143,22 +145,31 @@ def _refused(search: Search, trial: Trial, fact: Refused, now: Instant) -> Itera
     problem = fact.problems[0] if fact.problems else None
     why = problem.reason if problem is not None else Reason.BAD_VALUE
     if search.ending is not None:
-        yield SearchTrialOver(search=name, trial=number, end=TrialEnd.CANCELLED, at=now,
-                              why=search.ending)  # fmt: skip
+        yield SearchTrialOver(
+            search=name, trial=number, end=TrialEnd.CANCELLED, at=now, why=search.ending
+        )
     elif all(each.reason in PASSING for each in fact.problems):
         yield SearchTrialPutOff(search=name, trial=number, why=why, at=now)
     else:
         text = problem.text if problem is not None else ""
-        yield SearchTrialOver(search=name, trial=number, end=TrialEnd.FAILED, why=why, at=now,
-                              detail=text)  # fmt: skip
+        yield SearchTrialOver(
+            search=name, trial=number, end=TrialEnd.FAILED, why=why, at=now, detail=text
+        )
 
 
 def _ask_over(search: Search, trial: Trial, fact: AskOver, now: Instant) -> Iterator[SearchFact]:
     what = _what(fact.ask)
     name, number = search.search, trial.number
     if what and fact.number > trial.answered:
-        yield SearchTrialAnswered(search=name, trial=number, what=what, number=fact.number,
-                                  result=fact.result, why=fact.why, at=now)  # fmt: skip
+        yield SearchTrialAnswered(
+            search=name,
+            trial=number,
+            what=what,
+            number=fact.number,
+            result=fact.result,
+            why=fact.why,
+            at=now,
+        )
     if fact.result is not Result.DONE:
         return
     if what == "suspend" and trial.stand is Stand.WAITING:

@@ -160,8 +160,11 @@ class SearchesMachine:
             case Measured():
                 touched = self._measured(event, now)
             case Tick():
-                touched = {search: None for search, due in self._soft.due.items()
-                           if due is not None and due <= now}  # fmt: skip
+                touched = {
+                    search: None
+                    for search, due in self._soft.due.items()
+                    if due is not None and due <= now
+                }
             case Restarted():
                 self._soft = Soft()
                 touched = dict.fromkeys(self.searches)
@@ -197,8 +200,9 @@ class SearchesMachine:
             return {}
         trial = search.trials[number]
         first, reached = trial.best is None, len(trial.reached)
-        self._record(SearchTrialMeasured(search=name, trial=number, step=told.step, value=value,
-                                         at=now))  # fmt: skip
+        self._record(
+            SearchTrialMeasured(search=name, trial=number, step=told.step, value=value, at=now)
+        )
         if first or len(trial.reached) > reached or search.qualifies(value):
             return {name: None}
         # What another point changes of the ranks can wait, and be seen with those of all trials.
@@ -253,16 +257,24 @@ class SearchesMachine:
             return SearchVerdict(search=name, accepted=True, reason=Reason.REPEATED)
         problem = None
         if spec.vc != event.vc:
-            problem = Problem(path="$.spec.vc", reason=Reason.WRONG_VC,
-                              text=f"published for `{event.vc}`, and for `{spec.vc}`")  # fmt: skip
+            problem = Problem(
+                path="$.spec.vc",
+                reason=Reason.WRONG_VC,
+                text=f"published for `{event.vc}`, and for `{spec.vc}`",
+            )
         elif sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
-            problem = Problem(path="$", reason=Reason.TOO_MANY_SEARCHES,
-                              text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
-                              suggestion="cancel one, or wait for its end")  # fmt: skip
+            problem = Problem(
+                path="$",
+                reason=Reason.TOO_MANY_SEARCHES,
+                text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
+                suggestion="cancel one, or wait for its end",
+            )
         elif len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-            problem = Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
-                              text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
-                              )  # fmt: skip
+            problem = Problem(
+                path=f"header {subjects.KEY_HEADER}",
+                reason=Reason.BAD_VALUE,
+                text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
+            )
         if problem is not None:
             self._record(SearchRefused(search=name, vc=event.vc, problems=(problem,), at=now))
             return _refusal("", [problem])
@@ -274,16 +286,26 @@ class SearchesMachine:
             self._record(SearchEnding(search=search.search, why=Reason.CANCELLED, at=now))
         return SearchVerdict(search=search.search, accepted=True)
 
-    def _ask(self, search: Search, asked: AskTrial, event: SearchRequest, now: Instant
-             ) -> SearchVerdict:  # fmt: skip
+    def _ask(
+        self, search: Search, asked: AskTrial, event: SearchRequest, now: Instant
+    ) -> SearchVerdict:
         key = event.key or f"#{event.number}"
         for trial in search.trials.values():
             if trial.key == key:
-                return SearchVerdict(search=search.search, accepted=True, reason=Reason.REPEATED,
-                                     trial=trial.number, params=trial.params)  # fmt: skip
+                return SearchVerdict(
+                    search=search.search,
+                    accepted=True,
+                    reason=Reason.REPEATED,
+                    trial=trial.number,
+                    params=trial.params,
+                )
         if len(key) > KEY_CHARACTERS_MAX:
-            return _refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
-                            f"a key has at most {KEY_CHARACTERS_MAX} characters")  # fmt: skip
+            return _refused(
+                search.search,
+                f"header {subjects.KEY_HEADER}",
+                Reason.BAD_VALUE,
+                f"a key has at most {KEY_CHARACTERS_MAX} characters",
+            )
         if not plan.may_add(search):
             most, live = search.spec.budget.trials, len(search.live)
             text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
@@ -293,11 +315,18 @@ class SearchesMachine:
             return _refusal(search.search, problems)
         number = len(search.trials) + 1
         params = drawn(search.spec, number) if asked.params is None else asked.params
-        self._record(SearchTrialAdded(search=search.search, trial=number, params=params, at=now,
-                                      outside=asked.outside, bracket=plan.bracket(search),
-                                      key=key,
-                                      run=not asked.outside and plan.has_place(search),
-                                      ))  # fmt: skip
+        self._record(
+            SearchTrialAdded(
+                search=search.search,
+                trial=number,
+                params=params,
+                at=now,
+                outside=asked.outside,
+                bracket=plan.bracket(search),
+                key=key,
+                run=not asked.outside and plan.has_place(search),
+            )
+        )
         return SearchVerdict(search=search.search, accepted=True, trial=number, params=params)
 
     def _tell(self, search: Search, told: TellTrial, now: Instant) -> SearchVerdict:
@@ -306,14 +335,26 @@ class SearchesMachine:
             text = f"{search.search} has no trial {told.trial} that runs outside"
             return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
         if told.value is not None and search.counts(trial, told.step, told.value):
-            self._record(SearchTrialMeasured(search=search.search, trial=trial.number,
-                                             step=told.step, value=told.value, at=now))  # fmt: skip
+            self._record(
+                SearchTrialMeasured(
+                    search=search.search,
+                    trial=trial.number,
+                    step=told.step,
+                    value=told.value,
+                    at=now,
+                )
+            )
         if told.over and not trial.over:
             done = told.over == "done"
-            self._record(SearchTrialOver(
-                search=search.search, trial=trial.number, at=now,
-                end=TrialEnd.DONE if done else TrialEnd.FAILED,
-                why=Reason.SUCCEEDED if done else Reason.EXITED_NONZERO))  # fmt: skip
+            self._record(
+                SearchTrialOver(
+                    search=search.search,
+                    trial=trial.number,
+                    at=now,
+                    end=TrialEnd.DONE if done else TrialEnd.FAILED,
+                    why=Reason.SUCCEEDED if done else Reason.EXITED_NONZERO,
+                )
+            )
         return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
 
     def _demote(
@@ -326,8 +367,11 @@ class SearchesMachine:
         demoted = isinstance(asked, DemoteTrial)
         # One that is read again after a restart is answered; what came after it stands.
         if trial.demoted != demoted and not trial.over and number > trial.demoted_number:
-            self._record(SearchTrialDemoted(search=search.search, trial=trial.number, number=number,
-                                            demoted=demoted, at=now))  # fmt: skip
+            self._record(
+                SearchTrialDemoted(
+                    search=search.search, trial=trial.number, number=number, demoted=demoted, at=now
+                )
+            )
         return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
 
     # --- what follows ------------------------------------------------------------------------
@@ -342,8 +386,15 @@ class SearchesMachine:
         for trial in search.live:
             silent = trial.stand is Stand.OUTSIDE and now >= after(trial.since, SILENT)
             if silent:
-                self._record(SearchTrialOver(search=name, trial=trial.number, end=TrialEnd.FAILED,
-                                             why=Reason.NOT_HEARD, at=now))  # fmt: skip
+                self._record(
+                    SearchTrialOver(
+                        search=name,
+                        trial=trial.number,
+                        end=TrialEnd.FAILED,
+                        why=Reason.NOT_HEARD,
+                        at=now,
+                    )
+                )
         while (ending := plan.ends(search, now)) is not None:
             self._record(ending)
         while (step := plan.step(search, now)) is not None:
@@ -361,18 +412,32 @@ class SearchesMachine:
         for trial in search.live:
             outside = trial.stand is Stand.OUTSIDE and trial.number != search.spared
             if outside or (trial.stand is Stand.NEW and not trial.run):
-                self._record(SearchTrialOver(search=search.search, trial=trial.number, at=now,
-                                             end=TrialEnd.CANCELLED, why=search.ending,
-                                             ))  # fmt: skip
+                self._record(
+                    SearchTrialOver(
+                        search=search.search,
+                        trial=trial.number,
+                        at=now,
+                        end=TrialEnd.CANCELLED,
+                        why=search.ending,
+                    )
+                )
         if search.live:
             return
         best = search.best()
         value = None if best is None or best.best is None else search.spec.signed(best.best)
-        self._record(SearchOver(
-            search=search.search, why=search.ending, at=now, trials=len(search.trials),
-            gpu_ns=search.gpu_ns(now), trial=best.number if best is not None else 0, value=value,
-            step=best.best_step if best is not None else 0,
-            params=best.params if best is not None else {}))  # fmt: skip
+        self._record(
+            SearchOver(
+                search=search.search,
+                why=search.ending,
+                at=now,
+                trials=len(search.trials),
+                gpu_ns=search.gpu_ns(now),
+                trial=best.number if best is not None else 0,
+                value=value,
+                step=best.best_step if best is not None else 0,
+                params=best.params if best is not None else {},
+            )
+        )
 
     def _tell_jobs(self, search: Search, now: Instant) -> None:
         """Ask for what trials' jobs are to do, where admission has yet to pass it on."""
@@ -395,8 +460,9 @@ class SearchesMachine:
             times.append(again)
         for number in [number for number in asked if search.trials[number].over]:
             del asked[number]
-        self._soft.due[search.search] = min((each for each in times if each is not None),
-                                            default=None)  # fmt: skip
+        self._soft.due[search.search] = min(
+            (each for each in times if each is not None), default=None
+        )
 
     def _send(self, search: Search, trial: Trial, wish: str) -> None:
         vc = search.spec.vc
@@ -429,8 +495,9 @@ class SearchesMachine:
                 self.epoch = fact.epoch
             case SearchBegan():
                 self.last_begun = max(self.last_begun, int(fact.search[1:]))
-                self.searches[fact.search] = Search(search=fact.search, spec=fact.spec,
-                                                    began_at=fact.at, key=fact.key)  # fmt: skip
+                self.searches[fact.search] = Search(
+                    search=fact.search, spec=fact.spec, began_at=fact.at, key=fact.key
+                )
                 if fact.key:
                     self.keys[fact.spec.vc, fact.key] = fact.search
                     for old in list(islice(self.keys, max(0, len(self.keys) - KEYS_MAX))):
@@ -454,9 +521,15 @@ class SearchesMachine:
         search = self.searches[fact.search]
         if isinstance(fact, SearchTrialAdded):
             stand = Stand.OUTSIDE if fact.outside else Stand.NEW
-            search.trials[fact.trial] = Trial(number=fact.trial, params=fact.params, stand=stand,
-                                              since=fact.at, bracket=fact.bracket,
-                                              key=fact.key, run=fact.run)  # fmt: skip
+            search.trials[fact.trial] = Trial(
+                number=fact.trial,
+                params=fact.params,
+                stand=stand,
+                since=fact.at,
+                bracket=fact.bracket,
+                key=fact.key,
+                run=fact.run,
+            )
             return
         trial = search.trials[fact.trial]
         match fact:
@@ -508,8 +581,10 @@ class SearchesMachine:
         kept: list[Kept] = [SearchesKept(epoch=self.epoch, last_begun=self.last_begun)]
         for search in self.searches.values():
             kept.append(SearchKept(msgspec.structs.replace(search, trials={})))
-            kept += [TrialsKept(search.search, piece)
-                     for piece in _pieces(iter(search.trials.values()), TRIALS_PIECE)]  # fmt: skip
+            kept += [
+                TrialsKept(search.search, piece)
+                for piece in _pieces(iter(search.trials.values()), TRIALS_PIECE)
+            ]
         jobs = ((job, *place) for job, place in self.jobs.items())
         kept += [JobsKept(piece) for piece in _pieces(jobs, PIECE)]
         keys = ((vc, key, search) for (vc, key), search in self.keys.items())
@@ -566,8 +641,9 @@ def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict
 
 
 def _refusal(search: str, problems: list[Problem]) -> SearchVerdict:
-    return SearchVerdict(search=search, accepted=False, reason=problems[0].reason,
-                         problems=tuple(problems))  # fmt: skip
+    return SearchVerdict(
+        search=search, accepted=False, reason=problems[0].reason, problems=tuple(problems)
+    )
 
 
 def _pieces(rest: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:

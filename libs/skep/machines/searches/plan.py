@@ -57,8 +57,12 @@ def ends(search: Search, now: Instant) -> SearchEnding | None:
         and best.best is not None
         and search.qualifies(_unsigned(search, best.best))
     ):
-        return SearchEnding(search=search.search, why=Reason.TARGET_REACHED, at=now,
-                            spared=0 if best.over else best.number)  # fmt: skip
+        return SearchEnding(
+            search=search.search,
+            why=Reason.TARGET_REACHED,
+            at=now,
+            spared=0 if best.over else best.number,
+        )
     if search.failures >= FAILURES_MAX:
         return SearchEnding(search=search.search, why=Reason.REPEATED_FAILURES, at=now)
     busy = any(trial.holds or trial.stand is Stand.OUTSIDE for trial in search.trials.values())
@@ -94,8 +98,11 @@ def wake_at(search: Search, now: Instant) -> Instant | None:
 def may_add(search: Search) -> bool:
     """Return whether the search may have another trial."""
     spec = search.spec
-    return (search.ending is None and len(search.trials) < spec.budget.trials
-            and len(search.live) < spec.live)  # fmt: skip
+    return (
+        search.ending is None
+        and len(search.trials) < spec.budget.trials
+        and len(search.live) < spec.live
+    )
 
 
 def has_place(search: Search) -> bool:
@@ -120,8 +127,10 @@ def bracket(search: Search) -> int:
     for trial in search.trials.values():
         counts[trial.bracket] += 1
     # Hyperband begins (s_max + 1) / (s + 1) * eta^s trials in bracket s, s_max being the longest.
-    weights = [rungs.eta ** (rungs.brackets - 1 - at) / (rungs.brackets - at)
-               for at in range(rungs.brackets)]  # fmt: skip
+    weights = [
+        rungs.eta ** (rungs.brackets - 1 - at) / (rungs.brackets - at)
+        for at in range(rungs.brackets)
+    ]
     return min(range(rungs.brackets), key=lambda at: ((counts[at] + 1) / weights[at], at))
 
 
@@ -137,8 +146,9 @@ def _hopeless(search: Search, mine: Sequence[Trial], now: Instant) -> Step | Non
         if trial.scored is not None and not trial.given_up and trial.job:
             _, value, spread = trial.scored
             if value + SURE * spread < search.spec.signed(least):
-                return SearchTrialGivenUp(search=search.search, trial=trial.number, score=value,
-                                          at=now)  # fmt: skip
+                return SearchTrialGivenUp(
+                    search=search.search, trial=trial.number, score=value, at=now
+                )
     return None
 
 
@@ -146,8 +156,13 @@ def _add(search: Search, now: Instant) -> Step | None:
     if search.spec.sampler != "random" or not may_add(search):
         return None
     number = len(search.trials) + 1
-    return SearchTrialAdded(search=search.search, trial=number, at=now, bracket=bracket(search),
-                            params=drawn(search.spec, number))  # fmt: skip
+    return SearchTrialAdded(
+        search=search.search,
+        trial=number,
+        at=now,
+        bracket=bracket(search),
+        params=drawn(search.spec, number),
+    )
 
 
 def _submit(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
@@ -158,11 +173,18 @@ def _submit(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     return None
 
 
-def _turn(search: Search, trial: Trial, now: Instant, why: Reason, *, run: bool,
-          rung: int | None = None) -> Step:  # fmt: skip
-    return SearchTrialTurned(search=search.search, trial=trial.number, run=run, why=why, at=now,
-                             rung=trial.rung if rung is None else rung,
-                             score=trial.scored[1] if trial.scored else None)  # fmt: skip
+def _turn(
+    search: Search, trial: Trial, now: Instant, why: Reason, *, run: bool, rung: int | None = None
+) -> Step:
+    return SearchTrialTurned(
+        search=search.search,
+        trial=trial.number,
+        run=run,
+        why=why,
+        at=now,
+        rung=trial.rung if rung is None else rung,
+        score=trial.scored[1] if trial.scored else None,
+    )
 
 
 # --- curves --------------------------------------------------------------------------------------
@@ -175,8 +197,10 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     rising = [trial for trial in top if not trial.holds]
     if rising and free > 0:
         return _turn(search, rising[0], now, Reason.BEST_PROMISE, run=True)
-    rest = sorted((trial for trial in mine if not trial.holds and trial not in top),
-                  key=lambda trial: (trial.demoted, trial.since, trial.number))  # fmt: skip
+    rest = sorted(
+        (trial for trial in mine if not trial.holds and trial not in top),
+        key=lambda trial: (trial.demoted, trial.since, trial.number),
+    )
     if free > 0:
         first = _submit(search, mine, now)
         if first is not None:
@@ -192,12 +216,12 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
         for trial in held:
             if trial.demoted and _leaves(trial):
                 return _turn(search, trial, now, Reason.DEMOTED, run=False)
-    may_leave = [trial for trial in held
-                 if trial not in top and _turn_over(search, trial, now)]  # fmt: skip
+    may_leave = [trial for trial in held if trial not in top and _turn_over(search, trial, now)]
     if len(rising) > leaving:
         # The least promise goes first; who has none yet had no fair chance.
-        victim = min((trial for trial in may_leave if trial.scored is not None),
-                     key=_rank, default=None)  # fmt: skip
+        victim = min(
+            (trial for trial in may_leave if trial.scored is not None), key=_rank, default=None
+        )
         victim = victim or max(may_leave, key=lambda trial: trial.ran(now), default=None)
         return None if victim is None else _turn(search, victim, now, Reason.OUTRANKED, run=False)
     if waiting + len(rising) <= leaving:
@@ -215,8 +239,7 @@ def _top(search: Search, mine: Sequence[Trial]) -> list[Trial]:
     """Return the trials that keep their places, the best first."""
     if any(trial.stand is Stand.NEW and not trial.run for trial in mine):
         return []  # What was asked for and never ran has its first turn before anybody keeps his.
-    known = [trial for trial in mine
-             if trial.best is not None and trial.job and not trial.demoted]  # fmt: skip
+    known = [trial for trial in mine if trial.best is not None and trial.job and not trial.demoted]
     return sorted(known, key=lambda trial: (_rank(trial), -trial.number), reverse=True)[
         : search.exclusive
     ]
@@ -261,16 +284,16 @@ def _asha(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     for trial in mine:
         if trial.run and len(trial.reached) > trial.rung:
             if trial.number in best:
-                return _turn(search, trial, now, Reason.PROMOTED, run=True,
-                             rung=len(trial.reached))  # fmt: skip
+                return _turn(search, trial, now, Reason.PROMOTED, run=True, rung=len(trial.reached))
             if _leaves(trial):
                 return _turn(search, trial, now, Reason.RUNG_REACHED, run=False)
     if not has_place(search):
         return None
     waiting = [trial for trial in mine if not trial.holds and trial.number in best]
     if waiting:
-        chosen = max(waiting, key=lambda trial: (len(trial.reached), trial.reached[-1],
-                                                 -trial.number))  # fmt: skip
+        chosen = max(
+            waiting, key=lambda trial: (len(trial.reached), trial.reached[-1], -trial.number)
+        )
         return _turn(search, chosen, now, Reason.PROMOTED, run=True, rung=len(chosen.reached))
     first = _submit(search, mine, now)
     if first is not None:
@@ -298,6 +321,7 @@ def _promotable(search: Search) -> dict[int, None]:
     for (_, rung), there in came.items():
         order = sorted((-trial.reached[rung], trial.number) for trial in there)
         best = [number for _, number in order[: len(there) // rungs.eta]]
-        found.update((number, None) for number in best
-                     if len(search.trials[number].reached) == rung + 1)  # fmt: skip
+        found.update(
+            (number, None) for number in best if len(search.trials[number].reached) == rung + 1
+        )
     return found

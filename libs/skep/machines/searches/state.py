@@ -243,13 +243,23 @@ def job_of(search: Search, trial: Trial) -> JobSpec:
     command: Any = spec.command
     if command is not None:
         command = filled(command) if isinstance(command, str) else tuple(map(filled, command))
-    env = {**spec.env, "SKEP_PARAMETERS": msgspec.json.encode(trial.params).decode(),
-           "SKEP_SEARCH": search.search, "SKEP_TRIAL": str(trial.number)}  # fmt: skip
+    env = {
+        **spec.env,
+        "SKEP_PARAMETERS": msgspec.json.encode(trial.params).decode(),
+        "SKEP_SEARCH": search.search,
+        "SKEP_TRIAL": str(trial.number),
+    }
     labels = {**spec.labels, "search": search.search, "trial": str(trial.number)}
     name = f"{search.spec.name}-{trial.number}"
-    return msgspec.structs.replace(spec, name=name, command=command, env=env, labels=labels,
-                                   args=tuple(map(filled, spec.args)),
-                                   search=search.search)  # fmt: skip
+    return msgspec.structs.replace(
+        spec,
+        name=name,
+        command=command,
+        env=env,
+        labels=labels,
+        args=tuple(map(filled, spec.args)),
+        search=search.search,
+    )
 
 
 def key_of(search: str, trial: Trial) -> str:

@@ -100,8 +100,13 @@ class Couples:
 
     def standing(self, nodes: Container[str]) -> list[JobView]:
         """Return the guests on these nodes that may find a host, the idlest first."""
-        found = [job for place, there in self._stands.items() if place[0][0] in nodes
-                 for job in there.values() if job.job not in self._blocked]  # fmt: skip
+        found = [
+            job
+            for place, there in self._stands.items()
+            if place[0][0] in nodes
+            for job in there.values()
+            if job.job not in self._blocked
+        ]
         return sorted(found, key=idlest)
 
     def hosts(self, guest: JobView) -> Iterable[JobView]:

@@ -15,14 +15,7 @@ from msgspec.structs import replace
 from skep.perf.judge import pays
 from skep.policies.introspective.known import Known, arrived
 from skep.policies.introspective.migrating import PAUSE, SURELY
-from skep.policies.introspective.rules import (
-    ACTIONS_MAX,
-    MILLI,
-    Rules,
-    cooling,
-    families,
-    spent,
-)
+from skep.policies.introspective.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, spent
 from skep.units import Duration, Instant
 from skep.view.plan import Plan, Resize, Suspend
 from skep.view.view import JobView, NodeView, VcView
@@ -99,8 +92,11 @@ def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) ->
                 place = room.fit(job, turn.nodes)
         if place is not None:
             room.take(job, place)
-    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in left.items()
-            if job.workers < known.jobs[name].workers]  # fmt: skip
+    return [
+        Resize(name, Reason.GPUS_NEEDED, job.workers)
+        for name, job in left.items()
+        if job.workers < known.jobs[name].workers
+    ]
 
 
 def grow(
@@ -110,8 +106,11 @@ def grow(
     if not known.growing or plan.turns or plan.actions or known.waiting:
         return [], None
     cold = cooling(view, "grow")
-    able = [job for job in arrived(known.growing) if families(job) not in cold
-            and not spent(view, job, "grow")]  # fmt: skip
+    able = [
+        job
+        for job in arrived(known.growing)
+        if families(job) not in cold and not spent(view, job, "grow")
+    ]
     nodes = {node.node: node for node in view.nodes}
     if not any(_free(job, nodes) >= _each(job) for job in able):
         return [], None
@@ -121,15 +120,22 @@ def grow(
     left = {node.node: node for node in view.nodes}
     tried: dict[str, Resize] = {}
     while len(tried) < ACTIONS_MAX:
-        steps = ((step, job) for job in able if job.job not in tried
-                 for step in _steps(job, left, view))  # fmt: skip
-        best = max(steps, key=lambda each: (each[0].gain, -each[1].sequence, each[0].workers),
-                   default=None)  # fmt: skip
+        steps = (
+            (step, job) for job in able if job.job not in tried for step in _steps(job, left, view)
+        )
+        best = max(
+            steps, key=lambda each: (each[0].gain, -each[1].sequence, each[0].workers), default=None
+        )
         if best is None:
             break
         step, job = best
-        tried[job.job] = Resize(job.job, Reason.MOST_GAIN, step.workers, trial=True,
-                                needed_milli=round(MILLI * step.needed))  # fmt: skip
+        tried[job.job] = Resize(
+            job.job,
+            Reason.MOST_GAIN,
+            step.workers,
+            trial=True,
+            needed_milli=round(MILLI * step.needed),
+        )
         node = left[job.nodes[0][0]]
         left[node.node] = _less(node, job.pin, step.more)
     return list(tried.values()), None
@@ -146,8 +152,9 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
     for workers, rate in job.rates:
         more = workers - job.workers
         if 0 < more <= room and now and rate > now * needed * SURELY:
-            yield _Step(MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each,
-                        needed)  # fmt: skip
+            yield _Step(
+                MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each, needed
+            )
     elastic = job.spec.elastic
     most = min(elastic.max if elastic is not None else 0, job.workers + room)
     if most > job.workers and not any(workers > job.workers for workers in rates):

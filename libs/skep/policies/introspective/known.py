@@ -124,8 +124,11 @@ class Known:
                 assert told is not None, name
                 self._hung[name] = told[0]
             looks.append(times.first(apart))
-        found = [(self.jobs[name], why) for name, why in self._hung.items()
-                 if name not in apart and self.jobs[name].pin in pins]  # fmt: skip
+        found = [
+            (self.jobs[name], why)
+            for name, why in self._hung.items()
+            if name not in apart and self.jobs[name].pin in pins
+        ]
         found.sort(key=lambda each: each[0].sequence)
         soonest = min((at for at in looks if at is not None), default=None)
         return found, None if soonest is None else Instant(soonest)
@@ -173,8 +176,11 @@ class Known:
 
     def room(self, view: VcView, *, stopping: bool = False) -> Room:
         """Return what is left while all keep what they have; `stopping`: but for who leaves it."""
-        leaving = [job for job in self.jobs.values() if job.phase is Phase.STOPPING
-                   and not job.borrows] if stopping else ()  # fmt: skip
+        leaving = (
+            [job for job in self.jobs.values() if job.phase is Phase.STOPPING and not job.borrows]
+            if stopping
+            else ()
+        )
         return Room.after(view, leaving, self._kept)
 
 

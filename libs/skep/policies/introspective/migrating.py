@@ -50,8 +50,15 @@ def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
         needed = _needs(job, view)
         if _gain(job, len(place)) > needed * SURELY:
             room.take(job, place)
-            moves.append(Migrate(job.job, Reason.CLOSER, _on(place), trial=True,
-                                 needed_milli=round(MILLI * needed)))  # fmt: skip
+            moves.append(
+                Migrate(
+                    job.job,
+                    Reason.CLOSER,
+                    _on(place),
+                    trial=True,
+                    needed_milli=round(MILLI * needed),
+                )
+            )
     return moves
 
 
@@ -74,8 +81,11 @@ def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate
 
 def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
     """Yield who would go on at once, or faster, if there was room on one node."""
-    line = [job for job in known.waiting.values() if job.gpus > 1
-            and not (job.phase is Phase.AWAY and "migrate" not in job.can)]  # fmt: skip
+    line = [
+        job
+        for job in known.waiting.values()
+        if job.gpus > 1 and not (job.phase is Phase.AWAY and "migrate" not in job.can)
+    ]
     yield from sorted(line, key=lambda job: (-job.spec.priority, job.sequence))
     cold = cooling(view, "migrate")
     for job in arrived(known.scattered):
@@ -86,8 +96,11 @@ def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
 
 def _servers(view: VcView, rules: Rules) -> list[NodeView]:
     """Return the servers that are to be vacated: not idle, with so much free, the most first."""
-    able = [node for node in view.nodes
-            if node.jobs and node.free and node.free >= rules.defrag_free * node.gpus]  # fmt: skip
+    able = [
+        node
+        for node in view.nodes
+        if node.jobs and node.free and node.free >= rules.defrag_free * node.gpus
+    ]
     able.sort(key=lambda node: -node.free)
     return able[:SERVERS_MAX]
 
@@ -98,14 +111,23 @@ def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[
     if any(each.trial for each in there) or server.free >= job.gpus or server.gpus < job.gpus:
         return []  # Others leave it already; or it is not GPUs that are missing.
     cold = cooling(view, "defrag")
-    leave = [each for each in there if movable(each) and len(each.nodes) == 1
-             and each.job != job.job and each.pin == job.pin
-             and families(each) not in cold]  # fmt: skip
+    leave = [
+        each
+        for each in there
+        if movable(each)
+        and len(each.nodes) == 1
+        and each.job != job.job
+        and each.pin == job.pin
+        and families(each) not in cold
+    ]
     leave = [each for each in leave if each.rate_milli and not spent(view, each, "defrag")]
     if server.free + sum(each.gpus for each in leave) < job.gpus:
         return []
-    fuller = [node.node for node in view.nodes
-              if node.jobs and node.free <= server.free and node.node != server.node]  # fmt: skip
+    fuller = [
+        node.node
+        for node in view.nodes
+        if node.jobs and node.free <= server.free and node.node != server.node
+    ]
     room, moves, costs = known.room(view), list[Migrate](), 0
     for each in sorted(leave, key=lambda each: (each.gpus, each.sequence)):
         if len(moves) >= ACTIONS_MAX:
@@ -116,8 +138,16 @@ def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[
         room.release(each)
         room.take(each, place)
         costs += each.gpus * (each.pause or PAUSE)
-        moves.append(Migrate(each.job, Reason.MAKES_WHOLE, _on(place), trial=True,
-                             needed_milli=KEEPS, defrag=True))  # fmt: skip
+        moves.append(
+            Migrate(
+                each.job,
+                Reason.MAKES_WHOLE,
+                _on(place),
+                trial=True,
+                needed_milli=KEEPS,
+                defrag=True,
+            )
+        )
         fits = room.fit(job, (server.node,))
         if fits is not None:
             return moves if job.phase is not Phase.RUNNING or _worth(job, costs, view) else []

@@ -63,9 +63,13 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
             continue
         if guest.job in gone:
             continue
-        hosts = [each for each in couples.hosts(guest) if _goes(guest, each, sizes)
-                 and families(guest, each) not in cold
-                 and frozenset((guest.job, each.job)) not in often]  # fmt: skip
+        hosts = [
+            each
+            for each in couples.hosts(guest)
+            if _goes(guest, each, sizes)
+            and families(guest, each) not in cold
+            and frozenset((guest.job, each.job)) not in often
+        ]
         if not hosts:
             alone.append(guest)
         host = min((each for each in hosts if each.job not in gone), key=idlest, default=None)
@@ -77,8 +81,9 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
             gone.add(host.job)
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
             crowded[node] = crowded.get(node, 0) - guest.gpus
-            tried.append(Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True,
-                              needed_milli=PACKS_NEED))  # fmt: skip
+            tried.append(
+                Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True, needed_milli=PACKS_NEED)
+            )
     couples.block(alone)
     return tried
 
@@ -108,8 +113,11 @@ def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
     them before the slice is over.
     """
     gone = named(plan) if units.hurting else set[str]()
-    first = [(members[0].sequence, leads) for leads, (members, at) in units.hurting.items()
-             if at <= now and leads not in gone]  # fmt: skip
+    first = [
+        (members[0].sequence, leads)
+        for leads, (members, at) in units.hurting.items()
+        if at <= now and leads not in gone
+    ]
     if not first:
         return []
     leads = min(first)[1]
@@ -125,8 +133,7 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
     if not units.calm or plan.actions or plan.turns:
         return [], None
     known, free = units.known, {node.node: node for node in view.nodes if node.free}
-    packs = [pack for pack in units.calm.items()
-             if not known.waiting or _idles(known, free, pack)]  # fmt: skip
+    packs = [pack for pack in units.calm.items() if not known.waiting or _idles(known, free, pack)]
     room = known.room(view) if packs else None
     for leads, members in sorted(packs, key=lambda pack: pack[1][0].sequence):
         for each in sorted(members, key=lambda job: (job.job == leads, job.sequence)):
@@ -141,8 +148,9 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
 def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool:
     """Return whether a guest may run whenever a host does, each with GPUs of its own."""
     able = {"rebind", "migrate"}.intersection(guest.can)
-    if not able and any(set(had) & set(dict(host.devices).get(name, ()))
-                        for name, had in guest.devices):  # fmt: skip
+    if not able and any(
+        set(had) & set(dict(host.devices).get(name, ())) for name, had in guest.devices
+    ):
         return False  # It goes on with its very own GPUs, or not at all.
     left = known.size(node) - host.gpus
     return guest.gpus <= left and known.spare(node, host) >= 0

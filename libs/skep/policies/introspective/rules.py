@@ -53,8 +53,11 @@ def families(*jobs: JobView) -> tuple[str, ...]:
 
 def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
     """Return between jobs of which families a kind of trial was not worth it a while ago."""
-    return {each.families for each in view.cooling
-            if each.kind == kind and view.now < each.until and not each.jobs}  # fmt: skip
+    return {
+        each.families
+        for each in view.cooling
+        if each.kind == kind and view.now < each.until and not each.jobs
+    }
 
 
 def tired(view: VcView) -> set[frozenset[str]]:

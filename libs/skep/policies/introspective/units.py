@@ -296,12 +296,17 @@ class Units:
         for action in plan.actions:
             actions.append(action)
             if isinstance(action, Suspend):
-                actions += [Suspend(each.job, action.why, action.owed)
-                            for each in self.packs.get(action.job, ())
-                            if each.job != action.job and each.phase is Phase.RUNNING]  # fmt: skip
+                actions += [
+                    Suspend(each.job, action.why, action.owed)
+                    for each in self.packs.get(action.job, ())
+                    if each.job != action.job and each.phase is Phase.RUNNING
+                ]
         gone = {each.job for each in actions}
-        joins = [(self._jobs[name].sequence, guest.sequence, name)
-                 for name, guest in self._joins.items() if name not in gone]  # fmt: skip
+        joins = [
+            (self._jobs[name].sequence, guest.sequence, name)
+            for name, guest in self._joins.items()
+            if name not in gone
+        ]
         for *_, name in sorted(joins, key=lambda each: min(each[:2])):
             actions.append(Pack(self._joins[name].job, name, Reason.BEST_PACKING))
         return replace(plan, actions=tuple(actions)) if actions else plan
@@ -317,8 +322,9 @@ def weight(job: JobView) -> float:
 
 
 def _packs(some: Iterable[JobView]) -> dict[str, Members]:
-    jobs = {job.job: job for job in some
-            if job.partners and job.phase in HOLDING and not job.borrows}  # fmt: skip
+    jobs = {
+        job.job: job for job in some if job.partners and job.phase in HOLDING and not job.borrows
+    }
     packs, seen = dict[str, Members](), set[str]()
     for name in jobs:
         if name in seen:

@@ -54,9 +54,13 @@ class Agents:
     """All nodes. `told` collects what they say at this instant, `later` what is to come."""
 
     def __init__(
-        self, jobs: dict[str, TraceJob], cluster: Cluster, settings: Settings, speeds: Speeds,
+        self,
+        jobs: dict[str, TraceJob],
+        cluster: Cluster,
+        settings: Settings,
+        speeds: Speeds,
         can: tuple[str, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have no job running."""
         costs = settings.costs
         self._start, self._stop = seconds(costs.start_s), seconds(costs.stop_s)
@@ -89,20 +93,40 @@ class Agents:
         run = self._runs.get(key)
         if run is None:
             work = self.works[order.job]
-            run = Run(order.job, order.attempt, work.job, order.nodes, {},
-                      awaits=bool(order.awaits), servers=order.servers)  # fmt: skip
+            run = Run(
+                order.job,
+                order.attempt,
+                work.job,
+                order.nodes,
+                {},
+                awaits=bool(order.awaits),
+                servers=order.servers,
+            )
             self._runs[key] = run
         if order.node in run.parts:
             return
-        part = run.parts[order.node] = Part(order.node, order.identity, _devices(order.ranks),
-                                            len(order.ranks), now, order.joins,
-                                            joined=not order.joins)  # fmt: skip
+        part = run.parts[order.node] = Part(
+            order.node,
+            order.identity,
+            _devices(order.ranks),
+            len(order.ranks),
+            now,
+            order.joins,
+            joined=not order.joins,
+        )
         if order.awaits and not order.joins:
             self._awaits(run, part, order, now)
             return
-        self.told.append(MemberStarted(node=order.node, identity=order.identity, at=now,
-                                       job=order.job, attempt=order.attempt,
-                                       order=order.joins))  # fmt: skip
+        self.told.append(
+            MemberStarted(
+                node=order.node,
+                identity=order.identity,
+                at=now,
+                job=order.job,
+                attempt=order.attempt,
+                order=order.joins,
+            )
+        )
         if self._can:
             self._say_can(run, part, now)
         if order.joins or len(run.parts) < run.nodes:
@@ -118,9 +142,14 @@ class Agents:
         self._awaiting[run.name] = run
         self._say_can(run, part, now)
         doors = tuple(Door(rank=rank.rank, host="10.0.0.1", port=30_000) for rank in order.ranks)
-        ready = MemberReady(node=part.node, identity=part.identity, job=run.name,
-                            attempt=run.number, doors=doors,
-                            at=after(now, self._start))  # fmt: skip
+        ready = MemberReady(
+            node=part.node,
+            identity=part.identity,
+            job=run.name,
+            attempt=run.number,
+            doors=doors,
+            at=after(now, self._start),
+        )
         self._tell_later(self._start, ready, run, now)
 
     def stop(self, order: StopJob, now: Instant) -> None:
@@ -225,9 +254,16 @@ class Agents:
             return
         work.attempt, work.factor = other.number, self._chance(other)
         for each in other.parts.values():
-            self.told.append(MemberLoaded(node=each.node, identity=each.identity, job=run.name,
-                                          attempt=other.number, step=work.steps(),
-                                          at=now))  # fmt: skip
+            self.told.append(
+                MemberLoaded(
+                    node=each.node,
+                    identity=each.identity,
+                    job=run.name,
+                    attempt=other.number,
+                    step=work.steps(),
+                    at=now,
+                )
+            )
 
     def _do_resize(self, run: Run, part: Part, change: Resize, now: Instant) -> None:
         if change.prepare:
@@ -237,9 +273,15 @@ class Agents:
                 return
             ready = max(Duration(0), Duration(part.began + self._start - now))
             costs = Duration(0) if part.joined else ready
-            told = MemberReady(node=part.node, identity=part.identity, job=run.name,
-                               attempt=run.number, doors=(), at=after(now, costs),
-                               order=part.order)  # fmt: skip
+            told = MemberReady(
+                node=part.node,
+                identity=part.identity,
+                job=run.name,
+                attempt=run.number,
+                doors=(),
+                at=after(now, costs),
+                order=part.order,
+            )
             part.answer = told
             self._tell_later(costs, told, run, now)
             return
@@ -276,16 +318,33 @@ class Agents:
             step_ns = round(self._speeds.mini_batch_s(work.job, where) * 1e9)
         del self._runs[name, run.number]
         for part in run.parts.values():
-            self.told.append(MemberExited(
-                node=part.node, identity=part.identity, job=name, attempt=run.number,
-                outcome=Outcome.SUCCEEDED, at=now, steps=steps, step_ns=step_ns, order=part.came,
-            ))  # fmt: skip
+            self.told.append(
+                MemberExited(
+                    node=part.node,
+                    identity=part.identity,
+                    job=name,
+                    attempt=run.number,
+                    outcome=Outcome.SUCCEEDED,
+                    at=now,
+                    steps=steps,
+                    step_ns=step_ns,
+                    order=part.came,
+                )
+            )
 
     def _gone(self, run: Run, part: Part, now: Instant) -> None:
         run.parts.pop(part.node, None)
-        self.told.append(MemberExited(node=part.node, identity=part.identity, job=run.name,
-                                      attempt=run.number, outcome=Outcome.STOPPED, at=now,
-                                      order=part.came))  # fmt: skip
+        self.told.append(
+            MemberExited(
+                node=part.node,
+                identity=part.identity,
+                job=run.name,
+                attempt=run.number,
+                outcome=Outcome.STOPPED,
+                at=now,
+                order=part.came,
+            )
+        )
         if not run.parts:
             self._runs.pop((run.name, run.number), None)
             if self._awaiting.get(run.name) is run:
@@ -357,9 +416,7 @@ class Agents:
             work.where = None
             self._stale[run] = None
 
-    def _reckon(
-        self, run: Run, work: Work, speed: float, utilisation: float, now: Instant
-    ) -> None:  # fmt: skip
+    def _reckon(self, run: Run, work: Work, speed: float, utilisation: float, now: Instant) -> None:
         """Reckon with another speed from now on."""
         work.rate = speed
         work.version += 1
@@ -427,9 +484,17 @@ class Agents:
             what[0](*what[1:], now)
 
     def _say_can(self, run: Run, part: Part, now: Instant) -> None:
-        self.told.append(MemberKnown(node=part.node, identity=part.identity, job=run.name,
-                                     attempt=run.number, tier=Tier.COOPERATIVE, can=self._can,
-                                     at=now))  # fmt: skip
+        self.told.append(
+            MemberKnown(
+                node=part.node,
+                identity=part.identity,
+                job=run.name,
+                attempt=run.number,
+                tier=Tier.COOPERATIVE,
+                can=self._can,
+                at=now,
+            )
+        )
 
     def _tell_later(self, costs: Duration, message: Any, run: Run, now: Instant) -> None:
         if costs:
@@ -444,10 +509,16 @@ class Agents:
 
     def _answer(self, run: Run, part: Part, now: Instant, *, released: bool = False) -> None:
         part.answer = MemberChanged(
-            node=part.node, identity=part.identity, job=run.name, attempt=run.number,
-            order=part.order, manner=Manner.BOUNDARY, at=now, released=released,
+            node=part.node,
+            identity=part.identity,
+            job=run.name,
+            attempt=run.number,
+            order=part.order,
+            manner=Manner.BOUNDARY,
+            at=now,
+            released=released,
             step=self.works[run.name].steps(),
-        )  # fmt: skip
+        )
         self.told.append(part.answer)
 
 
@@ -456,5 +527,12 @@ def _devices(ranks: tuple[RankPlan, ...]) -> tuple[int, ...]:
 
 
 def _exited(stop: StopJob, outcome: Outcome, now: Instant, *, order: int) -> MemberExited:
-    return MemberExited(node=stop.node, identity=stop.identity, job=stop.job,
-                        attempt=stop.attempt, outcome=outcome, at=now, order=order)  # fmt: skip
+    return MemberExited(
+        node=stop.node,
+        identity=stop.identity,
+        job=stop.job,
+        attempt=stop.attempt,
+        outcome=outcome,
+        at=now,
+        order=order,
+    )

@@ -27,10 +27,14 @@ def uniform(
     if sum(owners.values()) > nodes:
         reason = f"VCs own {sum(owners.values())} nodes of {nodes}"
         raise ValueError(reason)
-    return Cluster(chains={gpu_type: chain}, vcs={
-        vc: VirtualCluster(cells=(Quota(chain=gpu_type, level="node", count=count),))
-        for vc, count in owners.items() if count
-    })  # fmt: skip
+    return Cluster(
+        chains={gpu_type: chain},
+        vcs={
+            vc: VirtualCluster(cells=(Quota(chain=gpu_type, level="node", count=count),))
+            for vc, count in owners.items()
+            if count
+        },
+    )
 
 
 def of_types(
@@ -50,11 +54,19 @@ def of_types(
         if owned > count:
             reason = f"VCs own {owned} nodes of {kind}, and there are {count}"
             raise ValueError(reason)
-    return Cluster(chains=chains, vcs={
-        vc: VirtualCluster(cells=tuple(Quota(chain=kind, level="node", count=count)
-                                       for kind, count in owned.items() if count))
-        for vc, owned in owners.items()
-    })  # fmt: skip
+    return Cluster(
+        chains=chains,
+        vcs={
+            vc: VirtualCluster(
+                cells=tuple(
+                    Quota(chain=kind, level="node", count=count)
+                    for kind, count in owned.items()
+                    if count
+                )
+            )
+            for vc, owned in owners.items()
+        },
+    )
 
 
 def _chain(kind: str, nodes: int, gpus: int, racks: int) -> Chain:

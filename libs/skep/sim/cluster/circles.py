@@ -56,8 +56,9 @@ class Circles:
                 _where(now) + "nothing: the allocator asks to go on, and decides nothing"
             )
         for fact in facts:
-            if isinstance(fact, JobChanging | JobBound | GpusRegained | CellsReserved |
-                          SuccessorBound):  # fmt: skip
+            if isinstance(
+                fact, JobChanging | JobBound | GpusRegained | CellsReserved | SuccessorBound
+            ):
                 self._changed[fact.job] += 1
                 if self._changed[fact.job] > CHANGES_MAX:
                     often = ", ".join(job for job, _ in self._changed.most_common(TOLD))

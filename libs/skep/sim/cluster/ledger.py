@@ -285,12 +285,21 @@ class Ledger:
         if span > 0:
             nodes = tuple(sorted(entry.gpus, key=entry.gpus.__getitem__, reverse=True))
             counts = tuple(entry.gpus[node] for node in nodes)
-            entry.spans.append(Span(
-                began=Duration(entry.ran_at - BEGIN), ended=Duration(now - BEGIN),
-                gpus=sum(counts), spread=counts, chain=entry.chain, ended_by=why,
-                useful=Duration(made) if made != span else None, packed=entry.shares,
-                borrowed=entry.borrowed, nodes=nodes, guest=entry.guest,
-            ))  # fmt: skip
+            entry.spans.append(
+                Span(
+                    began=Duration(entry.ran_at - BEGIN),
+                    ended=Duration(now - BEGIN),
+                    gpus=sum(counts),
+                    spread=counts,
+                    chain=entry.chain,
+                    ended_by=why,
+                    useful=Duration(made) if made != span else None,
+                    packed=entry.shares,
+                    borrowed=entry.borrowed,
+                    nodes=nodes,
+                    guest=entry.guest,
+                )
+            )
         entry.ran_at = 0
 
     # --- results ---------------------------------------------------------------------------------

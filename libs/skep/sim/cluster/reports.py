@@ -33,9 +33,22 @@ from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Judged, Trials
 
 FOLLOWED = frozenset(
-    {JobQueued, JobBound, JobRequeued, JobEnded, NodeAdded, CellsSet, JobMoved, SuccessorBound,
-     SuccessorDropped, GangWidened, GangNarrowed, GpusShared, JobChanged}
-)  # fmt: skip
+    {
+        JobQueued,
+        JobBound,
+        JobRequeued,
+        JobEnded,
+        NodeAdded,
+        CellsSet,
+        JobMoved,
+        SuccessorBound,
+        SuccessorDropped,
+        GangWidened,
+        GangNarrowed,
+        GpusShared,
+        JobChanged,
+    }
+)
 RESEND_AFTER, EXPIRES_AFTER = seconds(600.0), seconds(1800.0)
 """Nothing is lost here, so advice that did not change is said again for the sake of time alone:
 whoever has waited for an hour is overtaken no more."""
@@ -114,8 +127,9 @@ class Reports:
         for run in changed or ():
             self._set_out(run, now)
         if len(self._paces) > self._prune_at:
-            self._paces = {run: pace for run, pace in self._paces.items()
-                           if self._agents.lives(run)}  # fmt: skip
+            self._paces = {
+                run: pace for run, pace in self._paces.items() if self._agents.lives(run)
+            }
             self._prune_at = 2 * len(self._paces) + PRUNE_AT
         due, self._due = self._due, {}
         for run in due:
@@ -160,12 +174,17 @@ class Reports:
         steps, ended = course.done(now)
         lasts = not self._every_second
         rank = RankProgress(
-            rank=0, steps=steps, step_ns=course.step_ns, last_step_at=Instant(ended),
-            utilisation=pace.utilisation, memory=self._agents.memory(run),
+            rank=0,
+            steps=steps,
+            step_ns=course.step_ns,
+            last_step_at=Instant(ended),
+            utilisation=pace.utilisation,
+            memory=self._agents.memory(run),
             next_at=Instant(course.next_at if lasts else 0),
-        )  # fmt: skip
-        job = JobProgress(job=run.name, attempt=run.number, world=max(1, pace.workers),
-                          ranks=(rank,), lasts=lasts)  # fmt: skip
+        )
+        job = JobProgress(
+            job=run.name, attempt=run.number, world=max(1, pace.workers), ranks=(rank,), lasts=lasts
+        )
         # Each attempt reports as if it had a node of its own: of one node, a second report at the
         # same instant would be taken for the first.
         told = NodeReport(node=f"{run.name}.{run.number}", at=now, jobs=(job,))

@@ -56,11 +56,16 @@ def run(
 
 def _result(world: World, *, cut: bool) -> RunResult:
     cells, ledger = world.allocator.cells, world.ledger
-    owned = {vc: sum(chain.topology.size[level] * count
-                     for chain in cells.chains.values()
-                     for (owner, _), pool in chain.pools.items() if owner == vc
-                     for level, count in enumerate(pool.total))
-             for vc in world.cluster.vcs}  # fmt: skip
+    owned = {
+        vc: sum(
+            chain.topology.size[level] * count
+            for chain in cells.chains.values()
+            for (owner, _), pool in chain.pools.items()
+            if owner == vc
+            for level, count in enumerate(pool.total)
+        )
+        for vc in world.cluster.vcs
+    }
     return RunResult(
         trace=world.trace.name,
         cluster=name_of(world.cluster),

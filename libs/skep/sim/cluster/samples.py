@@ -47,11 +47,17 @@ class Samples:
             whole += empty
             parted += len(busy) - empty - busy.count(shape.node_size)
         return Sample(
-            at=Duration(at - BEGIN), allocated=allocated, busy=self._agents.busy / GPU,
-            useful=self._agents.useful / GPU, waiting=self._ledger.waiting,
-            running=self._ledger.running, free_nodes=whole, free=free, shared_nodes=parted,
+            at=Duration(at - BEGIN),
+            allocated=allocated,
+            busy=self._agents.busy / GPU,
+            useful=self._agents.useful / GPU,
+            waiting=self._ledger.waiting,
+            running=self._ledger.running,
+            free_nodes=whole,
+            free=free,
+            shared_nodes=parted,
             by_vc=self._vcs() if self._by_vc else {},
-        )  # fmt: skip
+        )
 
     def _vcs(self) -> dict[str, int]:
         found = dict.fromkeys(self._allocator.cells.cluster.vcs, 0)

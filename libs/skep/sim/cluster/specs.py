@@ -89,9 +89,7 @@ class Owners:
             resources["cpus"] = job.cpus
         if job.memory:
             resources["memory"] = job.memory
-        spec: dict[str, Any] = {
-            "name": job.id or "job", "vc": self.vc(job), "resources": resources,
-        }  # fmt: skip
+        spec: dict[str, Any] = {"name": job.id or "job", "vc": self.vc(job), "resources": resources}
         if job.servers:
             spec["script"] = "train.py"
             spec["ps"] = {"servers": job.servers, "min": 1}

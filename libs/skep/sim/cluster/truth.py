@@ -35,8 +35,13 @@ class Truth:
                 if fact.verdict is not Verdict.VOID:
                     self._over(begun, befores, fact, works)
 
-    def _over(self, begun: TrialBegun, befores: Mapping[str, Situation | None], over: TrialOver,
-              works: Mapping[str, Work]) -> None:  # fmt: skip
+    def _over(
+        self,
+        begun: TrialBegun,
+        befores: Mapping[str, Situation | None],
+        over: TrialOver,
+        works: Mapping[str, Work],
+    ) -> None:
         """Compare a verdict with what the trial's jobs make, of what they made."""
         total = 0.0
         for name, was in befores.items():

@@ -72,9 +72,14 @@ class World:
     """One run. `now` is the virtual time."""
 
     def __init__(
-        self, trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
-        news: Iterable[tuple[Duration, News]] = (), judge: Judge | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        trace: Trace,
+        cluster: Cluster,
+        settings: Settings,
+        speeds: Speeds,
+        news: Iterable[tuple[Duration, News]] = (),
+        judge: Judge | None = None,
+    ) -> None:
         """Begin with nothing: the nodes join with the first step.
 
         `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
@@ -120,8 +125,12 @@ class World:
         self._admit(Restarted(1))
         self._inbox.append(Restarted(1))
         self._inbox += _nodes(self.cluster, self.settings.gpu_memory)
-        everyone = SetVcs(vcs=self.cluster.vcs, chains=self.cluster.chains,
-                          pins=self.cluster.pins, quarantine=self.cluster.quarantine)  # fmt: skip
+        everyone = SetVcs(
+            vcs=self.cluster.vcs,
+            chains=self.cluster.chains,
+            pins=self.cluster.pins,
+            quarantine=self.cluster.quarantine,
+        )
         self._admit(everyone)
         self._inbox.append(everyone)
         self._settle()
@@ -233,8 +242,14 @@ class World:
 
     def _submit(self, index: int) -> None:
         job = self.trace.jobs[index]
-        self._admit(Submission(job=job_id(index + 1), vc=self._owners.vc(job),
-                               raw=self._owners.write(job), at=self.now))  # fmt: skip
+        self._admit(
+            Submission(
+                job=job_id(index + 1),
+                vc=self._owners.vc(job),
+                raw=self._owners.write(job),
+                at=self.now,
+            )
+        )
 
     def _hear(self, news: News) -> None:
         """Take what operators or tenants want; a tenant is told what came of it by the facts."""
@@ -384,6 +399,13 @@ def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:
                 for index in cell.devices or range(size)
             )
     for node, devices in gpus.items():
-        yield NodeJoined(node=node, identity=f"id-{node}", incarnation=1, address="10.0.0.1",
-                         ports=(20000, 29999), gpus=tuple(devices), cpus=NODE_CPUS,
-                         memory=NODE_MEMORY)  # fmt: skip
+        yield NodeJoined(
+            node=node,
+            identity=f"id-{node}",
+            incarnation=1,
+            address="10.0.0.1",
+            ports=(20000, 29999),
+            gpus=tuple(devices),
+            cpus=NODE_CPUS,
+            memory=NODE_MEMORY,
+        )

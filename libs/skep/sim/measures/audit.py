@@ -98,8 +98,7 @@ def audit(shared: RunResult, private: Sequence[RunResult], slack_s: float = STOP
         else:
             mine.append((outcome, own))
     tenants = {vc: _tenant(pairs[vc], missing.get(vc, 0), rho, slack_s) for vc in sorted(pairs)}
-    worse = [_worse(pair) for each in pairs.values() for pair in each
-             if _excess_s(pair) > slack_s]  # fmt: skip
+    worse = [_worse(pair) for each in pairs.values() for pair in each if _excess_s(pair) > slack_s]
     worse.sort(key=_badness)
     return Audit(slack_s, tenants, tuple(worse[:WORST_MAX]))
 
@@ -158,8 +157,15 @@ def _delay_excess_s(pair: Pair) -> float:
 
 def _worse(pair: Pair) -> WorseJob:
     mine = pair[0]
-    return WorseJob(mine.job.id, mine.job.vc, mine.job.gpus, in_seconds(mine.job.at),
-                    _shared_s(pair), _private_s(pair), mine.preempted)  # fmt: skip
+    return WorseJob(
+        mine.job.id,
+        mine.job.vc,
+        mine.job.gpus,
+        in_seconds(mine.job.at),
+        _shared_s(pair),
+        _private_s(pair),
+        mine.preempted,
+    )
 
 
 def _badness(worse: WorseJob) -> tuple[float, str]:

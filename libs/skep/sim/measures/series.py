@@ -107,10 +107,13 @@ Held = tuple[Span, bool]
 def _levels(result: RunResult, times: Sequence[int]) -> Iterator[tuple[float, float]]:
     """Yield both levels of fragmentation at each time."""
     spans = sorted(
-        ((span, preemptible(outcome, borrowed=span.borrowed))
-         for outcome in result.jobs for span in outcome.spans),
+        (
+            (span, preemptible(outcome, borrowed=span.borrowed))
+            for outcome in result.jobs
+            for span in outcome.spans
+        ),
         key=_began,
-    )  # fmt: skip
+    )
     nodes = len(result.nodes) or max(1, result.gpus // max(1, result.node_gpus))
     held: list[Held] = []
     place = 0
@@ -148,12 +151,20 @@ def fragmentation(
         for node, gpus in zip(span.nodes, span.spread, strict=False):
             one, two = sums.get(node, (0.0, 0.0))
             sums[node] = (one + gpus * left, two + gpus * left * left)
-    levels = sum(max(0.0, 1 - one * one / (sizes.get(node, node_gpus) * two))
-                 for node, (one, two) in sums.items() if two)  # fmt: skip
+    levels = sum(
+        max(0.0, 1 - one * one / (sizes.get(node, node_gpus) * two))
+        for node, (one, two) in sums.items()
+        if two
+    )
     return levels / nodes
 
 
 def gpu_time(outcomes: Sequence[JobOutcome], begin: int, end: int) -> float:
     """Return the GPU-nanoseconds that jobs held between two times, each for itself."""
-    return float(sum(span.gpus * max(0, min(span.ended, end) - max(span.began, begin))
-                     for outcome in outcomes for span in outcome.spans))  # fmt: skip
+    return float(
+        sum(
+            span.gpus * max(0, min(span.ended, end) - max(span.began, begin))
+            for outcome in outcomes
+            for span in outcome.spans
+        )
+    )

@@ -105,25 +105,33 @@ def measure(result: RunResult, alone: Alone = linear) -> Measures:
 
     vcs = sorted(dict.fromkeys(outcome.job.vc for outcome in result.jobs))
     sizes = [name for _, name in SIZES] + [LARGEST]
-    by_size = {name: [each for each in result.jobs if size_class(each.job.gpus) == name]
-               for name in sizes}  # fmt: skip
+    by_size = {
+        name: [each for each in result.jobs if size_class(each.job.gpus) == name] for name in sizes
+    }
     held = gpu_time(result.jobs, begin, end) / space
     sampled = _over_samples(result, begin, end)
     busy = None if sampled is None else held * _part(sampled[1], sampled[0])
     if sampled is not None and any(span.packed for each in result.jobs for span in each.spans):
         held, busy = sampled  # GPUs that packed jobs share are held once: only samples tell that.
     return Measures(
-        trace=result.trace, cluster=result.cluster, policy=result.policy, seed=result.seed,
-        gpus=result.gpus, cut=result.cut, makespan_s=in_seconds(end - begin),
-        allocated=held, busy=busy,
+        trace=result.trace,
+        cluster=result.cluster,
+        policy=result.policy,
+        seed=result.seed,
+        gpus=result.gpus,
+        cut=result.cut,
+        makespan_s=in_seconds(end - begin),
+        allocated=held,
+        busy=busy,
         useful=_useful(result) / space,
         fragmentation=_mean(over_time.fragmentation, 1),
         no_affinity=_mean(over_time.no_affinity, 1),
-        events=result.events, decisions=result.decisions,
+        events=result.events,
+        decisions=result.decisions,
         all=group(result.jobs),
         by_vc={vc: group(each for each in result.jobs if each.job.vc == vc) for vc in vcs},
         by_size={name: group(each) for name, each in by_size.items() if each},
-    )  # fmt: skip
+    )
 
 
 def _group(
@@ -133,10 +141,16 @@ def _group(
     refused = sum(bool(each.refused) for each in outcomes)
     decided = [each for each in (in_time(one, end, alone) for one in outcomes) if each is not None]
     return Group(
-        jobs=len(outcomes), ended=len(ended), refused=refused,
+        jobs=len(outcomes),
+        ended=len(ended),
+        refused=refused,
         unfinished=len(outcomes) - len(ended) - refused,
-        gpu_hours=sum(span.gpus * in_seconds(span.ended - span.began)
-                      for each in outcomes for span in each.spans) / HOUR_S,
+        gpu_hours=sum(
+            span.gpus * in_seconds(span.ended - span.began)
+            for each in outcomes
+            for span in each.spans
+        )
+        / HOUR_S,
         jct_s=_seconds(completion(each) for each in ended),
         queue_s=_seconds(each.waited for each in ended),
         first_wait_s=_seconds(first_wait(each) for each in outcomes),
@@ -152,7 +166,7 @@ def _group(
         packed=sum(each.packed for each in outcomes),
         lost_s=in_seconds(sum(each.lost for each in outcomes)),
         overhead_s=in_seconds(sum(each.overhead for each in outcomes)),
-    )  # fmt: skip
+    )
 
 
 def first_wait(outcome: JobOutcome) -> Duration | None:
@@ -164,18 +178,21 @@ def curves(result: RunResult) -> dict[str, Curve]:
     """Return the distributions that papers plot: of completion and queueing times, in seconds."""
     ended = [each for each in result.jobs if each.ended is not None]
     return {
-        "jct": distribution(in_seconds(took) for each in ended
-                            if (took := completion(each)) is not None),
+        "jct": distribution(
+            in_seconds(took) for each in ended if (took := completion(each)) is not None
+        ),
         "queue": distribution(in_seconds(each.waited) for each in ended),
-    }  # fmt: skip
+    }
 
 
 def _useful(result: RunResult) -> float:
     """Return GPU-nanoseconds of work that was done and kept."""
     done = 0
     for outcome in result.jobs:
-        got = sum(span.ended - span.began if span.useful is None else span.useful
-                  for span in outcome.spans)  # fmt: skip
+        got = sum(
+            span.ended - span.began if span.useful is None else span.useful
+            for span in outcome.spans
+        )
         done += max(0, got - outcome.lost) * outcome.job.gpus
     return float(done)
 

@@ -20,9 +20,17 @@ from skep.traces.job import RowProblem, TraceJob
 from skep.units import GIB, MIB, Duration, seconds
 
 TASKS = (
-    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
-    "plan_mem", "plan_gpu", "gpu_type",
-)  # fmt: skip
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
 STATES = ("Terminated", "Failed", "Running", "Waiting", "Ready")
 
 
@@ -37,17 +45,19 @@ def _task(row: Row) -> TraceJob:
     gpus = int(each // 100)
     kind = row.text("gpu_type").lower() if gpus else ""
     return TraceJob(
-        id=row.text("job_name"), at=seconds(row.number_of("start_time")),
-        run_time=_between(row, "start_time", "end_time"), gpus=gpus * instances,
-        workers=instances if gpus else 0, servers=0 if gpus else instances, gpu_type=kind,
+        id=row.text("job_name"),
+        at=seconds(row.number_of("start_time")),
+        run_time=_between(row, "start_time", "end_time"),
+        gpus=gpus * instances,
+        workers=instances if gpus else 0,
+        servers=0 if gpus else instances,
+        gpu_type=kind,
         cpus=round(row.number_of("plan_cpu") / 100) if row.has("plan_cpu") and gpus else 0,
         memory=round(row.number_of("plan_mem") * GIB) if row.has("plan_mem") and gpus else 0,
-    )  # fmt: skip
+    )
 
 
-def _merge(
-    rows: list[Numbered], bad: Set[str]
-) -> tuple[list[Numbered], list[RowProblem], int]:  # fmt: skip
+def _merge(rows: list[Numbered], bad: Set[str]) -> tuple[list[Numbered], list[RowProblem], int]:
     """Return a job for all its roles, from the first one's start to the last one's end.
 
     Where an instance has more GPUs in one role than in another, there is no telling how a gang of
@@ -73,9 +83,13 @@ def _merge(
         begin = min(role.at for _, role in group)
         end = max(role.at + role.run_time for _, role in group)
         main = max((role for _, role in group), key=lambda role: role.gpus)
-        changes = {"gpus": gpus, "workers": sum(role.workers for _, role in group),
-                   "servers": sum(role.servers for _, role in group),
-                   "at": begin, "run_time": end - begin}  # fmt: skip
+        changes = {
+            "gpus": gpus,
+            "workers": sum(role.workers for _, role in group),
+            "servers": sum(role.servers for _, role in group),
+            "at": begin,
+            "run_time": end - begin,
+        }
         if len({role.gpus // role.workers for _, role in group if role.workers}) > 1:
             changes |= {"workers": 0, "cpus": 0, "memory": 0}
         jobs.append((group[0][0], msgspec.structs.replace(main, **changes)))
@@ -95,22 +109,44 @@ def _pod(row: Row) -> TraceJob:
         text = f"asks for a fraction of a GPU: {part} thousandths"
         raise RowError(column="gpu_milli", text=text, hint=WHOLE)
     return TraceJob(
-        id=row.text("name"), at=seconds(row.number_of("creation_time")), gpus=gpus, workers=1,
+        id=row.text("name"),
+        at=seconds(row.number_of("creation_time")),
+        gpus=gpus,
+        workers=1,
         run_time=_between(row, "scheduled_time", "deletion_time"),
         gpu_type=row.text("gpu_spec").split("|")[0].lower() if row.has("gpu_spec") else "",
-        tied=row.has("gpu_spec"), cpus=-(-row.whole("cpu_milli") // 1000),
-        memory=row.whole("memory_mib") * MIB, opportunistic=row.text("qos") == "BE",
-    )  # fmt: skip
+        tied=row.has("gpu_spec"),
+        cpus=-(-row.whole("cpu_milli") // 1000),
+        memory=row.whole("memory_mib") * MIB,
+        opportunistic=row.text("qos") == "BE",
+    )
 
 
 ALIBABA_2020 = Form(
-    "alibaba-2020", "Alibaba PAI 2020 (pai_task_table.csv, with its header or without)",
-    TASKS, _task, layouts=(TASKS,), known=lambda values: values[3] in STATES,
-    from_first=True, merge=_merge,
-)  # fmt: skip
+    "alibaba-2020",
+    "Alibaba PAI 2020 (pai_task_table.csv, with its header or without)",
+    TASKS,
+    _task,
+    layouts=(TASKS,),
+    known=lambda values: values[3] in STATES,
+    from_first=True,
+    merge=_merge,
+)
 
 ALIBABA_2023 = Form(
-    "alibaba-2023", "Alibaba 2023 (openb_pod_list_*.csv)",
-    ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time",
-     "scheduled_time"), _pod, ("gpu_spec", "qos", "pod_phase"), from_first=True,
-)  # fmt: skip
+    "alibaba-2023",
+    "Alibaba 2023 (openb_pod_list_*.csv)",
+    (
+        "name",
+        "cpu_milli",
+        "memory_mib",
+        "num_gpu",
+        "gpu_milli",
+        "creation_time",
+        "deletion_time",
+        "scheduled_time",
+    ),
+    _pod,
+    ("gpu_spec", "qos", "pod_phase"),
+    from_first=True,
+)

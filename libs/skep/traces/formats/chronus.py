@@ -16,11 +16,15 @@ from skep.units import Duration, seconds
 def _job(row: Row) -> TraceJob:
     at = seconds(row.number_of("submit_time") * 60)
     return TraceJob(
-        id=row.text("job_id"), at=at, gpus=row.gpus("num_gpu"),
+        id=row.text("job_id"),
+        at=at,
+        gpus=row.gpus("num_gpu"),
         run_time=seconds(row.number_of("duration") * 60),
-        mini_batches=row.whole("iterations"), model=row.text("model_name"),
-        vc=row.text("user").removeprefix("vc_"), deadline=_deadline(row, at),
-    )  # fmt: skip
+        mini_batches=row.whole("iterations"),
+        model=row.text("model_name"),
+        vc=row.text("user").removeprefix("vc_"),
+        deadline=_deadline(row, at),
+    )
 
 
 def _deadline(row: Row, at: Duration) -> Duration | None:
@@ -38,8 +42,19 @@ def _deadline(row: Row, at: Duration) -> Duration | None:
 
 
 CHRONUS = Form(
-    "chronus", "Chronus (S-Lab, Philly with deadlines), minutes",
-    ("job_id", "user", "num_gpu", "submit_time", "iterations", "model_name", "duration",
-     "expect_time_list", "best_effort"), _job,
+    "chronus",
+    "Chronus (S-Lab, Philly with deadlines), minutes",
+    (
+        "job_id",
+        "user",
+        "num_gpu",
+        "submit_time",
+        "iterations",
+        "model_name",
+        "duration",
+        "expect_time_list",
+        "best_effort",
+    ),
+    _job,
     ("interval", "expect_value_list", "job_type"),
-)  # fmt: skip
+)

@@ -15,16 +15,31 @@ from skep.units import seconds
 def _job(row: Row) -> TraceJob:
     best_effort = row.has("best_effort") and row.whole("best_effort") > 0
     return TraceJob(
-        id=row.text("job_id"), at=seconds(row.number_of("submit_time")), gpus=row.gpus("num_gpu"),
+        id=row.text("job_id"),
+        at=seconds(row.number_of("submit_time")),
+        gpus=row.gpus("num_gpu"),
         run_time=seconds(row.number_of("duration")),
-        mini_batches=row.whole("iteration"), batch_size=row.whole("batch_size"),
+        mini_batches=row.whole("iteration"),
+        batch_size=row.whole("batch_size"),
         model=row.text("model_name"),
         deadline=None if best_effort else seconds(row.number_of("ddl")),
-    )  # fmt: skip
+    )
 
 
 ELASTICFLOW = Form(
-    "elasticflow", "ElasticFlow (pkusys)",
-    ("job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu",
-     "duration"), _job, ("best_effort", "real_iteration", "real_duration"), from_first=True,
-)  # fmt: skip
+    "elasticflow",
+    "ElasticFlow (pkusys)",
+    (
+        "job_id",
+        "submit_time",
+        "iteration",
+        "model_name",
+        "ddl",
+        "batch_size",
+        "num_gpu",
+        "duration",
+    ),
+    _job,
+    ("best_effort", "real_iteration", "real_duration"),
+    from_first=True,
+)

@@ -15,10 +15,27 @@ from skep.traces.formats.row import Row, RowError
 from skep.traces.job import TraceJob
 from skep.units import Duration, seconds
 
-OLD = ("job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps", "arrival",
-       "scale_factor")  # fmt: skip
-NEW = ("job_type", "command", "working_directory", "num_steps_arg", "needs_data_dir", "total_steps",
-       "scale_factor", "priority_weight", "SLO", "arrival")  # fmt: skip
+OLD = (
+    "job_type",
+    "command",
+    "num_steps_arg",
+    "needs_data_dir",
+    "total_steps",
+    "arrival",
+    "scale_factor",
+)
+NEW = (
+    "job_type",
+    "command",
+    "working_directory",
+    "num_steps_arg",
+    "needs_data_dir",
+    "total_steps",
+    "scale_factor",
+    "priority_weight",
+    "SLO",
+    "arrival",
+)
 SHOCKWAVE = (*NEW[:7], "mode", "priority_weight", "SLO", "duration", "arrival")
 BATCH = re.compile(r"\(batch size (\d+)\)\s*$")
 
@@ -31,9 +48,14 @@ def _job(row: Row) -> TraceJob:
     if row.has("duration") and run_time == 0:
         raise RowError(column="duration", text="runs for no time")
     return TraceJob(
-        id=f"g{row.number}", at=at, run_time=run_time, gpus=gpus, model=model,
-        mini_batches=row.whole("total_steps", 1), batch_size=int(batch[1]) if batch else 0,
-    )  # fmt: skip
+        id=f"g{row.number}",
+        at=at,
+        run_time=run_time,
+        gpus=gpus,
+        model=model,
+        mini_batches=row.whole("total_steps", 1),
+        batch_size=int(batch[1]) if batch else 0,
+    )
 
 
 def _like(values: list[str]) -> bool:
@@ -42,7 +64,12 @@ def _like(values: list[str]) -> bool:
 
 
 GAVEL = Form(
-    "gavel", "Gavel and Shockwave (7, 10 or 12 values between tabs)",
-    ("job_type", "total_steps", "scale_factor", "arrival"), _job, layouts=(OLD, NEW, SHOCKWAVE),
-    known=_like, tabs=True, no_lengths=True,
-)  # fmt: skip
+    "gavel",
+    "Gavel and Shockwave (7, 10 or 12 values between tabs)",
+    ("job_type", "total_steps", "scale_factor", "arrival"),
+    _job,
+    layouts=(OLD, NEW, SHOCKWAVE),
+    known=_like,
+    tabs=True,
+    no_lengths=True,
+)

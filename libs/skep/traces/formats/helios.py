@@ -14,16 +14,22 @@ from skep.units import seconds
 def _job(row: Row) -> TraceJob:
     gpus, nodes = row.gpus("gpu_num"), row.whole_or_none("node_num")
     return TraceJob(
-        id=row.text("job_id"), at=seconds(row.wall("submit_time")), gpus=gpus,
+        id=row.text("job_id"),
+        at=seconds(row.wall("submit_time")),
+        gpus=gpus,
         run_time=seconds(row.number_of("duration")),
         workers=nodes if nodes and gpus % nodes == 0 else 0,
-        vc=row.text("vc"), user=row.text("user"),
+        vc=row.text("vc"),
+        user=row.text("user"),
         cpus=row.whole_or_none("cpu_num") // max(1, nodes),
-    )  # fmt: skip
+    )
 
 
 HELIOS = Form(
-    "helios", "SenseTime Helios 2020 (HeliosData, cluster_log.csv)",
-    ("job_id", "user", "vc", "gpu_num", "submit_time", "duration"), _job,
-    ("cpu_num", "node_num", "state", "start_time", "end_time", "queue"), from_first=True,
-)  # fmt: skip
+    "helios",
+    "SenseTime Helios 2020 (HeliosData, cluster_log.csv)",
+    ("job_id", "user", "vc", "gpu_num", "submit_time", "duration"),
+    _job,
+    ("cpu_num", "node_num", "state", "start_time", "end_time", "queue"),
+    from_first=True,
+)

@@ -18,8 +18,13 @@ from skep.traces.job import TraceJob
 GAVEL_TYPE = "v100"
 """The fastest of Gavel's three, whose speed is 1."""
 POLLUX_EPOCHS = {
-    "bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50,
-}  # fmt: skip
+    "bert": 2,
+    "cifar10": 100,
+    "ncf": 10,
+    "imagenet": 90,
+    "deepspeech2": 80,
+    "yolov3": 50,
+}
 """How long each application trains (Pollux's simulator, applications.py)."""
 POLLUX_LOCAL_MOST = {"yolov3": 8}
 """Samples that a GPU takes at once, where it is fewer than were measured (there as well)."""

@@ -14,12 +14,19 @@ from skep.units import seconds
 
 def _job(row: Row) -> TraceJob:
     return TraceJob(
-        id=f"p{row.number}", at=seconds(row.wall("timestamp")), gpus=row.gpus("num_gpus"),
-        run_time=seconds(row.number_of("duration")), vc=row.text("cluster"),
-    )  # fmt: skip
+        id=f"p{row.number}",
+        at=seconds(row.wall("timestamp")),
+        gpus=row.gpus("num_gpus"),
+        run_time=seconds(row.number_of("duration")),
+        vc=row.text("cluster"),
+    )
 
 
 PHILLY = Form(
-    "philly", "Microsoft Philly 2017 (AdaptDL's philly.csv)",
-    ("timestamp", "duration", "num_gpus", "cluster"), _job, ("gpu_time",), from_first=True,
-)  # fmt: skip
+    "philly",
+    "Microsoft Philly 2017 (AdaptDL's philly.csv)",
+    ("timestamp", "duration", "num_gpus", "cluster"),
+    _job,
+    ("gpu_time",),
+    from_first=True,
+)

@@ -14,13 +14,19 @@ from skep.units import Duration, seconds
 
 def _job(row: Row) -> TraceJob:
     return TraceJob(
-        id=row.text("name"), at=seconds(row.number_of("time")), run_time=Duration(0),
-        gpus=row.gpus("num_replicas"), model=row.text("application"),
+        id=row.text("name"),
+        at=seconds(row.number_of("time")),
+        run_time=Duration(0),
+        gpus=row.gpus("num_replicas"),
+        model=row.text("application"),
         batch_size=row.whole("batch_size", 1),
-    )  # fmt: skip
+    )
 
 
 POLLUX = Form(
-    "pollux", "Pollux (AdaptDL, osdi21-artifact, workload-*.csv)",
-    ("name", "time", "application", "num_replicas", "batch_size"), _job, no_lengths=True,
-)  # fmt: skip
+    "pollux",
+    "Pollux (AdaptDL, osdi21-artifact, workload-*.csv)",
+    ("name", "time", "application", "num_replicas", "batch_size"),
+    _job,
+    no_lengths=True,
+)

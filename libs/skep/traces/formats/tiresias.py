@@ -10,14 +10,20 @@ from skep.units import seconds
 
 def _job(row: Row) -> TraceJob:
     return TraceJob(
-        id=row.text("job_id"), at=seconds(row.number_of("submit_time")),
-        run_time=seconds(row.number_of("duration")), gpus=row.gpus("num_gpu"),
-        mini_batches=row.whole("iterations"), model=row.text("model_name"), vc=row.text("vc"),
-    )  # fmt: skip
+        id=row.text("job_id"),
+        at=seconds(row.number_of("submit_time")),
+        run_time=seconds(row.number_of("duration")),
+        gpus=row.gpus("num_gpu"),
+        mini_batches=row.whole("iterations"),
+        model=row.text("model_name"),
+        vc=row.text("vc"),
+    )
 
 
 TIRESIAS = Form(
-    "tiresias", "Tiresias (SymbioticLab, simulator)",
-    ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration"), _job,
+    "tiresias",
+    "Tiresias (SymbioticLab, simulator)",
+    ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration"),
+    _job,
     ("interval", "vc"),
-)  # fmt: skip
+)

@@ -36,9 +36,7 @@ from skep.traces.generators.draw import (
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 
-MODELS = (
-    "resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "ctc", "dssm", "wlm",
-)  # fmt: skip
+MODELS = ("resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "ctc", "dssm", "wlm")
 """DL², Table 1."""
 LENGTHS = by_mean(75 * 60.0, 147 * 60.0)
 SLOT_S = 20 * 60.0
@@ -78,8 +76,9 @@ def _arrivals(rng: random.Random, options: Options) -> list[float]:
     span = options.slots * SLOT_S
     match options.arrivals:
         case "pattern":
-            weights = [PHILLY_HOURS[int(slot * SLOT_S // HOUR_S) % 24]
-                       for slot in range(options.slots)]  # fmt: skip
+            weights = [
+                PHILLY_HOURS[int(slot * SLOT_S // HOUR_S) % 24] for slot in range(options.slots)
+            ]
             slots = rng.choices(range(options.slots), weights, k=options.jobs)
             return [(slot + rng.random()) * SLOT_S for slot in slots]
         case "uniform":
@@ -94,7 +93,14 @@ def _arrivals(rng: random.Random, options: Options) -> list[float]:
 
 def _job(rng: random.Random, at: float) -> TraceJob:
     return TraceJob(
-        id="", at=seconds(round(at)), run_time=whole_seconds(LENGTHS.draw(rng)), gpus=WORKERS,
-        workers=WORKERS, workers_min=1, workers_max=WORKERS_MAX, servers=SERVERS,
-        model=rng.choice(MODELS), cpus=rng.randint(1, CPUS_MAX),
-    )  # fmt: skip
+        id="",
+        at=seconds(round(at)),
+        run_time=whole_seconds(LENGTHS.draw(rng)),
+        gpus=WORKERS,
+        workers=WORKERS,
+        workers_min=1,
+        workers_max=WORKERS_MAX,
+        servers=SERVERS,
+        model=rng.choice(MODELS),
+        cpus=rng.randint(1, CPUS_MAX),
+    )

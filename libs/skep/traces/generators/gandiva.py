@@ -79,6 +79,11 @@ def _job(rng: random.Random, options: Options) -> TraceJob:
     at = rng.uniform(0, options.hours * 3600)
     run_time = whole_seconds(rng.uniform(SHORTEST_S, LONGEST_S) / gpus)
     return TraceJob(
-        id="", at=seconds(round(at)), run_time=run_time, gpus=gpus, model=kind.model,
-        mini_batches=round(in_seconds(run_time) * kind.rate), gpu_type=GPU_TYPE,
-    )  # fmt: skip
+        id="",
+        at=seconds(round(at)),
+        run_time=run_time,
+        gpus=gpus,
+        model=kind.model,
+        mini_batches=round(in_seconds(run_time) * kind.rate),
+        gpu_type=GPU_TYPE,
+    )

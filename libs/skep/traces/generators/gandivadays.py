@@ -24,10 +24,17 @@ from skep.traces.job import Trace, TraceJob
 from skep.units import in_seconds, seconds
 
 MODELS: tuple[tuple[str, float], ...] = (
-    ("inception3", 0.10 / 4), ("resnet50", 0.10 / 4), ("alexnet", 0.10 / 4), ("vgg16", 0.10 / 4),
-    ("bi-att-flow", 0.60 / 4), ("lm", 0.60 / 4), ("gnmt", 0.60 / 4), ("transformer", 0.60 / 4),
-    ("wavenet", 0.30 / 2), ("deepspeech", 0.30 / 2),
-)  # fmt: skip
+    ("inception3", 0.10 / 4),
+    ("resnet50", 0.10 / 4),
+    ("alexnet", 0.10 / 4),
+    ("vgg16", 0.10 / 4),
+    ("bi-att-flow", 0.60 / 4),
+    ("lm", 0.60 / 4),
+    ("gnmt", 0.60 / 4),
+    ("transformer", 0.60 / 4),
+    ("wavenet", 0.30 / 2),
+    ("deepspeech", 0.30 / 2),
+)
 """Table 2."""
 SIZES: tuple[tuple[int, float], ...] = ((1, 0.87), (2, 0.05), (4, 0.05), (8, 0.03))
 """GPUs of a job, and the part of the jobs: nearly as in Philly (93 % have one)."""
@@ -67,7 +74,12 @@ def _job(rng: random.Random, options: Options) -> TraceJob:
     model = rng.choices([name for name, _ in MODELS], [part for _, part in MODELS])[0]
     run_time = whole_seconds(min(PHILLY[gpus].draw(rng), LONGEST_S))
     return TraceJob(
-        id="", at=seconds(round(rng.uniform(0, options.days * DAY_S))), run_time=run_time,
-        gpus=gpus, workers=gpus, model=model, gpu_type="p40",
+        id="",
+        at=seconds(round(rng.uniform(0, options.days * DAY_S))),
+        run_time=run_time,
+        gpus=gpus,
+        workers=gpus,
+        model=model,
+        gpu_type="p40",
         mini_batches=max(1, round(in_seconds(run_time) / STEP_S)),
-    )  # fmt: skip
+    )

@@ -75,8 +75,17 @@ def _job(rng: random.Random, at: float, options: Options) -> TraceJob:
         [options.urgent, options.prior, max(0.0, normal)],
     )[0]
     return TraceJob(
-        id="", at=begin, run_time=run_time, gpus=1, workers=1, workers_min=1,
-        workers_max=GPUS_MAX, model=rng.choice(MODELS), batch_size=rng.choice(BATCHES),
-        gpu_type="k80", user="inference" if inference else "training", priority=priority,
+        id="",
+        at=begin,
+        run_time=run_time,
+        gpus=1,
+        workers=1,
+        workers_min=1,
+        workers_max=GPUS_MAX,
+        model=rng.choice(MODELS),
+        batch_size=rng.choice(BATCHES),
+        gpu_type="k80",
+        user="inference" if inference else "training",
+        priority=priority,
         deadline=Duration(begin + times * run_time),
-    )  # fmt: skip
+    )

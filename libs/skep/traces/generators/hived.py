@@ -181,8 +181,10 @@ def generate(seed: int, options: Options = DEFAULT, past: Trace | None = None) -
         drawn = _chosen(random.Random(f"hived {seed} {name} chosen"), drawn, options)
         if options.nodes:
             own = gpus_of(assign(options.nodes)[name])
-            drawn = [msgspec.structs.replace(job, opportunistic=True) if job.gpus > own else job
-                     for job in drawn]  # fmt: skip
+            drawn = [
+                msgspec.structs.replace(job, opportunistic=True) if job.gpus > own else job
+                for job in drawn
+            ]
         jobs += drawn
     source = f"Philly's {len(past.jobs)} jobs" if past is not None else "a fit to Philly"
     notes = (f"HiveD, Table 1, seed {seed}; run times and arrivals of {source}",)
@@ -246,14 +248,19 @@ def cluster(nodes: int, cells: dict[str, dict[str, int]] | None = None) -> Clust
     """
     own = assign(nodes) if cells is None else cells
     chain = Chain(
-        gpu="v100", levels=tuple(Level(name=name, fanout=2) for name, size in LEVELS if size > 1),
-        node_level="node", nodes=tuple(NodeCell(node=f"n{index}") for index in range(1, nodes + 1)),
-    )  # fmt: skip
+        gpu="v100",
+        levels=tuple(Level(name=name, fanout=2) for name, size in LEVELS if size > 1),
+        node_level="node",
+        nodes=tuple(NodeCell(node=f"n{index}") for index in range(1, nodes + 1)),
+    )
     vcs = {
-        vc: VirtualCluster(cells=tuple(Quota(chain=CHAIN, level=level, count=count)
-                                       for level, count in each.items()))
+        vc: VirtualCluster(
+            cells=tuple(
+                Quota(chain=CHAIN, level=level, count=count) for level, count in each.items()
+            )
+        )
         for vc, each in own.items()
-    }  # fmt: skip
+    }
     return Cluster(chains={CHAIN: chain}, vcs=vcs)
 
 
@@ -351,9 +358,13 @@ def _large(rng: random.Random, most: int) -> int:
 
 def _job(vc: str, at: float, run_s: float, gpus: int) -> TraceJob:
     return TraceJob(
-        id="", at=seconds(round(at)), run_time=whole_seconds(run_s), gpus=gpus,
-        workers=-(-gpus // NODE_GPUS), vc=vc,
-    )  # fmt: skip
+        id="",
+        at=seconds(round(at)),
+        run_time=whole_seconds(run_s),
+        gpus=gpus,
+        workers=-(-gpus // NODE_GPUS),
+        vc=vc,
+    )
 
 
 def _reshape(rng: random.Random, jobs: Sequence[TraceJob], size: int) -> list[TraceJob]:

@@ -27,25 +27,38 @@ class Generator(NamedTuple):
 
 GENERATORS: Mapping[str, Generator] = {
     "hived": Generator(
-        "HiveD, Table 1: 141,950 jobs of 11 tenants in 60 days", hived.Options, hived.generate,
-        {"v100": hived.NODES}, hived.NODE_GPUS, past=True,
+        "HiveD, Table 1: 141,950 jobs of 11 tenants in 60 days",
+        hived.Options,
+        hived.generate,
+        {"v100": hived.NODES},
+        hived.NODE_GPUS,
+        past=True,
     ),
     "gandiva": Generator(
-        "Gandiva, section 6.3: 1,000 small jobs in two hours", gandiva.Options, gandiva.generate,
-        {"p100": 23, "p40": 22}, 4,
+        "Gandiva, section 6.3: 1,000 small jobs in two hours",
+        gandiva.Options,
+        gandiva.generate,
+        {"p100": 23, "p40": 22},
+        4,
     ),
     "sched2": Generator(
         "SCHED², section IV: 1,000 jobs", sched2.Options, sched2.generate, {"v100": 15}, 8
     ),
     "dl2": Generator(
-        "DL², section 6.2: 200 elastic jobs on parameter servers", dl2.Options, dl2.generate,
-        {"gtx1080ti": 500}, 2,
+        "DL², section 6.2: 200 elastic jobs on parameter servers",
+        dl2.Options,
+        dl2.generate,
+        {"gtx1080ti": 500},
+        2,
     ),
     "genie": Generator(
-        "GENIE, Table 3: tasks with deadlines, Poisson, for a day", genie.Options, genie.generate,
-        {"k80": 4}, 4,
+        "GENIE, Table 3: tasks with deadlines, Poisson, for a day",
+        genie.Options,
+        genie.generate,
+        {"k80": 4},
+        4,
     ),
-}  # fmt: skip
+}
 
 
 class WrongGeneratorError(ValueError):
@@ -95,8 +108,9 @@ def parse(words: str) -> tuple[Generator, msgspec.Struct]:
 
 def convert(given: Mapping[str, Any], options: type[msgspec.Struct]) -> msgspec.Struct:
     """Return options from words: numbers, and lists as `a+b` or JSON. Raises ValidationError."""
-    several = {field.name for field in msgspec.structs.fields(options)
-               if field.type == tuple[str, ...]}  # fmt: skip
+    several = {
+        field.name for field in msgspec.structs.fields(options) if field.type == tuple[str, ...]
+    }
     made = {
         name: _list(value) if name in several and isinstance(value, str) else value
         for name, value in given.items()

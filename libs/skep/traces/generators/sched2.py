@@ -75,6 +75,9 @@ def _job(rng: random.Random, at: float, options: Options) -> TraceJob:
     models = rng.choices([names for _, names in MODELS], [part for part, _ in MODELS])[0]
     run_s = min(max(LENGTHS.draw(rng), SHORTEST_S), LONGEST_S)
     return TraceJob(
-        id="", at=seconds(round(at)), run_time=whole_seconds(run_s), gpus=gpus,
+        id="",
+        at=seconds(round(at)),
+        run_time=whole_seconds(run_s),
+        gpus=gpus,
         model=rng.choice(models),
-    )  # fmt: skip
+    )
