@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from skep.cells.fair import place_yielding
+from skep.cells.decide.fair_share import place_yielding
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.patrol import Patrol

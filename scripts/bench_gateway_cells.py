@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from scripts.bench_cells import RACKS, SEED, Bench, Clock, all_levels, cluster
-from skep.cells.keep import keep
+from skep.cells.snapshot import keep
 from skep.cells.state import Cells
 from skep.machines.base import Effect, Record
 from skep.wire import codec

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from skep.cells import bearing, carry
+from skep.cells.decide import bad_cells, reconfigure
 from skep.cells.forest import Forest
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, cellwork
@@ -30,7 +30,7 @@ def carried_backwards() -> Patches:
             return builtins.sorted(values)
         return builtins.sorted(values, key=lambda each: _opposite(key(each)))
 
-    return [(carry, "sorted", opposite)]
+    return [(reconfigure, "sorted", opposite)]
 
 
 def ties_by_size() -> Patches:
@@ -41,7 +41,7 @@ def ties_by_size() -> Patches:
             return builtins.sorted(values)
         return builtins.sorted(values, key=lambda each: (key(each), -getattr(each, "gpus", 0)))
 
-    return [(carry, "sorted", sized)]
+    return [(reconfigure, "sorted", sized)]
 
 
 def covered_by_the_largest() -> Patches:
@@ -51,12 +51,12 @@ def covered_by_the_largest() -> Patches:
 
 def another_bearer() -> Patches:
     """Let the VC with the fewest unbound cells bear what is bad, and share it out backwards."""
-    whole = bearing._owners
+    whole = bad_cells._owners
 
     def owners(cells: Any, pools: Any, level: int) -> list[str]:
         return whole(cells, pools, level)[::-1]
 
-    return [(bearing, "_owners", owners)]
+    return [(bad_cells, "_owners", owners)]
 
 
 def another_bad_cell() -> Patches:
@@ -65,12 +65,12 @@ def another_bad_cell() -> Patches:
     def backwards(values: Any, key: Any = None, *, reverse: bool = False) -> list[Any]:
         return builtins.sorted(values, key=key, reverse=not reverse)
 
-    return [(bearing, "sorted", backwards), (bearing, "min", builtins.max)]
+    return [(bad_cells, "sorted", backwards), (bad_cells, "min", builtins.max)]
 
 
 def another_leader() -> Patches:
     """Let the last that came lead a set."""
-    return [(bearing, "leader", lambda candidates: candidates[-1])]
+    return [(bad_cells, "leader", lambda candidates: candidates[-1])]
 
 
 def other_clean_cells() -> Patches:
@@ -112,8 +112,8 @@ def nothing_chosen() -> Patches:
         raise AssertionError("something is chosen while a fact is applied")
 
     return [
-        (bearing, "steps", refuse),
-        (bearing, "leader", refuse),
+        (bad_cells, "steps", refuse),
+        (bad_cells, "leader", refuse),
         (cellwork, "carry", refuse),
         (Cells, "place", refuse),
         (Cells, "cover", refuse),

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from skep.cells.bearing import AT_ONCE
-from skep.cells.carry import reconfigure
 from skep.cells.check import check
+from skep.cells.decide.bad_cells import AT_ONCE
+from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.forest import Forest
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request
-from skep.cells.keep import CellsKept, keep, restore
+from skep.cells.snapshot import CellsKept, keep, restore
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster

@@ -7,10 +7,10 @@ from collections import Counter
 import msgspec
 import pytest
 
-from skep.cells.explain import waits
+from skep.cells.decide.explain import waits
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
-from skep.cells.keep import keep, restore
 from skep.cells.legal import impossible
+from skep.cells.snapshot import keep, restore
 from skep.cells.state import Cells
 from skep.wire.reasons import Reason
 from tests.property import cells_reference

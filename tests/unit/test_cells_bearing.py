@@ -8,12 +8,12 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from skep.cells.bearing import AT_ONCE, shares
-from skep.cells.carry import reconfigure
 from skep.cells.check import check
-from skep.cells.keep import keep
+from skep.cells.decide.bad_cells import AT_ONCE, shares
+from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.replay import Replay
 from skep.cells.script import Bad, Reconfigure, Script, Stopped, Submit
+from skep.cells.snapshot import keep
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from tests.fold_kit import rack

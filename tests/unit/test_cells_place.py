@@ -8,7 +8,7 @@ import pytest
 
 from skep.cells.check import check
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
-from skep.cells.keep import keep, restore
+from skep.cells.snapshot import keep, restore
 from skep.cells.state import Cells
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from skep.cells.decide.rebind import rebind
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
-from skep.cells.rebind import rebind
 from skep.cells.state import Cells
 from tests.unit.test_cells_place import cluster_of
 

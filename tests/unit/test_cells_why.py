@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skep.cells.explain import waits
+from skep.cells.decide.explain import waits
 from skep.cells.holds import OPPORTUNISTIC, Request
 from skep.cells.legal import impossible
 from skep.cells.state import Cells

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.cells.fair import may_take, spare
+from skep.cells.decide.fair_share import may_take, spare
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect

@@ -9,9 +9,9 @@ from itertools import combinations
 
 import pytest
 
-from skep.cells import fairgang
 from skep.cells.check import check
-from skep.cells.fair import may_take, place_yielding
+from skep.cells.decide import fair_share_gang
+from skep.cells.decide.fair_share import may_take, place_yielding
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
@@ -160,7 +160,7 @@ def test_with_few_candidates_the_least_is_lost() -> None:
 
 def test_with_many_it_is_nearly_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of large clusters, on small ones, where all choices can be compared."""
-    monkeypatch.setattr(fairgang, "EXACT_MAX", 0)
+    monkeypatch.setattr(fair_share_gang, "EXACT_MAX", 0)
     possible = missed = 0
     lost = least_lost = 0.0
     for seed in range(SEEDS):

@@ -155,7 +155,7 @@ class ChainState:
     def set_bad(self, leaves: Sequence[int], *, bad: bool) -> bool:
         """Note that leaves of one node turned bad or healed; return whether any did.
 
-        Which VC has to bear it is decided apart (`bearing`).
+        Which VC has to bear it is decided apart (`decide.bad_cells`).
         """
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:

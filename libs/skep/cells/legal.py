@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from skep.cells.bin_packing import Bin, fits
 from skep.cells.holds import Request
 from skep.cells.levels import cells_by_level, gpus_by_level, level_names, node_level
-from skep.cells.pack import Bin, fits
 from skep.wire.cluster import Chain, Cluster
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason

@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from skep.cells.bearing import AT_ONCE
-from skep.cells.carry import reconfigure
-from skep.cells.explain import waits
+from skep.cells.decide.bad_cells import AT_ONCE
+from skep.cells.decide.explain import waits
+from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import CellsKept, keep, restore
 from skep.cells.legal import impossible
 from skep.cells.script import (
     Bad,
@@ -31,6 +30,7 @@ from skep.cells.script import (
     Submit,
     Why,
 )
+from skep.cells.snapshot import CellsKept, keep, restore
 from skep.cells.state import Cells
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason

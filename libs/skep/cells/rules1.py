@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from skep.cells.chain import ChainState
 from skep.cells.forest import Forest
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import Change, Gpu
+from skep.cells.install import Change, Gpu
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.cells.topology import Topology

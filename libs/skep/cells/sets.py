@@ -2,10 +2,10 @@
 
 The hold is there once, and counted once, however many are in the set. It has the name of the job
 that leads: the one that brought it, as long as it stays; then, or as soon as that one is to end,
-another one, a guaranteed one before others. Where several could, `bearing` decides: until then it
-keeps its name. So what they use passes on without a moment in which it is idle, and
-what nobody of them uses any more is free. The set is as important as the most important in it: who
-puts one of them aside puts all of them aside.
+another one, a guaranteed one before others. Where several could, `decide.bad_cells` decides: until
+then it keeps its name. So what they use passes on without a moment in which it is idle, and what
+nobody of them uses any more is free. The set is as important as the most important in it: who puts
+one of them aside puts all of them aside.
 """
 
 from __future__ import annotations

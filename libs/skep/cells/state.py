@@ -2,7 +2,7 @@
 
 `place` and `cover` decide and change nothing. Everything else changes the state to what it is told
 and chooses nothing: which VC bears bad hardware, and who leads a set whose leader has left, is left
-open (`unsettled`, `unled`) for `bearing` to decide, and comes back as `bear`, `relieve` and `lead`.
+open (`unsettled`, `unled`) for `decide.bad_cells`, and comes back as `bear`, `relieve` and `lead`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from skep.cells import sets
 from skep.cells.chain import ChainState
+from skep.cells.decide.gpu_choice import Loss
+from skep.cells.decide.opportunistic import place_idle
+from skep.cells.decide.search import Found, Limit, Search, placement
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.idle import place_idle
-from skep.cells.pick import Loss
-from skep.cells.place import Found, Limit, Search, placement
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.wire.bearing import BadCell

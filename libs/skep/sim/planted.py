@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from skep.cells import rebind, sets
+from skep.cells import sets
 from skep.cells.chain import ChainState
+from skep.cells.decide import rebind
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells

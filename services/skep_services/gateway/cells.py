@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from skep.cells.bearing import AT_ONCE
-from skep.cells.carry import reconfigure
 from skep.cells.chain import ChainState
+from skep.cells.decide.bad_cells import AT_ONCE
+from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.holds import Hold
-from skep.cells.keep import CellsKept, Change, restore
+from skep.cells.install import Change
 from skep.cells.levels import gpus_owned
 from skep.cells.pools import VCell
 from skep.cells.propose import resolve
+from skep.cells.snapshot import CellsKept, restore
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT

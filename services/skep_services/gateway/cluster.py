@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from skep.cells.keep import keep
+from skep.cells.snapshot import keep
 from skep.cells.state import Cells
 from skep.policies.check import cluster_problems
 from skep.wire import codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from skep.cells.explain import waits
+from skep.cells.decide.explain import waits
 from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from skep.cells import bearing, keep, rules1
-from skep.cells.carry import carry
+from skep.cells import rules1
+from skep.cells.decide import bad_cells
+from skep.cells.decide.gpu_choice import Loss
+from skep.cells.decide.reconfigure import carry
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import Carried, Change
+from skep.cells.install import Carried, Change, as_before, install_cluster
 from skep.cells.nodes import Holding
-from skep.cells.pick import Loss
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
 from skep.machines.allocator.demand import SHAPES_MAX
@@ -299,9 +300,7 @@ def resolve(machine: AllocatorMachine, asked: Cluster, *, may_refuse: bool = Fal
     )
     # Only what changes is told: a record could not list all jobs of a large cluster.
     carried = tuple(
-        _told(each)
-        for each in decided.carried
-        if each != keep.as_before(machine.cells.holds[each.hold])
+        _told(each) for each in decided.carried if each != as_before(machine.cells.holds[each.hold])
     )
     fact = CellsSet(
         cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
@@ -336,7 +335,7 @@ def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[Chan
     """Return the cells that were set, with the same jobs, and what that means for each."""
     if machine.rules < 2:
         return rules1.reconfigure(machine.cells, fact.cluster)
-    return keep.install(machine.cells, fact.cluster, tuple(carried_of(fact)), fact.bad_cells)
+    return install_cluster(machine.cells, fact.cluster, tuple(carried_of(fact)), fact.bad_cells)
 
 
 def carried_of(fact: CellsSet) -> Iterator[Carried]:
@@ -347,14 +346,14 @@ def carried_of(fact: CellsSet) -> Iterator[Carried]:
         yield Carried(name, each.chain, each.levels, each.fate, leads)
 
 
-def follows(step: bearing.Step) -> BadCellBound | BadCellReturned | SetLed:
+def follows(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:
     """Return the fact of what has to follow for the cells."""
     match step:
-        case bearing.Bear(cell):
+        case bad_cells.Bear(cell):
             return BadCellBound(cell=cell)
-        case bearing.Relieve(cell):
+        case bad_cells.Relieve(cell):
             return BadCellReturned(cell=cell)
-        case bearing.Lead(name, leader):
+        case bad_cells.Lead(name, leader):
             (job, attempt), (before, earlier) = named(leader), named(name)
             return SetLed(job=job, attempt=attempt, before=before, attempt_before=earlier)
         case _:

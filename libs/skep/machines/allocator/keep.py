@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from skep.cells.keep import CellsKept
-from skep.cells.keep import keep as keep_cells
-from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
+from skep.cells.snapshot import CellsKept
+from skep.cells.snapshot import keep as keep_cells
+from skep.cells.snapshot import restore as restore_cells
 from skep.machines.allocator import cellwork, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.lately import Lately

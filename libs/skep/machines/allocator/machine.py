@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from skep.cells import bearing
+from skep.cells.decide import bad_cells
+from skep.cells.decide.gpu_choice import Loss
 from skep.cells.nodes import NodeState
-from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
 from skep.machines.allocator import (
@@ -219,7 +219,7 @@ class AllocatorMachine:
         """
         self._record(fact)
         if self.cells.open:
-            for step in bearing.steps(self.cells):
+            for step in bad_cells.steps(self.cells):
                 self._record(cellwork.follows(step))
 
     def _record(self, fact: AllocatorFact) -> None:

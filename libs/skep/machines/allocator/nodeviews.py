@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from skep.cells.decide.reach import reach
 from skep.cells.nodes import NodeState
-from skep.cells.reach import reach
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork
 from skep.view.view import HOLDING, JobView, NodeView

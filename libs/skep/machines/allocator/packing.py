@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from skep.cells.decide.gpu_choice import closest
 from skep.cells.holds import Hold
 from skep.cells.nodes import Attempt, NodeState
-from skep.cells.pick import closest
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork, changes, dispatch, packs, returns
 from skep.machines.allocator.jobs import JobState, State

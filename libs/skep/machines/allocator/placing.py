@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from skep.cells.alike import used_up
-from skep.cells.fair import place_yielding
+from skep.cells.decide.cover_cost import used_up
+from skep.cells.decide.fair_share import place_yielding
+from skep.cells.decide.search import Limit
 from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
-from skep.cells.place import Limit
 from skep.machines.allocator import cellwork, changing, returns, servers, suspects
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State

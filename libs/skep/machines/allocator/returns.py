@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from skep.cells.decide.rebind import rebind
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
-from skep.cells.rebind import rebind
 from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import JobState
 from skep.wire.changes import GpusRegained

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.cells.decide.search import Limit
 from skep.cells.holds import Placement, Request
-from skep.cells.place import Limit
 from skep.machines.allocator.jobs import FAILURES, JobState, State
 from skep.units import Instant, seconds
 from skep.wire.facts import End, GpuQuarantined, JobEnded, JobRequeued

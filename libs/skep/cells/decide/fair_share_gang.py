@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 from skep.cells.chain import ChainState
+from skep.cells.decide.gpu_choice import Loss, closest
+from skep.cells.decide.search import Limit
 from skep.cells.holds import Hold, Placement, Request, Spot
-from skep.cells.pick import Loss, closest
-from skep.cells.place import Limit
 
 EXACT_MAX = 10
 """Candidates of whom all combinations are compared: a thousand, at some microseconds each."""

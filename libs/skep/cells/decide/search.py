@@ -15,11 +15,11 @@ from itertools import chain as chained
 from itertools import islice
 from typing import NamedTuple
 
+from skep.cells.bin_packing import Bin, pack
 from skep.cells.chain import ChainState
+from skep.cells.decide.gpu_choice import Loss, Spoils, available, closest, seize
 from skep.cells.forest import Draft, Index, Kind
 from skep.cells.holds import Placement, Request, Spot
-from skep.cells.pack import Bin, pack
-from skep.cells.pick import Loss, Spoils, available, closest, seize
 from skep.cells.pools import Pool
 
 Limit = Callable[[str], int] | None

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from skep.cells.chain import ChainState
+from skep.cells.decide.gpu_choice import available, closest
 from skep.cells.holds import OPPORTUNISTIC, Request
-from skep.cells.pick import available, closest
 
 Part = Sequence[Sequence[int]]
 """The leaves of each rank on one node."""

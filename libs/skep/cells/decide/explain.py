@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from skep.cells.bin_packing import Bin, fits
 from skep.cells.chain import ChainState
 from skep.cells.holds import Hold, Request
 from skep.cells.legal import gpus_text, impossible
-from skep.cells.pack import Bin, fits
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.wire.reasons import Reason

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skep.cells.bin_packing import Bin, pack
 from skep.cells.chain import OWNED, SPLIT, ChainState
+from skep.cells.decide.gpu_choice import available, closest
+from skep.cells.decide.search import Found, Limit, placement
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
-from skep.cells.pack import Bin, pack
-from skep.cells.pick import available, closest
-from skep.cells.place import Found, Limit, placement
 
 
 def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement | None:

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from skep.cells.chain import ChainState
-from skep.cells.fairgang import place_gang
+from skep.cells.decide.fair_share_gang import place_gang
+from skep.cells.decide.gpu_choice import Loss, available, seize
+from skep.cells.decide.search import Limit
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.pick import Loss, available, seize
-from skep.cells.place import Limit
 
 Shares = Mapping[str, tuple[int, float]]
 """By VC: GPUs its jobs use opportunistically, and its weight."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from skep.cells.chain import ChainState
+from skep.cells.decide.search import new_cells
 from skep.cells.forest import Draft
-from skep.cells.place import new_cells
 from skep.cells.pools import Pool
 
 Reach = dict[int, dict[str, int]]

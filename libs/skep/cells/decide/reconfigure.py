@@ -1,4 +1,4 @@
-"""What becomes of jobs when the cells change: decided here, installed by `keep.install`."""
+"""What becomes of jobs when the cells change: decided here, installed by `cells.install`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import NamedTuple
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import Carried, Change, Home, as_before, enter, home_of, install, used
+from skep.cells.install import (
+    Carried,
+    Change,
+    Home,
+    as_before,
+    enter,
+    home_of,
+    install_cluster,
+    used,
+)
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
@@ -59,7 +68,7 @@ def carry(cells: Cells, cluster: Cluster) -> Outcome:
 
 def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     """Return the same jobs on another cluster and what that means for each, where no facts are."""
-    return install(cells, cluster, *carry(cells, cluster))
+    return install_cluster(cells, cluster, *carry(cells, cluster))
 
 
 def _same(old: Cells, new: Cells, name: str) -> bool:

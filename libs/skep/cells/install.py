@@ -1,4 +1,7 @@
-"""The state of cells as plain data, and back: for snapshots, restarts and reconfiguration."""
+"""Puts the holds of one cluster into the cells of another, as `decide.reconfigure` decided.
+
+This is the fold's part of a reconfiguration. It chooses nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,100 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
-from skep.cells.orders import Order, orders, reorder
-from skep.cells.state import Cells, Choosers
+from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
 
 Gpu = tuple[str, int]
 """A node and a device of it."""
-
-
-class HoldKept(msgspec.Struct, frozen=True):
-    """One hold: whose, with which priority (`asked` for, and in force), and its spots."""
-
-    job: str
-    vc: str
-    asked: int
-    priority: int
-    chain: str
-    spots: tuple[tuple[tuple[int, ...], int], ...]
-    pin: str
-    lazy: bool
-    claims: bool
-    partners: dict[str, Partner] = {}
-
-
-class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
-    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index.
-
-    `orders` are those of the indexes of each chain; a snapshot without leads to places as good.
-    """
-
-    cluster: Cluster
-    holds: tuple[HoldKept, ...]
-    ill: tuple[tuple[str, int], ...]
-    doomed: tuple[tuple[str, str, int, int], ...]
-    astray: tuple[tuple[str, str, int], ...]
-    orders: dict[str, tuple[Order, ...]] = {}
-
-
-def keep(cells: Cells) -> CellsKept:
-    """Return what `restore` makes the same cells from."""
-    return CellsKept(
-        cluster=cells.cluster,
-        holds=tuple(_kept(hold) for hold in cells.holds.values()),
-        ill=tuple(cells.ill()),
-        doomed=tuple(
-            (name, cell.pool.vc, cell.level, cell.index)
-            for name, chain in cells.chains.items()
-            for cell in chain.doomed
-        ),
-        astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
-        orders={name: orders(chain) for name, chain in cells.chains.items()},
-    )
-
-
-def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
-    """Return cells in the state that was kept."""
-    cells = Cells(kept.cluster, choosers)
-    for job, node, device in kept.astray:
-        cells.stray(job, node, device)
-    for node, device in kept.ill:
-        cells.note_ill(node, device)
-    for name, vc, level, index in kept.doomed:
-        cells.chains[name].bear(vc, level, index)
-    for each in sorted(kept.holds, key=lambda hold: hold.claims):
-        cells.enter(_hold(each), settle=False)
-    # Who has held longest is told by their order, also of those that only claimed at first.
-    cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
-    for name, order in kept.orders.items():
-        reorder(cells.chains[name], order)
-    return cells
-
-
-def _kept(hold: Hold) -> HoldKept:
-    return HoldKept(
-        job=hold.job,
-        vc=hold.vc,
-        asked=hold.asked,
-        priority=hold.priority,
-        chain=hold.chain,
-        spots=tuple(hold.spots),
-        pin=hold.pin,
-        lazy=hold.lazy,
-        claims=hold.claims,
-        partners=dict(hold.partners),
-    )
-
-
-def _hold(kept: HoldKept) -> Hold:
-    request = Request(kept.job, kept.vc, kept.asked, (), pin=kept.pin, lazy=kept.lazy)
-    spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
-    hold = Hold(request, Placement(kept.chain, spots), claims=kept.claims)
-    hold.priority = kept.priority
-    hold.partners.update(kept.partners)
-    return hold
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,7 +58,7 @@ class Home(NamedTuple):
     """By job: those outside the chain."""
 
 
-def install(
+def install_cluster(
     cells: Cells, cluster: Cluster, carried: Sequence[Carried], bad_cells: Sequence[BadCell]
 ) -> tuple[Cells, list[Change]]:
     """Return the same jobs on another cluster, as it was decided, and what that means for each.

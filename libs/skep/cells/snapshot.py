@@ -1,0 +1,146 @@
+"""The state of cells as plain data, and back: for snapshots, restarts and reconfiguration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from skep.cells.chain import ChainState
+from skep.cells.holds import Hold, Partner, Placement, Request, Spot
+from skep.cells.state import Cells, Choosers
+from skep.wire.cluster import Cluster
+
+Order = tuple[int | tuple[int, int], ...]
+"""Keys of one index: cells or nodes, or bound cells by level and index.
+
+The order in which an index lists equal entries decides which of equal places is taken. It is the
+order in which things came to be as they are, and follows from nothing else that a snapshot says.
+So it is kept beside it, and a restart changes no decision.
+"""
+
+
+class HoldKept(msgspec.Struct, frozen=True):
+    """One hold: whose, with which priority (`asked` for, and in force), and its spots."""
+
+    job: str
+    vc: str
+    asked: int
+    priority: int
+    chain: str
+    spots: tuple[tuple[tuple[int, ...], int], ...]
+    pin: str
+    lazy: bool
+    claims: bool
+    partners: dict[str, Partner] = {}
+
+
+class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
+    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index.
+
+    `orders` are those of the indexes of each chain; a snapshot without leads to places as good.
+    """
+
+    cluster: Cluster
+    holds: tuple[HoldKept, ...]
+    ill: tuple[tuple[str, int], ...]
+    doomed: tuple[tuple[str, str, int, int], ...]
+    astray: tuple[tuple[str, str, int], ...]
+    orders: dict[str, tuple[Order, ...]] = {}
+
+
+def keep(cells: Cells) -> CellsKept:
+    """Return what `restore` makes the same cells from."""
+    return CellsKept(
+        cluster=cells.cluster,
+        holds=tuple(_kept(hold) for hold in cells.holds.values()),
+        ill=tuple(cells.ill()),
+        doomed=tuple(
+            (name, cell.pool.vc, cell.level, cell.index)
+            for name, chain in cells.chains.items()
+            for cell in chain.doomed
+        ),
+        astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
+        orders={name: orders(chain) for name, chain in cells.chains.items()},
+    )
+
+
+def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
+    """Return cells in the state that was kept."""
+    cells = Cells(kept.cluster, choosers)
+    for job, node, device in kept.astray:
+        cells.stray(job, node, device)
+    for node, device in kept.ill:
+        cells.note_ill(node, device)
+    for name, vc, level, index in kept.doomed:
+        cells.chains[name].bear(vc, level, index)
+    for each in sorted(kept.holds, key=lambda hold: hold.claims):
+        cells.enter(_hold(each), settle=False)
+    # Who has held longest is told by their order, also of those that only claimed at first.
+    cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
+    for name, order in kept.orders.items():
+        reorder(cells.chains[name], order)
+    return cells
+
+
+def _kept(hold: Hold) -> HoldKept:
+    return HoldKept(
+        job=hold.job,
+        vc=hold.vc,
+        asked=hold.asked,
+        priority=hold.priority,
+        chain=hold.chain,
+        spots=tuple(hold.spots),
+        pin=hold.pin,
+        lazy=hold.lazy,
+        claims=hold.claims,
+        partners=dict(hold.partners),
+    )
+
+
+def _hold(kept: HoldKept) -> Hold:
+    request = Request(kept.job, kept.vc, kept.asked, (), pin=kept.pin, lazy=kept.lazy)
+    spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
+    hold = Hold(request, Placement(kept.chain, spots), claims=kept.claims)
+    hold.priority = kept.priority
+    hold.partners.update(kept.partners)
+    return hold
+
+
+def orders(chain: ChainState) -> tuple[Order, ...]:
+    """Return the order of each index with more than one entry."""
+    return tuple(tuple(index) for index in _indexes(chain) if len(index) > 1)
+
+
+def reorder(chain: ChainState, kept: tuple[Order, ...]) -> None:
+    """Put the indexes of a chain in the same state into these orders.
+
+    One that holds something else than was kept stays as it is: its order is as good as another.
+    """
+    longer = [index for index in _indexes(chain) if len(index) > 1]
+    for index, order in zip(longer, kept, strict=False):
+        if set(order) == set(index):
+            again = {key: index[key] for key in order}
+            index.clear()
+            index.update(again)
+
+
+def _indexes(chain: ChainState) -> Iterator[dict[Any, Any]]:
+    """Yield what placements look through, by what does not depend on any order."""
+    forest, levels = chain.forest, range(chain.topology.top + 1)
+    for level in levels:
+        yield forest.free[level]
+        yield from _buckets(forest.by_busy[level])
+        yield from (forest.part[level][lower] for lower in levels)
+        yield forest.ill[level]
+    for crowd in chain.crowd:
+        yield from _buckets(crowd)
+    for _, pool in sorted(chain.pools.items()):
+        yield pool.bound
+        for each in pool.loose:
+            yield from _buckets(each)
+
+
+def _buckets(index: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    return (index[key] for key in sorted(index))
