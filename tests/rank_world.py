@@ -324,13 +324,7 @@ class World:
         self.story.append(f"agent asks for {call}")
         match call:
             case StartRank():
-                if not self.of(call.token) and call.token not in self.ended:
-                    for part in range(self.parts):
-                        rank = Rank(
-                            call.token, call.command, call.plan.rank, self.can, part, self.parts
-                        )
-                        self.ranks[f"{call.token}/{part}" if part else call.token] = rank
-                self.answers.append(RunStarted(call.token, 10, 1, T0))
+                self.start(call)
             case StopRun():
                 for rank in self.of(call.token):
                     rank.frozen = False
@@ -338,20 +332,12 @@ class World:
             case ForgetRun():
                 self.ended.pop(call.token, None)
             case ListRuns():
-                alive = [
-                    RunStarted(rank.token, 10, 1, T0, rank.frozen)
-                    for rank in self.ranks.values()
-                    if not rank.part
-                ]
-                self.answers.append(RunsListed((*alive, *self.ended.values())))
-            case FreezeRun():
+                self.list_runs()
+            case FreezeRun() | ThawRun():
+                frozen = isinstance(call, FreezeRun)
                 for rank in self.of(call.token):
-                    rank.frozen = True
-                self.answers.append(RunFrozen(call.token))
-            case ThawRun():
-                for rank in self.of(call.token):
-                    rank.frozen = False
-                self.answers.append(RunThawed(call.token))
+                    rank.frozen = frozen
+                self.answers.append((RunFrozen if frozen else RunThawed)(call.token))
             case OpenStore():
                 self.answers.append(StoreOpened(call.job, call.attempt))
             case TellRank(message=message):
@@ -365,6 +351,21 @@ class World:
                 self.answers.append(Published(call.event))
             case _:
                 raise AssertionError(call)
+
+    def start(self, call: StartRank) -> None:
+        if not self.of(call.token) and call.token not in self.ended:
+            for part in range(self.parts):
+                rank = Rank(call.token, call.command, call.plan.rank, self.can, part, self.parts)
+                self.ranks[f"{call.token}/{part}" if part else call.token] = rank
+        self.answers.append(RunStarted(call.token, 10, 1, T0))
+
+    def list_runs(self) -> None:
+        alive = [
+            RunStarted(rank.token, 10, 1, T0, rank.frozen)
+            for rank in self.ranks.values()
+            if not rank.part
+        ]
+        self.answers.append(RunsListed((*alive, *self.ended.values())))
 
 
 def plain(change: Change) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import skep_job.ps.coordinator
-import skep_job.ps.optimizer
+import skep_job.ps.optimizer  # noqa: F401 -- loaded once, before the processes are forked
 import skep_job.ps.server
 
 LOOK_S = 0.01

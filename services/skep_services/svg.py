@@ -77,9 +77,9 @@ def box(
     width: float,
     height: float,
     fill: str,
+    *,
     radius: int = 0,
     opacity: float = 1,
-    *,
     stroke: str = "",
     hint: str = "",
 ) -> str:

@@ -61,6 +61,15 @@ FREE = {("VirtualCluster", "options")}
 """Checked by the policy that they are for."""
 
 
+def bounded(kind: type[Any], meta: Meta | None) -> bool:
+    """Return whether a number has two ends, or a text a length or a pattern."""
+    if meta is None:
+        return False
+    if kind is str:
+        return meta.max_length is not None or meta.pattern is not None
+    return (meta.ge is not None or meta.gt is not None) and meta.le is not None
+
+
 def unbounded(
     kind: Any, where: str, seen: set[type[Any]], meta: Meta | None = None
 ) -> Iterator[str]:
@@ -77,30 +86,30 @@ def unbounded(
             yield from unbounded(each, where, seen)
     elif origin is Literal or kind in (bool, type(None)):
         pass
-    elif origin is tuple and Ellipsis not in inner:
-        for each in inner:
-            yield from unbounded(each, where, seen)
     elif origin in (tuple, list, dict):
-        if meta is None or meta.max_length is None:
+        fixed = origin is tuple and Ellipsis not in inner
+        if not fixed and (meta is None or meta.max_length is None):
             yield f"{where}: a {origin.__name__} of any length"
         for each in inner:
             if each is not Ellipsis:
                 yield from unbounded(each, where, seen)
-    elif kind in (int, float):
-        least = meta.ge if meta is not None and meta.ge is not None else meta and meta.gt
-        if meta is None or least is None or meta.le is None:
-            yield f"{where}: any {kind.__name__}"
-    elif kind is str:
-        if meta is None or (meta.max_length is None and meta.pattern is None):
-            yield f"{where}: any text"
+    elif kind in (int, float, str):
+        if not bounded(kind, meta):
+            yield f"{where}: any {'text' if kind is str else kind.__name__}"
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if kind not in seen:
-            seen.add(kind)
-            for field in msgspec.structs.fields(kind):
-                if (kind.__name__, field.name) not in FREE:
-                    yield from unbounded(field.type, f"{kind.__name__}.{field.name}", seen)
+        yield from unbounded_fields(kind, seen)
     elif not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
         yield f"{where}: {kind}"
+
+
+def unbounded_fields(kind: type[msgspec.Struct], seen: set[type[Any]]) -> Iterator[str]:
+    """Yield which fields of a message have no bound, once for each message."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    for field in msgspec.structs.fields(kind):
+        if (kind.__name__, field.name) not in FREE:
+            yield from unbounded(field.type, f"{kind.__name__}.{field.name}", seen)
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -108,6 +108,7 @@ class Process:
         machine: AnyMachine,
         wiring: Wiring,
         habits: Habits,
+        *,
         network: Network,
         timeline: Timeline,
         story: Story,

@@ -252,51 +252,74 @@ class AllocatorModel:
                 case CellsAlarm():
                     self._alarm(fact)
                 case JobWaits():
-                    if fact.aside:
-                        self.hopeless[fact.job] = None
-                    else:
-                        self.hopeless.pop(fact.job, None)
-                case JobDemoted():
-                    # What a lost node may still run can lose its cells, and a successor.
-                    haunts = any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts)
-                    if not (haunts or moves.succeeds(self, fact.job, fact.attempt)):
-                        self.attempt_of(fact.job, fact.attempt)
-                    moves.demote(self, fact.job, fact.attempt)
-                case JobPromoted():
-                    self.attempt_of(fact.job, fact.attempt)
-                    for job in held.set_of(self, fact.job, fact.attempt):
-                        job.guaranteed = not job.spec.opportunistic and job.stopping is None
-                        self.within_quota(job.spec.vc)
+                    self._waits(fact)
+                case JobDemoted() | JobPromoted():
+                    self._regraded(fact)
                 case CellsReserved() | ReservationDropped():
-                    require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
-                    self._job(fact.job).claims = isinstance(fact, CellsReserved)
-                    if isinstance(fact, CellsReserved):
-                        self._yielded.clear()
-                    elif fact.why is Reason.PREEMPTED:
-                        self._yielded[fact.job] = None
+                    self._claims(fact)
                 case JobQueued():
-                    known = fact.job in self.jobs or fact.job in self.ended
-                    require(not known, "I1", f"{fact.job} is queued twice")
-                    answer = self.admission.answers.get(fact.job)
-                    same = isinstance(answer, Admitted) and answer.spec == fact.spec
-                    require(same, "I1", f"{fact.job} is not as it was admitted")
-                    self.jobs[fact.job] = ModelJob(spec=fact.spec)
-                    self.submitted[fact.job] = fact.submitted_at
+                    self._queued(fact)
                 case JobBound():
                     self._bound(fact)
                 case MemberRan() | JobRan():
                     self._ran(fact)
-                case JobStopping():
-                    self._stopping(fact)
-                case MemberGone():
-                    self._member_gone(fact)
-                case JobRequeued():
-                    self._over(fact).queued = True
-                case JobEnded():
-                    self._ended(fact)
+                case JobStopping() | MemberGone() | JobRequeued() | JobEnded():
+                    self._stops(fact)
                 case _:
                     self._of_changes(fact)
         held.left(self, facts)
+
+    def _waits(self, fact: JobWaits) -> None:
+        """Take why a job waits."""
+        if fact.aside:
+            self.hopeless[fact.job] = None
+        else:
+            self.hopeless.pop(fact.job, None)
+
+    def _stops(self, fact: JobStopping | MemberGone | JobRequeued | JobEnded) -> None:
+        """Take a step towards the end of an attempt."""
+        match fact:
+            case JobStopping():
+                self._stopping(fact)
+            case MemberGone():
+                self._member_gone(fact)
+            case JobRequeued():
+                self._over(fact).queued = True
+            case JobEnded():
+                self._ended(fact)
+
+    def _regraded(self, fact: JobDemoted | JobPromoted) -> None:
+        """Take that a job lost its VC's cells, or has them."""
+        if isinstance(fact, JobPromoted):
+            self.attempt_of(fact.job, fact.attempt)
+            for job in held.set_of(self, fact.job, fact.attempt):
+                job.guaranteed = not job.spec.opportunistic and job.stopping is None
+                self.within_quota(job.spec.vc)
+            return
+        # What a lost node may still run can lose its cells, and a successor.
+        haunts = any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts)
+        if not (haunts or moves.succeeds(self, fact.job, fact.attempt)):
+            self.attempt_of(fact.job, fact.attempt)
+        moves.demote(self, fact.job, fact.attempt)
+
+    def _claims(self, fact: CellsReserved | ReservationDropped) -> None:
+        """Take that a job has a reservation, or has it no more."""
+        require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
+        self._job(fact.job).claims = isinstance(fact, CellsReserved)
+        if isinstance(fact, CellsReserved):
+            self._yielded.clear()
+        elif fact.why is Reason.PREEMPTED:
+            self._yielded[fact.job] = None
+
+    def _queued(self, fact: JobQueued) -> None:
+        """Take a job as it was admitted."""
+        known = fact.job in self.jobs or fact.job in self.ended
+        require(not known, "I1", f"{fact.job} is queued twice")
+        answer = self.admission.answers.get(fact.job)
+        same = isinstance(answer, Admitted) and answer.spec == fact.spec
+        require(same, "I1", f"{fact.job} is not as it was admitted")
+        self.jobs[fact.job] = ModelJob(spec=fact.spec)
+        self.submitted[fact.job] = fact.submitted_at
 
     def _of_changes(self, fact: Any) -> None:
         match fact:

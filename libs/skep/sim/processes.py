@@ -157,6 +157,7 @@ class Host:
         node: str,
         identity: str,
         gpus: tuple[Gpu, ...],
+        *,
         timeline: Timeline,
         rng: random.Random,
         story: Story,

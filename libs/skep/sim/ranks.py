@@ -171,6 +171,18 @@ def _act(host: Host, run: Run, message: Told) -> None:
         answer(host, run, said)
 
 
+def _rescaled(host: Host, run: Run, message: RescaleRank, failed: Failed | None) -> Answer | None:
+    """Take a vote on a change of size, or change the size; `failed` is the answer if it fails."""
+    if not message.agree:
+        return failed or _regroup(host, run, message)
+    run.meets = message
+    if run.tier == "fails" and host.chance() < 0.2:
+        _refuse(host, message)
+    host.later(PATIENCE, _give_up, host, run, message)
+    _meet(host, message)
+    return None
+
+
 def _done(host: Host, run: Run, message: Told) -> Answer | None:
     who: dict[str, Any] = {
         "job": run.job,
@@ -192,15 +204,8 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
                 return failed
             run.released = True
             return Released(**who, moved=STATE_BYTES, residue=0)
-        case RescaleRank(agree=True):
-            run.meets = message
-            if run.tier == "fails" and host.chance() < 0.2:
-                _refuse(host, message)
-            host.later(PATIENCE, _give_up, host, run, message)
-            _meet(host, message)
-            return None
         case RescaleRank():
-            return failed if fails else _regroup(host, run, message)
+            return _rescaled(host, run, message, failed if fails else None)
         case ResumeRank() if _waits(run):
             return failed  # It waits for its place in the gang, not for this.
         case ResumeRank(devices=devices):

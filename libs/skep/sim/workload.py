@@ -97,6 +97,7 @@ class People:
         rng: random.Random,
         story: Story,
         nodes: list[str],
+        *,
         chance: random.Random,
         policies: random.Random,
     ) -> None:

@@ -84,8 +84,8 @@ class World:
             rng,
             self.story,
             self.nodes,
-            random.Random(seed),
-            random.Random(seed + 1),
+            chance=random.Random(seed),
+            policies=random.Random(seed + 1),
         )
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
@@ -140,7 +140,15 @@ class World:
     def add_host(self, node: str, gpus: tuple[Gpu, ...], skew: int) -> Host:
         """Add a machine that calls itself `node`, and start its agent."""
         identity = f"{node}-{len(self.hosts) + 1}"
-        host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
+        host = Host(
+            node,
+            identity,
+            gpus,
+            timeline=self.timeline,
+            rng=self.rng,
+            story=self.story,
+            keeper=self.watch,
+        )
         host.skew, host.others, host.greeted = skew, serve, greet
         self.hosts[identity] = host
         log = FactLog("agent", self.watch.log_of(identity), fenced=True)
@@ -192,10 +200,10 @@ class World:
             role.machine(),
             role.wiring(self.network),
             self.habits,
-            self.network,
-            self.timeline,
-            self.story,
-            self,
+            network=self.network,
+            timeline=self.timeline,
+            story=self.story,
+            owner=self,
         )
         role.process = process
         self.on_start(role)

@@ -254,7 +254,13 @@ class NatsFactLog:
         assert self._snapshots is not None, "this log keeps no snapshots"
         assert self._owner, "a process that does not write the log keeps nothing"
         prepared = self._snapshots.prepare(
-            entries, self._chain, self._chain.links.sequence, positions, at, facts, self._owner
+            entries,
+            self._chain,
+            self._chain.links.sequence,
+            positions,
+            at,
+            facts=facts,
+            owner=self._owner,
         )
         return self._snapshots.store(prepared)
 

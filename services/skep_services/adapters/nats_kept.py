@@ -80,6 +80,7 @@ class NatsSnapshots:
         sequence: int,
         positions: Mapping[str, int],
         at: Instant,
+        *,
         facts: int,
         owner: str,
     ) -> Prepared:

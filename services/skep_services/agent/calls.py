@@ -95,19 +95,13 @@ class AgentCalls:
         """Begin a call."""
         match command:
             case machine.PublishEvent():
-                try:
-                    self._outbox.put_nowait((command, answer))
-                except asyncio.QueueFull:
-                    self._fatal(ConnectionError("the bus took no event for too long"))
+                self._publish(command, answer)
             case machine.StartRank():
                 self._spawn(self._start(command, answer))
             case machine.StopRun():
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
-                self.access.gone(command.token)
-                self._spawn(self._runtime.forget(command.token))
-                if self.driver is not None:
-                    self.driver.forget(command.token)
+                self._forget(command)
             case machine.ListRuns():
                 self._spawn(self._list(answer))
             case machine.FreezeRun():
@@ -129,6 +123,18 @@ class AgentCalls:
             case _:
                 text = f"an agent cannot {command!r}"
                 raise AssertionError(text)
+
+    def _publish(self, command: machine.PublishEvent, answer: Answer) -> None:
+        try:
+            self._outbox.put_nowait((command, answer))
+        except asyncio.QueueFull:
+            self._fatal(ConnectionError("the bus took no event for too long"))
+
+    def _forget(self, command: machine.ForgetRun) -> None:
+        self.access.gone(command.token)
+        self._spawn(self._runtime.forget(command.token))
+        if self.driver is not None:
+            self.driver.forget(command.token)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)

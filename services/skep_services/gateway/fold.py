@@ -102,11 +102,8 @@ JobFact = (
     | GhostGone
     | JobRequeued
     | JobEnded
-    | CellsReserved
-    | ReservationDropped
-    | JobDemoted
-    | JobPromoted
 )
+ClaimFact = CellsReserved | ReservationDropped | JobDemoted | JobPromoted
 NodeFact = NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean | GpuQuarantined
 
 
@@ -353,17 +350,23 @@ class Fold:
             case _:
                 job = self._job(fact.job)
                 if job is not None:
-                    if isinstance(fact, ChangeFact):
-                        changes.apply(self, job, fact)
-                    elif isinstance(fact, MoveFact):
-                        changes.move(self, job, fact)
-                    elif isinstance(fact, ResizeFact):
-                        changes.resize(self, job, fact)
-                    elif isinstance(fact, GpusShared):
-                        job.packed, job.row.share = fact, fact.told
-                    else:
-                        self._job_fact(job, fact)
+                    self._of_job(job, fact)
                     self.note(fact, at, describe(fact), job)
+
+    def _of_job(self, job: Job, fact: Any) -> None:
+        """Take over an allocator's fact about one job."""
+        if isinstance(fact, ChangeFact):
+            changes.apply(self, job, fact)
+        elif isinstance(fact, MoveFact):
+            changes.move(self, job, fact)
+        elif isinstance(fact, ResizeFact):
+            changes.resize(self, job, fact)
+        elif isinstance(fact, GpusShared):
+            job.packed, job.row.share = fact, fact.told
+        elif isinstance(fact, ClaimFact):
+            self._claim_fact(job, fact)
+        else:
+            self._job_fact(job, fact)
 
     def _cells_set(self, fact: CellsSet) -> None:
         """Take over cells; where jobs run stays, and in which cells of theirs may be others."""
@@ -446,9 +449,13 @@ class Fold:
                 self._requeued(job, fact)
             case JobEnded():
                 self._over(job, fact)
+
+    def _claim_fact(self, job: Job, fact: ClaimFact) -> None:
+        """Take over a fact about the cells of a job."""
+        match fact:
             case CellsReserved():
                 job.claims, job.victims = fact.members, fact.victims
-                row.why = Reason.WAITS_FOR_VICTIMS
+                job.row.why = Reason.WAITS_FOR_VICTIMS
                 self.holdings.claimed(job)
             case ReservationDropped():
                 self._unclaimed(job)

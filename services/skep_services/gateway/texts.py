@@ -84,6 +84,12 @@ def _about_changes(fact: Any) -> Line | None:
             pause = f" after a pause of {fact.pause_ns / 1e6:.0f} ms" if fact.pause_ns else ""
             text = f"{goal} {result}{more} at mini-batch {fact.step}{pause}"
             return Line(f"{text}: {_why(why, fact.detail)}", attempt, reason=why)
+        case _:
+            return _about_moves(fact) or _about_sizes(fact)
+
+
+def _about_moves(fact: Any) -> Line | None:
+    match fact:
         case moves.SuccessorBound(attempt=attempt, members=members):
             return Line(f"makes ready on {_place(members)}, to go on there", attempt)
         case moves.SuccessorReady(attempt=attempt, node=on):
@@ -97,6 +103,12 @@ def _about_changes(fact: Any) -> Line | None:
             )
         case moves.SuccessorDropped(attempt=attempt, why=why, detail=detail):
             return Line(f"does not move: {_why(why, detail)}", attempt, reason=why)
+        case _:
+            return None
+
+
+def _about_sizes(fact: Any) -> Line | None:
+    match fact:
         case resizes.GangWidened(attempt=attempt, member=more):
             return Line(f"gets {_place((more,))} beside its own", attempt, more.node)
         case resizes.GangNarrowed(attempt=attempt, node=on, workers=workers):

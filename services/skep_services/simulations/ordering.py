@@ -127,8 +127,8 @@ def _seeded(asked: Asked, place: Place, text: str, label: str, traces: Traces) -
             chosen,
             text,
             traces,
-            seed,
-            with_seed(label, seed) if asked.verb == "sweep" else label,
+            seed=seed,
+            label=with_seed(label, seed) if asked.verb == "sweep" else label,
         )
         for seed in asked.seeds
     ]
@@ -140,13 +140,15 @@ def _what_if(
     text = asked.policies[0] if asked.policies else ""
     chosen = policies(text, place.cluster.vcs) if text else {}
     seed = asked.seeds[0]
-    found = [_order(asked, place, chosen, text, traces, seed, "now")]
+    found = [_order(asked, place, chosen, text, traces, seed=seed, label="now")]
     told = {}
     for number, change in enumerate(asked.what_if, 1):
         changed = whatif.apply(whatif.parse(change, place.cluster), place.cluster)
         label = "then" if len(asked.what_if) == 1 else f"then {number}"
         other = Place(place.name, changed.cluster, place.pooled)
-        found.append(_order(asked, other, chosen | changed.policies, text, traces, seed, label))
+        found.append(
+            _order(asked, other, chosen | changed.policies, text, traces, seed=seed, label=label)
+        )
         told[label] = changed.changes
     return found, told
 
@@ -157,6 +159,7 @@ def _order(
     chosen: dict[str, Choice],
     text: str,
     traces: Traces,
+    *,
     seed: int,
     label: str,
 ) -> Order:

@@ -97,11 +97,6 @@ def _new(
 def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> Iterator[SearchFact]:
     """Yield the facts that follow from another service's fact for the trial that it is about."""
     name, number = search.search, trial.number
-
-    def stood(stand: Stand, at: Instant) -> Iterator[SearchFact]:
-        if trial.stand is not stand:
-            yield SearchTrialStood(search=name, trial=number, stand=stand, at=at)
-
     match fact:
         case Admitted() | JobQueued():
             yield SearchTrialAdmitted(search=name, trial=number, job=fact.job, at=now)
@@ -116,16 +111,10 @@ def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> It
                 yield SearchTrialHeard(search=name, trial=number, what="cancel")
         case AskOver():
             yield from _ask_over(search, trial, fact, now)
-        case JobRan():
-            yield from stood(Stand.RUNNING, fact.at)
-        case JobRequeued():
-            yield from stood(Stand.WAITING, fact.at)
-        case JobChanged(result=Result.DONE, goal=Goal.SUSPEND):
-            # Who only made room comes back by himself.
-            own = fact.why is Reason.REQUESTED
-            yield from stood(Stand.SUSPENDED if own else Stand.WAITING, fact.at)
-        case JobChanged(result=Result.DONE, goal=Goal.RESUME):
-            yield from stood(Stand.RUNNING, fact.at)
+        case JobRan() | JobRequeued() | JobChanged():
+            stand = _stand_after(fact)
+            if stand is not None and stand is not trial.stand:
+                yield SearchTrialStood(search=name, trial=number, stand=stand, at=fact.at)
         case JobEnded():
             value = fact.values.get(search.spec.metric)
             if value is not None and search.told(trial, fact.values_step, value):
@@ -137,7 +126,21 @@ def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> It
                 search=name, trial=number, end=end, why=why, at=fact.at, detail=fact.detail
             )
         case _:
-            pass  # A change that was undone, or one of which a search wants nothing.
+            pass  # Nothing that a search has to know.
+
+
+def _stand_after(fact: JobRan | JobRequeued | JobChanged) -> Stand | None:
+    """Return the stand of a trial after a fact about its job, or None if it stays as it is."""
+    match fact:
+        case JobRan() | JobChanged(result=Result.DONE, goal=Goal.RESUME):
+            return Stand.RUNNING
+        case JobRequeued():
+            return Stand.WAITING
+        case JobChanged(result=Result.DONE, goal=Goal.SUSPEND):
+            # A job that only made room resumes without a request.
+            return Stand.SUSPENDED if fact.why is Reason.REQUESTED else Stand.WAITING
+        case _:
+            return None
 
 
 def _refused(search: Search, trial: Trial, fact: Refused, now: Instant) -> Iterator[SearchFact]:

@@ -554,14 +554,7 @@ class SearchesMachine:
             case SearchTrialStood():
                 trial.changes(fact.stand, fact.at)
             case SearchTrialAnswered():
-                trial.answered = fact.number
-                if fact.number == trial.heard_number:
-                    trial.unheard()
-                if fact.number >= trial.heard_number and fact.result is not Result.DONE:
-                    trial.order += 1
-                    trial.retry_at = after(fact.at, RETRY)
-                if fact.what == "suspend" and fact.why is Reason.CANNOT:
-                    trial.fixed, trial.run = True, not trial.given_up
+                _apply_answer(trial, fact)
             case SearchTrialMeasured():
                 trial.measured(fact.step, search.spec.signed(fact.value), search.rungs(trial))
                 search.score(trial)
@@ -653,3 +646,15 @@ def _pieces(rest: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:
 
 assert RESEND < RETRY < SILENT
 assert Duration(0) < RESEND
+
+
+def _apply_answer(trial: Trial, fact: SearchTrialAnswered) -> None:
+    """Take over how a change that was asked for a trial's job ended."""
+    trial.answered = fact.number
+    if fact.number == trial.heard_number:
+        trial.unheard()
+    if fact.number >= trial.heard_number and fact.result is not Result.DONE:
+        trial.order += 1
+        trial.retry_at = after(fact.at, RETRY)
+    if fact.what == "suspend" and fact.why is Reason.CANNOT:
+        trial.fixed, trial.run = True, not trial.given_up
