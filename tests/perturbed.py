@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from skep.cells.decide import bad_cells, reconfigure
+from skep.cells.decide import bad_cells, cover, placement, reconfigure
 from skep.cells.forest import Forest
-from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.policies.queue import Head, JobQueue
 from skep.wire.reasons import Reason
@@ -46,7 +45,7 @@ def ties_by_size() -> Patches:
 
 def covered_by_the_largest() -> Patches:
     """Cover a hold by the largest cell that serves."""
-    return [(Cells, "_levels", staticmethod(lambda _preferred, top: list(range(top, 0, -1))))]
+    return [(cover, "_levels_to_try", lambda _preferred, top: list(range(top, 0, -1)))]
 
 
 def another_bearer() -> Patches:
@@ -115,8 +114,8 @@ def nothing_chosen() -> Patches:
         (bad_cells, "steps", refuse),
         (bad_cells, "leader", refuse),
         (cellwork, "carry", refuse),
-        (Cells, "place", refuse),
-        (Cells, "cover", refuse),
+        (placement, "find_placement", refuse),
+        (cover, "Draft", refuse),
         (cellwork, "loss", refuse),
         (Forest, "deficits", refuse),
         (Forest, "serves", refuse),

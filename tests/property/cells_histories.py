@@ -14,7 +14,9 @@ from collections.abc import Iterator
 import msgspec
 
 from skep.cells.check import check
+from skep.cells.decide import placement
 from skep.cells.decide.bad_cells import AT_ONCE
+from skep.cells.decide.cover import find_cover
 from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.forest import Forest
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request
@@ -274,13 +276,13 @@ class History:
     def attempt(self, request: Request) -> bool:
         """Place a job if that is possible now, or let it wait; return whether it holds GPUs."""
         self.stats["asked"] += 1
-        found = self.cells.place(request, self.loss)
+        found = placement.find_placement(self.cells, request, self.loss)
         if found is not None:
             self.accept(request, found)
             return True
         borrowed = request.guaranteed and not request.pin and self.rng.random() < 0.3
         if borrowed:
-            idle = self.cells.place(request._replace(priority=OPPORTUNISTIC))
+            idle = placement.find_placement(self.cells, request._replace(priority=OPPORTUNISTIC))
             if idle is not None:
                 self.stats["borrowed"] += 1
                 hold = Hold(request, idle)
@@ -388,7 +390,7 @@ class History:
         """Have jobs run on their VC's cells again where those cover them."""
         for job, hold in list(self.cells.holds.items()):
             if hold.priority < hold.asked and not hold.claims:
-                spots = self.cells.cover(hold)
+                spots = find_cover(self.cells, hold)
                 if spots is not None:
                     self.cells.promote(job, spots)
                     self.verify()
@@ -504,7 +506,10 @@ class History:
         assert keep(self.cells).orders == kept.orders
         for number in range(6):
             request = self.request(f"probe{number}")
-            old, new = before.place(request, self.loss), self.cells.place(request, self.loss)
+            old, new = (
+                placement.find_placement(before, request, self.loss),
+                placement.find_placement(self.cells, request, self.loss),
+            )
             assert old == new, f"{request}: {old} and after a restart {new}"
         self.stats["restarts"] += 1
 

@@ -1,4 +1,4 @@
-"""What a request is entitled to, by trying every possibility: the yardstick for `Cells.place`.
+"""What a request is entitled to, by trying every possibility: the yardstick for `find_placement`.
 
 A guaranteed request is *legal in its VC's current virtual state* if the VC's cells of one chain
 (of the GPU type asked for; or the one pinned cell asked for) have room for all its workers at once,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skep.cells.check import check
+from skep.cells.decide import placement
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.allocator.cellwork import borrows, job_of, request
@@ -598,7 +599,9 @@ class Allocator(RuleBasedStateMachine):
             for guaranteed in (True, False) if borrows(job) else (not job.spec.opportunistic,):
                 asked = request(job, job.attempt + 1, guaranteed=guaranteed)
                 limit = _limit(machine, job, asked.priority)
-                assert machine.cells.place(asked, machine.loss(now), limit) is None, asked
+                assert (
+                    placement.find_placement(machine.cells, asked, machine.loss(now), limit) is None
+                ), asked
 
     @invariant()
     def a_vc_that_uses_nothing_gets_all_it_owns(self) -> None:
@@ -614,7 +617,7 @@ class Allocator(RuleBasedStateMachine):
                 continue
             job = machine.jobs[head.entry.job]
             asked = request(job, job.attempt + 1, guaranteed=True)
-            fits = Cells(cells.cluster).place(asked) is not None
+            fits = placement.find_placement(Cells(cells.cluster), asked) is not None
             assert (
                 not fits or job.spec.resources.cpus or job.waits == (Reason.WAITS_FOR_PORT, "")
             ), job

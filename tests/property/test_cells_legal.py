@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
 from skep.wire.reasons import Reason
@@ -24,7 +25,7 @@ def test_refused_for_ever_is_what_an_empty_cluster_cannot_place(part: int) -> No
             request = wild(history, history.request(f"j{number}"))
             refusal, found = impossible(cells.cluster, request), None
             if request.guaranteed or not request.pin:
-                found = cells.place(request)
+                found = placement.find_placement(cells, request)
             if refusal is not None and (
                 refusal.reason is Reason.UNKNOWN_VC
                 or (refusal.reason is Reason.UNKNOWN_LEVEL and not request.hard)

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
+from skep.cells.decide import placement
 from skep.cells.decide.explain import waits
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
 from skep.cells.legal import impossible
@@ -42,7 +43,7 @@ class Judged(History):
     """A history on a few GPUs, every decision of which is compared with the reference."""
 
     def attempt(self, request: Request) -> bool:
-        found = self.cells.place(request, self.loss)
+        found = placement.find_placement(self.cells, request, self.loss)
         if not request.guaranteed:
             idle = cells_reference.idle_for(self.cells, request)
             assert (found is not None) is idle, f"{request}: {found}, and idle GPUs for it: {idle}"
@@ -74,7 +75,7 @@ class Judged(History):
         kept = keep(self.cells)
         holds = tuple(hold for hold in kept.holds if hold.priority > OPPORTUNISTIC)
         alone = restore(msgspec.structs.replace(kept, holds=holds))
-        other = alone.place(request, self.loss)
+        other = placement.find_placement(alone, request, self.loss)
         assert other is not None, f"{request} only fits beside opportunistic jobs"
         own = [job for job in found.victims if self.cells.holds[job].guaranteed]
         yields = (*own, *other.victims, *found.cancels, *other.cancels, *found.demoted)

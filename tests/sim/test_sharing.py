@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from skep.cells.decide import placement
 from skep.cells.state import Cells
 from skep.sim import sharing
 from skep.sim.gpuquota import GpuQuota
@@ -55,13 +56,13 @@ def test_a_private_cluster_is_the_tenants_cells() -> None:
 
 
 def test_a_scheduler_that_spares_the_flood_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Cells.place
+    find = placement.find_placement
 
-    def spare(self: Cells, *arguments: object) -> object:
-        found = place(self, *arguments)  # type: ignore[arg-type]
+    def spare(cells: Cells, *arguments: object) -> object:
+        found = find(cells, *arguments)  # type: ignore[arg-type]
         return None if found is not None and found.victims else found
 
-    monkeypatch.setattr(Cells, "place", spare)
+    monkeypatch.setattr(placement, "find_placement", spare)
     with pytest.raises(BrokenError, match="its cells can hold it"):
         shared(draw(0, SMALL))
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from skep.cells.decide import placement
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
@@ -247,14 +248,14 @@ def test_what_did_not_fit_is_tried_again_when_something_came_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[str] = []
-    place = Cells.place
+    find = placement.find_placement
 
-    def counting(self: Cells, request: Any, *args: Any) -> Any:
+    def counting(cells: Cells, request: Any, *args: Any) -> Any:
         if args:  # What is asked of vacant cells is no trial.
             tried.append(request.job)
-        return place(self, request, *args)
+        return find(cells, request, *args)
 
-    monkeypatch.setattr(Cells, "place", counting)
+    monkeypatch.setattr(placement, "find_placement", counting)
     decide = allocator(joined(gpus=2), nlp=2)
     decide(admitted(1, gpus=2))
     decide(admitted(2, vc="lab", opportunistic=True))

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from skep.cells.check import check
+from skep.cells.decide import placement
+from skep.cells.decide.cover import find_cover
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
 from skep.cells.snapshot import keep, restore
 from skep.cells.state import Cells
@@ -44,10 +46,10 @@ def idle(job: str, *members: tuple[int, int]) -> Request:
 def test_a_gang_takes_clean_cells_and_used_ones_together() -> None:
     cells = Cells(cluster_of(2, ("node", 4), a={"node": 2}))
     request = idle("j1", (1, 1))
-    found = cells.place(request)
+    found = placement.find_placement(cells, request)
     assert found is not None
     cells.carry_out(request, found)
-    gang = cells.place(Request("j2", "a", 0, ((2, 4),)))
+    gang = placement.find_placement(cells, Request("j2", "a", 0, ((2, 4),)))
     assert gang is not None
     assert gang.victims == ("j1",)
     assert sorted(leaves_of(gang)) == [(0, 1, 2, 3), (4, 5, 6, 7)]
@@ -57,10 +59,10 @@ def test_a_gang_takes_more_used_cells_than_are_compared_for_one_worker() -> None
     cells = Cells(cluster_of(60, ("node", 2), a={"node": 60}))
     for number in range(60):
         request = idle(f"j{number}", (1, 2))
-        found = cells.place(request)
+        found = placement.find_placement(cells, request)
         assert found is not None
         cells.carry_out(request, found)
-    gang = cells.place(Request("gang", "a", 0, ((60, 2),)))
+    gang = placement.find_placement(cells, Request("gang", "a", 0, ((60, 2),)))
     assert gang is not None
     assert len(gang.victims) == 60
 
@@ -69,7 +71,7 @@ def test_a_gang_takes_cells_of_several_levels_out_of_one_free_cell() -> None:
     cells = Cells(
         cluster_of(2, ("switch", 2), ("node", 2), ("rack", 2), a={"node": 1, "switch": 1, "gpu": 2})
     )
-    found = cells.place(Request("j1", "a", 0, ((8, 1),)))
+    found = placement.find_placement(cells, Request("j1", "a", 0, ((8, 1),)))
     assert len(leaves_of(found)) == 8
 
 
@@ -78,15 +80,15 @@ def test_unequal_workers_are_packed_where_the_largest_first_would_not_fit() -> N
     small = Request("j1", "a", 0, ((1, 1),))
     cells.carry_out(small, _placed(cells, small))
     for priority in (0, OPPORTUNISTIC):
-        found = cells.place(Request("j2", "a", priority, ((1, 3), (2, 2))))
+        found = placement.find_placement(cells, Request("j2", "a", priority, ((1, 3), (2, 2))))
         assert sorted(map(len, leaves_of(found))) == [2, 2, 3]
 
 
 def test_other_resources_of_a_node_limit_all_small_cells_on_it_together() -> None:
     cells = Cells(cluster_of(2, ("socket", 2), ("node", 2), a={"socket": 4}))
-    found = cells.place(Request("j1", "a", 0, ((4, 2),)), limit=lambda _node: 1)
+    found = placement.find_placement(cells, Request("j1", "a", 0, ((4, 2),)), limit=lambda _node: 1)
     assert found is None
-    found = cells.place(Request("j1", "a", 0, ((2, 2),)), limit=lambda _node: 1)
+    found = placement.find_placement(cells, Request("j1", "a", 0, ((2, 2),)), limit=lambda _node: 1)
     assert len({leaves[0] // 4 for leaves in leaves_of(found)}) == 2
 
 
@@ -98,7 +100,9 @@ def test_the_one_node_that_a_limit_leaves_is_found_among_many_alike(used: bool) 
         request = idle(f"j{number}", (1, 1)) if used else Request("j0", "a", 0, ((1, 1),))
         cells.carry_out(request, _placed(cells, request))
     for last in ("n58", "n59"):
-        found = cells.place(Request(last, "a", 0, ((1, 2),)), limit=Counter({last: 1}).__getitem__)
+        found = placement.find_placement(
+            cells, Request(last, "a", 0, ((1, 2),)), limit=Counter({last: 1}).__getitem__
+        )
         assert leaves_of(found) == [(2 * int(last[1:]), 2 * int(last[1:]) + 1)]
 
 
@@ -107,7 +111,7 @@ def test_bad_gpus_in_a_free_cell_do_not_hide_its_good_ones() -> None:
     cells.set_bad("n1", (1,), bad=True)
     check(cells)
     # One GPU beside the bad one is all that can be had without taking a switch from b.
-    assert leaves_of(cells.place(Request("j1", "a", 0, ((1, 1),)))) == [(6,)]
+    assert leaves_of(placement.find_placement(cells, Request("j1", "a", 0, ((1, 1),)))) == [(6,)]
 
 
 def test_a_cancelled_claim_leaves_its_cells_to_who_cancelled_it() -> None:
@@ -129,7 +133,7 @@ def test_a_job_that_must_make_room_is_not_promoted() -> None:
     cells.carry_out(low, _placed(cells, low))
     cells.demote("j1")
     cells.carry_out(high, _placed(cells, high))
-    assert cells.cover(cells.holds["j1"]) is None
+    assert find_cover(cells, cells.holds["j1"]) is None
 
 
 def test_a_restart_settles_nothing_between_the_jobs_it_enters() -> None:
@@ -145,6 +149,6 @@ def test_a_restart_settles_nothing_between_the_jobs_it_enters() -> None:
 
 
 def _placed(cells: Cells, request: Request) -> Placement:
-    found = cells.place(request)
+    found = placement.find_placement(cells, request)
     assert found is not None, request
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skep.cells.decide import placement
 from skep.cells.decide.explain import waits
 from skep.cells.holds import OPPORTUNISTIC, Request
 from skep.cells.legal import impossible
@@ -170,13 +171,13 @@ def test_refused_for_ever(request_: Request, reason: Reason, text: str, hint: st
 
 
 def run(cells: Cells, request: Request) -> None:
-    found = cells.place(request)
+    found = placement.find_placement(cells, request)
     assert found is not None, request
     cells.carry_out(request, found)
 
 
 def why(cells: Cells, request: Request) -> tuple[Reason, str]:
-    assert cells.place(request) is None
+    assert placement.find_placement(cells, request) is None
     return waits(cells, request)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.state import Cells
 from skep.machines.allocator.demand import SHAPES_MAX, Demand
@@ -56,9 +57,9 @@ def test_room_is_what_a_gang_could_have_at_most() -> None:
     assert pool.room(sizes) == 8
     for name, gpus, priority in (("j1.1", 3, 0), ("j2.1", 2, -1)):
         asked = Request(name, "a", priority, ((1, gpus),))
-        where = cells.place(asked)
+        where = placement.find_placement(cells, asked)
         assert where is not None
         cells.hold(asked, where)
     assert pool.room(sizes) == 5
-    assert cells.place(Request("j3.1", "a", 0, ((5, 1),))) is not None
-    assert cells.place(Request("j3.1", "a", 0, ((6, 1),))) is None
+    assert placement.find_placement(cells, Request("j3.1", "a", 0, ((5, 1),))) is not None
+    assert placement.find_placement(cells, Request("j3.1", "a", 0, ((6, 1),))) is None

@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.decide import placement
 from skep.cells.decide.bad_cells import AT_ONCE
+from skep.cells.decide.cover import find_cover
 from skep.cells.decide.explain import waits
 from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
@@ -224,7 +226,7 @@ class Replay:
         order = sorted(self.cells.holds.values(), key=lambda hold: -hold.asked)
         for hold in order:
             if hold.priority < hold.asked and not hold.claims:
-                spots = self.cells.cover(hold)
+                spots = find_cover(self.cells, hold)
                 if spots is not None:
                     self.cells.promote(hold.job, spots)
                     self._then.append({"job": hold.job} | self._bound(hold, "promoted"))
@@ -239,7 +241,7 @@ class Replay:
 
     def _try(self, request: Request) -> Outcome | None:
         """Place a job if that is possible now, and return what came of it."""
-        where = self.cells.place(request, self._loss)
+        where = placement.find_placement(self.cells, request, self._loss)
         if where is None:
             return None
         hold = self.cells.carry_out(request, where)
@@ -265,7 +267,7 @@ class Replay:
         request = event.request()
         if event.over_quota != "opportunistic" or not request.guaranteed or request.pin:
             return None
-        where = self.cells.place(request._replace(priority=OPPORTUNISTIC))
+        where = placement.find_placement(self.cells, request._replace(priority=OPPORTUNISTIC))
         if where is None:
             return None
         hold = Hold(request, where)

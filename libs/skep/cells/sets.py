@@ -11,15 +11,12 @@ one of them aside puts all of them aside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from skep.cells.holdings import Holdings
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Request, Spot
 
-if TYPE_CHECKING:
-    from skep.cells.state import Cells
 
-
-def join(cells: Cells, request: Request, on: str, leaves: Sequence[int]) -> None:
+def join(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> None:
     """Let a further job use GPUs of what another holds."""
     hold = cells.hold_of(on)
     assert hold is not None, on
@@ -35,7 +32,7 @@ def join(cells: Cells, request: Request, on: str, leaves: Sequence[int]) -> None
     review(cells, hold)
 
 
-def part(cells: Cells, job: str, node: str) -> None:
+def part(cells: Holdings, job: str, node: str) -> None:
     """Take from a job what it uses (on one node, or everywhere): the others of its set keep it."""
     hold = cells.sets[job]
     shape = cells.chains[hold.chain].topology
@@ -49,14 +46,14 @@ def part(cells: Cells, job: str, node: str) -> None:
     _dissolve(cells, hold)
 
 
-def step_down(cells: Cells, job: str) -> None:
+def step_down(cells: Holdings, job: str) -> None:
     """Have a job that is to end hold nothing against others any more: its partners do."""
     hold = cells.sets[job]
     hold.partners[job] = hold.partners[job]._replace(asked=OPPORTUNISTIC)
     review(cells, hold)
 
 
-def review(cells: Cells, hold: Hold) -> None:
+def review(cells: Holdings, hold: Hold) -> None:
     """Have a set be led by one that may lead it, and be as important as the most important in it.
 
     Without anybody guaranteed it becomes opportunistic, unless somebody claims it: then all of them
@@ -93,7 +90,7 @@ def candidates(hold: Hold) -> list[str]:
     return firm or list(hold.partners)
 
 
-def rename(cells: Cells, hold: Hold, leader: str) -> None:
+def rename(cells: Holdings, hold: Hold, leader: str) -> None:
     """Have a hold have the name of another job of its set."""
     del cells.holds[hold.job]
     hold.job = leader
@@ -102,7 +99,7 @@ def rename(cells: Cells, hold: Hold, leader: str) -> None:
         hold.pin = hold.partners[leader].pin
 
 
-def drop(cells: Cells, hold: Hold, gone: Sequence[int]) -> None:
+def drop(cells: Holdings, hold: Hold, gone: Sequence[int]) -> None:
     """Free some GPUs of a hold that keeps others, or all of them."""
     chain, left = cells.chains[hold.chain], []
     cells.recount(hold, -1)
@@ -118,7 +115,7 @@ def drop(cells: Cells, hold: Hold, gone: Sequence[int]) -> None:
     cells.disturbed(chain)
 
 
-def _dissolve(cells: Cells, hold: Hold) -> None:
+def _dissolve(cells: Holdings, hold: Hold) -> None:
     """Have the last of a set be like any job: once nothing of it depends on who has gone."""
     if len(hold.partners) == 1 and (hold.asked > OPPORTUNISTIC or not hold.guaranteed):
         del cells.sets[hold.job]

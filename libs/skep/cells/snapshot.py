@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from skep.cells.chain import ChainState
+from skep.cells.holdings import Choosers
 from skep.cells.holds import Hold, Partner, Placement, Request, Spot
-from skep.cells.state import Cells, Choosers
+from skep.cells.state import Cells
 from skep.wire.cluster import Cluster
 
 Order = tuple[int | tuple[int, int], ...]

@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from skep.cells.check import safe
+from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.sim.cluster.settings import Costs, Settings
@@ -220,7 +221,7 @@ def wanted_idle(machine: AllocatorMachine) -> int:
         asked = Request.of(job.spec, "", guaranteed=False)
         if asked not in tried and job.spec.gpus > most:
             tried[asked] = None
-            if machine.cells.place(asked) is not None:
+            if placement.find_placement(machine.cells, asked) is not None:
                 most = job.spec.gpus
     return most
 

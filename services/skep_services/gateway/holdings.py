@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from skep.cells import rules1
+from skep.cells.decide.cover import find_cover
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.ids import job_sequence
@@ -387,7 +388,7 @@ class Holdings:
         # Who borrows goes in late: it binds nothing, and whoever binds may do so around it.
         for hold in sorted(holds, key=lambda hold: not hold.guaranteed):
             if hold.guaranteed and not _fits(cells, hold):
-                covered = cells.cover(hold)
+                covered = find_cover(cells, hold)
                 hold.priority = hold.asked if covered else OPPORTUNISTIC
                 hold.spots = covered or tuple(Spot(spot.leaves) for spot in hold.spots)
             cells.enter(hold, settle=False)

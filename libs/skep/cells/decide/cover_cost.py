@@ -12,9 +12,11 @@ from skep.cells.pools import Pool
 def used_up(chain: ChainState, pool: Pool, spots: Sequence[Spot]) -> tuple[int, int]:
     """Return what covering a gang on these spots takes from its VC, to be compared: less is better.
 
-    First the GPUs of cells that would be newly bound; then the room that the nodes, or smaller
-    cells, it goes to still have beside it: tight ones keep others whole. That is also the order in
-    which `place` looks for a gang, so of one and the same state it finds nothing better by far.
+    `find_placement` searches in the same order, so for one state it finds nothing much better.
+
+    Returns:
+        The GPUs of cells that would be newly bound; then the GPUs that are left beside the gang on
+        its nodes, or in its cells below node level. Tight ones keep others whole.
     """
     shape, firm = chain.topology, chain.forest.firm
     new: dict[tuple[int, int], None] = {}

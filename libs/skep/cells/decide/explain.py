@@ -1,4 +1,4 @@
-"""Why a gang waits, in terms of cells: asked for one job at a time, after `place` found nothing.
+"""Why a gang waits, in terms of cells: for one job at a time that `find_placement` cannot place.
 
 Costs what the VC owns, for an opportunistic job what the top cells are; nothing is changed.
 """
@@ -41,7 +41,7 @@ class Unit(NamedTuple):
 
 
 def waits(cells: Cells, request: Request) -> Why:
-    """Return why a gang that `place` has no place for has to wait, or never gets one."""
+    """Return why a gang that `find_placement` has no place for has to wait, or never gets one."""
     refusal = impossible(cells.cluster, request)
     if refusal is not None:
         text = f"{refusal.text}; {refusal.suggestion}" if refusal.suggestion else refusal.text
@@ -75,7 +75,7 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
     units = list(_units(chain, pool, request, within))
     owner = f"pinned cell {pool.pin}" if pool.pin else f"cells of {pool.vc}"
     if _fit(units, sizes, within, healed=False):
-        # What the counts allow and `place` does not is limited by something else.
+        # What the counts allow and `find_placement` does not is limited by something else.
         if any(chain.forest.deficits()):
             text = f"not enough healthy cells of {shape.name} are free for all that is owned"
             return Why(Reason.WAITS_FOR_REPAIR, text)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from skep.cells.bin_packing import Bin, pack
 from skep.cells.chain import OWNED, SPLIT, ChainState
 from skep.cells.decide.gpu_choice import available, closest
-from skep.cells.decide.search import Found, Limit, placement
+from skep.cells.decide.search import Found, Limit, as_placement
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 
 
@@ -30,7 +30,7 @@ def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement |
         found = _in_domain(chain, sizes, within, limit)
     elif found is None and not tied:
         found = _over(chain, _roomiest(chain), sizes, limit)
-    return None if found is None else placement(chain, request, found)
+    return None if found is None else as_placement(chain, request, found)
 
 
 def _on_one(chain: ChainState, sizes: list[int], within: int, limit: Limit) -> Found | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
+from skep.cells.decide.cover import find_cover
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.install import (
@@ -127,7 +128,7 @@ def _decide(new: Cells, hold: Hold, chain: str, home: Home, levels: list[int]) -
     )
     # A set whose guaranteed jobs are all to end has no right to cells.
     owns = hold.guaranteed and hold.asked > OPPORTUNISTIC
-    covered = new.cover(moved) if owns and not any(home.astray.values()) else None
+    covered = find_cover(new, moved) if owns and not any(home.astray.values()) else None
     if covered is not None:
         taken = tuple(spot.level for spot in covered)
         return Carried(hold.job, chain, taken, Fate.KEPT, leads)

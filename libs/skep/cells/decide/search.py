@@ -443,7 +443,7 @@ def _found(spoils: Spoils, bound: int) -> Found:
     return Found(spots, spoils.loss, spoils.victims, spoils.cancels)
 
 
-def placement(chain: ChainState, request: Request, found: Found) -> Placement:
+def as_placement(chain: ChainState, request: Request, found: Found) -> Placement:
     """Return what was found with the workers in the order the request names them."""
     if len(found.spots) == 1:
         only = (found.spots[0],)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from skep.cells import rules1
-from skep.cells.decide import bad_cells
+from skep.cells.decide import bad_cells, placement
 from skep.cells.decide.gpu_choice import Loss
 from skep.cells.decide.reconfigure import carry
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
@@ -238,7 +238,7 @@ def _fits_vacant(machine: AllocatorMachine, asked: Request) -> bool:
     if like not in known:
         if len(known) >= SHAPES_MAX:
             known.clear()
-        known[like] = soft.vacant.place(like) is not None
+        known[like] = placement.find_placement(soft.vacant, like) is not None
     return known[like]
 
 

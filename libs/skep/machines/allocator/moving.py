@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changes, dispatch, rounds
 from skep.machines.allocator.jobs import JobState, OpenChange, State, Successor
@@ -105,7 +106,7 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
         if guaranteed and job.spec.opportunistic:
             continue
         asked = cellwork.request(job, job.following, guaranteed=guaranteed)
-        where = machine.cells.place(asked, limit=limit)
+        where = placement.find_placement(machine.cells, asked, limit=limit)
         if where is not None and not (where.victims or where.cancels or where.demoted):
             return where
     return None
@@ -114,7 +115,7 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
 def lent(machine: AllocatorMachine, job: JobState, to: str) -> list[str]:
     """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
     asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = machine.cells.place(asked, limit=_limit(machine, job, to))
+    where = placement.find_placement(machine.cells, asked, limit=_limit(machine, job, to))
     return list(where.victims) if where is not None else []
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from skep.cells.decide import placement
+from skep.cells.decide.cover import find_cover
 from skep.cells.decide.cover_cost import used_up
 from skep.cells.decide.fair_share import place_yielding
 from skep.cells.decide.search import Limit
@@ -401,7 +403,7 @@ def promote(machine: AllocatorMachine, job: JobState, now: Instant, *, home: boo
         return False
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
     anywhere = home or _returned(job)
-    cover = machine.cells.cover if anywhere else partial(_cover, machine, job)
+    cover = partial(find_cover, machine.cells) if anywhere else partial(_cover, machine, job)
     away = not home and not returns.kept(machine).keys().isdisjoint(job.live)
     spots = cover(hold) if hold is not None and not away else None
     if spots is None:
@@ -429,11 +431,11 @@ def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, 
     Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
     gang would wait for a whole one: such a job goes on borrowing.
     """
-    spots = machine.cells.cover(hold)
+    spots = find_cover(machine.cells, hold)
     if spots is None:
         return None
     asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
-    anew = machine.cells.place(asked)
+    anew = placement.find_placement(machine.cells, asked)
     if anew is None or anew.chain != hold.chain:
         return spots
     chain = machine.cells.chains[hold.chain]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.cells.chain import ChainState
+from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changes, dispatch, resizes, spanning
 from skep.machines.allocator.jobs import JobState
@@ -135,7 +136,7 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
                 return 0
             return node.workers(wanted)
 
-        where = cells.place(asked, limit=limit)
+        where = placement.find_placement(cells, asked, limit=limit)
         if where is None or where.chain != hold.chain:
             continue
         if where.victims or where.cancels or where.demoted:

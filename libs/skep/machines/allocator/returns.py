@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from skep.cells.decide import placement
+from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
 from skep.machines.allocator import cellwork, packs
@@ -58,7 +60,9 @@ def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
         return []
     (node,) = job.live
     asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = machine.cells.place(asked, limit=lambda name: job.size if name == node else 0)
+    where = placement.find_placement(
+        machine.cells, asked, limit=lambda name: job.size if name == node else 0
+    )
     return list(where.victims) if where is not None else []
 
 
@@ -81,7 +85,10 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
             return []
     asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
     spots = cellwork.spots(machine, name, live)
-    if not asked.guaranteed or machine.cells.cover(Hold(asked, Placement(name, spots))) is None:
+    if (
+        not asked.guaranteed
+        or find_cover(machine.cells, Hold(asked, Placement(name, spots))) is None
+    ):
         return []
     return machine.cells.users(name, spots)
 

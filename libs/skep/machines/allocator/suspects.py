@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.cells.decide import placement
 from skep.cells.decide.search import Limit
 from skep.cells.holds import Placement, Request
 from skep.machines.allocator.jobs import FAILURES, JobState, State
@@ -120,7 +121,7 @@ def place(
     loss = machine.loss(now)
     failed = machine.suspicion.failed.get(job.job)
     if not failed:
-        return machine.cells.place(asked, loss, limit)
+        return placement.find_placement(machine.cells, asked, loss, limit)
     shunned = {gpu.rpartition("/")[0] for gpus in failed for gpu in gpus}
 
     def elsewhere(node: str) -> int:
@@ -128,10 +129,10 @@ def place(
             return 0
         return job.spec.resources.workers if limit is None else limit(node)
 
-    where = machine.cells.place(asked, loss, elsewhere)
+    where = placement.find_placement(machine.cells, asked, loss, elsewhere)
     if where is not None and not (where.victims or where.cancels or where.demoted):
         return where
-    return machine.cells.place(asked, loss, limit)
+    return placement.find_placement(machine.cells, asked, loss, limit)
 
 
 def convict(machine: AllocatorMachine, now: Instant) -> None:

@@ -1,0 +1,225 @@
+"""Who holds which GPUs of a cluster, and what a change of that leaves to be decided.
+
+The part of the cells that a hold needs, alone or as a set (`sets`): entering, demoting, promoting,
+and the counts by virtual cluster. `state.Cells` adds what gives GPUs back, and health.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from skep.cells.chain import ChainState
+from skep.cells.holds import OPPORTUNISTIC, Hold, Spot
+from skep.cells.pools import Pool
+from skep.cells.topology import Topology
+from skep.wire.cluster import Cluster
+from skep.wire.spec import suits
+
+
+class Offer(NamedTuple):
+    """A VC's cells in one chain."""
+
+    chain: ChainState
+    pool: Pool
+
+
+class Choosers(Protocol):
+    """What decides at once, inside a change: where no facts are, and by rules 1 (see `rules1`)."""
+
+    def settle(self, chain: ChainState, *, health: bool) -> None:
+        """Choose who bears bad hardware of a chain; `health`: GPUs turned bad or healed."""
+        ...
+
+    def lead(self, candidates: Sequence[str]) -> str:
+        """Choose who leads a set."""
+        ...
+
+
+class Holdings:
+    """The chains of a cluster, and what jobs hold of them."""
+
+    def __init__(self, cluster: Cluster, choosers: Choosers | None = None) -> None:
+        """Lay out a valid, feasible cluster with everything free.
+
+        Quotas are in cells (a shorthand in GPUs was turned into cells before). Without `choosers`
+        what a change leaves open is left to the caller.
+        """
+        self.cluster = cluster
+        self.chains = {
+            name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
+        }
+        self.holds: dict[str, Hold] = {}
+        self.sets: dict[str, Hold] = {}
+        """By job that shares GPUs with others: what they hold together."""
+        self.choosers = choosers
+        self.unsettled: dict[str, bool] = {}
+        """Chains of which it is to be decided again who bears what is bad: if GPUs turned bad or
+        healed there."""
+        self.unled: dict[str, None] = {}
+        """Sets whose leader has left and where several could lead, by the name they still have."""
+        self.borrowed: dict[str, int] = {}
+        """By VC: GPUs its jobs use opportunistically."""
+        self.priorities: dict[str, dict[int, int]] = {}
+        """By VC: how many holds of each priority."""
+        for vc, owned in cluster.vcs.items():
+            for name in owned.pinned:
+                pin = cluster.pins[name]
+                chain = self.chains[pin.chain]
+                level = chain.topology.level(pin.level)
+                assert level is not None, name
+                self._pool(chain, vc, name)
+                chain.pin(chain.pools[vc, name], level, pin.index)
+        for vc, owned in cluster.vcs.items():
+            for quota in owned.cells:
+                chain = self.chains[quota.chain]
+                level = chain.topology.level(quota.level)
+                assert level is not None, quota
+                pool = self._pool(chain, vc, "")
+                pool.total[level] += quota.count
+                pool.left[level] += quota.count
+                chain.forest.owed[level] += quota.count
+
+    @staticmethod
+    def _pool(chain: ChainState, vc: str, pin: str) -> Pool:
+        pool = chain.pools.get((vc, pin))
+        if pool is None:
+            shape = chain.topology
+            pool = Pool(vc, [0] * (shape.top + 1), shape.node_level, pin)
+            chain.pools[vc, pin] = pool
+        return pool
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def offers(self, vc: str, gpu: str, pin: str = "") -> Iterator[Offer]:
+        """Yield what a VC owns of a GPU type (empty: of any)."""
+        for chain in self.chains.values():
+            pool = chain.pools.get((vc, pin))
+            if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
+                yield Offer(chain, pool)
+
+    def hold_of(self, job: str) -> Hold | None:
+        """Return what a job holds, alone or with others; None for nothing."""
+        return self.sets.get(job) or self.holds.get(job)
+
+    def leaves_of(self, job: str) -> tuple[int, ...]:
+        """Return what a job uses or claims of its hold, which may be shared."""
+        if job in self.sets:
+            return self.sets[job].partners[job].leaves
+        hold = self.holds.get(job)
+        spots = hold.spots if hold is not None else ()
+        return tuple(leaf for spot in spots for leaf in spot.leaves)
+
+    def users(self, chain: str, spots: Sequence[Spot]) -> list[str]:
+        """Return the jobs that use any of these GPUs, also those that share them."""
+        found: dict[str, None] = {}
+        for leaf in (leaf for spot in spots for leaf in spot.leaves):
+            hold = self.chains[chain].user[leaf]
+            if hold is not None:
+                names = [name for name, each in hold.partners.items() if leaf in each.leaves]
+                found.update(dict.fromkeys(names or (hold.job,)))
+        return list(found)
+
+    def claimers(self, job: str) -> list[str]:
+        """Return the jobs that claim some of what a job uses."""
+        hold = self.hold_of(job)
+        if hold is None:
+            return []
+        claim = self.chains[hold.chain].claim
+        if not claim:
+            return []
+        return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
+
+    def ready(self, job: str) -> bool:
+        """Return whether nobody uses what a job claims any more."""
+        hold = self.holds[job]
+        user = self.chains[hold.chain].user
+        return all(user[leaf] is None for spot in hold.spots for leaf in spot.leaves)
+
+    def find(self, node: str, device: int) -> tuple[str, int] | None:
+        """Return the chain and the leaf that a GPU of a node is, or None if it is in no chain."""
+        for name, chain in self.chains.items():
+            leaf = chain.topology.leaf(node, device)
+            if leaf is not None:
+                return name, leaf
+        return None
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def enter(self, hold: Hold, *, settle: bool = True) -> None:
+        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed.
+
+        Where several are entered as they were, who bears bad hardware is not settled between them:
+        a cell that one of the later ones needs might be given to somebody for its bad GPUs.
+        """
+        assert hold.job not in self.holds, hold.job
+        self.holds[hold.job] = hold
+        self.recount(hold, 1)
+        chain = self.chains[hold.chain]
+        for spot in hold.spots:
+            if hold.claims:
+                chain.reserve(hold, spot)
+            else:
+                chain.use(hold, spot)
+        if hold.partners:
+            self.sets.update(dict.fromkeys(hold.partners, hold))
+        if settle:
+            self.disturbed(chain)
+
+    def occupy(self, job: str) -> None:
+        """Turn a job's claim into use."""
+        hold = self.holds[job]
+        assert hold.claims, job
+        assert self.ready(job), job
+        hold.claims = False
+        for spot in hold.spots:
+            self.chains[hold.chain].use(hold, spot)
+
+    def demote(self, job: str) -> None:
+        """Have a job go on where it is, opportunistically: its VC's cells are free again.
+
+        Nobody claims its GPUs: it would have to make room already. Who bears bad hardware is
+        settled by what follows: a placement that wanted the cells.
+        """
+        hold = self.holds[job]
+        self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
+
+    def promote(self, job: str, spots: Sequence[Spot]) -> None:
+        """Let a demoted job go on where it is, on its VC's cells again.
+
+        Args:
+            job: A job whose hold is opportunistic.
+            spots: Its GPUs with the levels of the cells that cover them (`find_cover`).
+        """
+        hold = self.holds[job]
+        self._regrade(hold, spots, hold.asked)
+        self.disturbed(self.chains[hold.chain])
+
+    def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
+        self.recount(hold, -1)
+        self.chains[hold.chain].regrade(hold, spots, priority)
+        self.recount(hold, 1)
+
+    def recount(self, hold: Hold, change: int) -> None:
+        """Count a hold, or (-1) do without it, around a change of it."""
+        if not hold.guaranteed:
+            self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
+        else:
+            counts = self.priorities.setdefault(hold.vc, {})
+            counts[hold.priority] = counts.get(hold.priority, 0) + change
+            if not counts[hold.priority]:
+                del counts[hold.priority]
+
+    def disturbed(self, chain: ChainState, *, health: bool = False) -> None:
+        """Note that who bears bad hardware of a chain is to be decided again.
+
+        `health`: because GPUs turned bad or healed.
+        """
+        if self.choosers is not None:
+            chain.returned.clear()
+            self.choosers.settle(chain, health=health)
+            return
+        chain.healed.clear()
+        if chain.bad or chain.doomed:
+            name = chain.topology.name
+            self.unsettled[name] = self.unsettled.get(name, False) or health
