@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test corpus
+	image compose-up compose-down compose-test corpus adr adr-check
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -58,7 +58,7 @@ test-all: export HYPOTHESIS_PROFILE ?= $(if $(CI),ci,all)
 test-all: $(READY) ## Run all tests, the slow ones and more random examples too: what CI runs
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-check: format-check lint types imports tidy proto-check ## Everything but the tests: what CI checks
+check: format-check lint types imports tidy proto-check adr-check ## All but the tests, as CI does
 	@echo "check: all good"
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
@@ -93,6 +93,12 @@ proto: $(READY) ## Generate proto/ from the code
 
 proto-check: $(READY)
 	@echo "proto"; $(BIN)/python scripts/generate_proto.py --check
+
+adr: $(READY) ## Write the index of the decision records
+	@$(BIN)/python -m scripts.adr_index
+
+adr-check: $(READY)
+	@echo "adr"; $(BIN)/python -m scripts.adr_index --check
 
 bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the difference
 	@SKEP_BLESS=1 $(BIN)/python -m pytest -q tests/scenarios $(ARGS)
