@@ -23,7 +23,7 @@ from typing import Any
 
 from skep.cells.decide.fair_share import place_yielding
 from skep.cells.forest import Draft
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
@@ -226,25 +226,25 @@ def cells(wanted: Cluster, count: int, *, busy: bool) -> dict[str, Any]:
     for node in range(0, len(shape.nodes) if busy else 0, 2):
         leaf = node * shape.node_size
         request = Request(f"idle{node}", "vc0", -1, ((1, 1),))
-        state.hold(request, Placement("v100", (Spot((leaf,)),)))
-    live: list[Hold] = []
+        state.allocate(request, Placement("v100", (Spot((leaf,)),)))
+    live: list[CellHold] = []
     for number in range(count):
         level, vc = rng.randint(1, shape.top), rng.choice(list(wanted.vcs))
         if not chain.pools[vc, ""].left[level]:
             state.release(live.pop(rng.randrange(len(live))).job)
             continue
 
-        def take(level: int = level, vc: str = vc, number: int = number) -> Hold | None:
+        def take(level: int = level, vc: str = vc, number: int = number) -> CellHold | None:
             forest = chain.forest
             for find in (forest.clean_cells, forest.used_cells):
                 for cell, *_ in find(level):
-                    if Draft(forest).take(level, cell):
+                    if Draft(forest).take_if_safe(level, cell):
                         span = shape.span(level, cell)
                         leaf = next((leaf for leaf in span if chain.user[leaf] is None), None)
                         if leaf is None:
                             break
                         request = Request(f"c{number}", vc, 0, ((1, 1),))
-                        return state.hold(request, Placement("v100", (Spot((leaf,), level),)))
+                        return state.allocate(request, Placement("v100", (Spot((leaf,), level),)))
             return None
 
         hold = clock("cell", take)
@@ -337,7 +337,7 @@ def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
     losses: dict[str, float] = {}
     for leaf in range(0, shape.leaves, 2):
         request = Request(f"o{leaf}", "vc0", OPPORTUNISTIC, ((1, 2),))
-        state.hold(request, Placement("v100", (Spot((leaf, leaf + 1)),)))
+        state.allocate(request, Placement("v100", (Spot((leaf, leaf + 1)),)))
         losses[request.job] = rng.random()
     shares = {"vc0": (shape.leaves, 1.0), "vc1": (0, 1.0)}
     for workers in (2, 16, nodes):

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from scripts.bench_cells import RACKS, SEED, Bench, Clock, all_levels, cluster
-from skep.cells.snapshot import keep
+from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
 from skep.machines.base import Effect, Record
 from skep.wire import codec
@@ -126,7 +126,7 @@ def main() -> int:
         clock("tree", cells_view, copy, "")
         rows = clock("rows", vcs_view, fold, "")
         clock("usage", usage_view, copy, rows, "")
-    kept = clock("keep", keep, cells)
+    kept = clock("keep", take_snapshot, cells)
     clock("fates", fates, kept, clock("resolve", resolved, fold, fold.clusters.asked))
     report: dict[str, Any] = {"gpus": RACKS * nodes * 8, "unit": "ms", **clock.summary()}
     report["held up"] = asyncio.run(held_up(reading))

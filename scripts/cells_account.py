@@ -138,7 +138,7 @@ def leaks(records: Sequence[Sequence[Any]]) -> Iterator[str]:
     left: dict[str, Collection[object]] = {
         "jobs": machine.jobs,
         "holds": cells.holds,
-        "GPUs astray": cells.astray,
+        "GPUs off chain": cells.off_chain,
         "borrowed GPUs": [vc for vc, count in cells.borrowed.items() if count],
         "used nodes": [name for name, node in machine.nodes.items() if node.holdings],
     }

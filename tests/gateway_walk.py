@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.state import Cells
 from skep.machines.allocator import packs
 from skep.machines.allocator.jobs import Part
@@ -54,20 +54,20 @@ def agrees(cluster: Cluster) -> None:
 def agree_on_cells(told: Cells, fold: Fold) -> None:
     """Assert that the cells made of the fold's rows are the allocator's."""
     made = fold.holdings.cells()
-    check(made)
+    check_cells(made)
     assert fold.holdings.mirror.misfits == 0
     anew = fold.holdings._made()
-    assert (by_gpu(anew), sorted(anew.ill()), anew.astray) == (
+    assert (by_gpu(anew), sorted(anew.bad_gpus()), anew.off_chain) == (
         by_gpu(made),
-        sorted(made.ill()),
-        made.astray,
+        sorted(made.bad_gpus()),
+        made.off_chain,
     )
     shown = [cells_view(each, "") for each in (made, frozen(made))]
     assert shown[0] == shown[1]
     assert fold.clusters.resolved == told.cluster
     assert held(made) == held(told)
-    assert sorted(made.ill()) == sorted(told.ill())
-    assert made.astray == told.astray
+    assert sorted(made.bad_gpus()) == sorted(told.bad_gpus())
+    assert made.off_chain == told.off_chain
     for name, hold in told.holds.items():
         job, _, attempt = name.rpartition(".")
         row = job_of(fold, job).row

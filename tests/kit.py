@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from skep.cells.check import check as check_cells
+from skep.cells.check import check_cells
 from skep.cells.propose import resolve
 from skep.cells.state import Cells
 from skep.machines.admission import AdmissionMachine

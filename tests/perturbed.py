@@ -69,7 +69,7 @@ def another_bad_cell() -> Patches:
 
 def another_leader() -> Patches:
     """Let the last that came lead a set."""
-    return [(bad_cells, "leader", lambda candidates: candidates[-1])]
+    return [(bad_cells, "choose_leader", lambda candidates: candidates[-1])]
 
 
 def other_clean_cells() -> Patches:
@@ -111,14 +111,14 @@ def nothing_chosen() -> Patches:
         raise AssertionError("something is chosen while a fact is applied")
 
     return [
-        (bad_cells, "steps", refuse),
-        (bad_cells, "leader", refuse),
-        (cellwork, "carry", refuse),
+        (bad_cells, "next_steps", refuse),
+        (bad_cells, "choose_leader", refuse),
+        (cellwork, "decide_outcome", refuse),
         (placement, "find_placement", refuse),
         (cover, "Draft", refuse),
         (cellwork, "loss", refuse),
         (Forest, "deficits", refuse),
-        (Forest, "serves", refuse),
+        (Forest, "can_serve_one_more", refuse),
         (Forest, "clean_cells", refuse),
         (Forest, "used_cells", refuse),
         (JobQueue, "head", refuse),

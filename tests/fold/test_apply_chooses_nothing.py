@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.machines.allocator import AllocatorMachine
 from skep.wire.admin import SetVcs
 from skep.wire.bearing import Fate, RulesRaised
@@ -82,7 +82,7 @@ def test_a_log_by_rules_1_goes_on_by_rules_2() -> None:
         assert began[-1] == 2
         assert len(raised) == 1
         restated += len(raised[0].bad_cells)
-        check(story.machine.cells)
+        check_cells(story.machine.cells)
         with perturbed(nothing_chosen):
             last = list(digests(story.records))[-1]
         assert last == digest(story.machine)

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.decide.bad_cells import AT_ONCE
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.forest import Forest
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request
-from skep.cells.snapshot import CellsKept, keep, restore
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request
+from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -78,8 +78,8 @@ def random_cluster(
         for _ in range(rng.choice((0, 0, 1, 2))):
             level = rng.randint(1, shape.top)
             index = rng.randrange(shape.count[level])
-            if forest.enclosing(level, index):
-                forest.take(level, index)
+            if forest.enclosing_free_level(level, index):
+                forest.allocate(level, index)
                 pin = f"p{len(pins)}"
                 pins[pin] = Pin(chain=name, level=shape.levels[level], index=index)
                 if rng.random() < 0.9:
@@ -87,7 +87,7 @@ def random_cluster(
         for _ in range(rng.choice((3, 8, 16, 40))):
             level = min(rng.randint(1, shape.top), rng.randint(1, shape.top + 1))
             forest.owed[level] += 1
-            if not forest.safe():
+            if not forest.is_safe():
                 forest.owed[level] -= 1
                 continue
             owned = vcs[rng.choice(list(vcs))]
@@ -212,7 +212,7 @@ class History:
 
     def verify(self) -> None:
         """Check every invariant."""
-        check(self.cells)
+        check_cells(self.cells)
         self.stats["checks"] += 1
 
     # --- jobs ----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class History:
             idle = placement.find_placement(self.cells, request._replace(priority=OPPORTUNISTIC))
             if idle is not None:
                 self.stats["borrowed"] += 1
-                hold = Hold(request, idle)
+                hold = CellHold(request, idle)
                 hold.priority = OPPORTUNISTIC
                 self.cells.enter(hold)
                 self.requests[request.job] = request
@@ -354,7 +354,7 @@ class History:
     def forget(self, job: str) -> None:
         """Drop a job that has nothing any more."""
         cells = self.cells
-        if cells.hold_of(job) is None and job not in cells.astray:
+        if cells.hold_of(job) is None and job not in cells.off_chain:
             self.requests.pop(job, None)
 
     def victims_go(self) -> None:
@@ -375,7 +375,7 @@ class History:
     def occupy(self) -> None:
         """Bind the claims whose GPUs are idle by now."""
         for job, hold in list(self.cells.holds.items()):
-            if hold.claims and self.cells.ready(job):
+            if hold.claims and self.cells.claim_is_free(job):
                 self.cells.occupy(job)
                 self.stats["claims bound"] += 1
 
@@ -420,7 +420,7 @@ class History:
             for job in self.requests
             if (hold := self.cells.hold_of(job)) is not None
             and not hold.claims
-            and job not in self.cells.astray
+            and job not in self.cells.off_chain
             and self._on_one_node(hold)
         ]
         if not hosts:
@@ -430,7 +430,7 @@ class History:
         hold = self.cells.hold_of(host)
         assert hold is not None
         idle = {
-            each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+            each: [chain.is_idle(leaf) for leaf in range(chain.topology.leaves)]
             for each, chain in self.cells.chains.items()
         }
         spots, borrowed = hold.spots, dict(self.cells.borrowed)
@@ -442,7 +442,7 @@ class History:
         assert self.cells.hold_of(name) is self.cells.hold_of(host) is hold
         assert (hold.spots, self.cells.borrowed) == (spots, borrowed), "a set is counted once"
         assert idle == {
-            each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+            each: [chain.is_idle(leaf) for leaf in range(chain.topology.leaves)]
             for each, chain in self.cells.chains.items()
         }
         self.stats["shared"] += 1
@@ -459,11 +459,11 @@ class History:
         assert hold.guaranteed is (before and (left or self._claimed(hold)))
         self.stats["stood back"] += 1
 
-    def _on_one_node(self, hold: Hold) -> bool:
+    def _on_one_node(self, hold: CellHold) -> bool:
         shape = self.cells.chains[hold.chain].topology
         return len({shape.node(leaf) for spot in hold.spots for leaf in spot.leaves}) == 1
 
-    def _claimed(self, hold: Hold) -> bool:
+    def _claimed(self, hold: CellHold) -> bool:
         claim = self.cells.chains[hold.chain].claim
         return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
 
@@ -485,25 +485,25 @@ class History:
     def _set(self, *, bad: bool) -> None:
         rng = self.rng
         nodes = [cell.node for chain in self.cells.cluster.chains.values() for cell in chain.nodes]
-        ill = [node for node, _ in self.cells.ill()]
+        ill = [node for node, _ in self.cells.bad_gpus()]
         node = rng.choice(ill) if ill and not bad and rng.random() < 0.7 else rng.choice(nodes)
         before = guaranteed(self.cells)
         devices = None if rng.random() < 0.5 else rng.sample(range(16), rng.choice((1, 1, 4)))
         self.cells.set_bad(node, devices, bad=bad)
         assert guaranteed(self.cells) == before, "hardware that turns bad evicts nobody"
         self.stats["bad" if bad else "healed"] += 1
-        self.stats["doomed"] += sum(len(chain.doomed) for chain in self.cells.chains.values())
+        self.stats["doomed"] += sum(len(chain.bad_cells) for chain in self.cells.chains.values())
 
     # --- restarts and other clusters -----------------------------------------------------------
 
     def restart(self) -> None:
         """Go on with what a snapshot says, which must be everything that matters."""
-        before, kept = self.cells, keep(self.cells)
+        before, kept = self.cells, take_snapshot(self.cells)
         raw = msgspec.json.encode(kept)
-        self.cells = restore(msgspec.json.decode(raw, type=CellsKept), AT_ONCE)
+        self.cells = restore_cells(msgspec.json.decode(raw, type=CellsSnapshot), AT_ONCE)
         assert guaranteed(self.cells) == guaranteed(before)
-        assert ordered(keep(self.cells)) == ordered(kept)
-        assert keep(self.cells).orders == kept.orders
+        assert ordered(take_snapshot(self.cells)) == ordered(kept)
+        assert take_snapshot(self.cells).orders == kept.orders
         for number in range(6):
             request = self.request(f"probe{number}")
             old, new = (
@@ -544,7 +544,7 @@ class History:
 
     def end(self) -> None:
         """Give everything back: what is left is the cluster as it was at the beginning."""
-        jobs = [*dict.fromkeys([*self.cells.sets, *self.cells.holds, *self.cells.astray])]
+        jobs = [*dict.fromkeys([*self.cells.sets, *self.cells.holds, *self.cells.off_chain])]
         self.rng.shuffle(jobs)
         for job in jobs:
             self.cells.release(job)
@@ -555,7 +555,7 @@ class History:
             self.cells.set_bad(node, None, bad=False)
             self.verify()
         fresh = Cells(self.cells.cluster)
-        assert ordered(keep(self.cells)) == ordered(keep(fresh))
+        assert ordered(take_snapshot(self.cells)) == ordered(take_snapshot(fresh))
         for name, chain in self.cells.chains.items():
             other = fresh.chains[name]
             assert chain.forest.free == other.forest.free, name
@@ -611,10 +611,10 @@ def devices_of(cells: Cells, job: str) -> Iterator[tuple[str, int]]:
         shape = cells.chains[hold.chain].topology
         for leaf in cells.leaves_of(job):
             yield shape.node(leaf), shape.device(leaf)
-    yield from cells.astray.get(job, ())
+    yield from cells.off_chain.get(job, ())
 
 
-def ordered(kept: CellsKept) -> CellsKept:
+def ordered(kept: CellsSnapshot) -> CellsSnapshot:
     """Return a snapshot with its lists in one order, to compare it with another."""
     return msgspec.structs.replace(
         kept,

@@ -64,7 +64,7 @@ def idle_for(cells: Cells, request: Request) -> bool:
         shape = chain.topology
         if request.gpu not in ("", shape.gpu) or not _has_level(shape, request):
             continue
-        top = [[leaf for leaf in range(shape.leaves) if chain.idle(leaf)]]
+        top = [[leaf for leaf in range(shape.leaves) if chain.is_idle(leaf)]]
         for leaves in _domains(shape, top, request):
             if _packs(_rooms(shape, leaves), tuple(sorted(request.sizes, reverse=True))):
                 return True

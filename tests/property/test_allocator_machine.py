@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, Kept
@@ -527,7 +527,7 @@ class Allocator(RuleBasedStateMachine):
     def a_snapshot_rebuilds_the_machine(self) -> None:
         again = restored(self.decide.machine)
         again.check()
-        check(again.cells)
+        check_cells(again.cells)
         assert_durable_alike(again, self.decide.machine)
 
     @invariant()
@@ -545,9 +545,9 @@ class Allocator(RuleBasedStateMachine):
             name = f"{job}.{attempt}"
             found = cells.find(*gpu)
             hold = cells.chains[found[0]].user[found[1]] if found is not None else None
-            assert (hold is not None and hold.job == name) or gpu in cells.astray[name], gpu
+            assert (hold is not None and hold.job == name) or gpu in cells.off_chain[name], gpu
         known = sum(user is not None for chain in cells.chains.values() for user in chain.user)
-        assert known + sum(len(gpus) for gpus in cells.astray.values()) == len(used)
+        assert known + sum(len(gpus) for gpus in cells.off_chain.values()) == len(used)
         unfinished = [job for job in self.bitmap.specs if job not in self.bitmap.ends]
         assert list(machine.jobs) == unfinished
         assert set(self.bitmap.ends.values()) <= {1}

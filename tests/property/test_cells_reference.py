@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from skep.cells.decide import placement
-from skep.cells.decide.explain import waits
+from skep.cells.decide.explain import explain_wait
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
 from skep.cells.legal import impossible
-from skep.cells.snapshot import keep, restore
+from skep.cells.snapshot import restore_cells, take_snapshot
 from skep.cells.state import Cells
 from skep.wire.reasons import Reason
 from tests.property import cells_reference
@@ -25,7 +25,7 @@ PARTS = 4
 
 def room_left(cells: Cells, request: Request, found: Placement) -> list[object]:
     """Return what a VC has left once a placement is carried out, on a copy of the cells."""
-    copy = restore(keep(cells))
+    copy = restore_cells(take_snapshot(cells))
     copy.carry_out(request, found)
     left: list[object] = []
     for name, chain in copy.chains.items():
@@ -57,7 +57,7 @@ class Judged(History):
         elif found is None:
             self.stats["not entitled"] += 1
         if found is None:
-            why = waits(self.cells, request)
+            why = explain_wait(self.cells, request)
             assert why.reason is not Reason.WAITS_FOR_NODES, f"{request}: {why}"
             never = impossible(self.cells.cluster, request)
             assert (why.reason is Reason.FITS_NO_CELL) is (never is not None), f"{request}: {why}"
@@ -72,9 +72,9 @@ class Judged(History):
         So it is served as its private cluster would be. Where jobs of its own have to yield, the
         least work lost decides, and opportunistic jobs have a part in that.
         """
-        kept = keep(self.cells)
+        kept = take_snapshot(self.cells)
         holds = tuple(hold for hold in kept.holds if hold.priority > OPPORTUNISTIC)
-        alone = restore(msgspec.structs.replace(kept, holds=holds))
+        alone = restore_cells(msgspec.structs.replace(kept, holds=holds))
         other = placement.find_placement(alone, request, self.loss)
         assert other is not None, f"{request} only fits beside opportunistic jobs"
         own = [job for job in found.victims if self.cells.holds[job].guaranteed]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.replay import Replay
 from skep.cells.script import Delete, Script, Submit, parse_script
 from skep_services.cli.main import main
@@ -35,7 +35,7 @@ def replayed(path: Path) -> str:
     script = parse_script(read(path))
     if isinstance(script, list):
         return "".join(f"{one.path}: {one.reason}: {one.text}\n" for one in script)
-    replay = Replay(script, watch=check)
+    replay = Replay(script, watch=check_cells)
     return "".join(json.dumps(replay.step(event)) + "\n" for event in script.events)
 
 
@@ -63,7 +63,7 @@ def test_any_legal_sequence_of_requests_is_served(seed: int) -> None:
     tree = yaml.safe_load((HERE / "figure3.yaml").read_text())
     script = parse_script({"cluster": tree, "events": []})
     assert isinstance(script, Script)
-    replay = Replay(script, watch=check)
+    replay = Replay(script, watch=check_cells)
     sizes = {"switch": 2, "socket": 4, "node": 8, "gpu": 1}
     cells = [
         (vc, sizes[quota.level])

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from skep.cells.check import check as check_cells
+from skep.cells.check import check_cells
 from skep.machines import agent as calls
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine

@@ -15,7 +15,7 @@ from skep.machines.base import Effect, Send
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
 from skep.units import Instant, after, seconds
-from skep.view.plan import Hold, Plan, Preempt, Turn
+from skep.view.plan import Plan, Preempt, Turn, Withheld
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
 from skep.wire.changes import AskResume, AskSuspend, GpusRegained
@@ -107,7 +107,7 @@ class Later(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         if view.now < at(10):
-            held = tuple(Hold(job.job, Reason.WAITS_BEHIND, "later") for job in view.jobs)
+            held = tuple(Withheld(job.job, Reason.WAITS_BEHIND, "later") for job in view.jobs)
             return Plan(holds=held, look_at=at(10))
         return Plan(turns=tuple(Turn(job.job, Reason.ARRIVAL) for job in view.jobs))
 

@@ -8,12 +8,12 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from skep.cells.check import check
-from skep.cells.decide.bad_cells import AT_ONCE, shares
+from skep.cells.check import check_cells
+from skep.cells.decide.bad_cells import AT_ONCE, share_bad_cells
 from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.replay import Replay
 from skep.cells.script import Bad, Reconfigure, Script, Stopped, Submit
-from skep.cells.snapshot import keep
+from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from tests.fold_kit import rack
@@ -54,15 +54,15 @@ def broken(cluster: Cluster, nodes: tuple[str, ...], healed: str = "") -> Cells:
     cells = Cells(cluster, AT_ONCE)
     for node in nodes:
         cells.set_bad(node, None, bad=True)
-        check(cells)
+        check_cells(cells)
     if healed:
         cells.set_bad(healed, None, bad=False)
-        check(cells)
+        check_cells(cells)
     return cells
 
 
 def borne(cells: Cells) -> list[tuple[str, int, int]]:
-    return sorted((cell.vc, cell.level, cell.index) for cell in cells.borne())
+    return sorted((cell.vc, cell.level, cell.index) for cell in cells.bound_bad_cells())
 
 
 @pytest.mark.parametrize("seed", range(CLUSTERS))
@@ -106,7 +106,7 @@ def test_shares_are_those_of_one_cell_after_the_other() -> None:
             most = max(left, key=lambda vc: (left[vc], vc))
             left[most] -= 1
             found[most] += 1
-        assert shares(unbound, cells) == found, (unbound, cells)
+        assert share_bad_cells(unbound, cells) == found, (unbound, cells)
 
 
 # --- scripts ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_the_identical_file_changes_nothing_in_a_script() -> None:
     replay.step(Submit(job="j1", vc="a", gpus=4, workers=2))
     replay.step(Bad(node="node-6"))
     told = replay.step(Bad(node="node-1"))
-    before = keep(replay.cells)
+    before = take_snapshot(replay.cells)
     again = replay.step(Reconfigure(cluster=cluster))
     assert again["bears"] == told["bears"]
-    assert keep(replay.cells) == before
+    assert take_snapshot(replay.cells) == before

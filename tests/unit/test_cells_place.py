@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
-from skep.cells.snapshot import keep, restore
+from skep.cells.snapshot import restore_cells, take_snapshot
 from skep.cells.state import Cells
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 
@@ -109,7 +109,7 @@ def test_the_one_node_that_a_limit_leaves_is_found_among_many_alike(used: bool) 
 def test_bad_gpus_in_a_free_cell_do_not_hide_its_good_ones() -> None:
     cells = Cells(cluster_of(2, ("switch", 2), ("node", 3), a={"gpu": 1}, b={"switch": 5}))
     cells.set_bad("n1", (1,), bad=True)
-    check(cells)
+    check_cells(cells)
     # One GPU beside the bad one is all that can be had without taking a switch from b.
     assert leaves_of(placement.find_placement(cells, Request("j1", "a", 0, ((1, 1),)))) == [(6,)]
 
@@ -123,7 +123,7 @@ def test_a_cancelled_claim_leaves_its_cells_to_who_cancelled_it() -> None:
     found = _placed(cells, high)
     assert (found.victims, found.cancels) == (("j1",), ("j2",))
     cells.carry_out(high, found)
-    check(cells)
+    check_cells(cells)
     assert list(cells.holds) == ["j1", "j3"]
 
 
@@ -142,10 +142,10 @@ def test_a_restart_settles_nothing_between_the_jobs_it_enters() -> None:
     cells.carry_out(first, _placed(cells, first))
     cells.set_bad("n0", (1,), bad=True)
     cells.set_bad("n1", (0,), bad=True)
-    check(cells)
-    again = restore(keep(cells))
-    check(again)
-    assert keep(again) == keep(cells)
+    check_cells(cells)
+    again = restore_cells(take_snapshot(cells))
+    check_cells(again)
+    assert take_snapshot(again) == take_snapshot(cells)
 
 
 def _placed(cells: Cells, request: Request) -> Placement:

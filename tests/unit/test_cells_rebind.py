@@ -19,7 +19,7 @@ def use(made: Cells, job: str, *leaves: int, vc: str = "a", level: int = 0) -> N
     """Have a job use these leaves, one for each rank: opportunistically, or under a level."""
     priority = 0 if level else OPPORTUNISTIC
     spots = tuple(Spot((leaf,), level) for leaf in leaves)
-    made.hold(Request(job, vc, priority, ((len(leaves), 1),)), Placement("c", spots))
+    made.allocate(Request(job, vc, priority, ((len(leaves), 1),)), Placement("c", spots))
 
 
 def asked(priority: int = OPPORTUNISTIC, **more: object) -> Request:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from skep.cells.chain import ChainState
-from skep.cells.check import check, safe
+from skep.cells.check import check_cells, safe
 from skep.cells.forest import Draft
-from skep.cells.patrol import Patrol, unsafe
+from skep.cells.patrol import Patrol, unsafe_levels
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, watch
 from skep.machines.allocator.keep import AllocatorKept
@@ -110,7 +110,7 @@ def test_a_sound_cluster_gives_no_alarm() -> None:
     for seed in range(20):
         made, rng = busy(seed), random.Random(seed)
         while made.bound:
-            check(made.cells)
+            check_cells(made.cells)
             assert list(Patrol(made.cells).step(10**6)) == [], seed
             made.end(rng.randrange(len(made.bound)))
         assert made.round() == []
@@ -163,7 +163,7 @@ def test_what_is_broken_raises_one_alarm_and_nobody_ends(plant: Callable[[Any], 
     made = busy()
     plant(made.chain)
     with pytest.raises(AssertionError):
-        check(made.cells)
+        check_cells(made.cells)
     found = made.round()
     assert found
     assert all(alarm.chain == made.chain.topology.name for alarm in found)
@@ -230,7 +230,7 @@ def test_a_split_that_is_not_safe_is_an_alarm_of_its_own_decision(
             except AssertionError:
                 broken = True
             told = [one for one in made.machine.alarms if one[0] is Reason.CELLS_UNSAFE]
-            assert broken == bool(told) == bool(list(unsafe(made.chain))), f"seed {seed}"
+            assert broken == bool(told) == bool(list(unsafe_levels(made.chain))), f"seed {seed}"
             seen += broken
     assert seen, "the bug never showed"
 

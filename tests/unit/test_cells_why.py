@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skep.cells.decide import placement
-from skep.cells.decide.explain import waits
+from skep.cells.decide.explain import explain_wait
 from skep.cells.holds import OPPORTUNISTIC, Request
 from skep.cells.legal import impossible
 from skep.cells.state import Cells
@@ -178,7 +178,7 @@ def run(cells: Cells, request: Request) -> None:
 
 def why(cells: Cells, request: Request) -> tuple[Reason, str]:
     assert placement.find_placement(cells, request) is None
-    return waits(cells, request)
+    return explain_wait(cells, request)
 
 
 def test_it_waits_for_cells_that_others_use() -> None:
@@ -223,7 +223,7 @@ def test_it_waits_for_hardware_that_its_tenant_has_to_bear() -> None:
 
 def test_it_waits_for_other_resources() -> None:
     cells = Cells(CLUSTER)
-    assert waits(cells, ask("cv", (1, 8))) == (
+    assert explain_wait(cells, ask("cv", (1, 8))) == (
         Reason.WAITS_FOR_NODES,
         "the cells of cv have room, but their nodes lack CPUs or memory for the workers",
     )

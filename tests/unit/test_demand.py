@@ -54,12 +54,12 @@ def test_room_is_what_a_gang_could_have_at_most() -> None:
     cells = Cells(uniform(3, 4, vcs={"a": 2, "b": 1}))
     chain = cells.chains["v100"]
     pool, sizes = chain.pools["a", ""], chain.topology.size
-    assert pool.room(sizes) == 8
+    assert pool.most_gpus(sizes) == 8
     for name, gpus, priority in (("j1.1", 3, 0), ("j2.1", 2, -1)):
         asked = Request(name, "a", priority, ((1, gpus),))
         where = placement.find_placement(cells, asked)
         assert where is not None
-        cells.hold(asked, where)
-    assert pool.room(sizes) == 5
+        cells.allocate(asked, where)
+    assert pool.most_gpus(sizes) == 5
     assert placement.find_placement(cells, Request("j3.1", "a", 0, ((5, 1),))) is not None
     assert placement.find_placement(cells, Request("j3.1", "a", 0, ((6, 1),))) is None

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.cells.decide.fair_share import may_take, spare
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.decide.fair_share import gpus_to_give, may_take
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect
 from skep.wire.admin import SetVcs
@@ -21,10 +21,10 @@ from skep.wire.reasons import Reason
 from tests.kit import Driver, admitted, allocator, exited, facts_of, joined
 
 
-def idle(vc: str, gpus: int) -> Hold:
+def idle(vc: str, gpus: int) -> CellHold:
     """Return an opportunistic job that holds so many GPUs."""
     request = Request(f"{vc}-{gpus}", vc, OPPORTUNISTIC, ((1, gpus),))
-    return Hold(request, Placement("main", (Spot(tuple(range(gpus))),)))
+    return CellHold(request, Placement("main", (Spot(tuple(range(gpus))),)))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_may_be_given_is_what_may_be_taken(
         (gpus for gpus in range(1, rich + 1) if may_take(shares, request, [idle("rich", gpus)])),
         default=0,
     )
-    assert spare(shares, request) == {"rich": most}
+    assert gpus_to_give(shares, request) == {"rich": most}
 
 
 def test_weights_count() -> None:

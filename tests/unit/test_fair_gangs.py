@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from skep.cells.check import check
+from skep.cells.check import check_cells
 from skep.cells.decide import fair_share_gang
 from skep.cells.decide.fair_share import may_take, place_yielding
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
@@ -54,7 +54,7 @@ class World:
 
     def _job(self, name: str) -> None:
         rng, chain = self.rng, self.chain
-        idle = [leaf for leaf in range(chain.topology.leaves) if chain.idle(leaf)]
+        idle = [leaf for leaf in range(chain.topology.leaves) if chain.is_idle(leaf)]
         spots = []
         for _ in range(rng.choice((1, 1, 2))):
             node = rng.randrange(len(chain.topology.nodes))
@@ -63,7 +63,7 @@ class World:
             spots += [Spot(tuple(here))] if here else []
         if spots:
             request = Request(name, rng.choice("aab"), OPPORTUNISTIC, ((1, 1),))
-            self.cells.hold(request, Placement("main", tuple(spots)))
+            self.cells.allocate(request, Placement("main", tuple(spots)))
             self.losses[name] = float(rng.randint(1, 20))
 
     def loss(self, job: str) -> float:
@@ -140,7 +140,7 @@ class World:
         holds = [self.cells.holds[job] for job in where.victims]
         assert may_take(self.shares, self.request, holds)
         self.cells.carry_out(self.request, where)
-        check(self.cells)
+        check_cells(self.cells)
         return sum(map(self.loss, where.victims))
 
 

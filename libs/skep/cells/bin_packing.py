@@ -26,7 +26,7 @@ class Bin(NamedTuple):
     """How many workers the node has other resources for; None if that limits nothing."""
 
 
-def pack(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
+def pack_workers(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
     """Return for each bin the workers (of descending sizes) it gets, or None if none is found."""
     if len(sizes) > WORKERS_MAX or sum(each.room for each in bins) < sum(sizes):
         return None
@@ -34,7 +34,7 @@ def pack(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
     return trial.got if trial.place(0, 0) else None
 
 
-def fits(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
+def workers_fit(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
     """Return whether workers (of descending sizes) fit, or None if trying takes too long."""
     if len(sizes) > WORKERS_MAX:
         return None if sum(each.room for each in bins) >= sum(sizes) else False

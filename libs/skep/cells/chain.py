@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from skep.cells.forest import Forest, Index
-from skep.cells.holds import FREE, Hold, Spot
-from skep.cells.pools import Pool, VCell
+from skep.cells.holds import FREE, CellHold, Spot
+from skep.cells.pools import Pool, VirtualCell
 from skep.cells.topology import Topology
 from skep.wire.bearing import BadCell
 
@@ -26,15 +26,15 @@ class ChainState:
         """Start with everything free."""
         self.topology = topology
         self.forest = Forest(topology)
-        self.bound: list[dict[int, VCell]] = [{} for _ in topology.levels]
+        self.bound: list[dict[int, VirtualCell]] = [{} for _ in topology.levels]
         self.pools: dict[tuple[str, str], Pool] = {}
         """By VC and name of the pin; the VC's own cells have no pin."""
-        self.user: list[Hold | None] = [None] * topology.leaves
-        self.claim: dict[int, Hold] = {}
+        self.user: list[CellHold | None] = [None] * topology.leaves
+        self.claim: dict[int, CellHold] = {}
         self.bad: Index = {}
-        self.doomed: dict[VCell, None] = {}
-        self.doomed_at = [0] * len(topology.levels)
-        self.healed: list[VCell] = []
+        self.bad_cells: dict[VirtualCell, None] = {}
+        self.bad_cells_at = [0] * len(topology.levels)
+        self.healed: list[VirtualCell] = []
         """Cells that VCs bear with GPUs that healed in the change at hand."""
         self.returned: list[BadCell] = []
         """Borne cells that went back in the change at hand, as the last job of their VC left."""
@@ -60,7 +60,7 @@ class ChainState:
 
     # --- leaves --------------------------------------------------------------------------------
 
-    def priority(self, leaf: int) -> int:
+    def priority_of(self, leaf: int) -> int:
         """Return the priority that holds a leaf against others: its claimer's before its user's."""
         claim = self.claim.get(leaf)
         if claim is not None:
@@ -68,11 +68,11 @@ class ChainState:
         user = self.user[leaf]
         return FREE if user is None else user.priority
 
-    def idle(self, leaf: int) -> bool:
+    def is_idle(self, leaf: int) -> bool:
         """Return whether nobody uses or claims a leaf and it is not bad."""
         return self.user[leaf] is None and leaf not in self.claim and leaf not in self.bad
 
-    def cell_of(self, leaf: int) -> VCell | None:
+    def cell_of(self, leaf: int) -> VirtualCell | None:
         """Return the bound cell that a leaf is in."""
         for level in range(1, self.topology.top + 1):
             cell = self.bound[level].get(leaf // self.topology.size[level])
@@ -80,7 +80,7 @@ class ChainState:
                 return cell
         return None
 
-    def use(self, hold: Hold, spot: Spot) -> None:
+    def allocate_spot(self, hold: CellHold, spot: Spot) -> None:
         """Give a worker its leaves, binding the cell that covers them where that is not done."""
         cell = self._cover(hold, spot)
         turned: list[int] = []
@@ -98,12 +98,12 @@ class ChainState:
             firm = turned
         self._change(turned, firm, 1)
 
-    def reserve(self, hold: Hold, spot: Spot) -> None:
+    def claim_spot(self, hold: CellHold, spot: Spot) -> None:
         """Claim a worker's leaves, idle or not, for when their users are gone."""
         cell = self._cover(hold, spot)
         for leaf in spot.leaves:
             assert leaf not in self.claim, (leaf, hold.job)
-        turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
+        turned = [leaf for leaf in spot.leaves if self.is_idle(leaf)]
         firm = [leaf for leaf in spot.leaves if cell is not None and not self._firm(leaf)]
         for leaf in spot.leaves:
             self.claim[leaf] = hold
@@ -111,18 +111,18 @@ class ChainState:
             cell.used += len(spot.leaves)
         self._change(turned, firm, 1)
 
-    def unclaim(self, spot: Spot) -> None:
+    def cancel_claim(self, spot: Spot) -> None:
         """Take a claim back; who used the leaves goes on as if it had never been."""
         cell = self.cell_of(spot.leaves[0]) if spot.level else None
         for leaf in spot.leaves:
             del self.claim[leaf]
-        turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
+        turned = [leaf for leaf in spot.leaves if self.is_idle(leaf)]
         firm = [leaf for leaf in spot.leaves if cell is not None and not self._firm(leaf)]
         self._change(turned, firm, -1)
         if cell is not None:
             self._unused(cell, len(spot.leaves))
 
-    def leave(self, leaves: Iterable[int], hold: Hold) -> None:
+    def free_leaves(self, leaves: Iterable[int], hold: CellHold) -> None:
         """Free leaves of one node that a hold uses; cells that nobody needs any more go back."""
         gone = [leaf for leaf in leaves if self.user[leaf] is hold]
         if not gone:
@@ -130,18 +130,18 @@ class ChainState:
         cell = self.cell_of(gone[0]) if hold.guaranteed else None
         for leaf in gone:
             self.user[leaf] = None
-        turned = [leaf for leaf in gone if self.idle(leaf)]
+        turned = [leaf for leaf in gone if self.is_idle(leaf)]
         self._change(turned, turned if hold.guaranteed else (), -1)
         if cell is not None:
             self._unused(cell, len(gone))
 
-    def regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
+    def change_priority(self, hold: CellHold, spots: Sequence[Spot], priority: int) -> None:
         """Turn a hold guaranteed or opportunistic where it is: same leaves, other levels."""
         for spot in hold.spots:
-            self.leave(spot.leaves, hold)
+            self.free_leaves(spot.leaves, hold)
         hold.priority, hold.spots = priority, tuple(spots)
         for spot in spots:
-            self.use(hold, spot)
+            self.allocate_spot(hold, spot)
 
     def _firm(self, leaf: int) -> bool:
         """Return whether a leaf counts as firm: bad, or in guaranteed use or claim."""
@@ -165,47 +165,47 @@ class ChainState:
                 del self.bad[leaf]
             for pool in self.pools.values():
                 pool.freed += 1
-        busy = [leaf for leaf in changed if self.idle(leaf)]
+        busy = [leaf for leaf in changed if self.is_idle(leaf)]
         firm = [leaf for leaf in changed if not self._firm(leaf)]
         if bad:
             self.bad.update(dict.fromkeys(changed))
         self._change(busy, firm, 1 if bad else -1)
         for leaf in () if bad else changed:
             cell = self.cell_of(leaf)
-            if cell is not None and cell.doomed:
+            if cell is not None and cell.bad_cell:
                 self.healed.append(cell)
         return True
 
-    def bear(self, vc: str, level: int, index: int) -> None:
+    def bind_bad_cell(self, vc: str, level: int, index: int) -> None:
         """Bind a bad cell to a VC that has to bear it."""
-        self._bind(self.pools[vc, ""], level, index, doomed=True)
+        self._bind(self.pools[vc, ""], level, index, bad_cell=True)
 
-    def relieve(self, level: int, index: int) -> None:
+    def unbind_bad_cell(self, level: int, index: int) -> None:
         """Return a cell that a VC had to bear to the free ones; no job uses it."""
         cell = self.bound[level][index]
-        assert cell.doomed, (level, index)
+        assert cell.bad_cell, (level, index)
         assert not cell.used, (level, index)
         self._unbind(cell)
 
-    def borne(self, cell: VCell) -> BadCell:
+    def bad_cell_of(self, cell: VirtualCell) -> BadCell:
         """Return a cell that a VC bears, as facts name it."""
         return BadCell(
             chain=self.topology.name, vc=cell.pool.vc, level=cell.level, index=cell.index
         )
 
-    def firm_gpus(self, cell: VCell) -> int:
+    def firm_gpus(self, cell: VirtualCell) -> int:
         """Return how many GPUs of a cell are bad, or in guaranteed use or claim."""
         return self.forest.firm[cell.level][cell.index]
 
     # --- cells ---------------------------------------------------------------------------------
 
-    def pin(self, pool: Pool, level: int, index: int) -> None:
+    def bind_pinned_cell(self, pool: Pool, level: int, index: int) -> None:
         """Give a pinned cell to its pool for good."""
         self.forest.owed[level] += 1
         pool.total[level] = pool.left[level] = 1
         self._bind(pool, level, index)
 
-    def _cover(self, hold: Hold, spot: Spot) -> VCell | None:
+    def _cover(self, hold: CellHold, spot: Spot) -> VirtualCell | None:
         """Return the bound cell that covers a guaranteed worker; bind it if it is not yet."""
         if not spot.level:
             return None
@@ -217,54 +217,54 @@ class ChainState:
         assert cell.pool is pool, f"{hold.job}: {self.topology.address(spot.level, index)}"
         return cell
 
-    def _bind(self, pool: Pool, level: int, index: int, *, doomed: bool = False) -> VCell:
+    def _bind(self, pool: Pool, level: int, index: int, *, bad_cell: bool = False) -> VirtualCell:
         assert pool.left[level] > 0, f"{pool.vc} has no cell of level {level} left"
         shape = self.topology
-        self.forest.take(level, index)
+        self.forest.allocate(level, index)
         self.forest.owed[level] -= 1
         pool.left[level] -= 1
-        cell = self.bound[level][index] = pool.bound[level, index] = VCell(pool, level, index)
-        if doomed:
-            cell.doomed = True
-            self.doomed[cell] = None
-            self.doomed_at[level] += 1
+        cell = self.bound[level][index] = pool.bound[level, index] = VirtualCell(pool, level, index)
+        if bad_cell:
+            cell.bad_cell = True
+            self.bad_cells[cell] = None
+            self.bad_cells_at[level] += 1
         if level < shape.node_level:
             node = shape.within(level, index, 1).start // shape.node_size
             if self.kind[node] == OPEN:
                 self._turn(node, SPLIT)
-            pool.enter(self.forest, level, index)
+            pool.list_unit(self.forest, level, index)
         else:
             for node in shape.within(level, index, shape.node_level):
                 self._turn(node, OWNED)
-                pool.enter(self.forest, shape.node_level, node)
+                pool.list_unit(self.forest, shape.node_level, node)
         return cell
 
-    def _unused(self, cell: VCell, count: int) -> None:
+    def _unused(self, cell: VirtualCell, count: int) -> None:
         cell.used -= count
         assert cell.used >= 0, (cell.level, cell.index)
         if not cell.used and not cell.pool.pin:
-            if cell.doomed:
-                self.returned.append(self.borne(cell))
+            if cell.bad_cell:
+                self.returned.append(self.bad_cell_of(cell))
             self._unbind(cell)
 
-    def _unbind(self, cell: VCell) -> None:
+    def _unbind(self, cell: VirtualCell) -> None:
         shape, level, index, pool = self.topology, cell.level, cell.index, cell.pool
         del self.bound[level][index], pool.bound[level, index]
-        if cell.doomed:
-            del self.doomed[cell]
-            self.doomed_at[level] -= 1
+        if cell.bad_cell:
+            del self.bad_cells[cell]
+            self.bad_cells_at[level] -= 1
         pool.left[level] += 1
         self.forest.owed[level] += 1
         nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()
         if level < shape.node_level:
-            pool.leave(level, index)
+            pool.unlist_unit(level, index)
         for node in nodes:
-            pool.leave(shape.node_level, node)
+            pool.unlist_unit(shape.node_level, node)
             self._turn(node, OPEN)
-        self.forest.give(level, index)
+        self.forest.free_and_merge(level, index)
         if level < shape.node_level:
             node = shape.span(level, index).start // shape.node_size
-            if self.forest.enclosing(shape.node_level, node):
+            if self.forest.enclosing_free_level(shape.node_level, node):
                 self._turn(node, OPEN)
 
     def _turn(self, node: int, kind: int) -> None:
@@ -293,20 +293,20 @@ class ChainState:
             hard = sign if leaf in firm else 0
             free = self._free_level(leaf, regions) if hard else 0
             if free and hard > 0:
-                forest.health(free, shape.up(leaf, free), leaf, bad=True)
-            forest.count(leaf, sign if leaf in busy else 0, hard)
+                forest.adjust_whole(free, shape.up(leaf, free), leaf, bad=True)
+            forest.add_to_counts(leaf, sign if leaf in busy else 0, hard)
             if free and hard < 0:
-                forest.health(free, shape.up(leaf, free), leaf, bad=False)
+                forest.adjust_whole(free, shape.up(leaf, free), leaf, bad=False)
         for at, index, pool in regions:
             if pool is None:
                 forest.attach(at, index)
             else:
-                pool.enter(forest, at, index)
+                pool.list_unit(forest, at, index)
         after = self._key(node)
         if before != after:
             self._moved(node, before, after)
 
-    def beside(self, kind: int, idle: Sequence[int]) -> Iterator[int]:
+    def nodes_of_kind(self, kind: int, idle: Sequence[int]) -> Iterator[int]:
         """Yield split or owned nodes with so many idle GPUs: those with fewest firm ones first.
 
         Where a VC has room beside jobs of its own, its next ones go; opportunistic ones stay away.
@@ -346,7 +346,7 @@ class ChainState:
         shape = self.topology
         kind = self.kind[node]
         if kind == OPEN:
-            level = self.forest.enclosing(shape.node_level, node)
+            level = self.forest.enclosing_free_level(shape.node_level, node)
             return [(level, shape.up(node * shape.node_size, level), None)]
         if kind == OWNED:
             cell, index = None, node
@@ -363,7 +363,7 @@ class ChainState:
             if cell is not None:
                 found[cell.level, cell.index] = cell.pool
             else:
-                level = self.forest.enclosing(1, leaf)
+                level = self.forest.enclosing_free_level(1, leaf)
                 found[level, shape.up(leaf, level)] = None
         return [(level, index, pool) for (level, index), pool in found.items()]
 

@@ -13,7 +13,7 @@ from skep.cells.chain import OPEN, OWNED, SPLIT, ChainState
 from skep.cells.state import Cells
 
 
-def check(cells: Cells) -> None:
+def check_cells(cells: Cells) -> None:
     """Assert every invariant of HiveD's design and of what is kept beside it."""
     _counted(cells)
     for name, chain in cells.chains.items():
@@ -83,7 +83,7 @@ def safe(chain: ChainState) -> None:
 def _counts(chain: ChainState) -> None:
     shape, forest = chain.topology, chain.forest
     for leaf in range(shape.leaves):
-        assert forest.busy[1][leaf] == (not chain.idle(leaf)), f"leaf {leaf}: busy"
+        assert forest.busy[1][leaf] == (not chain.is_idle(leaf)), f"leaf {leaf}: busy"
         user = chain.user[leaf]
         holders = (user, chain.claim.get(leaf))
         guaranteed = any(holder is not None and holder.guaranteed for holder in holders)
@@ -162,7 +162,7 @@ def _indexes(chain: ChainState) -> None:
 
 def _kind(chain: ChainState, node: int) -> int:
     shape = chain.topology
-    if chain.forest.enclosing(shape.node_level, node):
+    if chain.forest.enclosing_free_level(shape.node_level, node):
         return OPEN
     cell = chain.cell_of(node * shape.node_size)
     return OWNED if cell is not None and cell.level >= shape.node_level else SPLIT
@@ -188,7 +188,7 @@ def _pools(cells: Cells, chain: ChainState) -> None:
         for (level, index), cell in pool.bound.items():
             assert chain.bound[level][index] is cell, shape.address(level, index)
             assert cell.used == used[level, index], shape.address(level, index)
-            assert cell.used or cell.doomed or pool.pin, "a cell is bound for nobody"
+            assert cell.used or cell.bad_cell or pool.pin, "a cell is bound for nobody"
         _units(chain)
     assert chain.forest.owed == owed, f"{shape.name}: owed {chain.forest.owed}, not {owed}"
 

@@ -55,7 +55,7 @@ class Forest:
 
     # --- asking ------------------------------------------------------------------------------
 
-    def enclosing(self, level: int, index: int) -> int:
+    def enclosing_free_level(self, level: int, index: int) -> int:
         """Return the level of the free cell that contains this cell, or 0 if none does."""
         shape = self.topology
         while level <= shape.top:
@@ -65,7 +65,7 @@ class Forest:
             index //= shape.fan[level] if level <= shape.top else 1
         return 0
 
-    def safe(self) -> bool:
+    def is_safe(self) -> bool:
         """Return whether every cell owed can still be had (HiveD invariant 2, summed strongly)."""
         return _covers([len(cells) for cells in self.free], self.owed, self.topology)
 
@@ -73,7 +73,7 @@ class Forest:
         """Return, by level, how many of the cells owed cannot be had without bad hardware."""
         return deficits(self.whole, self.owed, self.topology)
 
-    def serves(self, level: int) -> bool:
+    def can_serve_one_more(self, level: int) -> bool:
         """Return whether one more cell of a level could be owed and had without bad hardware."""
         owed = list(self.owed)
         owed[level] += 1
@@ -140,7 +140,7 @@ class Forest:
 
     # --- changing ----------------------------------------------------------------------------
 
-    def take(self, level: int, index: int) -> None:
+    def allocate(self, level: int, index: int) -> None:
         """Remove a cell from the free lists, splitting what contains it. Its quota is not owed."""
         shape, at, cell = self.topology, level, index
         self._count_whole(level, index, -1)
@@ -156,7 +156,7 @@ class Forest:
                 self._attach_range(at, part)
             cell = kept
 
-    def give(self, level: int, index: int) -> None:
+    def free_and_merge(self, level: int, index: int) -> None:
         """Return a cell to the free lists and merge buddies as far up as they are all free."""
         shape = self.topology
         self._attach(level, index)
@@ -172,7 +172,7 @@ class Forest:
             level, index = level + 1, parent
             self._attach(level, index)
 
-    def count(self, leaf: int, busy: int, firm: int) -> None:
+    def add_to_counts(self, leaf: int, busy: int, firm: int) -> None:
         """Add to the counts of every cell that contains a leaf; indexes are `detached` meanwhile.
 
         `busy` and `firm` are -1, 0 or 1.
@@ -201,7 +201,7 @@ class Forest:
         """Put a free cell back into the indexes."""
         self._index(level, index)
 
-    def health(self, level: int, index: int, leaf: int, *, bad: bool) -> None:
+    def adjust_whole(self, level: int, index: int, leaf: int, *, bad: bool) -> None:
         """Adjust `whole` for a leaf of a free cell that turned bad or healed.
 
         Called when the leaf does not count as firm: before it turned bad, or after it healed.
@@ -338,12 +338,12 @@ class Draft:
         self._taken: set[tuple[int, int]] = set()
         self._short = sum(deficits(self._whole, self._owed, forest.topology))
 
-    def returned(self, level: int, *, bad: bool) -> None:
+    def assume_returned(self, level: int, *, bad: bool) -> None:
         """Assume that a bound cell of this level went back, and is owed again."""
         for counts in (self._free, self._owed) if bad else (self._free, self._owed, self._whole):
             counts[level] += 1
 
-    def kind(self, level: int, index: int) -> Kind | None:
+    def safety_class(self, level: int, index: int) -> Kind | None:
         """Return what the safety of taking a cell depends on, or None if some of it is taken."""
         forest, shape = self._forest, self._forest.topology
         if (level, index) in self._split:
@@ -364,9 +364,9 @@ class Draft:
         """Return whether nothing of a free cell is taken, and all cells in it are of one kind."""
         return (level, index) not in self._split and not self._forest.firm[level][index]
 
-    def take(self, level: int, index: int) -> bool:
+    def take_if_safe(self, level: int, index: int) -> bool:
         """Take a cell if every cell owed can still be had then, healthy as far as now."""
-        kind = self.kind(level, index)
+        kind = self.safety_class(level, index)
         if kind is None:
             return False
         at, high = kind

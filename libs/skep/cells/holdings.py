@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from skep.cells.chain import ChainState
-from skep.cells.holds import OPPORTUNISTIC, Hold, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Spot
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.wire.cluster import Cluster
@@ -49,8 +49,8 @@ class Holdings:
         self.chains = {
             name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
         }
-        self.holds: dict[str, Hold] = {}
-        self.sets: dict[str, Hold] = {}
+        self.holds: dict[str, CellHold] = {}
+        self.sets: dict[str, CellHold] = {}
         """By job that shares GPUs with others: what they hold together."""
         self.choosers = choosers
         self.unsettled: dict[str, bool] = {}
@@ -69,7 +69,7 @@ class Holdings:
                 level = chain.topology.level(pin.level)
                 assert level is not None, name
                 self._pool(chain, vc, name)
-                chain.pin(chain.pools[vc, name], level, pin.index)
+                chain.bind_pinned_cell(chain.pools[vc, name], level, pin.index)
         for vc, owned in cluster.vcs.items():
             for quota in owned.cells:
                 chain = self.chains[quota.chain]
@@ -98,7 +98,7 @@ class Holdings:
             if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
                 yield Offer(chain, pool)
 
-    def hold_of(self, job: str) -> Hold | None:
+    def hold_of(self, job: str) -> CellHold | None:
         """Return what a job holds, alone or with others; None for nothing."""
         return self.sets.get(job) or self.holds.get(job)
 
@@ -130,7 +130,7 @@ class Holdings:
             return []
         return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
 
-    def ready(self, job: str) -> bool:
+    def claim_is_free(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
         hold = self.holds[job]
         user = self.chains[hold.chain].user
@@ -146,7 +146,7 @@ class Holdings:
 
     # --- changing ------------------------------------------------------------------------------
 
-    def enter(self, hold: Hold, *, settle: bool = True) -> None:
+    def enter(self, hold: CellHold, *, settle: bool = True) -> None:
         """Put a hold in force as it is: its cells are bound, its GPUs used or claimed.
 
         Where several are entered as they were, who bears bad hardware is not settled between them:
@@ -154,26 +154,26 @@ class Holdings:
         """
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
-        self.recount(hold, 1)
+        self.count_hold(hold, 1)
         chain = self.chains[hold.chain]
         for spot in hold.spots:
             if hold.claims:
-                chain.reserve(hold, spot)
+                chain.claim_spot(hold, spot)
             else:
-                chain.use(hold, spot)
+                chain.allocate_spot(hold, spot)
         if hold.partners:
             self.sets.update(dict.fromkeys(hold.partners, hold))
         if settle:
-            self.disturbed(chain)
+            self.mark_unsettled(chain)
 
     def occupy(self, job: str) -> None:
         """Turn a job's claim into use."""
         hold = self.holds[job]
         assert hold.claims, job
-        assert self.ready(job), job
+        assert self.claim_is_free(job), job
         hold.claims = False
         for spot in hold.spots:
-            self.chains[hold.chain].use(hold, spot)
+            self.chains[hold.chain].allocate_spot(hold, spot)
 
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
@@ -193,14 +193,14 @@ class Holdings:
         """
         hold = self.holds[job]
         self._regrade(hold, spots, hold.asked)
-        self.disturbed(self.chains[hold.chain])
+        self.mark_unsettled(self.chains[hold.chain])
 
-    def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
-        self.recount(hold, -1)
-        self.chains[hold.chain].regrade(hold, spots, priority)
-        self.recount(hold, 1)
+    def _regrade(self, hold: CellHold, spots: Sequence[Spot], priority: int) -> None:
+        self.count_hold(hold, -1)
+        self.chains[hold.chain].change_priority(hold, spots, priority)
+        self.count_hold(hold, 1)
 
-    def recount(self, hold: Hold, change: int) -> None:
+    def count_hold(self, hold: CellHold, change: int) -> None:
         """Count a hold, or (-1) do without it, around a change of it."""
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
@@ -210,7 +210,7 @@ class Holdings:
             if not counts[hold.priority]:
                 del counts[hold.priority]
 
-    def disturbed(self, chain: ChainState, *, health: bool = False) -> None:
+    def mark_unsettled(self, chain: ChainState, *, health: bool = False) -> None:
         """Note that who bears bad hardware of a chain is to be decided again.
 
         `health`: because GPUs turned bad or healed.
@@ -220,6 +220,6 @@ class Holdings:
             self.choosers.settle(chain, health=health)
             return
         chain.healed.clear()
-        if chain.bad or chain.doomed:
+        if chain.bad or chain.bad_cells:
             name = chain.topology.name
             self.unsettled[name] = self.unsettled.get(name, False) or health

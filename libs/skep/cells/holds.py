@@ -91,7 +91,7 @@ class Partner(NamedTuple):
     leaves: tuple[int, ...]
 
 
-class Hold:
+class CellHold:
     """What one job, or several that share under one recorded decision, holds in one chain.
 
     A hold *claims* its spots while others still use some of them; else it has them. `asked` is the

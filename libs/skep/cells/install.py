@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
@@ -19,7 +19,7 @@ Gpu = tuple[str, int]
 """A node and a device of it."""
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a reconfiguration means for a job that holds GPUs.
 
     `fate`: kept (its VC's cells cover it), demoted (it goes on where it is, opportunistically),
@@ -54,49 +54,51 @@ class Home(NamedTuple):
     """Those in the chain, as leaves of it."""
     partners: dict[str, Partner]
     """Of a set: who still has GPUs in the chain."""
-    astray: dict[str, tuple[Gpu, ...]]
+    off_chain: dict[str, tuple[Gpu, ...]]
     """By job: those outside the chain."""
 
 
 def install_cluster(
     cells: Cells, cluster: Cluster, carried: Sequence[Carried], bad_cells: Sequence[BadCell]
-) -> tuple[Cells, list[Change]]:
+) -> tuple[Cells, list[ReconfiguredJob]]:
     """Return the same jobs on another cluster, as it was decided, and what that means for each.
 
     A hold that `carried` does not list stays as it is.
     """
     new = Cells(cluster, cells.choosers)
-    for node, device in sorted(cells.ill()):
-        new.note_ill(node, device)
+    for node, device in sorted(cells.bad_gpus()):
+        new.note_bad_gpu(node, device)
     for cell in bad_cells:
-        new.bear(cell)
-    changes: list[Change] = []
+        new.bind_bad_cell(cell)
+    changes: list[ReconfiguredJob] = []
     listed = {each.hold for each in carried}
     stay = [as_before(hold) for name, hold in cells.holds.items() if name not in listed]
     for each in (*stay, *carried):
         hold = cells.holds[each.hold]
         if each.fate is Fate.RELEASED:
-            changes.append(Change(hold.job, hold.vc, each.fate))
+            changes.append(ReconfiguredJob(hold.job, hold.vc, each.fate))
             continue
         home = home_of(cells, new, hold, each.chain)
-        enter(new, hold, each, home)
-        changes += [Change(job, hold.vc, each.fate, gone) for job, gone in home.astray.items()]
-    for job, gpus in cells.astray.items():
+        enter_carried(new, hold, each, home)
+        changes += [
+            ReconfiguredJob(job, hold.vc, each.fate, gone) for job, gone in home.off_chain.items()
+        ]
+    for job, gpus in cells.off_chain.items():
         for node, device in gpus if job not in cells.holds else ():
-            new.stray(job, node, device)
+            new.note_off_chain(job, node, device)
     for chain in new.chains.values():
-        new.disturbed(chain)
+        new.mark_unsettled(chain)
     return new, changes
 
 
-def as_before(hold: Hold) -> Carried:
+def as_before(hold: CellHold) -> Carried:
     """Return what becomes of a hold for which a change of the cells means nothing."""
     levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
     fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
     return Carried(hold.job, hold.chain, levels, fate, hold.job)
 
 
-def used(cells: Cells, hold: Hold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
+def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
     """Return the GPUs of each job of a hold, and those of each of its spots.
 
     Each GPU that one of them uses outside its chain is a spot of its own.
@@ -107,7 +109,7 @@ def used(cells: Cells, hold: Hold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
     theirs = {
-        job: named(cells.leaves_of(job)) + list(cells.astray.get(job, ()))
+        job: named(cells.leaves_of(job)) + list(cells.off_chain.get(job, ()))
         for job in hold.partners or (hold.job,)
     }
     spots = [named(spot.leaves) for spot in hold.spots]
@@ -120,9 +122,9 @@ def used(cells: Cells, hold: Hold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]
     return theirs, spots
 
 
-def home_of(old: Cells, new: Cells, hold: Hold, chain: str) -> Home:
+def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
     """Return where the GPUs of a hold are if it is to be in a chain of other cells."""
-    theirs, gpus = used(old, hold)
+    theirs, gpus = gpus_of_hold(old, hold)
     leaves = {job: _inside(new, chain, each) for job, each in theirs.items()}
     return Home(
         tuple(inside for each in gpus if (inside := _inside(new, chain, each))),
@@ -138,16 +140,16 @@ def home_of(old: Cells, new: Cells, hold: Hold, chain: str) -> Home:
     )
 
 
-def enter(new: Cells, hold: Hold, each: Carried, home: Home) -> None:
+def enter_carried(new: Cells, hold: CellHold, each: Carried, home: Home) -> None:
     """Enter a hold into other cells, as it was decided."""
-    for job, gone in home.astray.items():
+    for job, gone in home.off_chain.items():
         for gpu in gone:
-            new.stray(job, *gpu)
+            new.note_off_chain(job, *gpu)
     if not home.spots:
         return
     levels = each.levels or (0,) * len(home.spots)
     spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
-    moved = Hold(
+    moved = CellHold(
         Request(each.leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
         Placement(each.chain, spots),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from skep.cells.bin_packing import Bin, fits
+from skep.cells.bin_packing import Bin, workers_fit
 from skep.cells.holds import Request
 from skep.cells.levels import cells_by_level, gpus_by_level, level_names, node_level
 from skep.wire.cluster import Chain, Cluster
@@ -218,7 +218,7 @@ def _room_for(rooms: list[tuple[int, int]], sizes: Sequence[int]) -> bool:
         return sum(count * (room // sizes[0]) for room, count in rooms) >= len(sizes)
     # No more nodes of one kind than workers are of use.
     bins = [Bin(room) for room, count in rooms for _ in range(min(count, len(sizes)))]
-    return fits(bins, sizes) is not False
+    return workers_fit(bins, sizes) is not False
 
 
 def _largest(view: View) -> int:

@@ -47,7 +47,7 @@ def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
     return chain.nodes[node].devices or tuple(range(gpus_per_node(chain)))
 
 
-def owned(cluster: Cluster, vc: str) -> int:
+def gpus_in_cells(cluster: Cluster, vc: str) -> int:
     """Return the GPUs of a virtual cluster's cells together, pinned ones included."""
     entry, gpus = cluster.vcs[vc], 0
     for quota in entry.cells:
@@ -60,7 +60,7 @@ def owned(cluster: Cluster, vc: str) -> int:
 
 def gpus_owned(cluster: Cluster, vc: str) -> int:
     """Return the GPUs of a virtual cluster's cells, and those it asks for by number."""
-    return cluster.vcs[vc].gpus + owned(cluster, vc)
+    return cluster.vcs[vc].gpus + gpus_in_cells(cluster, vc)
 
 
 def cell_gpus(chain: Chain, level: str) -> int:

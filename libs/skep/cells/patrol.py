@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from skep.cells.chain import OPEN, OWNED, SPLIT, ChainState
-from skep.cells.holds import Hold
+from skep.cells.holds import CellHold
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.wire.reasons import Reason
@@ -32,7 +32,7 @@ class Broken(NamedTuple):
     text: str
 
 
-def unsafe(chain: ChainState) -> Iterator[Broken]:
+def unsafe_levels(chain: ChainState) -> Iterator[Broken]:
     """Yield the levels at which cells owed cannot be had (HiveD invariant 2, strong form)."""
     shape, forest, spare = chain.topology, chain.forest, 0
     for level in range(shape.top, 0, -1):
@@ -45,7 +45,7 @@ def unsafe(chain: ChainState) -> Iterator[Broken]:
             spare = 0
 
 
-def of_hold(cells: Cells, job: str) -> Iterator[Broken]:
+def check_hold(cells: Cells, job: str) -> Iterator[Broken]:
     """Yield what is wrong with the GPUs a hold is said to have, at most one for each worker."""
     hold = cells.holds.get(job)
     if hold is None:
@@ -58,7 +58,7 @@ def of_hold(cells: Cells, job: str) -> Iterator[Broken]:
             yield Broken(Reason.GPUS_HELD_WRONGLY, hold.chain, (hold.vc,), node, text)
 
 
-def _wrong(chain: ChainState, hold: Hold, leaves: tuple[int, ...], level: int) -> str:
+def _wrong(chain: ChainState, hold: CellHold, leaves: tuple[int, ...], level: int) -> str:
     shape = chain.topology
     for leaf in leaves:
         owner = chain.claim.get(leaf) if hold.claims else chain.user[leaf]
@@ -74,11 +74,11 @@ def _wrong(chain: ChainState, hold: Hold, leaves: tuple[int, ...], level: int) -
     return ""
 
 
-def of_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
+def check_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
     """Yield what is wrong on a node: who has its GPUs, in which cells they are, what is counted."""
     shape = chain.topology
     span = shape.span(shape.node_level, node)
-    holds: dict[Hold, None] = {}
+    holds: dict[CellHold, None] = {}
     for leaf in span:
         for owner in (chain.user[leaf], chain.claim.get(leaf)):
             if owner is not None:
@@ -118,7 +118,7 @@ def of_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
 def _leaf(chain: ChainState, leaf: int) -> str:
     """Return what is wrong with a GPU's own counts and the cells that it is in, or nothing."""
     shape, forest = chain.topology, chain.forest
-    if forest.busy[1][leaf] != (not chain.idle(leaf)):
+    if forest.busy[1][leaf] != (not chain.is_idle(leaf)):
         return f"GPU {shape.device(leaf)} is wrongly counted as busy or idle"
     holders = (chain.user[leaf], chain.claim.get(leaf))
     guaranteed = any(holder is not None and holder.guaranteed for holder in holders)
@@ -176,13 +176,13 @@ def _listed(chain: ChainState, level: int, index: int) -> str:
 
 def _kind(chain: ChainState, node: int) -> int:
     shape = chain.topology
-    if chain.forest.enclosing(shape.node_level, node):
+    if chain.forest.enclosing_free_level(shape.node_level, node):
         return OPEN
     cell = chain.cell_of(node * shape.node_size)
     return OWNED if cell is not None and cell.level >= shape.node_level else SPLIT
 
 
-def of_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
+def check_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
     """Yield what is wrong with the counts of a cell above the nodes."""
     shape, node_level = chain.topology, chain.topology.node_level
     text = _sums(chain, level, index)
@@ -200,7 +200,7 @@ def of_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
         yield Broken(Reason.CELLS_MISCOUNTED, shape.name, (), where, text)
 
 
-def of_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
+def check_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
     """Yield what is wrong with a VC's account: what it owns, has bound and uses."""
     shape = chain.topology
     bound = Counter(level for level, _ in pool.bound)
@@ -214,7 +214,7 @@ def of_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
     for (level, index), cell in pool.bound.items():
         if chain.bound[level].get(index) is not cell:
             text = f"{shape.address(level, index)} is bound to it and is not"
-        elif not (cell.used or cell.doomed or pool.pin):
+        elif not (cell.used or cell.bad_cell or pool.pin):
             text = f"{shape.address(level, index)} is bound to it for nobody"
         unit = min(level, shape.node_level)
         for each in shape.within(level, index, unit) if not text else ():
@@ -225,7 +225,7 @@ def of_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
         yield Broken(Reason.CELLS_MISCOUNTED, shape.name, (pool.vc,), pool.pin or pool.vc, text)
 
 
-def of_bound(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
+def check_bound_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
     """Yield whether the GPUs in use in a bound cell are miscounted."""
     cell, shape = chain.bound[level].get(index), chain.topology
     if cell is None:
@@ -240,7 +240,7 @@ def of_bound(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
         yield Broken(Reason.CELLS_MISCOUNTED, shape.name, (cell.pool.vc,), where, text)
 
 
-def of_lists(chain: ChainState) -> Iterator[Broken]:
+def check_lists(chain: ChainState) -> Iterator[Broken]:
     """Yield whether what is owed, or how many free cells are listed, is miscounted."""
     shape, forest = chain.topology, chain.forest
     for level in range(1, shape.top + 1):
@@ -280,16 +280,16 @@ class Patrol:
     def _round(self) -> Iterator[Piece]:
         for chain in self.cells.chains.values():
             shape = chain.topology
-            yield shape.top, unsafe(chain)
-            yield shape.top, of_lists(chain)
+            yield shape.top, unsafe_levels(chain)
+            yield shape.top, check_lists(chain)
             for pool in chain.pools.values():
                 units = (max(1, shape.size[level] // shape.node_size) for level, _ in pool.bound)
-                yield 1 + sum(units), of_pool(chain, pool)
+                yield 1 + sum(units), check_pool(chain, pool)
             for level in range(1, shape.top + 1):
                 for index in list(chain.bound[level]):
-                    yield shape.size[level], of_bound(chain, level, index)
+                    yield shape.size[level], check_bound_cell(chain, level, index)
             for node in range(len(shape.nodes)):
-                yield shape.node_size, of_node(self.cells, chain, node)
+                yield shape.node_size, check_node(self.cells, chain, node)
             for level in range(shape.node_level + 1, shape.top + 1):
                 for index in range(shape.count[level]):
-                    yield shape.fan[level], of_cell(chain, level, index)
+                    yield shape.fan[level], check_cell(chain, level, index)

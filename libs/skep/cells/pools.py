@@ -23,7 +23,7 @@ class Pool:
         else whichever has been so for longest, which costs no search."""
         self.total = total
         self.left = list(total)
-        self.bound: dict[tuple[int, int], VCell] = {}
+        self.bound: dict[tuple[int, int], VirtualCell] = {}
         self.loose: list[dict[int, Index]] = [{} for _ in range(node_level + 1)]
         """By level of the unit, by GPUs that are idle or would be without opportunistic jobs: those
         units first that have had that room for longest. So the order is the VC's own history, the
@@ -32,7 +32,7 @@ class Pool:
         self.freed = 0
         """Counts what came free of its cells."""
 
-    def enter(self, forest: Forest, level: int, index: int) -> None:
+    def list_unit(self, forest: Forest, level: int, index: int) -> None:
         """List a unit under its present counts: where it is if its room is what it was."""
         room = forest.topology.size[level] - forest.firm[level][index]
         before = self._room.get((level, index))
@@ -43,12 +43,12 @@ class Pool:
             self._room[level, index] = room
             self.loose[level].setdefault(room, {})[index] = None
 
-    def leave(self, level: int, index: int) -> None:
+    def unlist_unit(self, level: int, index: int) -> None:
         """Unlist a unit, which is bound no more."""
         _drop(self.loose[level], self._room.pop((level, index)), index)
         self.freed += 1
 
-    def room(self, sizes: list[int]) -> int:
+    def most_gpus(self, sizes: list[int]) -> int:
         """Return how many GPUs a gang could have at most, if only opportunistic jobs yield."""
         room = 0
         for left, size in zip(self.left, sizes, strict=True):
@@ -58,7 +58,7 @@ class Pool:
                 room += idle * len(group)
         return room
 
-    def rooms(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
+    def units_with_room(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
         """Yield the units with equal room for so many GPUs, the tightest rooms first.
 
         Of each group: level, room, and the units in the order of their history. Room is what is
@@ -81,19 +81,19 @@ class Pool:
                     yield level, room, group
 
 
-class VCell:
+class VirtualCell:
     """One cell of a pool that is bound to a physical cell.
 
-    `used` counts its GPUs that guaranteed jobs of the VC have or claim. A *doomed* cell is bound
-    because the VC has to bear bad hardware: it is shown what it can still use.
+    `used` counts its GPUs that guaranteed jobs of the VC have or claim. A *bad cell* is bound
+    because healthy cells no longer serve all that VCs own (HiveD's doomed bad cell).
     """
 
-    __slots__ = ("doomed", "index", "level", "number", "pool", "used")
+    __slots__ = ("bad_cell", "index", "level", "number", "pool", "used")
 
-    def __init__(self, pool: Pool, level: int, index: int, *, doomed: bool = False) -> None:
+    def __init__(self, pool: Pool, level: int, index: int, *, bad_cell: bool = False) -> None:
         """Describe a binding."""
         self.pool, self.level, self.index = pool, level, index
-        self.used, self.doomed = 0, doomed
+        self.used, self.bad_cell = 0, bad_cell
         taken = {cell.number for (at, _), cell in pool.bound.items() if at == level}
         self.number: int = next(each for each in count() if each not in taken)
         """Which of the VC's cells of its level it is: the same one for whoever looks at the VC,

@@ -16,9 +16,9 @@ import msgspec
 from skep.cells.decide import placement
 from skep.cells.decide.bad_cells import AT_ONCE
 from skep.cells.decide.cover import find_cover
-from skep.cells.decide.explain import waits
+from skep.cells.decide.explain import explain_wait
 from skep.cells.decide.reconfigure import reconfigure
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.cells.legal import impossible
 from skep.cells.script import (
     Bad,
@@ -32,7 +32,7 @@ from skep.cells.script import (
     Submit,
     Why,
 )
-from skep.cells.snapshot import CellsKept, keep, restore
+from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.cells.state import Cells
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
@@ -95,7 +95,7 @@ class Replay:
             return told | _refused(*refusal)
         made = self._try(request)
         if made is None and event.over_quota == "refuse" and request.guaranteed:
-            why = waits(self.cells, request)
+            why = explain_wait(self.cells, request)
             return told | _refused(Reason.OVER_QUOTA, why.text)
         self.jobs[event.job] = event
         return told | (made or self._borrow(event) or self._wait(request))
@@ -111,7 +111,7 @@ class Replay:
             return {"job": event.job} | self._unknown(event.job)
         hold = self.cells.holds.get(event.job)
         was = "waited" if hold is None else "claimed" if hold.claims else "ran"
-        if event.job in self.cells.astray:
+        if event.job in self.cells.off_chain:
             was = "ran"
         if event.node and was != "ran":
             return {"job": event.job} | _refused(Reason.BAD_VALUE, "this job does not run")
@@ -119,7 +119,7 @@ class Replay:
         told = {"job": event.job, "outcome": "deleted", "was": was}
         if event.node:
             told["node"] = event.node
-            if event.job in self.cells.holds or event.job in self.cells.astray:
+            if event.job in self.cells.holds or event.job in self.cells.off_chain:
                 return told
         del self.jobs[event.job]
         self.waiting.pop(event.job, None)
@@ -142,7 +142,7 @@ class Replay:
         if hold is not None:
             told = "reserved" if hold.claims else "bound"
             return {"job": event.job} | self._bound(hold, told)
-        if event.job in self.cells.astray:
+        if event.job in self.cells.off_chain:
             return {"job": event.job, "outcome": "astray"}
         return {"job": event.job} | self._wait(self.jobs[event.job].request())
 
@@ -171,9 +171,9 @@ class Replay:
         return told | {"bears": self._bears()}
 
     def _restart(self) -> Outcome:
-        raw = msgspec.json.encode(keep(self.cells))
+        raw = msgspec.json.encode(take_snapshot(self.cells))
         before = self.cells
-        self.cells = restore(msgspec.json.decode(raw, type=CellsKept), AT_ONCE)
+        self.cells = restore_cells(msgspec.json.decode(raw, type=CellsSnapshot), AT_ONCE)
         same = _guaranteed(before) == _guaranteed(self.cells)
         return {"outcome": "restarted", "jobs": len(self.cells.holds), "same": same}
 
@@ -213,11 +213,11 @@ class Replay:
                 self.cells.release(job)
                 self.waiting[job] = None
                 self._then.append({"job": job, "outcome": "released"})
-            elif hold.claims and self.cells.ready(job):
+            elif hold.claims and self.cells.claim_is_free(job):
                 self.cells.occupy(job)
                 self._then.append({"job": job} | self._bound(hold))
 
-    def _broke(self, hold: Hold) -> bool:
+    def _broke(self, hold: CellHold) -> bool:
         """Return whether GPUs that are reserved turned bad since: the job is planned anew."""
         bad = self.cells.chains[hold.chain].bad
         return any(leaf in bad for spot in hold.spots for leaf in spot.leaves)
@@ -270,13 +270,13 @@ class Replay:
         where = placement.find_placement(self.cells, request._replace(priority=OPPORTUNISTIC))
         if where is None:
             return None
-        hold = Hold(request, where)
+        hold = CellHold(request, where)
         hold.priority = OPPORTUNISTIC
         self.cells.enter(hold)
         return self._bound(hold)
 
     def _wait(self, request: Request) -> Outcome:
-        why = waits(self.cells, request)
+        why = explain_wait(self.cells, request)
         self.waiting[request.job] = None
         return _reasoned("waits", *why)
 
@@ -289,7 +289,7 @@ class Replay:
 
     # --- telling -------------------------------------------------------------------------------
 
-    def _bound(self, hold: Hold, outcome: str = "bound") -> Outcome:
+    def _bound(self, hold: CellHold, outcome: str = "bound") -> Outcome:
         chain = self.cells.chains[hold.chain]
         told: Outcome = {"outcome": outcome, "chain": hold.chain}
         if not hold.guaranteed:
@@ -306,7 +306,7 @@ class Replay:
             told["cell"] = shape.address(spot.level, shape.up(spot.leaves[0], spot.level))
         return told
 
-    def _nodes(self, hold: Hold) -> list[str]:
+    def _nodes(self, hold: CellHold) -> list[str]:
         shape = self.cells.chains[hold.chain].topology
         return [shape.node(spot.leaves[0]) for spot in hold.spots]
 
@@ -316,7 +316,7 @@ class Replay:
         for name, chain in self.cells.chains.items():
             bad = [
                 cell
-                for cell in chain.doomed
+                for cell in chain.bad_cells
                 if any(leaf in chain.bad for leaf in chain.topology.span(cell.level, cell.index))
             ]
             for cell in bad:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from skep.cells.chain import ChainState
 from skep.cells.forest import Forest
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.install import Change, Gpu
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.cells.install import Gpu, ReconfiguredJob
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
@@ -41,7 +41,7 @@ def settle(chain: ChainState) -> None:
     Where the healthy free cells cannot serve all that is owed, the VC with most unbound cells
     of that level gets a bad one bound; it stays with that VC until there are enough again.
     """
-    if chain.bad or chain.doomed:
+    if chain.bad or chain.bad_cells:
         _spare(chain)
         short = _deficits(chain.forest.whole, chain.forest.owed, chain.topology)
         while any(short):
@@ -52,22 +52,22 @@ def settle(chain: ChainState) -> None:
 
 
 def _spare(chain: ChainState) -> None:
-    """Take doomed cells back that need not be: healed ones, and the least bad of each level.
+    """Take bad cells back that need not be: healed ones, and the least bad of each level.
 
     Which ones depends on the state alone, never on the order in which it came about: facts
     that are replayed must lead to the same cells as a snapshot.
     """
     for cell in chain.healed:
-        if cell in chain.doomed and not cell.used and not chain.firm_gpus(cell):
-            chain.relieve(cell.level, cell.index)
+        if cell in chain.bad_cells and not cell.used and not chain.firm_gpus(cell):
+            chain.unbind_bad_cell(cell.level, cell.index)
     chain.healed.clear()
     for level in range(chain.topology.top, 0, -1):
-        while chain.doomed_at[level] and _serves(chain.forest, level):
-            idle = (cell for cell in chain.doomed if cell.level == level and not cell.used)
+        while chain.bad_cells_at[level] and _serves(chain.forest, level):
+            idle = (cell for cell in chain.bad_cells if cell.level == level and not cell.used)
             least = min(idle, key=lambda cell: (chain.firm_gpus(cell), cell.index), default=None)
             if least is None:
                 break
-            chain.relieve(least.level, least.index)
+            chain.unbind_bad_cell(least.level, least.index)
 
 
 def _serves(forest: Forest, level: int) -> bool:
@@ -87,12 +87,12 @@ def _doom(chain: ChainState, level: int) -> bool:
             inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
             for cell in sorted(inside, key=firm.__getitem__):
                 if Draft(chain.forest).take(level, cell):
-                    chain.bear(worst.vc, level, cell)
+                    chain.bind_bad_cell(worst.vc, level, cell)
                     return True
     return False
 
 
-def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
+def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[ReconfiguredJob]]:
     """Return the same jobs on another cluster, and what that means for each; none is stopped.
 
     A job keeps its guarantee if its VC owns cells there that cover it and can be taken safely;
@@ -101,25 +101,25 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     """
     new = Cells(cluster, RULES1)
     # Who bears what is bad is settled when all are in: it depends on the state alone.
-    for node, device in sorted(cells.ill()):
-        new.note_ill(node, device)
-    changes: list[Change] = []
+    for node, device in sorted(cells.bad_gpus()):
+        new.note_bad_gpu(node, device)
+    changes: list[ReconfiguredJob] = []
     # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
     order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
     for hold in order:
         if hold.claims:
-            changes.append(Change(hold.job, hold.vc, "released"))
+            changes.append(ReconfiguredJob(hold.job, hold.vc, "released"))
             continue
         changes += _carry(cells, new, hold)
-    for job, gpus in cells.astray.items():
+    for job, gpus in cells.off_chain.items():
         for node, device in gpus if job not in cells.holds else ():
-            new.stray(job, node, device)
+            new.note_off_chain(job, node, device)
     for chain in new.chains.values():
         settle(chain)
     return new, changes
 
 
-def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
+def _carry(old: Cells, new: Cells, hold: CellHold) -> Iterator[ReconfiguredJob]:
     """Enter a hold into the new cells, on the same GPUs; yield what that means for whose it is."""
     shape = old.chains[hold.chain].topology
 
@@ -127,7 +127,7 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
     theirs = {
-        job: named(old.leaves_of(job)) + list(old.astray.get(job, ()))
+        job: named(old.leaves_of(job)) + list(old.off_chain.get(job, ()))
         for job in hold.partners or (hold.job,)
     }
     used = [named(spot.leaves) for spot in hold.spots]
@@ -152,7 +152,7 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
     }
     for job, gone in astray.items():
         for gpu in gone:
-            new.stray(job, *gpu)
+            new.note_off_chain(job, *gpu)
     fate = "demoted"
     if spots:
         fate = _enter(
@@ -163,7 +163,7 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
             {job: _inside(new, name, gpus) for job, gpus in theirs.items()},
         )
     for job in theirs:
-        yield Change(job, hold.vc, fate, astray[job])
+        yield ReconfiguredJob(job, hold.vc, fate, astray[job])
 
 
 def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
@@ -173,14 +173,18 @@ def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 
 def _enter(
-    new: Cells, hold: Hold, where: Placement, strays: bool, leaves: Mapping[str, tuple[int, ...]]
+    new: Cells,
+    hold: CellHold,
+    where: Placement,
+    strays: bool,
+    leaves: Mapping[str, tuple[int, ...]],
 ) -> str:
     """Enter what is left of a hold in one chain; return what became of its right to it."""
     partners = {
         job: each._replace(leaves=leaves[job]) for job, each in hold.partners.items() if leaves[job]
     }
     leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
-    moved = Hold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
+    moved = CellHold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
     moved.partners = partners
     # Of a set whose guaranteed ones are all to end nobody has a right to cells.
     owns = hold.guaranteed and moved.asked > OPPORTUNISTIC
@@ -196,7 +200,7 @@ def _enter(
     return fate
 
 
-def cover(cells: Cells, hold: Hold) -> tuple[Spot, ...] | None:
+def cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
     """Return a job's own leaves as cells its VC can own now, or None if it cannot.
 
     A worker fits a cell the VC has bound there, or a new one that may be taken safely. A job

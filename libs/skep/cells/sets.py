@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.cells.holdings import Holdings
-from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Request, Spot
 
 
-def join(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> None:
+def join_set(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> None:
     """Let a further job use GPUs of what another holds."""
     hold = cells.hold_of(on)
     assert hold is not None, on
@@ -29,10 +29,10 @@ def join(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> N
         cells.sets[hold.job] = hold
     hold.partners[request.job] = Partner(request.priority, request.lazy, request.pin, tuple(leaves))
     cells.sets[request.job] = hold
-    review(cells, hold)
+    review_leader(cells, hold)
 
 
-def part(cells: Holdings, job: str, node: str) -> None:
+def leave_set(cells: Holdings, job: str, node: str) -> None:
     """Take from a job what it uses (on one node, or everywhere): the others of its set keep it."""
     hold = cells.sets[job]
     shape = cells.chains[hold.chain].topology
@@ -40,57 +40,57 @@ def part(cells: Holdings, job: str, node: str) -> None:
         return
     gone = hold.partners.pop(job)
     del cells.sets[job]
-    review(cells, hold)
+    review_leader(cells, hold)
     stays = {leaf for each in hold.partners.values() for leaf in each.leaves}
-    drop(cells, hold, [leaf for leaf in gone.leaves if leaf not in stays])
+    free_part(cells, hold, [leaf for leaf in gone.leaves if leaf not in stays])
     _dissolve(cells, hold)
 
 
-def step_down(cells: Holdings, job: str) -> None:
+def stop_counting(cells: Holdings, job: str) -> None:
     """Have a job that is to end hold nothing against others any more: its partners do."""
     hold = cells.sets[job]
     hold.partners[job] = hold.partners[job]._replace(asked=OPPORTUNISTIC)
-    review(cells, hold)
+    review_leader(cells, hold)
 
 
-def review(cells: Holdings, hold: Hold) -> None:
+def review_leader(cells: Holdings, hold: CellHold) -> None:
     """Have a set be led by one that may lead it, and be as important as the most important in it.
 
     Without anybody guaranteed it becomes opportunistic, unless somebody claims it: then all of them
     have to make room anyway.
     """
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
-    able = candidates(hold)
+    able = leader_candidates(hold)
     if hold.job in able:
         cells.unled.pop(hold.job, None)
     elif len(able) == 1:
         cells.unled.pop(hold.job, None)
-        rename(cells, hold, able[0])
+        rename_hold(cells, hold, able[0])
     elif cells.choosers is not None:
-        rename(cells, hold, cells.choosers.lead(able))
+        rename_hold(cells, hold, cells.choosers.lead(able))
     else:
         cells.unled[hold.job] = None
-    cells.recount(hold, -1)
+    cells.count_hold(hold, -1)
     hold.asked = max(each.asked for each in hold.partners.values())
     hold.lazy = all(each.lazy for each in hold.partners.values())
     if hold.guaranteed and firm:
         hold.priority = hold.asked
     elif not hold.guaranteed and hold.job in hold.partners:
         hold.pin = hold.partners[hold.job].pin
-    cells.recount(hold, 1)
+    cells.count_hold(hold, 1)
     claim = cells.chains[hold.chain].claim
     claimed = any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
     if hold.guaranteed and not firm and not claimed:
         cells.demote(hold.job)
 
 
-def candidates(hold: Hold) -> list[str]:
+def leader_candidates(hold: CellHold) -> list[str]:
     """Return who may lead a set, in the order in which they came."""
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
     return firm or list(hold.partners)
 
 
-def rename(cells: Holdings, hold: Hold, leader: str) -> None:
+def rename_hold(cells: Holdings, hold: CellHold, leader: str) -> None:
     """Have a hold have the name of another job of its set."""
     del cells.holds[hold.job]
     hold.job = leader
@@ -99,23 +99,23 @@ def rename(cells: Holdings, hold: Hold, leader: str) -> None:
         hold.pin = hold.partners[leader].pin
 
 
-def drop(cells: Holdings, hold: Hold, gone: Sequence[int]) -> None:
+def free_part(cells: Holdings, hold: CellHold, gone: Sequence[int]) -> None:
     """Free some GPUs of a hold that keeps others, or all of them."""
     chain, left = cells.chains[hold.chain], []
-    cells.recount(hold, -1)
+    cells.count_hold(hold, -1)
     for spot in hold.spots:
-        chain.leave([leaf for leaf in spot.leaves if leaf in gone], hold)
+        chain.free_leaves([leaf for leaf in spot.leaves if leaf in gone], hold)
         stays = tuple(leaf for leaf in spot.leaves if leaf not in gone)
         left += [Spot(stays, spot.level)] if stays else []
     hold.spots = tuple(left)
     if hold.spots:
-        cells.recount(hold, 1)
+        cells.count_hold(hold, 1)
     else:
         del cells.holds[hold.job]
-    cells.disturbed(chain)
+    cells.mark_unsettled(chain)
 
 
-def _dissolve(cells: Holdings, hold: Hold) -> None:
+def _dissolve(cells: Holdings, hold: CellHold) -> None:
     """Have the last of a set be like any job: once nothing of it depends on who has gone."""
     if len(hold.partners) == 1 and (hold.asked > OPPORTUNISTIC or not hold.guaranteed):
         del cells.sets[hold.job]

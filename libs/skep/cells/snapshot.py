@@ -9,7 +9,7 @@ import msgspec
 
 from skep.cells.chain import ChainState
 from skep.cells.holdings import Choosers
-from skep.cells.holds import Hold, Partner, Placement, Request, Spot
+from skep.cells.holds import CellHold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster
 
@@ -22,7 +22,7 @@ So it is kept beside it, and a restart changes no decision.
 """
 
 
-class HoldKept(msgspec.Struct, frozen=True):
+class HoldSnapshot(msgspec.Struct, frozen=True):
     """One hold: whose, with which priority (`asked` for, and in force), and its spots."""
 
     job: str
@@ -37,56 +37,56 @@ class HoldKept(msgspec.Struct, frozen=True):
     partners: dict[str, Partner] = {}
 
 
-class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
+class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
     """Everything that the cluster file does not say. `doomed`: chain, VC, level, index.
 
     `orders` are those of the indexes of each chain; a snapshot without leads to places as good.
     """
 
     cluster: Cluster
-    holds: tuple[HoldKept, ...]
+    holds: tuple[HoldSnapshot, ...]
     ill: tuple[tuple[str, int], ...]
     doomed: tuple[tuple[str, str, int, int], ...]
     astray: tuple[tuple[str, str, int], ...]
     orders: dict[str, tuple[Order, ...]] = {}
 
 
-def keep(cells: Cells) -> CellsKept:
+def take_snapshot(cells: Cells) -> CellsSnapshot:
     """Return what `restore` makes the same cells from."""
-    return CellsKept(
+    return CellsSnapshot(
         cluster=cells.cluster,
         holds=tuple(_kept(hold) for hold in cells.holds.values()),
-        ill=tuple(cells.ill()),
+        ill=tuple(cells.bad_gpus()),
         doomed=tuple(
             (name, cell.pool.vc, cell.level, cell.index)
             for name, chain in cells.chains.items()
-            for cell in chain.doomed
+            for cell in chain.bad_cells
         ),
-        astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
-        orders={name: orders(chain) for name, chain in cells.chains.items()},
+        astray=tuple((job, *gpu) for job, gpus in cells.off_chain.items() for gpu in gpus),
+        orders={name: index_orders(chain) for name, chain in cells.chains.items()},
     )
 
 
-def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
+def restore_cells(kept: CellsSnapshot, choosers: Choosers | None = None) -> Cells:
     """Return cells in the state that was kept."""
     cells = Cells(kept.cluster, choosers)
     for job, node, device in kept.astray:
-        cells.stray(job, node, device)
+        cells.note_off_chain(job, node, device)
     for node, device in kept.ill:
-        cells.note_ill(node, device)
+        cells.note_bad_gpu(node, device)
     for name, vc, level, index in kept.doomed:
-        cells.chains[name].bear(vc, level, index)
+        cells.chains[name].bind_bad_cell(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
     # Who has held longest is told by their order, also of those that only claimed at first.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     for name, order in kept.orders.items():
-        reorder(cells.chains[name], order)
+        restore_orders(cells.chains[name], order)
     return cells
 
 
-def _kept(hold: Hold) -> HoldKept:
-    return HoldKept(
+def _kept(hold: CellHold) -> HoldSnapshot:
+    return HoldSnapshot(
         job=hold.job,
         vc=hold.vc,
         asked=hold.asked,
@@ -100,21 +100,21 @@ def _kept(hold: Hold) -> HoldKept:
     )
 
 
-def _hold(kept: HoldKept) -> Hold:
+def _hold(kept: HoldSnapshot) -> CellHold:
     request = Request(kept.job, kept.vc, kept.asked, (), pin=kept.pin, lazy=kept.lazy)
     spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
-    hold = Hold(request, Placement(kept.chain, spots), claims=kept.claims)
+    hold = CellHold(request, Placement(kept.chain, spots), claims=kept.claims)
     hold.priority = kept.priority
     hold.partners.update(kept.partners)
     return hold
 
 
-def orders(chain: ChainState) -> tuple[Order, ...]:
+def index_orders(chain: ChainState) -> tuple[Order, ...]:
     """Return the order of each index with more than one entry."""
     return tuple(tuple(index) for index in _indexes(chain) if len(index) > 1)
 
 
-def reorder(chain: ChainState, kept: tuple[Order, ...]) -> None:
+def restore_orders(chain: ChainState, kept: tuple[Order, ...]) -> None:
     """Put the indexes of a chain in the same state into these orders.
 
     One that holds something else than was kept stays as it is: its order is as good as another.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from skep.cells import sets
 from skep.cells.chain import ChainState
 from skep.cells.holdings import Choosers, Holdings
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.wire.bearing import BadCell
 from skep.wire.cluster import Cluster
 
@@ -28,10 +28,10 @@ class Cells(Holdings):
             choosers: Decide at once what a change leaves open. None: it is left to the caller.
         """
         super().__init__(cluster, choosers)
-        self.astray: dict[str, dict[tuple[str, int], None]] = {}
+        self.off_chain: dict[str, dict[tuple[str, int], None]] = {}
         """By job: GPUs (node, device) it uses outside its chain: in another one, or in none yet."""
         self._ill: dict[tuple[str, int], None] = {}
-        """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
+        """Leaves reported bad, by chain; those that jobs use off their chain count as bad too."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether everything is as there, apart from orders that nothing was promised of."""
@@ -54,14 +54,14 @@ class Cells(Holdings):
             )
             for job, hold in self.holds.items()
         }
-        doomed = {
+        bad_cells = {
             (name, cell.pool.vc, cell.level, cell.index)
             for name, chain in self.chains.items()
-            for cell in chain.doomed
+            for cell in chain.bad_cells
         }
-        return self.cluster, holds, doomed, self._ill, self.astray
+        return self.cluster, holds, bad_cells, self._ill, self.off_chain
 
-    def carry_out(self, request: Request, where: Placement) -> Hold:
+    def carry_out(self, request: Request, where: Placement) -> CellHold:
         """Carry out a placement: cancel claims, demote jobs, then hold the GPUs, or claim them.
 
         Who bears bad hardware is settled only then: what is given back on the way is meant for
@@ -71,21 +71,21 @@ class Cells(Holdings):
             self.release(job, settle=False)
         for job in where.demoted:
             self.demote(job)
-        return self.reserve(request, where) if where.victims else self.hold(request, where)
+        return self.reserve(request, where) if where.victims else self.allocate(request, where)
 
-    def hold(self, request: Request, where: Placement) -> Hold:
+    def allocate(self, request: Request, where: Placement) -> CellHold:
         """Give a gang its GPUs; none of them is used or claimed by another."""
-        hold = Hold(request, where)
+        hold = CellHold(request, where)
         self.enter(hold)
         return hold
 
-    def reserve(self, request: Request, where: Placement) -> Hold:
+    def reserve(self, request: Request, where: Placement) -> CellHold:
         """Claim a gang's GPUs until their users are gone: nobody else is offered them."""
-        hold = Hold(request, where, claims=True)
+        hold = CellHold(request, where, claims=True)
         self.enter(hold)
         return hold
 
-    def begin(self) -> None:
+    def begin_change(self) -> None:
         """Begin a change: what the last one left open is decided by now."""
         self.unsettled.clear()
         self.unled.clear()
@@ -94,33 +94,35 @@ class Cells(Holdings):
                 chain.returned.clear()
 
     @property
-    def open(self) -> bool:
+    def undecided(self) -> bool:
         """Return whether the change at hand left something to be decided, or to be told."""
         if self.unsettled or self.unled:
             return True
         return any(chain.returned for chain in self.chains.values())
 
-    def bear(self, cell: BadCell) -> None:
+    def bind_bad_cell(self, cell: BadCell) -> None:
         """Have a VC bear a bad cell."""
-        self.chains[cell.chain].bear(cell.vc, cell.level, cell.index)
+        self.chains[cell.chain].bind_bad_cell(cell.vc, cell.level, cell.index)
 
-    def relieve(self, cell: BadCell) -> None:
+    def unbind_bad_cell(self, cell: BadCell) -> None:
         """Have a VC bear a cell no longer; it may have gone back already."""
         chain = self.chains[cell.chain]
         known = chain.bound[cell.level].get(cell.index)
-        if known is not None and known.doomed:
-            chain.relieve(cell.level, cell.index)
+        if known is not None and known.bad_cell:
+            chain.unbind_bad_cell(cell.level, cell.index)
 
-    def borne(self) -> tuple[BadCell, ...]:
+    def bound_bad_cells(self) -> tuple[BadCell, ...]:
         """Return the cells that VCs bear."""
-        return tuple(chain.borne(cell) for chain in self.chains.values() for cell in chain.doomed)
+        return tuple(
+            chain.bad_cell_of(cell) for chain in self.chains.values() for cell in chain.bad_cells
+        )
 
-    def lead(self, name: str, leader: str) -> None:
+    def set_leader(self, name: str, leader: str) -> None:
         """Have another job of a set give its name to what they hold."""
         hold = self.holds[name]
         assert leader in hold.partners, (name, leader)
         self.unled.pop(name, None)
-        sets.rename(self, hold, leader)
+        sets.rename_hold(self, hold, leader)
 
     def release(self, job: str, node: str = "", *, settle: bool = True) -> None:
         """Take from a job what it holds or claims (on one node, or everywhere).
@@ -128,10 +130,10 @@ class Cells(Holdings):
         Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
         what follows (see `carry_out`).
         """
-        if self.astray:
-            self._return_astray(job, node)
+        if self.off_chain:
+            self._return_off_chain(job, node)
         if job in self.sets and len(self.sets[job].partners) > 1:
-            sets.part(self, job, node)
+            sets.leave_set(self, job, node)
             return
         if job in self.sets:
             self.sets.pop(job).partners = {}
@@ -139,53 +141,55 @@ class Cells(Holdings):
         if hold is None:
             return
         chain = self.chains[hold.chain]
-        self.recount(hold, -1)
+        self.count_hold(hold, -1)
         gone = [
             spot for spot in hold.spots if not node or chain.topology.node(spot.leaves[0]) == node
         ]
         for spot in gone:
             if hold.claims:
-                chain.unclaim(spot)
+                chain.cancel_claim(spot)
             else:
-                chain.leave(spot.leaves, hold)
+                chain.free_leaves(spot.leaves, hold)
         if self.sets:
             for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
                 if user is not None and user.partners:
-                    sets.review(self, user)  # What they had to leave to the claimer is theirs.
+                    sets.review_leader(
+                        self, user
+                    )  # What they had to leave to the claimer is theirs.
         hold.spots = tuple([spot for spot in hold.spots if spot not in gone])
         if hold.spots:
-            self.recount(hold, 1)
+            self.count_hold(hold, 1)
         else:
             del self.holds[job]
         if settle:
-            self.disturbed(chain)
+            self.mark_unsettled(chain)
 
     def widen(self, job: str, spots: Sequence[Spot]) -> None:
         """Give a job further GPUs, by the right by which it has its own; nobody uses them."""
         hold = self.holds[job]
         assert not hold.partners, job
         chain = self.chains[hold.chain]
-        self.recount(hold, -1)
+        self.count_hold(hold, -1)
         hold.spots += tuple(spots)
-        self.recount(hold, 1)
+        self.count_hold(hold, 1)
         for spot in spots:
-            chain.use(hold, spot)
-        self.disturbed(chain)
+            chain.allocate_spot(hold, spot)
+        self.mark_unsettled(chain)
 
     def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
         """Take some of its GPUs, as (node, device), from a job that keeps others."""
-        self._come_home(job, [gpu for gpu in gpus if gpu in self.astray.get(job, {})])
+        self._come_home(job, [gpu for gpu in gpus if gpu in self.off_chain.get(job, {})])
         hold = self.holds.get(job)
         if hold is None:
             return
         assert not hold.partners, job
         shape = self.chains[hold.chain].topology
         leaves = [shape.leaf(*gpu) for gpu in gpus]
-        sets.drop(self, hold, [leaf for leaf in leaves if leaf is not None])
+        sets.free_part(self, hold, [leaf for leaf in leaves if leaf is not None])
 
     def share(self, request: Request, on: str, leaves: Sequence[int]) -> None:
         """Let a further job use GPUs of what another holds, by a recorded decision."""
-        sets.join(self, request, on, leaves)
+        sets.join_set(self, request, on, leaves)
 
     def stand_back(self, job: str) -> None:
         """Have a job that is to end hold nothing against others, unless they claim it already.
@@ -194,7 +198,7 @@ class Cells(Holdings):
         """
         hold = self.hold_of(job)
         if hold is not None and hold.partners:
-            sets.step_down(self, job)
+            sets.stop_counting(self, job)
         elif hold is not None and hold.guaranteed and not self.claimers(job):
             self.demote(job)
 
@@ -217,14 +221,14 @@ class Cells(Holdings):
         else:
             for leaf in leaves:
                 self._ill.pop((shape.name, leaf), None)
-            leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
+            leaves = [leaf for leaf in leaves if not self._is_off_chain(shape.name, leaf)]
         if chain.set_bad(leaves, bad=bad):
-            self.disturbed(chain, health=True)
+            self.mark_unsettled(chain, health=True)
 
     def covers(self, job: str, node: str, device: int) -> bool:
         """Return whether nobody else can be given a GPU that a job uses: it is its, or in no chain.
 
-        The GPU may be part of its hold, or noted as astray.
+        The GPU may be part of its hold, or noted as outside the chain.
         """
         found = self.find(node, device)
         if found is None:
@@ -232,11 +236,11 @@ class Cells(Holdings):
         hold = self.hold_of(job)
         user = self.chains[found[0]].user[found[1]]
         mine = hold is not None and user is hold and found[1] in self.leaves_of(job)
-        return mine or (node, device) in self.astray.get(job, {})
+        return mine or (node, device) in self.off_chain.get(job, {})
 
-    def stray(self, job: str, node: str, device: int) -> None:
+    def note_off_chain(self, job: str, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
-        self.astray.setdefault(job, {})[node, device] = None
+        self.off_chain.setdefault(job, {})[node, device] = None
         found = self.find(node, device)
         if found is not None:
             self.chains[found[0]].set_bad([found[1]], bad=True)
@@ -252,33 +256,33 @@ class Cells(Holdings):
                 self._set_bad(chain, index, ill, bad=True)
                 self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
-    def note_ill(self, node: str, device: int) -> None:
+    def note_bad_gpu(self, node: str, device: int) -> None:
         """Take over that a GPU is bad, without settling who bears it: that is known already."""
         found = self.find(node, device)
         if found is not None:
             self._ill[found] = None
             self.chains[found[0]].set_bad([found[1]], bad=True)
 
-    def ill(self) -> list[tuple[str, int]]:
+    def bad_gpus(self) -> list[tuple[str, int]]:
         """Return the GPUs that were reported bad, as (node, device)."""
         shapes = {name: chain.topology for name, chain in self.chains.items()}
         return [(shapes[name].node(leaf), shapes[name].device(leaf)) for name, leaf in self._ill]
 
-    def _is_astray(self, name: str, leaf: int) -> bool:
+    def _is_off_chain(self, name: str, leaf: int) -> bool:
         shape = self.chains[name].topology
         gpu = shape.node(leaf), shape.device(leaf)
-        return any(gpu in parts for parts in self.astray.values())
+        return any(gpu in parts for parts in self.off_chain.values())
 
-    def _return_astray(self, job: str, node: str) -> None:
-        self._come_home(job, [gpu for gpu in self.astray.get(job, {}) if node in ("", gpu[0])])
+    def _return_off_chain(self, job: str, node: str) -> None:
+        self._come_home(job, [gpu for gpu in self.off_chain.get(job, {}) if node in ("", gpu[0])])
 
     def _come_home(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
-        parts = self.astray.get(job, {})
+        parts = self.off_chain.get(job, {})
         for gpu in gpus:
             del parts[gpu]
             found = self.find(*gpu)
-            if found is not None and found not in self._ill and not self._is_astray(*found):
+            if found is not None and found not in self._ill and not self._is_off_chain(*found):
                 self.chains[found[0]].set_bad([found[1]], bad=False)
-                self.disturbed(self.chains[found[0]], health=True)
+                self.mark_unsettled(self.chains[found[0]], health=True)
         if not parts:
-            self.astray.pop(job, None)
+            self.off_chain.pop(job, None)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from skep.policies.parts import Key, Queued, arrived, known, once, portions, queued
 from skep.policies.policy import Policy
-from skep.view.plan import Hold, Plan, Turn
+from skep.view.plan import Plan, Turn, Withheld
 from skep.view.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
 
@@ -100,10 +100,12 @@ class ModelCapacity(Policy, frozen=True):
             part = parts.get(kind, 0)
             if job.gpus > part:
                 needs = f"{job.gpus} GPUs, and {part} are for {kind!r}"
-                holds.append(Hold(job.job, Reason.LARGER_THAN_SHARE, needs))
+                holds.append(Withheld(job.job, Reason.LARGER_THAN_SHARE, needs))
             elif kind in blocked or job.gpus > left.get(kind, 0):
                 blocked.add(kind)
-                holds.append(Hold(job.job, Reason.SHARE_USED_UP, f"{job.gpus} GPUs for {kind!r}"))
+                holds.append(
+                    Withheld(job.job, Reason.SHARE_USED_UP, f"{job.gpus} GPUs for {kind!r}")
+                )
             else:
                 left[kind] -= job.gpus
                 turns.append(Turn(job.job, Reason.ARRIVAL))

@@ -11,7 +11,7 @@ from skep.policies.parts import LATE_DIVISOR, by, in_turn, own, span
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, preempt_for
 from skep.units import NS_PER_SECOND, Instant
-from skep.view.plan import Hold, Plan
+from skep.view.plan import Plan, Withheld
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
@@ -75,5 +75,5 @@ def _with_others_behind(plan: Plan, jobs: Iterable[JobView]) -> Plan:
     """
     named = {turn.job for turn in plan.turns} | {hold.job for hold in plan.holds}
     behind = (job.job for job in jobs if job.phase in QUEUED and job.job not in named)
-    others = tuple(Hold(name, Reason.WAITS_BEHIND) for name in behind)
+    others = tuple(Withheld(name, Reason.WAITS_BEHIND) for name in behind)
     return replace(plan, holds=plan.holds + others)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from skep.policies.fifo import in_order
 from skep.policies.policy import Policy
 from skep.policies.room import Room
-from skep.view.plan import Hold, Plan, Turn
+from skep.view.plan import Plan, Turn, Withheld
 from skep.view.view import HOLDING, VcView
 from skep.wire.reasons import Reason
 
@@ -36,7 +36,7 @@ class Packing(Policy, frozen=True):
         turns, holds, behind = [], [], False
         for turn in in_order(view):
             if behind:
-                holds.append(Hold(turn.job, Reason.WAITS_BEHIND))
+                holds.append(Withheld(turn.job, Reason.WAITS_BEHIND))
                 continue
             job = jobs[turn.job]
             place = room.fit(job)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from skep.policies.room import Place, Room, make_room
 from skep.units import Instant
-from skep.view.plan import Hold, Plan, Preempt, Turn
+from skep.view.plan import Plan, Preempt, Turn, Withheld
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
@@ -73,7 +73,7 @@ def preempt_for(
     if not view.nodes:
         victims = _enough(view, ordered, selection)
         turns = tuple(Turn(job.job, why) for job in selection.turns)
-        holds: tuple[Hold, ...] = ()
+        holds: tuple[Withheld, ...] = ()
     else:
         places = _Places(view, ordered, selection)
         places.find()
@@ -84,7 +84,7 @@ def preempt_for(
             if job.phase in QUEUED and job.job in places.at
         )
         held = (job for job in selection.turns if job.job not in places.at)
-        holds = tuple(Hold(job.job, Reason.WAITS_FOR_AFFINITY) for job in held)
+        holds = tuple(Withheld(job.job, Reason.WAITS_FOR_AFFINITY) for job in held)
     actions = tuple(Preempt(job.job, because) for job in victims)
     return Plan(turns=turns, strict=False, actions=actions, holds=holds, look_at=look_at)
 

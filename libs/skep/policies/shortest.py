@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from skep.policies.parts import Key, Queued, by, known, queued
 from skep.policies.room import Room, best_locality
-from skep.view.plan import Hold, Plan, Turn
+from skep.view.plan import Plan, Turn, Withheld
 from skep.view.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
 
@@ -69,7 +69,7 @@ class Dsif(Sif, frozen=True):
                 and not best_locality(job, view)
                 and best_locality(job, view, emptied=True)
             ):
-                holds.append(Hold(job.job, Reason.HELD_FOR_LOCALITY))
+                holds.append(Withheld(job.job, Reason.HELD_FOR_LOCALITY))
             else:
                 turns.append(Turn(job.job, self.why()))
         return Plan(turns=tuple(turns), strict=self.strict, holds=tuple(holds))

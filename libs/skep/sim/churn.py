@@ -13,7 +13,18 @@ from typing import ClassVar
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
 from skep.units import Instant, after, in_seconds, seconds
-from skep.view.plan import Action, Hold, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
+from skep.view.plan import (
+    Action,
+    Migrate,
+    Pack,
+    Plan,
+    Preempt,
+    Resize,
+    Suspend,
+    Turn,
+    Unpack,
+    Withheld,
+)
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
@@ -59,7 +70,7 @@ class Churn(Policy, frozen=True):
             turns=tuple(turns),
             strict=self.strict,
             actions=tuple(self._actions(view, waiting, beat)),
-            holds=tuple(Hold(job.job, Reason.HELD_BY_POLICY, "an embargo") for job in held),
+            holds=tuple(Withheld(job.job, Reason.HELD_BY_POLICY, "an embargo") for job in held),
             look_at=after(view.now, seconds(0.7)) if view.jobs else None,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from skep.cells.levels import owned
+from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
 from skep.sim import held, moves, returns, sizes
 from skep.sim.churn import Churn, embargoed
@@ -356,7 +356,7 @@ class AllocatorModel:
 
     def _cells(self, fact: CellsSet) -> None:
         self.policies = {vc: each.policy for vc, each in fact.cluster.vcs.items()}
-        self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
+        self.quotas = {vc: gpus_in_cells(fact.cluster, vc) for vc in fact.cluster.vcs}
         self.hopeless.clear()
         self.cluster, self.borne = fact.cluster, {}
         for cell in fact.bad_cells:

@@ -219,7 +219,7 @@ _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
 _owed, _send, _conclude = changes.owed, moving._send, resizing.conclude
-_part, _share = sets.part, Cells.share
+_part, _share = sets.leave_set, Cells.share
 _told_once: dict[int, None] = {}
 
 PLANTS = (
@@ -279,7 +279,7 @@ PLANTS = (
     Plant(
         "cells are split without regard to what others own", Draft, "_safe", lambda _: True, ("I0",)
     ),
-    Plant("claimed GPUs count as idle", ChainState, "idle", _idle_whoever_claims, ("I0", "I2")),
+    Plant("claimed GPUs count as idle", ChainState, "is_idle", _idle_whoever_claims, ("I0", "I2")),
     Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing, ("I0",)),
     Plant("a change is told once and never again", changes, "owed", _owes_once, ("I10",)),
     Plant(
@@ -295,7 +295,7 @@ PLANTS = (
     Plant(
         "a suspended job goes on with GPUs that others use",
         rebind,
-        "available",
+        "available_leaves",
         _takes_all,
         ("I0", "I2", "I12"),
     ),
@@ -352,7 +352,11 @@ PLANTS = (
         ("I0", "I12", "I14"),
     ),
     Plant(
-        "what a set holds goes with who brought it", sets, "part", _takes_all_along, ("I0", "I2")
+        "what a set holds goes with who brought it",
+        sets,
+        "leave_set",
+        _takes_all_along,
+        ("I0", "I2"),
     ),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
     Plant("a job is said to be unpacked and stays", changing, "leave", _says_it_left, ("I16",)),

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from skep.cells.check import check as check_cells
-from skep.cells.check import safe
+from skep.cells.check import check_cells, safe
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import PREEMPT_GRACE_S
 from skep.sim.cluster.settings import Costs, Settings

@@ -110,7 +110,7 @@ class Resize(_Part, frozen=True, tag="resize"):
 Action = Preempt | Suspend | Pack | Unpack | Migrate | Resize
 
 
-class Hold(_Part, frozen=True):
+class Withheld(_Part, frozen=True):
     """Say why a waiting job is held although it might fit."""
 
     job: str
@@ -129,5 +129,5 @@ class Plan(_Part, frozen=True):
     turns: tuple[Turn, ...] = ()
     strict: bool = True
     actions: tuple[Action, ...] = ()
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[Withheld, ...] = ()
     look_at: Instant | None = None

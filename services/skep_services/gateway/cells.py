@@ -12,12 +12,12 @@ from typing import Any
 from skep.cells.chain import ChainState
 from skep.cells.decide.bad_cells import AT_ONCE
 from skep.cells.decide.reconfigure import reconfigure
-from skep.cells.holds import Hold
-from skep.cells.install import Change
+from skep.cells.holds import CellHold
+from skep.cells.install import ReconfiguredJob
 from skep.cells.levels import gpus_owned
-from skep.cells.pools import VCell
+from skep.cells.pools import VirtualCell
 from skep.cells.propose import resolve
-from skep.cells.snapshot import CellsKept, restore
+from skep.cells.snapshot import CellsSnapshot, restore_cells
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
@@ -63,8 +63,8 @@ class _Tree:
 
     def __init__(self, cells: Cells, state: ChainState, vc: str) -> None:
         self.state, self.shape, self.vc = state, state.topology, vc
-        found = ((cells.find(*gpu), job) for job, gpus in cells.astray.items() for gpu in gpus)
-        self.astray = {
+        found = ((cells.find(*gpu), job) for job, gpus in cells.off_chain.items() for gpu in gpus)
+        self.off_chain = {
             home[1]: job_of(job)
             for home, job in found
             if home is not None and home[0] == self.shape.name
@@ -74,7 +74,7 @@ class _Tree:
         for index in range(self.shape.count[self.shape.top]):
             yield self._cell(self.shape.top, index, None)
 
-    def _cell(self, level: int, index: int, owner: VCell | None) -> Plain:
+    def _cell(self, level: int, index: int, owner: VirtualCell | None) -> Plain:
         """Return a cell; `owner` is the bound cell that contains it."""
         shape, forest = self.shape, self.state.forest
         bound = self.state.bound[level].get(index) if owner is None else owner
@@ -86,11 +86,11 @@ class _Tree:
         if bound is not None and owner is None:
             cell |= {"owner": _shown(bound.pool.vc, self.vc, bound.pool.vc)}
             cell |= {"pin": bound.pool.pin} if bound.pool.pin else {}
-            cell |= {"doomed": True} if bound.doomed else {}
+            cell |= {"doomed": True} if bound.bad_cell else {}
         if level == 1:
             return cell | self._use(index)
         inside = level <= shape.node_level
-        whole = bound is not None or forest.enclosing(level, index) > 0
+        whole = bound is not None or forest.enclosing_free_level(level, index) > 0
         if inside and whole and not forest.busy[level][index]:
             return cell | {"idle": shape.size[level]}
         children = [
@@ -115,19 +115,19 @@ class _Tree:
     def _use(self, leaf: int) -> Plain:
         user, claim = self.state.user[leaf], self.state.claim.get(leaf)
         told: Plain = {}
-        if leaf in self.astray:
-            told |= {"borrowed": 1, "job": self.astray[leaf]}
+        if leaf in self.off_chain:
+            told |= {"borrowed": 1, "job": self.off_chain[leaf]}
         elif user is not None:
             told |= {"used" if user.guaranteed else "borrowed": 1, **self._who(user, "job")}
             told["vc"] = _shown(user.vc, self.vc, user.vc)
             told |= self._beside(user, leaf)
         if claim is not None:
             told |= {"reserved": 1, **self._who(claim, "for")}
-        if leaf in self.state.bad and leaf not in self.astray:
+        if leaf in self.state.bad and leaf not in self.off_chain:
             told["bad"] = 1
         return told or {"idle": 1}
 
-    def _beside(self, hold: Hold, leaf: int) -> Plain:
+    def _beside(self, hold: CellHold, leaf: int) -> Plain:
         """Return who shares a GPU with the job that leads there, if anybody does."""
         others = [
             job_of(job)
@@ -136,7 +136,7 @@ class _Tree:
         ]
         return {"beside": others} if others and self.vc in {"", hold.vc} else {}
 
-    def _who(self, hold: Hold, key: str) -> Plain:
+    def _who(self, hold: CellHold, key: str) -> Plain:
         return {key: _shown(hold.vc, self.vc, job_of(hold.job))}
 
 
@@ -225,8 +225,10 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
         for (owner, pin), pool in chain.pools.items():
             for level in range(shape.top, 0, -1) if owner == vc else ():
                 if pool.total[level]:
-                    doomed = [
-                        cell for cell in chain.doomed if cell.pool is pool and cell.level == level
+                    bad_cells = [
+                        cell
+                        for cell in chain.bad_cells
+                        if cell.pool is pool and cell.level == level
                     ]
                     bound = pool.total[level] - pool.left[level]
                     yield {
@@ -237,7 +239,7 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
                         "owned": pool.total[level],
                         "bound": bound,
                         "free": pool.total[level] - bound,
-                        "bad": len(doomed),
+                        "bad": len(bad_cells),
                     }
 
 
@@ -259,14 +261,14 @@ def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
                     "address": shape.address(level, index),
                     "pin": pool.pin,
                     "gpus": len(span),
-                    "idle": sum(chain.idle(leaf) for leaf in span),
+                    "idle": sum(chain.is_idle(leaf) for leaf in span),
                     "bad": bad,
-                    "doomed": cell.doomed,
+                    "doomed": cell.bad_cell,
                     "jobs": list(inside.values()),
                 }
 
 
-def _count(inside: dict[str, Plain], hold: Hold | None, asking: str, *, claims: bool) -> None:
+def _count(inside: dict[str, Plain], hold: CellHold | None, asking: str, *, claims: bool) -> None:
     if hold is not None:
         told = inside.setdefault(
             f"{hold.job} {claims}",
@@ -302,12 +304,12 @@ def resolved(fold: Fold, asked: Cluster) -> Cluster:
     return resolve(asked, [node.joined for node in nodes if node.joined is not None])
 
 
-def fates(kept: CellsKept, after: Cluster) -> list[Change]:
+def fates(kept: CellsSnapshot, after: Cluster) -> list[ReconfiguredJob]:
     """Return what other cells would mean for each job that holds GPUs."""
-    return reconfigure(restore(kept, AT_ONCE), after)[1]
+    return reconfigure(restore_cells(kept, AT_ONCE), after)[1]
 
 
-def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Change]) -> Plain:
+def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[ReconfiguredJob]) -> Plain:
     """Return what a sound cluster would mean: for each job that holds GPUs, and for each VC.
 
     `missing` are nodes of it that have not joined: their cells count as bad until they do.

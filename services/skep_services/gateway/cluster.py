@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from skep.cells.snapshot import keep
+from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
 from skep.policies.check import cluster_problems
 from skep.wire import codec
@@ -183,7 +183,7 @@ class Cluster:
         """Answer what the cells an operator has in mind would mean for who runs."""
         asked = _sound(await _operators(request, VcsBody)).cluster
         fold = self._indexer.fold
-        after, kept = resolved(fold, asked), keep(fold.holdings.cells())
+        after, kept = resolved(fold, asked), take_snapshot(fold.holdings.cells())
         changes = await asyncio.to_thread(fates, kept, after)
         return json_response(plan_view(fold, asked, after, changes))
 

@@ -15,7 +15,7 @@ import msgspec
 
 from skep.cells import rules1
 from skep.cells.decide.cover import find_cover
-from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.ids import job_sequence
 from skep.wire.bearing import BadCellBound, BadCellReturned, Fate, SetLed
@@ -333,9 +333,9 @@ class Holdings:
     def bear(self, fact: BadCellBound | BadCellReturned) -> None:
         """Take over which VC bears a bad cell, or does so no longer."""
         if isinstance(fact, BadCellBound):
-            self.mirror.follow(lambda cells: cells.bear(fact.cell))
+            self.mirror.follow(lambda cells: cells.bind_bad_cell(fact.cell))
         else:
-            self.mirror.follow(lambda cells: cells.relieve(fact.cell))
+            self.mirror.follow(lambda cells: cells.unbind_bad_cell(fact.cell))
 
     def led(self, fact: SetLed) -> None:
         """Take over which of several jobs names what they share."""
@@ -344,7 +344,7 @@ class Holdings:
         def lead(cells: Cells) -> None:
             hold = cells.sets.get(leader)
             if hold is not None and hold.job != leader:
-                cells.lead(hold.job, leader)
+                cells.set_leader(hold.job, leader)
 
         self.mirror.follow(lead)
 
@@ -382,9 +382,9 @@ class Holdings:
                 node, shape = self._fold.nodes.get(name), chain.topology
                 for leaf in shape.span(shape.node_level, at):
                     if node is None or node.bad(shape.device(leaf), shape.gpu):
-                        cells.note_ill(name, shape.device(leaf))
+                        cells.note_bad_gpu(name, shape.device(leaf))
         for cell in known.bad_cells:
-            cells.bear(cell)
+            cells.bind_bad_cell(cell)
         # Who borrows goes in late: it binds nothing, and whoever binds may do so around it.
         for hold in sorted(holds, key=lambda hold: not hold.guaranteed):
             if hold.guaranteed and not _fits(cells, hold):
@@ -397,12 +397,12 @@ class Holdings:
                 if not hold.guaranteed or _fits(cells, hold):
                     cells.enter(hold, settle=False)
         for state in cells.chains.values():
-            cells.disturbed(state)
+            cells.mark_unsettled(state)
         return cells
 
     def _together(
         self, cells: Cells, names: list[Name], held: dict[Name, dict[int, Rank]]
-    ) -> Hold | None:
+    ) -> CellHold | None:
         """Return what attempts hold together: one alone, or a set that has one hold."""
         if len(names) == 1:
             return self._hold(cells, names[0], held[names[0]])
@@ -429,7 +429,7 @@ class Holdings:
             hold.lazy = all(one.lazy for one in hold.partners.values())
         return hold
 
-    def _hold(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> Hold | None:
+    def _hold(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> CellHold | None:
         """Return what an attempt holds in the chain where most of it is; the rest strays."""
         job = self._fold.find(name[0])
         if job is None:
@@ -448,15 +448,15 @@ class Holdings:
                 spots += _spots(cells, chain, sorted(inside), rank.level)
         for gpu, home in homes.items():
             if home is None or home[0] != chain:
-                cells.stray(_name(*name), *gpu)
+                cells.note_off_chain(_name(*name), *gpu)
         if not spots:
             return None
-        hold = Hold(request_of(job, name[1]), Placement(chain, tuple(spots)))
+        hold = CellHold(request_of(job, name[1]), Placement(chain, tuple(spots)))
         if not all(spot.level for spot in spots):
             hold.priority = OPPORTUNISTIC
         return hold
 
-    def _claims(self, cells: Cells, job: Job) -> Iterator[Hold]:
+    def _claims(self, cells: Cells, job: Job) -> Iterator[CellHold]:
         """Yield what is reserved for a job, if anything is."""
         found = [
             (level, [cells.find(member.node, device) for device in devices])
@@ -473,7 +473,7 @@ class Holdings:
                 for level, each in found
             )
             request = request_of(job, job.row.attempt + 1)
-            hold = Hold(request, Placement(chain, spots), claims=True)
+            hold = CellHold(request, Placement(chain, spots), claims=True)
             if not all(spot.level for spot in spots):
                 hold.priority = OPPORTUNISTIC
             yield hold
@@ -562,7 +562,7 @@ def request_of(job: Job, attempt: int) -> Request:
     )
 
 
-def _fits(cells: Cells, hold: Hold) -> bool:
+def _fits(cells: Cells, hold: CellHold) -> bool:
     """Return whether a VC can have the cells that a hold needs, among those held already."""
     chain = cells.chains[hold.chain]
     pool = chain.pools.get((hold.vc, hold.pin))
@@ -573,7 +573,7 @@ def _fits(cells: Cells, hold: Hold) -> bool:
         cell = chain.topology.up(leaves[0], level)
         bound = chain.bound[level].get(cell)
         if bound is None:
-            if not chain.forest.enclosing(level, cell):
+            if not chain.forest.enclosing_free_level(level, cell):
                 return False
             new[level, cell] = None
         elif bound.pool is not pool:

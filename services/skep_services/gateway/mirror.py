@@ -44,7 +44,7 @@ class Mirror:
         if self._cells is None:
             return
         try:
-            self._cells.begin()
+            self._cells.begin_change()
             change(self._cells)
         except WRONG:
             self._cells, self.misfits = None, self.misfits + 1
@@ -58,7 +58,7 @@ def frozen(cells: Cells) -> Cells:
     made = copy.copy(cells)
     made.chains = {name: _chain(chain) for name, chain in cells.chains.items()}
     made.holds, made.sets = dict(cells.holds), dict(cells.sets)
-    made.astray = {job: dict(gpus) for job, gpus in cells.astray.items()}
+    made.off_chain = {job: dict(gpus) for job, gpus in cells.off_chain.items()}
     return made
 
 
@@ -68,15 +68,15 @@ def _chain(chain: ChainState) -> ChainState:
     of = {id(pool): pools[key] for key, pool in chain.pools.items()}
     made.pools = pools
     made.user, made.claim = list(chain.user), dict(chain.claim)
-    made.bad, made.doomed = dict(chain.bad), {}
+    made.bad, made.bad_cells = dict(chain.bad), {}
     made.bound = [{} for _ in chain.bound]
     for level, cells in enumerate(chain.bound):
         for index, cell in cells.items():
             own = copy.copy(cell)
             own.pool = of[id(cell.pool)]
             made.bound[level][index] = own.pool.bound[level, index] = own
-            if cell in chain.doomed:
-                made.doomed[own] = None
+            if cell in chain.bad_cells:
+                made.bad_cells[own] = None
     made.forest = copy.copy(chain.forest)
     made.forest.busy = [list(counts) for counts in chain.forest.busy]
     made.forest.free = [dict(free) for free in chain.forest.free]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from skep.cells.decide.explain import waits
+from skep.cells.decide.explain import explain_wait
 from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
@@ -156,7 +156,7 @@ def _changes(job: Job, fold: Fold) -> list[str]:
 
 def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
     """Return why its cells do not serve it as they are by now, and what it waits for."""
-    why = waits(fold.holdings.cells(), request_of(job, job.row.attempt + 1))
+    why = explain_wait(fold.holdings.cells(), request_of(job, job.row.attempt + 1))
     return why.reason, ATTEMPT.sub(r"\1", why.text)
 
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from skep.cells import sets
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
-from skep.cells.pools import Pool, VCell
+from skep.cells.pools import Pool, VirtualCell
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell
 
@@ -60,7 +60,7 @@ class Lead(NamedTuple):
 Step = Bear | Relieve | Lead
 
 
-def steps(cells: Cells) -> Iterator[Step]:
+def next_steps(cells: Cells) -> Iterator[Step]:
     """Yield what is to follow from the changes since the last `begin`, one step after the other.
 
     Each has to be carried out (a fact does) before the next is asked for.
@@ -70,7 +70,7 @@ def steps(cells: Cells) -> Iterator[Step]:
     for cell in returned:
         yield Relieve(cell)  # Done already; readers of the facts have to know.
     for name in unled:
-        yield Lead(name, leader(sets.candidates(cells.holds[name])))
+        yield Lead(name, choose_leader(sets.leader_candidates(cells.holds[name])))
     for name, health in unsettled.items():
         yield from _settle(cells.chains[name], health=health)
 
@@ -83,25 +83,25 @@ class AtOnce:
         for step in _settle(chain, health=health):
             match step:
                 case Bear(cell):
-                    chain.bear(cell.vc, cell.level, cell.index)
+                    chain.bind_bad_cell(cell.vc, cell.level, cell.index)
                 case Relieve(cell):
-                    chain.relieve(cell.level, cell.index)
+                    chain.unbind_bad_cell(cell.level, cell.index)
 
     def lead(self, candidates: Sequence[str]) -> str:
         """Choose who leads a set."""
-        return leader(candidates)
+        return choose_leader(candidates)
 
 
 AT_ONCE = AtOnce()
 
 
-def leader(candidates: Sequence[str]) -> str:
+def choose_leader(candidates: Sequence[str]) -> str:
     """Return who of several is to lead a set: the first that came."""
     return candidates[0]
 
 
 def _settle(chain: ChainState, *, health: bool) -> Iterator[Bear | Relieve]:
-    if not (chain.bad or chain.doomed):
+    if not (chain.bad or chain.bad_cells):
         return
     changed = health
     if health:
@@ -126,7 +126,7 @@ def _afresh(chain: ChainState) -> Iterator[Relieve]:
         any(pool.total[level] and not pool.pin for pool in chain.pools.values())
         for level in range(chain.topology.top + 1)
     ]
-    idle = [cell for cell in chain.doomed if not cell.used]
+    idle = [cell for cell in chain.bad_cells if not cell.used]
     if sum(owned) > 1 and len(idle) <= AFRESH_MAX:
         for cell in sorted(idle, key=lambda cell: (cell.level, cell.index)):
             yield _relieve(chain, cell)
@@ -134,10 +134,10 @@ def _afresh(chain: ChainState) -> Iterator[Relieve]:
 
 def _spare(chain: ChainState) -> Iterator[Relieve]:
     """Yield the cells that need not be borne any more."""
-    for cell in [cell for cell in chain.doomed if not cell.used and not chain.firm_gpus(cell)]:
+    for cell in [cell for cell in chain.bad_cells if not cell.used and not chain.firm_gpus(cell)]:
         yield _relieve(chain, cell)
     for level in range(chain.topology.top, 0, -1):
-        while chain.doomed_at[level] and chain.forest.serves(level):
+        while chain.bad_cells_at[level] and chain.forest.can_serve_one_more(level):
             least = min(
                 _idle(chain, level),
                 default=None,
@@ -169,7 +169,7 @@ def _bad_cell(chain: ChainState, level: int) -> int | None:
         for free in sorted(chain.forest.ill[high]):
             inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
             for cell in sorted(inside, key=firm.__getitem__):
-                if Draft(chain.forest).take(level, cell):
+                if Draft(chain.forest).take_if_safe(level, cell):
                     return cell
     return None
 
@@ -177,7 +177,7 @@ def _bad_cell(chain: ChainState, level: int) -> int | None:
 def _share_out(chain: ChainState) -> Iterator[Bear | Relieve]:
     """Yield what gives each VC its share of the borne cells that no job uses."""
     for level in range(chain.topology.top, 0, -1):
-        if not chain.doomed_at[level]:
+        if not chain.bad_cells_at[level]:
             continue
         cells = sorted(_idle(chain, level), key=lambda cell: cell.index)
         pools = {pool.vc: pool for pool in chain.pools.values() if not pool.pin}
@@ -193,16 +193,18 @@ def _share_out(chain: ChainState) -> Iterator[Bear | Relieve]:
             yield _bear(chain, owner, level, index)
 
 
-def _owners(cells: list[VCell], pools: Mapping[str, Pool], level: int) -> list[str]:
+def _owners(cells: list[VirtualCell], pools: Mapping[str, Pool], level: int) -> list[str]:
     """Return which VC is to bear each of these cells of a level."""
     borne = dict.fromkeys(sorted(pools, reverse=True), 0)
     for cell in cells:
         borne[cell.pool.vc] += 1
-    counts = shares({vc: pools[vc].left[level] + count for vc, count in borne.items()}, len(cells))
+    counts = share_bad_cells(
+        {vc: pools[vc].left[level] + count for vc, count in borne.items()}, len(cells)
+    )
     return [vc for vc, count in counts.items() for _ in range(count)]
 
 
-def shares(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
+def share_bad_cells(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
     """Return how many of some cells each VC bears: one after the other goes to who has most left.
 
     Args:
@@ -225,13 +227,13 @@ def shares(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
     return found
 
 
-def _idle(chain: ChainState, level: int) -> list[VCell]:
+def _idle(chain: ChainState, level: int) -> list[VirtualCell]:
     """Return the borne cells of a level that no job uses."""
-    return [cell for cell in chain.doomed if cell.level == level and not cell.used]
+    return [cell for cell in chain.bad_cells if cell.level == level and not cell.used]
 
 
-def _relieve(chain: ChainState, cell: VCell) -> Relieve:
-    return Relieve(chain.borne(cell))
+def _relieve(chain: ChainState, cell: VirtualCell) -> Relieve:
+    return Relieve(chain.bad_cell_of(cell))
 
 
 def _bear(chain: ChainState, vc: str, level: int, index: int) -> Bear:

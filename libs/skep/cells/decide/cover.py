@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
-from skep.cells.holds import Hold, Spot
+from skep.cells.holds import CellHold, Spot
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 
 
-def find_cover(cells: Cells, hold: Hold) -> tuple[Spot, ...] | None:
+def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
     """Return a job's own GPUs as cells that its VC can own now, or None if it cannot.
 
     A worker fits a cell that the VC has bound there, or a new one that may be taken safely: every
@@ -37,7 +37,7 @@ def find_cover(cells: Cells, hold: Hold) -> tuple[Spot, ...] | None:
             first, last = min(spot.leaves), max(spot.leaves)
             for at in _levels_to_try(spot.level, shape.top):
                 cell = first // shape.size[at]
-                if cell == last // shape.size[at] and left[at] and draft.take(at, cell):
+                if cell == last // shape.size[at] and left[at] and draft.take_if_safe(at, cell):
                     left[at] -= 1
                     new[at, cell] = None
                     level = at

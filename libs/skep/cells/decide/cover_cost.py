@@ -9,7 +9,7 @@ from skep.cells.holds import Spot
 from skep.cells.pools import Pool
 
 
-def used_up(chain: ChainState, pool: Pool, spots: Sequence[Spot]) -> tuple[int, int]:
+def cover_cost(chain: ChainState, pool: Pool, spots: Sequence[Spot]) -> tuple[int, int]:
     """Return what covering a gang on these spots takes from its VC, to be compared: less is better.
 
     `find_placement` searches in the same order, so for one state it finds nothing much better.

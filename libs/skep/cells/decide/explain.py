@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from skep.cells.bin_packing import Bin, fits
+from skep.cells.bin_packing import Bin, workers_fit
 from skep.cells.chain import ChainState
-from skep.cells.holds import Hold, Request
+from skep.cells.holds import CellHold, Request
 from skep.cells.legal import gpus_text, impossible
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
@@ -40,7 +40,7 @@ class Unit(NamedTuple):
     bad: int = 0
 
 
-def waits(cells: Cells, request: Request) -> Why:
+def explain_wait(cells: Cells, request: Request) -> Why:
     """Return why a gang that `find_placement` has no place for has to wait, or never gets one."""
     refusal = impossible(cells.cluster, request)
     if refusal is not None:
@@ -113,7 +113,7 @@ def _units(chain: ChainState, pool: Pool, request: Request, within: int | None) 
             room = bad = 0
             leaves = shape.span(min(domain, node), unit)
             for leaf in leaves:
-                if chain.priority(leaf) < request.priority:
+                if chain.priority_of(leaf) < request.priority:
                     room += leaf not in chain.bad
                     bad += leaf in chain.bad
             yield Unit((0, domain, shape.up(leaves.start, domain)), room, bad)
@@ -141,12 +141,12 @@ def _fit(units: Sequence[Unit], sizes: Sequence[int], within: int | None, *, hea
 def _packs(rooms: Sequence[int], sizes: Sequence[int]) -> bool:
     if sizes[0] == sizes[-1]:
         return sum(room // sizes[0] for room in rooms) >= len(sizes)
-    return bool(fits([Bin(room) for room in rooms if room >= sizes[-1]], sizes))
+    return bool(workers_fit([Bin(room) for room in rooms if room >= sizes[-1]], sizes))
 
 
-def _users(chain: ChainState, pool: Pool, request: Request) -> dict[Hold, int]:
+def _users(chain: ChainState, pool: Pool, request: Request) -> dict[CellHold, int]:
     """Return who has (or claims) GPUs of the VC's bound cells that the request cannot take."""
-    users: dict[Hold, int] = {}
+    users: dict[CellHold, int] = {}
     for level, index in pool.bound:
         for leaf in chain.topology.span(level, index):
             holder = chain.claim.get(leaf) or chain.user[leaf]
@@ -155,7 +155,7 @@ def _users(chain: ChainState, pool: Pool, request: Request) -> dict[Hold, int]:
     return users
 
 
-def _named(users: dict[Hold, int]) -> str:
+def _named(users: dict[CellHold, int]) -> str:
     order = sorted(users, key=lambda hold: (-users[hold], hold.job))
     told = [
         f"{hold.job} ({gpus_text(users[hold])}, priority {hold.priority}"

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from skep.cells.chain import ChainState
 from skep.cells.decide.fair_share_gang import place_gang
-from skep.cells.decide.gpu_choice import Loss, available, seize
+from skep.cells.decide.gpu_choice import Loss, available_leaves, seize_leaves
 from skep.cells.decide.search import Limit
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 
 Shares = Mapping[str, tuple[int, float]]
 """By VC: GPUs its jobs use opportunistically, and its weight."""
 
 
-def may_take(shares: Shares, request: Request, victims: Iterable[Hold]) -> bool:
+def may_take(shares: Shares, request: Request, victims: Iterable[CellHold]) -> bool:
     """Return whether a VC below its share may have these jobs stopped for a gang of its own."""
     lost: dict[str, int] = {}
     for hold in victims:
@@ -33,7 +33,7 @@ def may_take(shares: Shares, request: Request, victims: Iterable[Hold]) -> bool:
     )
 
 
-def spare(shares: Shares, request: Request) -> dict[str, int]:
+def gpus_to_give(shares: Shares, request: Request) -> dict[str, int]:
     """Return how many GPUs each VC may have to give for a gang: as many as `may_take` allows."""
     used, weight = shares[request.vc]
     after = (used + sum(request.sizes)) / weight
@@ -47,7 +47,7 @@ def spare(shares: Shares, request: Request) -> dict[str, int]:
 
 def place_yielding(
     chain: ChainState,
-    holds: Mapping[str, Hold],
+    holds: Mapping[str, CellHold],
     request: Request,
     shares: Shares,
     loss: Loss,
@@ -58,7 +58,7 @@ def place_yielding(
 
     On one node if the gang fits there, else over several. Victims are those that lose least.
     """
-    shape, left = chain.topology, spare(shares, request)
+    shape, left = chain.topology, gpus_to_give(shares, request)
     if not any(left.values()):
         return None  # The usual answer, once everybody has his share.
     yielding = {
@@ -78,7 +78,7 @@ def place_yielding(
 
 def _on_one(
     chain: ChainState,
-    holds: Mapping[str, Hold],
+    holds: Mapping[str, CellHold],
     request: Request,
     shares: Shares,
     loss: Loss,
@@ -103,10 +103,10 @@ def _on_one(
         for cell in shape.within(shape.node_level, node, lower):
             leaves = [
                 leaf
-                for leaf in available(chain, lower, cell, 0)
+                for leaf in available_leaves(chain, lower, cell, 0)
                 if leaf not in chain.claim and _gives(chain, leaf, yielding)
             ]
-            spoils = seize(chain, leaves, sizes, loss, {})
+            spoils = seize_leaves(chain, leaves, sizes, loss, {})
             if spoils is None or not spoils.victims:
                 continue
             if may_take(shares, request, [holds[job] for job in spoils.victims]) and (

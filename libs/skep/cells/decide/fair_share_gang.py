@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 from skep.cells.chain import ChainState
-from skep.cells.decide.gpu_choice import Loss, closest
+from skep.cells.decide.gpu_choice import Loss, closest_leaves
 from skep.cells.decide.search import Limit
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import CellHold, Placement, Request, Spot
 
 EXACT_MAX = 10
 """Candidates of whom all combinations are compared: a thousand, at some microseconds each."""
@@ -28,7 +28,7 @@ Spare = Mapping[str, int]
 
 def place_gang(
     chain: ChainState,
-    holds: Mapping[str, Hold],
+    holds: Mapping[str, CellHold],
     request: Request,
     loss: Loss,
     limit: Limit,
@@ -71,7 +71,7 @@ def place_gang(
 
 
 def _given(
-    holds: Mapping[str, Hold], jobs: Iterable[str], left: dict[str, int]
+    holds: Mapping[str, CellHold], jobs: Iterable[str], left: dict[str, int]
 ) -> dict[str, int] | None:
     """Return what is left to give after these jobs gave their GPUs; None if it is not enough."""
     left = dict(left)
@@ -136,7 +136,7 @@ class _Room:
                 idle[node] += len(leaves)
         return idle
 
-    def victims(self, holds: Mapping[str, Hold], loss: Loss, spare: Spare) -> list[str]:
+    def victims(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
         """Return who is to be stopped, sorted; nobody if that is not enough, or not needed."""
         if self.total(()) >= self.wanted:
             return []
@@ -144,7 +144,7 @@ class _Room:
             return self._exact(holds, loss, spare)
         return self._greedy(holds, loss, spare)
 
-    def _exact(self, holds: Mapping[str, Hold], loss: Loss, spare: Spare) -> list[str]:
+    def _exact(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
         best: tuple[float, list[str]] | None = None
         for count in range(1, len(holds) + 1):
             for jobs in combinations(sorted(holds), count):
@@ -155,7 +155,7 @@ class _Room:
                     best = lost, list(jobs)
         return best[1] if best is not None else []
 
-    def _greedy(self, holds: Mapping[str, Hold], loss: Loss, spare: Spare) -> list[str]:
+    def _greedy(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
         chosen: dict[str, None] = {}
         left = dict(spare)
         idle, missing = dict(self.idle), self.wanted - self.total(())
@@ -233,10 +233,10 @@ class _Room:
             leaves = [
                 leaf
                 for leaf in shape.span(shape.node_level, node)
-                if chain.idle(leaf) or self._freed(leaf, going)
+                if chain.is_idle(leaf) or self._freed(leaf, going)
             ]
             for _ in range(min(missing, self.slots(node, len(leaves)))):
-                got = closest(shape, leaves, self.gpus)
+                got = closest_leaves(shape, leaves, self.gpus)
                 leaves = [leaf for leaf in leaves if leaf not in got]
                 missing -= 1
                 yield Spot(got)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
-from skep.cells.holds import OPPORTUNISTIC, Hold
+from skep.cells.holds import OPPORTUNISTIC, CellHold
 from skep.cells.topology import Topology
 
 Loss = Callable[[str], float]
 """The work that is lost if a job is stopped now, in any unit that compares; none is free."""
 
 
-def available(chain: ChainState, level: int, index: int, below: int) -> list[int]:
+def available_leaves(chain: ChainState, level: int, index: int, below: int) -> list[int]:
     """Return the healthy leaves of a cell that nobody holds with this priority or a higher one."""
     span = chain.topology.span(level, index)
     user, claim, bad = chain.user, chain.claim, chain.bad
@@ -22,7 +22,7 @@ def available(chain: ChainState, level: int, index: int, below: int) -> list[int
             leaf for leaf in span if user[leaf] is None and leaf not in claim and leaf not in bad
         ]
     if claim:
-        return [leaf for leaf in span if leaf not in bad and chain.priority(leaf) < below]
+        return [leaf for leaf in span if leaf not in bad and chain.priority_of(leaf) < below]
     return [
         leaf
         for leaf in span
@@ -30,7 +30,7 @@ def available(chain: ChainState, level: int, index: int, below: int) -> list[int
     ]
 
 
-def closest(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:
+def closest_leaves(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:
     """Return so many of these leaves (of one node, ascending) with the lowest common ancestor.
 
     Of several cells of that level the tightest; in it, whole children before parts of others.
@@ -70,7 +70,7 @@ def _groups(leaves: Sequence[int], size: int) -> list[list[int]]:
     return list(groups.values())
 
 
-class Spoils(NamedTuple):
+class Seized(NamedTuple):
     """Leaves taken from others: what that loses, whose they were, and who claimed them."""
 
     loss: float
@@ -79,13 +79,13 @@ class Spoils(NamedTuple):
     cancels: dict[str, None]
 
 
-def seize(
+def seize_leaves(
     chain: ChainState,
     leaves: Sequence[int],
     sizes: Sequence[int],
     loss: Loss,
     gone: Mapping[str, None],
-) -> Spoils | None:
+) -> Seized | None:
     """Return leaves for workers of these sizes at the least loss, or None if there are too few.
 
     `gone` are victims already: their GPUs cost nothing more. Whole victims are taken one after the
@@ -113,7 +113,7 @@ def seize(
     free.sort()
     chosen: list[tuple[int, ...]] = []
     for gpus in sizes:
-        got = closest(chain.topology, free, gpus)
+        got = closest_leaves(chain.topology, free, gpus)
         taken = set(got)
         free = [leaf for leaf in free if leaf not in taken]
         chosen.append(got)
@@ -121,8 +121,8 @@ def seize(
     needed = dict.fromkeys(_job(chain.user[leaf]) for leaf in used)
     victims = {job: None for job in victims if job in needed}
     claims = dict.fromkeys(chain.claim[leaf].job for leaf in used if leaf in chain.claim)
-    return Spoils(lost, chosen, victims, claims)
+    return Seized(lost, chosen, victims, claims)
 
 
-def _job(hold: Hold | None) -> str:
+def _job(hold: CellHold | None) -> str:
     return hold.job if hold is not None else ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skep.cells.bin_packing import Bin, pack
+from skep.cells.bin_packing import Bin, pack_workers
 from skep.cells.chain import OWNED, SPLIT, ChainState
-from skep.cells.decide.gpu_choice import available, closest
+from skep.cells.decide.gpu_choice import available_leaves, closest_leaves
 from skep.cells.decide.search import Found, Limit, as_placement
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 
@@ -39,7 +39,7 @@ def _on_one(chain: ChainState, sizes: list[int], within: int, limit: Limit) -> F
         if limit is not None and limit(shape.nodes[node]) < len(sizes):
             continue
         for cell in shape.within(shape.node_level, node, within):
-            leaves = available(chain, within, cell, OPPORTUNISTIC)
+            leaves = available_leaves(chain, within, cell, OPPORTUNISTIC)
             if len(leaves) >= need:
                 return Found(_lay(chain, leaves, sizes))
     return None
@@ -48,7 +48,7 @@ def _on_one(chain: ChainState, sizes: list[int], within: int, limit: Limit) -> F
 def _lay(chain: ChainState, leaves: list[int], sizes: list[int]) -> list[Spot]:
     spots = []
     for gpus in sizes:
-        got = closest(chain.topology, leaves, gpus)
+        got = closest_leaves(chain.topology, leaves, gpus)
         leaves = [leaf for leaf in leaves if leaf not in got]
         spots.append(Spot(got))
     return spots
@@ -68,7 +68,7 @@ def _tightest(chain: ChainState, need: int) -> Iterator[int]:
     for idle in range(need, size + 1):
         yield from forest.by_busy[node_level].get(size - idle, ())
     for kind in (SPLIT, OWNED):
-        yield from chain.beside(kind, range(need, size + 1))
+        yield from chain.nodes_of_kind(kind, range(need, size + 1))
 
 
 def _having(counts: list[int], value: int, inside: range) -> Iterator[int]:
@@ -95,7 +95,7 @@ def _roomiest(chain: ChainState) -> Iterator[int]:
     for idle in range(size, 0, -1):
         yield from forest.by_busy[node_level].get(size - idle, ())
     for kind in (SPLIT, OWNED):
-        yield from chain.beside(kind, range(size, 0, -1))
+        yield from chain.nodes_of_kind(kind, range(size, 0, -1))
 
 
 def _in_domain(chain: ChainState, sizes: list[int], level: int, limit: Limit) -> Found | None:
@@ -118,7 +118,7 @@ def _over(chain: ChainState, nodes: Iterator[int], sizes: list[int], limit: Limi
     shape, rest, got = chain.topology, list(sizes), []
     bins: dict[int, Bin] = {}
     for node in nodes:
-        leaves = available(chain, shape.node_level, node, OPPORTUNISTIC)
+        leaves = available_leaves(chain, shape.node_level, node, OPPORTUNISTIC)
         most = len(rest) if limit is None else limit(shape.nodes[node])
         taken: list[int] = []
         room = len(leaves)
@@ -135,11 +135,11 @@ def _over(chain: ChainState, nodes: Iterator[int], sizes: list[int], limit: Limi
         bins[node] = Bin(len(leaves), shape.nodes[node], None if limit is None else most)
     if sizes[0] == sizes[-1]:
         return None
-    packed = pack(list(bins.values()), sizes)
+    packed = pack_workers(list(bins.values()), sizes)
     if packed is None:
         return None
     got = []
     for node, workers in zip(bins, packed, strict=True):
-        leaves = available(chain, shape.node_level, node, OPPORTUNISTIC)
+        leaves = available_leaves(chain, shape.node_level, node, OPPORTUNISTIC)
         got += _lay(chain, leaves, workers)
     return Found(got)

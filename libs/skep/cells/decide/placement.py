@@ -14,7 +14,7 @@ from skep.cells.decide.opportunistic import place_idle
 from skep.cells.decide.search import Found, Limit, Search, as_placement
 from skep.cells.forest import Draft
 from skep.cells.holdings import Offer
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.wire.spec import suits
 
@@ -72,7 +72,7 @@ def _in_cells_of_vc(
     best: tuple[tuple[float, int, int], Offer, Found] | None = None
     for offer in offers:
         chain, pool = offer
-        if below == 0 and pool.room(chain.topology.size) < need:
+        if below == 0 and pool.most_gpus(chain.topology.size) < need:
             continue  # The usual answer for most queues.
         search = Search(chain, pool, request, below, loss, limit)
         if below > 0 and (lazy := _by_demotion(offer, request, search)) is not None:
@@ -139,9 +139,9 @@ def _by_demotion(offer: Offer, request: Request, search: Search) -> Placement | 
             continue
         draft = Draft(chain.forest)
         span = chain.topology.span(level, index)
-        draft.returned(level, bad=any(leaf in span for leaf in chain.bad))
+        draft.assume_returned(level, bad=any(leaf in span for leaf in chain.bad))
         for new, _, _ in chain.forest.clean_cells(level):
-            if draft.take(level, new):
+            if draft.take_if_safe(level, new):
                 found = _lay(chain, search, level, new)
                 if found is not None:
                     made = as_placement(chain, request, found)
@@ -150,7 +150,7 @@ def _by_demotion(offer: Offer, request: Request, search: Search) -> Placement | 
     return None
 
 
-def _spots_in(hold: Hold, level: int, index: int, chain: ChainState) -> int:
+def _spots_in(hold: CellHold, level: int, index: int, chain: ChainState) -> int:
     """Return how many of a hold's spots are in a cell."""
     return sum(chain.topology.up(spot.leaves[0], level) == index for spot in hold.spots)
 

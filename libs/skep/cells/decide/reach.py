@@ -14,7 +14,7 @@ Reach = dict[int, dict[str, int]]
 """GPUs by index of a node, and there by pin: under "" those for jobs without one."""
 
 
-def reach(chain: ChainState, vc: str) -> Reach | None:
+def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
     """Return how many more GPUs of each node the VC's cells could cover now.
 
     Those of the cells that it has bound, and of as many more as it may bind together; what

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from skep.cells.chain import ChainState
-from skep.cells.decide.gpu_choice import available, closest
+from skep.cells.decide.gpu_choice import available_leaves, closest_leaves
 from skep.cells.holds import OPPORTUNISTIC, Request
 
 Part = Sequence[Sequence[int]]
@@ -37,7 +37,9 @@ def rebind(
             (
                 placed
                 for cell in shape.within(shape.node_level, node, level)
-                for leaves in _fitting(chain, request, available(chain, level, cell, OPPORTUNISTIC))
+                for leaves in _fitting(
+                    chain, request, available_leaves(chain, level, cell, OPPORTUNISTIC)
+                )
                 if (placed := _lay(chain, leaves, part)) is not None
             ),
             None,
@@ -71,7 +73,7 @@ def _lay(chain: ChainState, idle: list[int], part: Part) -> list[tuple[int, ...]
                 del free[leaf]
     for rank, leaves in enumerate(part):
         if rank not in made:
-            made[rank] = closest(chain.topology, list(free), len(leaves))
+            made[rank] = closest_leaves(chain.topology, list(free), len(leaves))
             for leaf in made[rank]:
                 del free[leaf]
     return [made[rank] for rank in range(len(part))]

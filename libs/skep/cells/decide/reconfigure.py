@@ -8,16 +8,16 @@ from typing import NamedTuple
 from skep.cells.chain import ChainState
 from skep.cells.decide.cover import find_cover
 from skep.cells.forest import Draft
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.cells.install import (
     Carried,
-    Change,
     Home,
+    ReconfiguredJob,
     as_before,
-    enter,
+    enter_carried,
+    gpus_of_hold,
     home_of,
     install_cluster,
-    used,
 )
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     bad_cells: tuple[BadCell, ...]
 
 
-def carry(cells: Cells, cluster: Cluster) -> Outcome:
+def decide_outcome(cells: Cells, cluster: Cluster) -> Outcome:
     """Return what becomes of all holds on another cluster; none of their jobs is stopped.
 
     In a chain of which neither shape nor owners change everything stays as it is. Elsewhere a hold
@@ -40,20 +40,20 @@ def carry(cells: Cells, cluster: Cluster) -> Outcome:
     the others count as bad until it leaves them. A VC goes on bearing a bad cell if it can.
     """
     new = Cells(cluster)
-    for node, device in sorted(cells.ill()):
-        new.note_ill(node, device)
+    for node, device in sorted(cells.bad_gpus()):
+        new.note_bad_gpu(node, device)
     same = [name for name in new.chains if _same(cells, new, name)]
-    bad_cells = [cell for cell in cells.borne() if cell.chain in same]
+    bad_cells = [cell for cell in cells.bound_bad_cells() if cell.chain in same]
     for cell in bad_cells:
-        new.bear(cell)
+        new.bind_bad_cell(cell)
     carried: list[Carried] = []
-    stay: list[Hold] = []
-    others: list[Hold] = []
+    stay: list[CellHold] = []
+    others: list[CellHold] = []
     for hold in cells.holds.values():
         (stay if hold.chain in same and _stays(cells, hold) else others).append(hold)
     for hold in stay:
         carried.append(as_before(hold))
-        enter(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
+        enter_carried(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
     # Opportunistic jobs go in last: they bind nothing, and others may bind around them.
     for hold in sorted(others, key=lambda hold: -hold.asked):
         if hold.claims:
@@ -62,14 +62,14 @@ def carry(cells: Cells, cluster: Cluster) -> Outcome:
         chain = _chain(cells, new, hold)
         home = home_of(cells, new, hold, chain)
         carried.append(_decide(new, hold, chain, home, _levels(cells, new, hold, chain)))
-        enter(new, hold, carried[-1], home)
+        enter_carried(new, hold, carried[-1], home)
     bad_cells += _go_on(cells, new, same)
     return Outcome(tuple(carried), tuple(bad_cells))
 
 
-def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
+def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[ReconfiguredJob]]:
     """Return the same jobs on another cluster and what that means for each, where no facts are."""
-    return install_cluster(cells, cluster, *carry(cells, cluster))
+    return install_cluster(cells, cluster, *decide_outcome(cells, cluster))
 
 
 def _same(old: Cells, new: Cells, name: str) -> bool:
@@ -89,24 +89,24 @@ def _owned(chain: ChainState) -> dict[tuple[str, str], list[int]]:
     return {key: pool.total for key, pool in chain.pools.items() if any(pool.total)}
 
 
-def _stays(cells: Cells, hold: Hold) -> bool:
+def _stays(cells: Cells, hold: CellHold) -> bool:
     """Return whether a hold can stay as it is in a chain that does not change."""
-    astray = any(job in cells.astray for job in hold.partners or (hold.job,))
+    off_chain = any(job in cells.off_chain for job in hold.partners or (hold.job,))
     rightful = hold.asked > OPPORTUNISTIC or not hold.guaranteed
-    return rightful and not astray and not hold.claims
+    return rightful and not off_chain and not hold.claims
 
 
-def _chain(old: Cells, new: Cells, hold: Hold) -> str:
+def _chain(old: Cells, new: Cells, hold: CellHold) -> str:
     """Return the chain that has most of the GPUs of a hold."""
-    _, spots = used(old, hold)
+    _, spots = gpus_of_hold(old, hold)
     homes = [new.find(*gpu) for gpus in spots for gpu in gpus]
     chains = [home[0] for home in homes if home is not None]
     return max(dict.fromkeys(chains), key=chains.count, default="")
 
 
-def _levels(old: Cells, new: Cells, hold: Hold, chain: str) -> list[int]:
-    """Return the levels that its spots in a chain had, 0 for GPUs that were astray."""
-    _, spots = used(old, hold)
+def _levels(old: Cells, new: Cells, hold: CellHold, chain: str) -> list[int]:
+    """Return the levels that its spots in a chain had, 0 for GPUs that were outside the chain."""
+    _, spots = gpus_of_hold(old, hold)
     levels = [spot.level for spot in hold.spots] + [0] * len(spots)
     homes = [[new.find(*gpu) for gpu in gpus] for gpus in spots]
     return [
@@ -116,19 +116,19 @@ def _levels(old: Cells, new: Cells, hold: Hold, chain: str) -> list[int]:
     ]
 
 
-def _decide(new: Cells, hold: Hold, chain: str, home: Home, levels: list[int]) -> Carried:
+def _decide(new: Cells, hold: CellHold, chain: str, home: Home, levels: list[int]) -> Carried:
     """Return what becomes of a hold whose chain changed."""
     leads = hold.job if hold.job in home.partners else next(iter(home.partners), hold.job)
     if not home.spots:
         return Carried(hold.job, chain, (), Fate.DEMOTED, leads)
     spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
-    moved = Hold(
+    moved = CellHold(
         Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
         Placement(chain, spots),
     )
     # A set whose guaranteed jobs are all to end has no right to cells.
     owns = hold.guaranteed and hold.asked > OPPORTUNISTIC
-    covered = find_cover(new, moved) if owns and not any(home.astray.values()) else None
+    covered = find_cover(new, moved) if owns and not any(home.off_chain.values()) else None
     if covered is not None:
         taken = tuple(spot.level for spot in covered)
         return Carried(hold.job, chain, taken, Fate.KEPT, leads)
@@ -138,7 +138,9 @@ def _decide(new: Cells, hold: Hold, chain: str, home: Home, levels: list[int]) -
 
 def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:
     """Yield the cells of changed chains that VCs go on bearing; they are bound in `new`."""
-    for cell in sorted(old.borne(), key=lambda cell: (cell.chain, cell.level, cell.index)):
+    for cell in sorted(
+        old.bound_bad_cells(), key=lambda cell: (cell.chain, cell.level, cell.index)
+    ):
         found = _found(old, new, cell) if cell.chain not in same else None
         if found is None:
             continue
@@ -146,8 +148,8 @@ def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:
         pool = chain.pools.get((found.vc, ""))
         bad = chain.forest.firm[found.level][found.index]
         owes = pool is not None and pool.left[found.level] > 0
-        if owes and bad and Draft(chain.forest).take(found.level, found.index):
-            new.bear(found)
+        if owes and bad and Draft(chain.forest).take_if_safe(found.level, found.index):
+            new.bind_bad_cell(found)
             yield found
 
 

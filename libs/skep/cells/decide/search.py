@@ -15,9 +15,15 @@ from itertools import chain as chained
 from itertools import islice
 from typing import NamedTuple
 
-from skep.cells.bin_packing import Bin, pack
+from skep.cells.bin_packing import Bin, pack_workers
 from skep.cells.chain import ChainState
-from skep.cells.decide.gpu_choice import Loss, Spoils, available, closest, seize
+from skep.cells.decide.gpu_choice import (
+    Loss,
+    Seized,
+    available_leaves,
+    closest_leaves,
+    seize_leaves,
+)
 from skep.cells.forest import Draft, Index, Kind
 from skep.cells.holds import Placement, Request, Spot
 from skep.cells.pools import Pool
@@ -108,7 +114,7 @@ class Search:
             for unit in self._units_by_priority():
                 yield self._in_unit([unit], within)
             return
-        for level, room, group in self.pool.rooms(self.need, self.shape.size):
+        for level, room, group in self.pool.units_with_room(self.need, self.shape.size):
             for units in self._alike(level, room, group):
                 yield self._in_unit(units, within)
 
@@ -143,7 +149,7 @@ class Search:
         for level, index in self.pool.bound:
             lower = min(level, node)
             for unit in self.shape.within(level, index, lower):
-                if len(available(chain, lower, unit, self.below)) >= self.need:
+                if len(available_leaves(chain, lower, unit, self.below)) >= self.need:
                     yield lower, unit
 
     def _inside(self, level: int, index: int, within: int, bound: int) -> Iterator[Found]:
@@ -162,7 +168,9 @@ class Search:
             busy, firm = self.chain.forest.busy[lower], self.chain.forest.firm[lower]
             order = sorted(cells, key=lambda cell: (-firm[cell], busy[cell]))
         for cell in order:
-            found = self._take(available(self.chain, lower, cell, self.below), self.sizes, bound)
+            found = self._take(
+                available_leaves(self.chain, lower, cell, self.below), self.sizes, bound
+            )
             if found is not None:
                 yield found
 
@@ -176,11 +184,11 @@ class Search:
         user, claim = self.chain.user, self.chain.claim
         idle = [leaf for leaf in leaves if user[leaf] is None and leaf not in claim]
         if len(idle) < need:
-            spoils = seize(self.chain, leaves, sizes, self.loss, gone)
+            spoils = seize_leaves(self.chain, leaves, sizes, self.loss, gone)
             return None if spoils is None else _found(spoils, bound)
         spots = []
         for gpus in sizes:
-            got = closest(self.shape, idle, gpus)
+            got = closest_leaves(self.shape, idle, gpus)
             spots.append(Spot(got, bound))
             if len(got) < len(idle):
                 idle = [leaf for leaf in idle if leaf not in got]
@@ -323,7 +331,7 @@ class Search:
         for source in (iter(units), more(rest) if more is not None else iter(())):
             for unit in source:
                 tried.append(unit)
-                room = len(available(self.chain, unit.level, unit.place, self.below))
+                room = len(available_leaves(self.chain, unit.level, unit.place, self.below))
                 fitting = self._fitting(rest, room, unit, placed)
                 if fitting:
                     plan.append((unit, fitting))
@@ -338,9 +346,9 @@ class Search:
         bins = []
         for unit in units:
             node = self._node_of(unit)
-            room = len(available(self.chain, unit.level, unit.place, self.below))
+            room = len(available_leaves(self.chain, unit.level, unit.place, self.below))
             bins.append(Bin(room, node, None if self.limit is None else self.limit(node)))
-        got = pack(bins, self.sizes)
+        got = pack_workers(bins, self.sizes)
         if got is None:
             return None
         return self._carry([(unit, sizes) for unit, sizes in zip(units, got, strict=True) if sizes])
@@ -352,7 +360,7 @@ class Search:
         cancels: dict[str, None] = {}
         lost = 0.0
         for unit, sizes in plan:
-            leaves = available(self.chain, unit.level, unit.place, self.below)
+            leaves = available_leaves(self.chain, unit.level, unit.place, self.below)
             laid = self._take(leaves, sizes, unit.bound, victims)
             assert laid is not None, unit
             got += laid.spots
@@ -413,10 +421,10 @@ def new_cells(
 
     clean, used = forest.clean_cells(level, skip), forest.used_cells(level, skip)
     for cell, _, _ in chained(clean, used):
-        kind = plan.kind(level, cell)
+        kind = plan.safety_class(level, cell)
         if kind is None or kind in refused:
             continue
-        if not plan.take(level, cell):
+        if not plan.take_if_safe(level, cell):
             refused[kind] = None
             continue
         if draft is None:
@@ -438,7 +446,7 @@ def _cheapest(found: Iterator[Found]) -> Found | None:
     return best
 
 
-def _found(spoils: Spoils, bound: int) -> Found:
+def _found(spoils: Seized, bound: int) -> Found:
     spots = [Spot(leaves, bound) for leaves in spoils.leaves]
     return Found(spots, spoils.loss, spoils.victims, spoils.cancels)
 

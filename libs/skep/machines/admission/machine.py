@@ -18,7 +18,7 @@ import msgspec
 
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
-from skep.cells.levels import owned
+from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.sizes import servers_problem, size_problem
@@ -174,7 +174,9 @@ class AdmissionMachine:
     def _set_vcs(self, event: SetVcs) -> None:
         cluster = event.cluster
         if not any(cluster_problems(cluster)):  # Else the allocator refuses it in so many words.
-            promised = {vc: each.gpus + owned(cluster, vc) for vc, each in event.vcs.items()}
+            promised = {
+                vc: each.gpus + gpus_in_cells(cluster, vc) for vc, each in event.vcs.items()
+            }
             self._record(VcsSet(vcs=event.vcs, gpus=promised))
 
     def snapshot(self) -> list[Kept]:
@@ -221,7 +223,7 @@ class AdmissionMachine:
             case CellsSeen():
                 self.cells = fact.cluster
                 self._judged = {}
-                self._owns = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
+                self._owns = {vc: gpus_in_cells(fact.cluster, vc) for vc in fact.cluster.vcs}
             case NodeSeen():
                 self.nodes[fact.node] = fact
                 self._hardware = None

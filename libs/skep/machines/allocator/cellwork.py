@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, assert_never
 from skep.cells import rules1
 from skep.cells.decide import bad_cells, placement
 from skep.cells.decide.gpu_choice import Loss
-from skep.cells.decide.reconfigure import carry
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.install import Carried, Change, as_before, install_cluster
+from skep.cells.decide.reconfigure import decide_outcome
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.cells.install import Carried, ReconfiguredJob, as_before, install_cluster
 from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
@@ -135,10 +135,10 @@ def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
 
 def hold(
     machine: AllocatorMachine, job: JobState, fact: JobBound | CellsReserved, *, claims: bool
-) -> Hold:
+) -> CellHold:
     """Return what a recorded placement holds or claims."""
     asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
-    made = Hold(
+    made = CellHold(
         asked, Placement(fact.chain, spots(machine, fact.chain, fact.members)), claims=claims
     )
     if not made.spots[0].level:
@@ -223,7 +223,7 @@ def home(machine: AllocatorMachine, job: JobState) -> str | None:
     for member in (job.members[name] for name in job.live):
         for device in (device for devices in member.devices for device in devices):
             found = machine.cells.find(member.node, device)
-            if found is None or not machine.cells.chains[found[0]].idle(found[1]):
+            if found is None or not machine.cells.chains[found[0]].is_idle(found[1]):
                 return None
             chains[found[0]] = None
     return next(iter(chains)) if len(chains) == 1 else None
@@ -291,7 +291,7 @@ def resolve(machine: AllocatorMachine, asked: Cluster, *, may_refuse: bool = Fal
     cluster = resolved(asked, inventory)
     if cluster == machine.cells.cluster and asked == machine.asked:
         return
-    decided = carry(machine.cells, cluster)
+    decided = decide_outcome(machine.cells, cluster)
     fates = tuple(
         JobFate(job=job_of(name), fate=each.fate, attempt=attempt_of(name))
         for each in decided.carried
@@ -331,7 +331,7 @@ def _told(each: Carried) -> CarriedHold:
     )
 
 
-def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[Change]]:
+def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[ReconfiguredJob]]:
     """Return the cells that were set, with the same jobs, and what that means for each."""
     if machine.rules < 2:
         return rules1.reconfigure(machine.cells, fact.cluster)
@@ -366,11 +366,11 @@ def apply_bearing(
     """Take over who bears what is bad, or who leads a set."""
     match fact:
         case BadCellBound():
-            machine.cells.bear(fact.cell)
+            machine.cells.bind_bad_cell(fact.cell)
         case BadCellReturned():
-            machine.cells.relieve(fact.cell)
+            machine.cells.unbind_bad_cell(fact.cell)
         case SetLed():
-            machine.cells.lead(
+            machine.cells.set_leader(
                 holder(fact.before, fact.attempt_before), holder(fact.job, fact.attempt)
             )
             for name in (fact.before, fact.job):
@@ -397,7 +397,7 @@ def follow_rules(machine: AllocatorMachine, rules: int) -> None:
 def state_bad_cells(machine: AllocatorMachine) -> None:
     """Record which cells VCs bear, where earlier rules chose them and no fact says so."""
     if machine.unstated:
-        machine.record(RulesRaised(rules=machine.rules, bad_cells=machine.cells.borne()))
+        machine.record(RulesRaised(rules=machine.rules, bad_cells=machine.cells.bound_bad_cells()))
 
 
 def apply_hold(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from skep.cells.check import check as check_cells
+from skep.cells.check import check_cells
 from skep.machines.allocator import cellwork, trials, views
 from skep.machines.allocator.jobs import Part, State
 
@@ -51,7 +51,7 @@ def check(machine: AllocatorMachine) -> None:
             assert attempt in node.holdings, (name, attempt)
     held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
     claims = {cellwork.holder(job.job, job.following) for job in machine.reserved.values()}
-    assert set(machine.cells.holds) | set(machine.cells.astray) <= held_by | claims
+    assert set(machine.cells.holds) | set(machine.cells.off_chain) <= held_by | claims
     assert set(machine.cells.sets) <= held_by
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from skep.cells.nodes import Holding, NodeState
-from skep.cells.snapshot import CellsKept
-from skep.cells.snapshot import keep as keep_cells
-from skep.cells.snapshot import restore as restore_cells
+from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.machines.allocator import cellwork, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.lately import Lately
@@ -93,7 +91,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     away: tuple[str, ...] = ()
 
 
-Kept = AllocatorKept | TriedKept | CellsKept | NodeKept | JobKept | PlacedKept
+Kept = AllocatorKept | TriedKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
 
 
 def keep(machine: AllocatorMachine) -> Iterator[Kept]:
@@ -114,7 +112,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         unstated=machine.unstated,
     )
     yield from _tried(machine)
-    yield keep_cells(machine.cells)
+    yield take_snapshot(machine.cells)
     for node in machine.nodes.values():
         yield _node(node)
     for job in machine.jobs.values():
@@ -193,7 +191,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             if machine.rules > 1:
                 raise_rules(machine.tries)  # A snapshot may name them as earlier rules did.
             machine.lately.pauses.update(kept.pauses)
-        case CellsKept():
+        case CellsSnapshot():
             machine.cells = restore_cells(kept)
             cellwork.follow_rules(machine, machine.rules)
         case NodeKept():

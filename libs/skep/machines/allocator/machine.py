@@ -218,8 +218,8 @@ class AllocatorMachine:
         So who bears bad hardware and who leads a set is decided in the record that changed it.
         """
         self._record(fact)
-        if self.cells.open:
-            for step in bad_cells.steps(self.cells):
+        if self.cells.undecided:
+            for step in bad_cells.next_steps(self.cells):
                 self._record(cellwork.follows(step))
 
     def _record(self, fact: AllocatorFact) -> None:
@@ -354,7 +354,7 @@ class AllocatorMachine:
         """Take over one fact, or one piece of a snapshot."""
         if self.soft.planned:
             views.touch(self, fact)
-        self.cells.begin()
+        self.cells.begin_change()
         match fact:
             case JobQueued():
                 self._apply_queued(fact)
@@ -440,7 +440,7 @@ class AllocatorMachine:
         self.parked.clear()
         self.cells, changes = cellwork.install(self, fact)
         for name, node, device in cellwork.uncovered(self):
-            self.cells.stray(name, node, device)
+            self.cells.note_off_chain(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
             if job is not None and change.fate == "released":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
 from skep.machines.allocator import cellwork
 from skep.machines.allocator.jobs import JobState, Part, Successor
 from skep.wire.facts import Member
@@ -46,7 +46,7 @@ def _apply_bound(machine: AllocatorMachine, job: JobState, fact: SuccessorBound)
     spots = cellwork.spots(machine, fact.chain, fact.members)
     asked = cellwork.request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
     # As a victim it is given up: nobody needs it while the job runs elsewhere.
-    hold = Hold(asked._replace(lazy=False), Placement(fact.chain, spots))
+    hold = CellHold(asked._replace(lazy=False), Placement(fact.chain, spots))
     if not spots[0].level:
         hold.priority = OPPORTUNISTIC
     machine.cells.enter(hold)

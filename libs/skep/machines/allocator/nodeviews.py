@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from skep.cells.decide.reach import reach
+from skep.cells.decide.reach import reachable_gpus
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork
@@ -56,7 +56,7 @@ class Seats:
         made: dict[str, dict[str, _Made]] = {}
         lent = any(machine.cells.borrowed.values())
         for name, chain in machine.cells.chains.items():
-            found = reach(chain, vc)
+            found = reachable_gpus(chain, vc)
             if found is None:
                 continue
             shape, states, stale = chain.topology, machine.nodes, self._stale

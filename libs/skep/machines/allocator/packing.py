@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from skep.cells.decide.gpu_choice import closest
-from skep.cells.holds import Hold
+from skep.cells.decide.gpu_choice import closest_leaves
+from skep.cells.holds import CellHold
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork, changes, dispatch, packs, returns
@@ -168,7 +168,7 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
     name = cellwork.holder(partner.job, partner.attempt)
     hold = machine.cells.hold_of(name)
     node = machine.nodes[partner.live[0]]
-    if hold is None or name in machine.cells.astray or not node.usable:
+    if hold is None or name in machine.cells.off_chain or not node.usable:
         return Reason.NODE_CLOSED, node.joined.node
     shape = machine.cells.chains[hold.chain].topology
     refusal = _unfit(machine, job, hold, shape, node)
@@ -195,7 +195,7 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
 
 
 def _unfit(
-    machine: AllocatorMachine, job: JobState, hold: Hold, shape: Topology, node: NodeState
+    machine: AllocatorMachine, job: JobState, hold: CellHold, shape: Topology, node: NodeState
 ) -> Refusal | None:
     """Return why a job does not go with a hold, whichever of its GPUs it had; or None."""
     wanted = job.spec.resources
@@ -284,7 +284,7 @@ def _gangs(job: JobState, shape: Topology, leaves: list[int]) -> list[tuple[int,
         return None
     left, made = cells[0], []
     for _ in range(workers):
-        made.append(closest(shape, left, wanted.gpus))
+        made.append(closest_leaves(shape, left, wanted.gpus))
         left = [leaf for leaf in left if leaf not in made[-1]]
     return made
 

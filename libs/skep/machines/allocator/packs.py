@@ -83,7 +83,7 @@ def partners(machine: AllocatorMachine, nodes: Iterable[str], attempt: Attempt) 
 
 def _nobody_shares(machine: AllocatorMachine) -> bool:
     """Return whether no GPU at all is held by two attempts, which is almost always so."""
-    return not machine.cells.sets and not machine.cells.astray
+    return not machine.cells.sets and not machine.cells.off_chain
 
 
 def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:

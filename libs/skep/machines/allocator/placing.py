@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
-from skep.cells.decide.cover_cost import used_up
+from skep.cells.decide.cover_cost import cover_cost
 from skep.cells.decide.fair_share import place_yielding
 from skep.cells.decide.search import Limit
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.machines.allocator import cellwork, changing, returns, servers, suspects
 from skep.machines.allocator.dispatch import command
@@ -425,7 +425,7 @@ def _returned(job: JobState) -> bool:
     return job.suspended_at > 0 and job.began_at > 0
 
 
-def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
+def _cover(machine: AllocatorMachine, job: JobState, hold: CellHold) -> tuple[Spot, ...] | None:
     """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
 
     Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
@@ -440,7 +440,7 @@ def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, 
         return spots
     chain = machine.cells.chains[hold.chain]
     pool = chain.pools[hold.vc, hold.pin]
-    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
+    return spots if cover_cost(chain, pool, spots) <= cover_cost(chain, pool, anew.spots) else None
 
 
 def wait(

@@ -118,7 +118,7 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
     cells = machine.cells
     holder = cellwork.holder(job.job, job.attempt)
     hold = cells.holds.get(holder)
-    if hold is None or holder in cells.astray:
+    if hold is None or holder in cells.off_chain:
         return ()
     chain = cells.chains[hold.chain]
     wanted = msgspec.structs.replace(job.spec.resources, workers=workers)

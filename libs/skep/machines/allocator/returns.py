@@ -18,7 +18,7 @@ import msgspec
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
 from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import JobState
 from skep.wire.changes import GpusRegained
@@ -87,7 +87,7 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     spots = cellwork.spots(machine, name, live)
     if (
         not asked.guaranteed
-        or find_cover(machine.cells, Hold(asked, Placement(name, spots))) is None
+        or find_cover(machine.cells, CellHold(asked, Placement(name, spots))) is None
     ):
         return []
     return machine.cells.users(name, spots)
@@ -201,7 +201,7 @@ def apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained)
         asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
         spots = cellwork.spots(machine, fact.chain, live)
         where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-        hold = Hold(asked, where)
+        hold = CellHold(asked, where)
         hold.priority = OPPORTUNISTIC
         machine.cells.enter(hold)
     for name in job.live:

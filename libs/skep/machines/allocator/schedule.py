@@ -246,7 +246,7 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
             machine.record(
                 ReservationDropped(job=job.job, attempt=job.following, why=Reason.NODE_LOST)
             )
-        elif not machine.cells.ready(name):
+        elif not machine.cells.claim_is_free(name):
             stopped = placing.stop_all(
                 machine, job, placing.users(machine, job), now, placing.MEMBERS_BOUND_MAX - cost
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from skep.cells.patrol import Broken, Patrol, of_hold, unsafe
+from skep.cells.patrol import Broken, Patrol, check_hold, unsafe_levels
 from skep.machines.allocator import cellwork
 from skep.machines.base import Record
 from skep.units import Instant, after, seconds
@@ -71,10 +71,10 @@ def look(machine: AllocatorMachine, now: Instant) -> None:
     cells = machine.cells
     found: list[Broken] = []
     for chain in cells.chains.values():
-        _collect(found, unsafe(chain))
+        _collect(found, unsafe_levels(chain))
     for fact in facts:
         if type(fact) in HOLDS:
-            _collect(found, of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
+            _collect(found, check_hold(cells, cellwork.holder(fact.job, fact.attempt)))
     if machine.alarms:
         broken = {_place(each) for each in found}
         for place in [each for each in machine.alarms if each[0] is Reason.CELLS_UNSAFE]:
