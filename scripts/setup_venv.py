@@ -201,7 +201,7 @@ def _explain(command: list[str], tail: list[str], target: Path) -> None:
     print(f"All of its output: {target / 'setup.log'}. `make setup` tries again.", file=sys.stderr)
     if any("torch" in word for word in command):
         print(
-            "TORCH chooses the build of PyTorch; see README.md, section Install.", file=sys.stderr
+            "TORCH chooses the build of PyTorch (docs/tutorial/first-cluster.md).", file=sys.stderr
         )
 
 

@@ -112,11 +112,6 @@ def test_an_edit_whose_place_is_not_there_once_is_an_error() -> None:
             edited(text, block)
 
 
-def test_every_link_of_the_text_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
-        assert (ROOT / target).exists(), target
-
-
 def test_every_target_of_make_that_is_named_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`make ([a-z][a-z-]+)", TEXT):

@@ -17,9 +17,10 @@
       ]
     }
 
-What a job asks for has the names that job specs have (README, "Job specs"). `members` gives unequal
-workers as pairs of how many and the GPUs of each, in place of `workers` and `gpus`; `lost` is the
-work that stopping the job would lose, which victims are chosen by (its GPUs if it is not said).
+What a job asks for has the names that job specs have (docs/how-to/job-spec.md). `members` gives
+unequal workers as pairs of how many and the GPUs of each, in place of `workers` and `gpus`; `lost`
+is the work that stopping the job would lose, which victims are chosen by (its GPUs if it is not
+said).
 """
 
 from __future__ import annotations
