@@ -1,4 +1,4 @@
-"""Which worker goes on which node, tried out: for gangs of unequal workers where greed fails.
+"""Which worker goes on which node, by trying: for gangs of unequal workers.
 
 Largest workers first onto the roomiest nodes is right for equal workers, and misses some packings
 of unequal ones: 3, 2 and 2 GPUs on nodes with 4 and 3. Trying is exponential, so it is bounded; the
@@ -27,7 +27,12 @@ class Bin(NamedTuple):
 
 
 def pack_workers(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
-    """Return for each bin the workers (of descending sizes) it gets, or None if none is found."""
+    """Return the workers of each bin, or None if no packing is found.
+
+    Args:
+        bins: Room, in GPUs.
+        sizes: The GPUs of each worker, descending.
+    """
     if len(sizes) > WORKERS_MAX or sum(each.room for each in bins) < sum(sizes):
         return None
     trial = _Trial(bins, sizes)
@@ -35,7 +40,12 @@ def pack_workers(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] |
 
 
 def workers_fit(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
-    """Return whether workers (of descending sizes) fit, or None if trying takes too long."""
+    """Return whether workers fit, or None if trying takes too long.
+
+    Args:
+        bins: Room, in GPUs.
+        sizes: The GPUs of each worker, descending.
+    """
     if len(sizes) > WORKERS_MAX:
         return None if sum(each.room for each in bins) >= sum(sizes) else False
     trial = _Trial(bins, sizes)

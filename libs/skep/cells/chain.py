@@ -1,8 +1,10 @@
-"""One chain's whole state: free cells, bound cells, who uses which GPU, and what is bad.
+"""One chain's whole state: free and bound cells, the user of each GPU, and what is bad.
 
-Every change keeps the counts and indexes of `Forest`, of the pools and of the nodes in step; none
-costs more than the GPUs it is about times the number of levels, apart from splitting and merging,
-which cost the children of the cell.
+Every change keeps the counts and indexes of `Forest`, of the pools and of the nodes in step. It
+costs at most the GPUs that it is about times the number of levels; splitting and merging a cell
+costs its children.
+
+A leaf is one GPU, by its index in the chain. A cell is named by its level (1: one GPU) and index.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ class ChainState:
         self.bad_cells: dict[VirtualCell, None] = {}
         self.bad_cells_at = [0] * len(topology.levels)
         self.healed: list[VirtualCell] = []
-        """Cells that VCs bear with GPUs that healed in the change at hand."""
+        """Bad cells of VCs with GPUs that healed in the change at hand."""
         self.returned: list[BadCell] = []
-        """Borne cells that went back in the change at hand, as the last job of their VC left."""
+        """Bad cells that went back in the change at hand, as the last job of their VC left."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
         """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
@@ -53,7 +55,7 @@ class ChainState:
                 counts[-1] = topology.size[level] // topology.node_size
 
     def add_pool(self, pool: Pool) -> None:
-        """Let a VC own cells here."""
+        """Give a VC cells of this chain: its quota is owed until the cells are bound."""
         self.pools[pool.vc, pool.pin] = pool
         for level, count in enumerate(pool.total):
             self.forest.owed[level] += count
@@ -61,7 +63,7 @@ class ChainState:
     # --- leaves --------------------------------------------------------------------------------
 
     def priority_of(self, leaf: int) -> int:
-        """Return the priority that holds a leaf against others: its claimer's before its user's."""
+        """Return the priority that protects a leaf: its claim's, else its user's, else FREE."""
         claim = self.claim.get(leaf)
         if claim is not None:
             return claim.priority
@@ -69,11 +71,11 @@ class ChainState:
         return FREE if user is None else user.priority
 
     def is_idle(self, leaf: int) -> bool:
-        """Return whether nobody uses or claims a leaf and it is not bad."""
+        """Return whether no job uses or claims a leaf and it is not bad."""
         return self.user[leaf] is None and leaf not in self.claim and leaf not in self.bad
 
     def cell_of(self, leaf: int) -> VirtualCell | None:
-        """Return the bound cell that a leaf is in."""
+        """Return the bound cell that contains a leaf, or None if it is in a free cell."""
         for level in range(1, self.topology.top + 1):
             cell = self.bound[level].get(leaf // self.topology.size[level])
             if cell is not None:
@@ -81,7 +83,16 @@ class ChainState:
         return None
 
     def allocate_spot(self, hold: CellHold, spot: Spot) -> None:
-        """Give a worker its leaves, binding the cell that covers them where that is not done."""
+        """Give a worker its leaves; bind the virtual cell that covers them if it is not bound yet.
+
+        Args:
+            hold: The hold that the worker belongs to.
+            spot: Leaves without a user, and without a claim of another hold.
+
+        Raises:
+            AssertionError: A leaf has a user or is claimed by another hold, or the VC has no cell
+                left.
+        """
         cell = self._cover(hold, spot)
         turned: list[int] = []
         firm: list[int] = []
@@ -99,7 +110,15 @@ class ChainState:
         self._change(turned, firm, 1)
 
     def claim_spot(self, hold: CellHold, spot: Spot) -> None:
-        """Claim a worker's leaves, idle or not, for when their users are gone."""
+        """Claim a worker's leaves for the time when their users are gone; they may be idle already.
+
+        Args:
+            hold: The hold that claims; its VC's cell that covers the leaves is bound at once.
+            spot: Leaves that no hold claims.
+
+        Raises:
+            AssertionError: A leaf is claimed already, or the VC has no cell left.
+        """
         cell = self._cover(hold, spot)
         for leaf in spot.leaves:
             assert leaf not in self.claim, (leaf, hold.job)
@@ -112,7 +131,7 @@ class ChainState:
         self._change(turned, firm, 1)
 
     def cancel_claim(self, spot: Spot) -> None:
-        """Take a claim back; who used the leaves goes on as if it had never been."""
+        """Cancel the claim on a worker's leaves; their users go on as if it had never been."""
         cell = self.cell_of(spot.leaves[0]) if spot.level else None
         for leaf in spot.leaves:
             del self.claim[leaf]
@@ -123,7 +142,7 @@ class ChainState:
             self._unused(cell, len(spot.leaves))
 
     def free_leaves(self, leaves: Iterable[int], hold: CellHold) -> None:
-        """Free leaves of one node that a hold uses; cells that nobody needs any more go back."""
+        """Free leaves of one node that a hold uses; unbind cells that no job of the VC needs."""
         gone = [leaf for leaf in leaves if self.user[leaf] is hold]
         if not gone:
             return
@@ -136,7 +155,13 @@ class ChainState:
             self._unused(cell, len(gone))
 
     def change_priority(self, hold: CellHold, spots: Sequence[Spot], priority: int) -> None:
-        """Turn a hold guaranteed or opportunistic where it is: same leaves, other levels."""
+        """Make a hold guaranteed or opportunistic where it is: same leaves, other cells.
+
+        Args:
+            hold: A hold that uses its leaves (it does not claim them).
+            spots: The same leaves, with the levels of the cells that cover them from now on.
+            priority: OPPORTUNISTIC, or the priority within the VC.
+        """
         for spot in hold.spots:
             self.free_leaves(spot.leaves, hold)
         hold.priority, hold.spots = priority, tuple(spots)
@@ -155,7 +180,7 @@ class ChainState:
     def set_bad(self, leaves: Sequence[int], *, bad: bool) -> bool:
         """Note that leaves of one node turned bad or healed; return whether any did.
 
-        Which VC has to bear it is decided apart (`decide.bad_cells`).
+        Which VC has to take a bad cell is decided apart (`decide.bad_cells`).
         """
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:
@@ -177,18 +202,22 @@ class ChainState:
         return True
 
     def bind_bad_cell(self, vc: str, level: int, index: int) -> None:
-        """Bind a bad cell to a VC that has to bear it."""
+        """Bind a cell with bad GPUs to a VC (HiveD's doomed bad cell)."""
         self._bind(self.pools[vc, ""], level, index, bad_cell=True)
 
     def unbind_bad_cell(self, level: int, index: int) -> None:
-        """Return a cell that a VC had to bear to the free ones; no job uses it."""
+        """Return a bad cell of a VC to the free cells.
+
+        Raises:
+            AssertionError: The cell is not bound as a bad cell, or a job uses it.
+        """
         cell = self.bound[level][index]
         assert cell.bad_cell, (level, index)
         assert not cell.used, (level, index)
         self._unbind(cell)
 
     def bad_cell_of(self, cell: VirtualCell) -> BadCell:
-        """Return a cell that a VC bears, as facts name it."""
+        """Return a bound bad cell as facts name it."""
         return BadCell(
             chain=self.topology.name, vc=cell.pool.vc, level=cell.level, index=cell.index
         )
@@ -200,7 +229,7 @@ class ChainState:
     # --- cells ---------------------------------------------------------------------------------
 
     def bind_pinned_cell(self, pool: Pool, level: int, index: int) -> None:
-        """Give a pinned cell to its pool for good."""
+        """Bind a pinned cell to its pool for good."""
         self.forest.owed[level] += 1
         pool.total[level] = pool.left[level] = 1
         self._bind(pool, level, index)
@@ -307,9 +336,14 @@ class ChainState:
             self._moved(node, before, after)
 
     def nodes_of_kind(self, kind: int, idle: Sequence[int]) -> Iterator[int]:
-        """Yield split or owned nodes with so many idle GPUs: those with fewest firm ones first.
+        """Yield split or owned nodes with so many idle GPUs, those with the fewest firm GPUs first.
 
-        Where a VC has room beside jobs of its own, its next ones go; opportunistic ones stay away.
+        A VC puts its next jobs on nodes where it has jobs and room; opportunistic jobs stay away
+        from them.
+
+        Args:
+            kind: SPLIT or OWNED.
+            idle: Numbers of idle GPUs, in the order of preference.
         """
         crowd = self.crowd[kind]
         for firm in range(self.topology.node_size + 1):

@@ -14,7 +14,13 @@ from skep.cells.state import Cells
 
 
 def check_cells(cells: Cells) -> None:
-    """Assert every invariant of HiveD's design and of what is kept beside it."""
+    """Assert every invariant of HiveD's design, and every count that is kept beside it.
+
+    Costs the size of the cluster.
+
+    Raises:
+        AssertionError: Names the cell, and the job or VC concerned.
+    """
     _counted(cells)
     for name, chain in cells.chains.items():
         held: dict[int, str] = {}

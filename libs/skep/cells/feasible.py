@@ -4,7 +4,7 @@ Cells of one level are alike, and a cell of a higher level is a fixed number of 
 assignment exists if and only if, from the top down, what is left of a level after its quota, split,
 together with what splitting for pinned cells has left over, covers the quota of the next (HiveD
 section 3.3, initial assignment). Pinned cells of virtual clusters are taken out first; one that
-nobody owns is no more than a name.
+no VC owns is no more than a name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The free cells of one chain: buddy allocation, and counts of what is idle in every cell.
 
-`free[l]` lists the cells of level `l` that belong to nobody and whose parent is not free as a
+`free[l]` lists the cells of level `l` that no VC has bound and whose parent is not free as a
 whole (HiveD Algorithm 1). `owed[l]` are the cells of level `l` that virtual clusters own and have
 not bound. What is kept beside them, always for every cell:
 
@@ -23,7 +23,7 @@ Index = dict[int, None]
 
 
 class Forest:
-    """Free lists and counts. `Chain` decides what is bound; nothing here knows of jobs."""
+    """Free lists and counts of one chain (HiveD Algorithm 1). It knows nothing of jobs."""
 
     def __init__(self, topology: Topology) -> None:
         """Start with every top cell free, healthy and unused."""
@@ -66,7 +66,7 @@ class Forest:
         return 0
 
     def is_safe(self) -> bool:
-        """Return whether every cell owed can still be had (HiveD invariant 2, summed strongly)."""
+        """Return whether every cell owed can still be had (HiveD invariant 2, over all levels)."""
         return _covers([len(cells) for cells in self.free], self.owed, self.topology)
 
     def deficits(self) -> list[int]:
@@ -82,12 +82,19 @@ class Forest:
     def clean_cells(
         self, level: int, skip: Callable[[int, int], bool] | None = None
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield clean cells of a level in the order of preference, each with its free cell.
+        """Yield cells of a level without a busy GPU, in the order of preference.
 
-        From the lowest free cells up, so that large ones stay whole; at each level first out of
-        those with bad GPUs, which are good for nothing larger, then untouched ones, then those
-        that opportunistic jobs use elsewhere. Yields (cell, level and index of the free cell);
-        `skip` is asked before each whether to leave the (rest of the) free cell out.
+        The lowest free cells come first, so that large ones stay whole. At each level: first cells
+        in free cells with bad GPUs, which serve nothing larger; then in untouched ones; then in
+        those where opportunistic jobs use other parts.
+
+        Args:
+            level: The level of the cells.
+            skip: Is asked for a free cell, by level and index, before each cell in it; True leaves
+                out (the rest of) the free cell.
+
+        Yields:
+            The index of the cell, and level and index of the free cell that contains it.
         """
         for high in range(level, self.topology.top + 1):
             if high == level:
@@ -108,7 +115,7 @@ class Forest:
                             break
 
     def clean_in(self, level: int, index: int, lower: int) -> Iterator[int]:
-        """Yield the clean cells of a lower level in a cell."""
+        """Yield the cells of a lower level in a cell that have no busy GPU."""
         inside = self.topology.within(level, index, lower)
         busy, at = self.busy[lower], inside.start
         try:
@@ -122,9 +129,14 @@ class Forest:
     def used_cells(
         self, level: int, skip: Callable[[int, int], bool] | None = None
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield cells of a level that only opportunistic jobs use, least used free cells first.
+        """Yield cells that only opportunistic jobs use, least used free cells first.
 
-        `skip` is asked before each free cell whether to leave it out.
+        Args:
+            level: The level of the cells.
+            skip: Is asked for each free cell, by level and index; True leaves it out.
+
+        Yields:
+            The index of the cell, and level and index of the free cell that contains it.
         """
         busy, firm = self.busy[level], self.firm[level]
         for high in range(level, self.topology.top + 1):
@@ -141,7 +153,7 @@ class Forest:
     # --- changing ----------------------------------------------------------------------------
 
     def allocate(self, level: int, index: int) -> None:
-        """Remove a cell from the free lists, splitting what contains it. Its quota is not owed."""
+        """Remove a cell from the free lists; split the free cell that contains it (Algorithm 1)."""
         shape, at, cell = self.topology, level, index
         self._count_whole(level, index, -1)
         while cell not in self.free[at]:
@@ -157,7 +169,7 @@ class Forest:
             cell = kept
 
     def free_and_merge(self, level: int, index: int) -> None:
-        """Return a cell to the free lists and merge buddies as far up as they are all free."""
+        """Return a cell to the free lists; merge buddies while all are free (Algorithm 1)."""
         shape = self.topology
         self._attach(level, index)
         self._count_whole(level, index, 1)
@@ -175,7 +187,10 @@ class Forest:
     def add_to_counts(self, leaf: int, busy: int, firm: int) -> None:
         """Add to the counts of every cell that contains a leaf; indexes are `detached` meanwhile.
 
-        `busy` and `firm` are -1, 0 or 1.
+        Args:
+            leaf: The GPU.
+            busy: -1, 0 or 1.
+            firm: -1, 0 or 1.
         """
         shape, index = self.topology, leaf
         fan, top = shape.fan, shape.top
@@ -204,7 +219,13 @@ class Forest:
     def adjust_whole(self, level: int, index: int, leaf: int, *, bad: bool) -> None:
         """Adjust `whole` for a leaf of a free cell that turned bad or healed.
 
-        Called when the leaf does not count as firm: before it turned bad, or after it healed.
+        Called while the leaf does not count as firm: before it turned bad, or after it healed.
+
+        Args:
+            level: The level of the free cell.
+            index: Its index.
+            leaf: The GPU.
+            bad: Whether it turned bad, else it healed.
         """
         shape, highest = self.topology, 0
         for at in range(1, level + 1):
@@ -339,12 +360,20 @@ class Draft:
         self._short = sum(deficits(self._whole, self._owed, forest.topology))
 
     def assume_returned(self, level: int, *, bad: bool) -> None:
-        """Assume that a bound cell of this level went back, and is owed again."""
+        """Assume that a bound cell of this level went back, and is owed again.
+
+        Args:
+            level: Its level.
+            bad: Whether it has bad GPUs.
+        """
         for counts in (self._free, self._owed) if bad else (self._free, self._owed, self._whole):
             counts[level] += 1
 
     def safety_class(self, level: int, index: int) -> Kind | None:
-        """Return what the safety of taking a cell depends on, or None if some of it is taken."""
+        """Return what the safety of taking a cell depends on, or None if some of it is taken.
+
+        Two cells of one level and class are equally safe to take.
+        """
         forest, shape = self._forest, self._forest.topology
         if (level, index) in self._split:
             return None
@@ -361,11 +390,18 @@ class Draft:
         return at, high
 
     def untouched(self, level: int, index: int) -> bool:
-        """Return whether nothing of a free cell is taken, and all cells in it are of one kind."""
+        """Return whether nothing of a free cell is taken and its parts are of one class."""
         return (level, index) not in self._split and not self._forest.firm[level][index]
 
     def take_if_safe(self, level: int, index: int) -> bool:
-        """Take a cell if every cell owed can still be had then, healthy as far as now."""
+        """Take a cell if that leaves every cell owed available, and as many healthy ones as now.
+
+        This is HiveD's invariant 2 for all levels together, also after splits that Algorithm 1
+        would not choose.
+
+        Returns:
+            Whether it was taken; else the draft is as before.
+        """
         kind = self.safety_class(level, index)
         if kind is None:
             return False

@@ -1,7 +1,7 @@
-"""Who holds which GPUs of a cluster, and what a change of that leaves to be decided.
+"""What jobs hold of a cluster's chains, and what a change of it leaves to be decided.
 
-The part of the cells that a hold needs, alone or as a set (`sets`): entering, demoting, promoting,
-and the counts by virtual cluster. `state.Cells` adds what gives GPUs back, and health.
+The part of the cells that a hold needs, alone or in a set (`sets`): entering, demoting, promoting,
+and the counts by virtual cluster. `state.Cells` adds release, health, and GPUs off the chain.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ class Offer(NamedTuple):
 
 
 class Choosers(Protocol):
-    """What decides at once, inside a change: where no facts are, and by rules 1 (see `rules1`)."""
+    """Decide inside a change what it leaves open: where no facts are recorded, and by rules 1."""
 
     def settle(self, chain: ChainState, *, health: bool) -> None:
-        """Choose who bears bad hardware of a chain; `health`: GPUs turned bad or healed."""
+        """Decide which VCs take the bad cells of a chain.
+
+        Args:
+            chain: The chain, after the change.
+            health: Whether GPUs turned bad or healed.
+        """
         ...
 
     def lead(self, candidates: Sequence[str]) -> str:
-        """Choose who leads a set."""
+        """Return the job that is to lead a set."""
         ...
 
 
@@ -51,11 +56,10 @@ class Holdings:
         }
         self.holds: dict[str, CellHold] = {}
         self.sets: dict[str, CellHold] = {}
-        """By job that shares GPUs with others: what they hold together."""
+        """By job that shares GPUs with other jobs: what they hold together."""
         self.choosers = choosers
         self.unsettled: dict[str, bool] = {}
-        """Chains of which it is to be decided again who bears what is bad: if GPUs turned bad or
-        healed there."""
+        """Chains whose bad cells are to be decided again; True: GPUs turned bad or healed."""
         self.unled: dict[str, None] = {}
         """Sets whose leader has left and where several could lead, by the name they still have."""
         self.borrowed: dict[str, int] = {}
@@ -92,18 +96,24 @@ class Holdings:
     # --- asking ------------------------------------------------------------------------------
 
     def offers(self, vc: str, gpu: str, pin: str = "") -> Iterator[Offer]:
-        """Yield what a VC owns of a GPU type (empty: of any)."""
+        """Yield what a VC owns in each chain of a GPU type.
+
+        Args:
+            vc: The virtual cluster.
+            gpu: A type, or several as `v100|p100`; empty: any.
+            pin: A pinned cell of the VC; then its type does not matter.
+        """
         for chain in self.chains.values():
             pool = chain.pools.get((vc, pin))
             if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
                 yield Offer(chain, pool)
 
     def hold_of(self, job: str) -> CellHold | None:
-        """Return what a job holds, alone or with others; None for nothing."""
+        """Return what a job holds, alone or in a set; None if it holds nothing."""
         return self.sets.get(job) or self.holds.get(job)
 
     def leaves_of(self, job: str) -> tuple[int, ...]:
-        """Return what a job uses or claims of its hold, which may be shared."""
+        """Return the leaves that a job uses or claims; other jobs of its set may use them too."""
         if job in self.sets:
             return self.sets[job].partners[job].leaves
         hold = self.holds.get(job)
@@ -111,7 +121,7 @@ class Holdings:
         return tuple(leaf for spot in spots for leaf in spot.leaves)
 
     def users(self, chain: str, spots: Sequence[Spot]) -> list[str]:
-        """Return the jobs that use any of these GPUs, also those that share them."""
+        """Return the jobs that use any of these GPUs, with those that share them."""
         found: dict[str, None] = {}
         for leaf in (leaf for spot in spots for leaf in spot.leaves):
             hold = self.chains[chain].user[leaf]
@@ -131,13 +141,13 @@ class Holdings:
         return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
 
     def claim_is_free(self, job: str) -> bool:
-        """Return whether nobody uses what a job claims any more."""
+        """Return whether no job uses any GPU that a job claims."""
         hold = self.holds[job]
         user = self.chains[hold.chain].user
         return all(user[leaf] is None for spot in hold.spots for leaf in spot.leaves)
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
-        """Return the chain and the leaf that a GPU of a node is, or None if it is in no chain."""
+        """Return the chain and the leaf of a node's GPU, or None if it is in no chain."""
         for name, chain in self.chains.items():
             leaf = chain.topology.leaf(node, device)
             if leaf is not None:
@@ -147,10 +157,16 @@ class Holdings:
     # --- changing ------------------------------------------------------------------------------
 
     def enter(self, hold: CellHold, *, settle: bool = True) -> None:
-        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed.
+        """Put a hold in force as it is: bind its cells, and use or claim its GPUs.
 
-        Where several are entered as they were, who bears bad hardware is not settled between them:
-        a cell that one of the later ones needs might be given to somebody for its bad GPUs.
+        Args:
+            hold: A hold whose job has none yet.
+            settle: Whether bad cells are to be decided again. False while several holds are entered
+                as they were: a cell that a later one needs might become a bad cell of a VC in
+                between.
+
+        Raises:
+            AssertionError: Its job has a hold, or its GPUs or cells are taken.
         """
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
@@ -167,7 +183,11 @@ class Holdings:
             self.mark_unsettled(chain)
 
     def occupy(self, job: str) -> None:
-        """Turn a job's claim into use."""
+        """Turn a job's claim into use.
+
+        Raises:
+            AssertionError: It claims nothing, or its GPUs are still in use.
+        """
         hold = self.holds[job]
         assert hold.claims, job
         assert self.claim_is_free(job), job
@@ -176,16 +196,16 @@ class Holdings:
             self.chains[hold.chain].allocate_spot(hold, spot)
 
     def demote(self, job: str) -> None:
-        """Have a job go on where it is, opportunistically: its VC's cells are free again.
+        """Make a job opportunistic where it is; its VC's cells are free again.
 
-        Nobody claims its GPUs: it would have to make room already. Who bears bad hardware is
-        settled by what follows: a placement that wanted the cells.
+        No job may claim its GPUs: it would have to make room already. Bad cells are not decided
+        again here, but after the placement that wanted the cells.
         """
         hold = self.holds[job]
         self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
 
     def promote(self, job: str, spots: Sequence[Spot]) -> None:
-        """Let a demoted job go on where it is, on its VC's cells again.
+        """Make a demoted job guaranteed where it is.
 
         Args:
             job: A job whose hold is opportunistic.
@@ -201,7 +221,7 @@ class Holdings:
         self.count_hold(hold, 1)
 
     def count_hold(self, hold: CellHold, change: int) -> None:
-        """Count a hold, or (-1) do without it, around a change of it."""
+        """Count a hold by VC and priority, or (-1) remove it from the counts."""
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
         else:
@@ -211,9 +231,11 @@ class Holdings:
                 del counts[hold.priority]
 
     def mark_unsettled(self, chain: ChainState, *, health: bool = False) -> None:
-        """Note that who bears bad hardware of a chain is to be decided again.
+        """Note that bad cells of a chain are to be decided again; choosers decide at once.
 
-        `health`: because GPUs turned bad or healed.
+        Args:
+            chain: The chain that changed.
+            health: Whether GPUs turned bad or healed.
         """
         if self.choosers is not None:
             chain.returned.clear()

@@ -1,4 +1,4 @@
-"""Who holds which GPUs, and what a placement consists of."""
+"""What a job asks of the cells, where it is placed, and what it holds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Spot(NamedTuple):
 class Placement(NamedTuple):
     """Where a gang goes: one spot for each worker, in the order asked for.
 
-    `victims` hold some of it and must be gone first, in full. `cancels` claim some of it for a
-    lower priority, and lose the claim. `demoted` keep running where they are, as opportunistic
-    jobs, and lose their hold on the VC's cells (lazy preemption).
+    Jobs in `victims` hold some of it, and all their GPUs must be free first. Jobs in `cancels`
+    claim some of it for a lower priority, and lose the claim. Jobs in `demoted` keep running where
+    they are as opportunistic jobs, and lose their hold on the VC's cells (lazy preemption).
     """
 
     chain: str
@@ -57,7 +57,14 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, spec: JobSpec, name: str, *, guaranteed: bool, workers: int = 0) -> Request:
-        """Return what a job asks of the cells, under a name; `workers`: not those of its spec."""
+        """Return what a job asks of the cells.
+
+        Args:
+            spec: The job's specification.
+            name: The name under which it is to hold them.
+            guaranteed: Whether it asks for its VC's own cells, else for idle GPUs.
+            workers: How many workers, where that is not the number in the specification; 0: it is.
+        """
         wanted, topology = spec.resources, spec.resources.topology
         return cls(
             name,
@@ -92,10 +99,10 @@ class Partner(NamedTuple):
 
 
 class CellHold:
-    """What one job, or several that share under one recorded decision, holds in one chain.
+    """What one job, or several that share under one recorded decision, hold in one chain.
 
-    A hold *claims* its spots while others still use some of them; else it has them. `asked` is the
-    priority its job was submitted with: a demoted job's `priority` is OPPORTUNISTIC meanwhile.
+    A hold *claims* its spots while other jobs still use some of them; else it uses them. `asked` is
+    the priority that its job was submitted with: a demoted job has the `priority` OPPORTUNISTIC.
     """
 
     __slots__ = (
@@ -118,11 +125,11 @@ class CellHold:
         self.chain, self.spots = placement.chain, placement.spots
         self.pin, self.lazy, self.claims = request.pin, request.lazy, claims
         self.partners: dict[str, Partner] = {}
-        """Who is on its GPUs where that is more than one job (see `sets`): `job` leads them."""
+        """By name, the jobs on its GPUs where there are several (see `sets`); `job` leads them."""
 
     @property
     def guaranteed(self) -> bool:
-        """Return whether its GPUs are of its VC's cells."""
+        """Return whether its GPUs are in cells of its VC."""
         return self.priority > OPPORTUNISTIC
 
     @property

@@ -23,8 +23,8 @@ class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a reconfiguration means for a job that holds GPUs.
 
     `fate`: kept (its VC's cells cover it), demoted (it goes on where it is, opportunistically),
-    opportunistic (as before), released (a reservation, planned anew).
-    `astray` are GPUs it goes on using that are in no chain, or in another one, by now.
+    opportunistic (as before), released (a reservation, planned anew). `astray` are the GPUs, as
+    (node, device), that it goes on using in another chain or in none.
     """
 
     job: str
@@ -48,12 +48,12 @@ class Carried(NamedTuple):
 
 
 class Home(NamedTuple):
-    """Where the GPUs of a hold are in other cells."""
+    """Where the GPUs of a hold are in the cells of another cluster."""
 
     spots: tuple[tuple[int, ...], ...]
     """Those in the chain, as leaves of it."""
     partners: dict[str, Partner]
-    """Of a set: who still has GPUs in the chain."""
+    """Of a set: the jobs that still have GPUs in the chain."""
     off_chain: dict[str, tuple[Gpu, ...]]
     """By job: those outside the chain."""
 
@@ -61,9 +61,13 @@ class Home(NamedTuple):
 def install_cluster(
     cells: Cells, cluster: Cluster, carried: Sequence[Carried], bad_cells: Sequence[BadCell]
 ) -> tuple[Cells, list[ReconfiguredJob]]:
-    """Return the same jobs on another cluster, as it was decided, and what that means for each.
+    """Return the same jobs on another cluster, as it was decided, and what that means for each job.
 
-    A hold that `carried` does not list stays as it is.
+    Args:
+        cells: The cells before; they are not changed.
+        cluster: The new cluster.
+        carried: The holds for which something changes; any other hold stays as it is.
+        bad_cells: The bad cells that VCs have in the new cluster.
     """
     new = Cells(cluster, cells.choosers)
     for node, device in sorted(cells.bad_gpus()):
@@ -92,7 +96,7 @@ def install_cluster(
 
 
 def as_before(hold: CellHold) -> Carried:
-    """Return what becomes of a hold for which a change of the cells means nothing."""
+    """Return the outcome of a hold for which a change of the cells means nothing."""
     levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
     fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
     return Carried(hold.job, hold.chain, levels, fate, hold.job)
@@ -101,7 +105,7 @@ def as_before(hold: CellHold) -> Carried:
 def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
     """Return the GPUs of each job of a hold, and those of each of its spots.
 
-    Each GPU that one of them uses outside its chain is a spot of its own.
+    A GPU that one of them uses outside the chain is a spot of its own.
     """
     shape = cells.chains[hold.chain].topology
 
@@ -123,7 +127,14 @@ def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], li
 
 
 def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
-    """Return where the GPUs of a hold are if it is to be in a chain of other cells."""
+    """Return where the GPUs of a hold are if it is to be in a chain of other cells.
+
+    Args:
+        old: The cells that it is in.
+        new: The cells of the new cluster.
+        hold: The hold.
+        chain: A chain of `new`; empty or unknown: no GPU is in it.
+    """
     theirs, gpus = gpus_of_hold(old, hold)
     leaves = {job: _inside(new, chain, each) for job, each in theirs.items()}
     return Home(
@@ -141,7 +152,14 @@ def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
 
 
 def enter_carried(new: Cells, hold: CellHold, each: Carried, home: Home) -> None:
-    """Enter a hold into other cells, as it was decided."""
+    """Enter a hold into other cells, as it was decided.
+
+    Args:
+        new: The cells of the new cluster, which change.
+        hold: The hold as it was.
+        each: What becomes of it.
+        home: Where its GPUs are in `new`.
+    """
     for job, gone in home.off_chain.items():
         for gpu in gone:
             new.note_off_chain(job, *gpu)

@@ -43,7 +43,12 @@ def cells_by_level(chain: Chain) -> tuple[int, ...]:
 
 
 def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
-    """Return the GPUs' indices of a node, given by its position, in the order of the tree."""
+    """Return the device indices of a node's GPUs, in the order of the tree.
+
+    Args:
+        chain: The chain.
+        node: The position of the node in the chain.
+    """
     return chain.nodes[node].devices or tuple(range(gpus_per_node(chain)))
 
 
@@ -59,7 +64,7 @@ def gpus_in_cells(cluster: Cluster, vc: str) -> int:
 
 
 def gpus_owned(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of a virtual cluster's cells, and those it asks for by number."""
+    """Return the GPUs of a virtual cluster's cells, and those that it asks for by number."""
     return cluster.vcs[vc].gpus + gpus_in_cells(cluster, vc)
 
 

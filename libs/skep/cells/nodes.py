@@ -39,7 +39,7 @@ class Holding(msgspec.Struct, frozen=True):
 class NodeState:
     """One node: inventory, holdings, and what is free. Counts are kept, not recomputed.
 
-    Which of its GPUs are free is told by the cells.
+    The cells know which of its GPUs are free.
     """
 
     def __init__(self, joined: NodeJoined) -> None:
@@ -56,7 +56,7 @@ class NodeState:
         """Orders sent to this node that no event has answered."""
         self.next_port = joined.ports[0]
         self.quarantined: dict[int, None] = {}
-        """GPUs that count as bad until somebody says otherwise."""
+        """GPUs that count as bad until an operator says otherwise."""
         self.cpus_free = 0
         self.memory_free = 0
         self.refresh(joined)
@@ -79,7 +79,7 @@ class NodeState:
         return not (self.drained or self.lost or self.clearing)
 
     def bad(self, device: int, kind: str) -> bool:
-        """Return whether a GPU that should be of this type cannot be given to anybody now."""
+        """Return whether a GPU that should be of this type can be given to no job now."""
         usable = self.usable and device not in self.quarantined
         return not (usable and self._types.get(device) == kind)
 

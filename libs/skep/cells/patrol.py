@@ -1,12 +1,12 @@
-"""What must hold of the cells, in pieces cheap enough to be looked at in production.
+"""The invariants of the cells in pieces that are cheap enough for production.
 
 `check` recomputes everything from the GPUs up, which costs a second or more on a large cluster. The
-same holds if it holds of each piece: `unsafe` costs the levels of a chain and `of_hold` the GPUs of
-one hold, so both are asked after every decision; a `Patrol` goes round all the other pieces, so
+same holds if it holds of each piece. `unsafe_levels` costs the levels of a chain and `check_hold`
+the GPUs of one hold, so both run after every decision. A `Patrol` goes round all other pieces, so
 many GPUs at a time. Counts of a cell are compared with those of its children, which another piece
 compares with theirs: by induction they are those of the GPUs.
 
-Nothing here raises for what is broken: it is told as `Broken`.
+Nothing here raises for what is broken: it is returned as `Broken`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skep.wire.reasons import Reason
 
 
 class Broken(NamedTuple):
-    """An invariant that does not hold: which, whom it concerns, where, and what was found."""
+    """An invariant that does not hold: which, the VCs concerned, where, and what was found."""
 
     rule: Reason
     chain: str
@@ -46,7 +46,12 @@ def unsafe_levels(chain: ChainState) -> Iterator[Broken]:
 
 
 def check_hold(cells: Cells, job: str) -> Iterator[Broken]:
-    """Yield what is wrong with the GPUs a hold is said to have, at most one for each worker."""
+    """Yield what is wrong with the GPUs that a hold lists, at most one finding for each worker.
+
+    Args:
+        cells: The cells.
+        job: The name of the hold; without one nothing is found.
+    """
     hold = cells.holds.get(job)
     if hold is None:
         return
@@ -75,7 +80,13 @@ def _wrong(chain: ChainState, hold: CellHold, leaves: tuple[int, ...], level: in
 
 
 def check_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
-    """Yield what is wrong on a node: who has its GPUs, in which cells they are, what is counted."""
+    """Yield what is wrong on a node: the users and claims of its GPUs, their cells, and the counts.
+
+    Args:
+        cells: The cells.
+        chain: A chain of it.
+        node: The index of the node in the chain.
+    """
     shape = chain.topology
     span = shape.span(shape.node_level, node)
     holds: dict[CellHold, None] = {}
@@ -183,7 +194,7 @@ def _kind(chain: ChainState, node: int) -> int:
 
 
 def check_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
-    """Yield what is wrong with the counts of a cell above the nodes."""
+    """Yield what is wrong with the counts of a cell above node level."""
     shape, node_level = chain.topology, chain.topology.node_level
     text = _sums(chain, level, index)
     children = shape.within(level, index, level - 1)
@@ -226,7 +237,7 @@ def check_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
 
 
 def check_bound_cell(chain: ChainState, level: int, index: int) -> Iterator[Broken]:
-    """Yield whether the GPUs in use in a bound cell are miscounted."""
+    """Yield a finding if the GPUs in use in a bound cell are miscounted."""
     cell, shape = chain.bound[level].get(index), chain.topology
     if cell is None:
         return
@@ -241,7 +252,7 @@ def check_bound_cell(chain: ChainState, level: int, index: int) -> Iterator[Brok
 
 
 def check_lists(chain: ChainState) -> Iterator[Broken]:
-    """Yield whether what is owed, or how many free cells are listed, is miscounted."""
+    """Yield a finding for each level at which cells owed or listed as free are miscounted."""
     shape, forest = chain.topology, chain.forest
     for level in range(1, shape.top + 1):
         owed = sum(pool.left[level] for pool in chain.pools.values())
@@ -269,7 +280,7 @@ class Patrol:
         self._pieces = self._round()
 
     def step(self, gpus: int) -> Iterator[Broken]:
-        """Look at pieces worth about so many GPUs, fewer at the end; yields what is broken."""
+        """Check pieces worth about so many GPUs, or the rest of a round; yield what is broken."""
         for cost, found in self._pieces:
             yield from found
             gpus -= cost

@@ -1,4 +1,4 @@
-"""What one virtual cluster owns of a chain, and where what it has bound is idle."""
+"""What one virtual cluster owns of a chain, and where its bound cells have room."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from skep.cells.forest import Forest, Index
 
 
 class Pool:
-    """A VC's cells of one chain, or (`pin`) one pinned cell of it.
+    """A VC's preassigned cells of one chain, or (`pin`) one pinned cell of it.
 
-    `left[l]` are its cells of level `l` that are bound to nothing. Idle room in bound cells is
-    kept by *unit*: a node, or a bound cell below node level; a worker never spans units.
+    `total[l]` are its cells of level `l`, and `left[l]` those that are bound to nothing. Idle room
+    in bound cells is kept by *unit*: a node, or a bound cell below node level; a worker never spans
+    units.
     """
 
     def __init__(self, vc: str, total: list[int], node_level: int, pin: str = "") -> None:
@@ -33,7 +34,7 @@ class Pool:
         """Counts what came free of its cells."""
 
     def list_unit(self, forest: Forest, level: int, index: int) -> None:
-        """List a unit under its present counts: where it is if its room is what it was."""
+        """List a unit by its present room; with the same room it keeps its place in the order."""
         room = forest.topology.size[level] - forest.firm[level][index]
         before = self._room.get((level, index))
         if before != room:
@@ -44,12 +45,16 @@ class Pool:
             self.loose[level].setdefault(room, {})[index] = None
 
     def unlist_unit(self, level: int, index: int) -> None:
-        """Unlist a unit, which is bound no more."""
+        """Remove a unit that is not bound any longer."""
         _drop(self.loose[level], self._room.pop((level, index)), index)
         self.freed += 1
 
     def most_gpus(self, sizes: list[int]) -> int:
-        """Return how many GPUs a gang could have at most, if only opportunistic jobs yield."""
+        """Return how many GPUs a gang could have at most if only opportunistic jobs yield.
+
+        Args:
+            sizes: GPUs of a cell, by level.
+        """
         room = 0
         for left, size in zip(self.left, sizes, strict=True):
             room += left * size
@@ -59,10 +64,16 @@ class Pool:
         return room
 
     def units_with_room(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
-        """Yield the units with equal room for so many GPUs, the tightest rooms first.
+        """Yield the units with room for so many GPUs, in groups of equal room, the tightest first.
 
-        Of each group: level, room, and the units in the order of their history. Room is what is
-        idle or would be without opportunistic jobs.
+        Room is what is idle, or would be without opportunistic jobs.
+
+        Args:
+            gpus: GPUs wanted on one unit.
+            sizes: GPUs of a cell, by level.
+
+        Yields:
+            Level, room, and the units in the order in which they came to have it.
         """
         top = len(self.loose) - 1
         levels = [level for level in range(1, top + 1) if sizes[level] >= gpus]
@@ -73,7 +84,11 @@ class Pool:
                     yield level, room, group
 
     def roomiest(self) -> Iterator[tuple[int, int, Index]]:
-        """Yield every unit with room by groups, those with most first."""
+        """Yield every unit with room, in groups of equal room, those with most first.
+
+        Yields:
+            Level, room, and the units in the order in which they came to have it.
+        """
         for room in range(max((max(each, default=0) for each in self.loose), default=0), 0, -1):
             for level in range(len(self.loose) - 1, 0, -1):
                 group = self.loose[level].get(room)
@@ -96,8 +111,7 @@ class VirtualCell:
         self.used, self.bad_cell = 0, bad_cell
         taken = {cell.number for (at, _), cell in pool.bound.items() if at == level}
         self.number: int = next(each for each in count() if each not in taken)
-        """Which of the VC's cells of its level it is: the same one for whoever looks at the VC,
-        whatever hardware it is bound to."""
+        """Which of the VC's cells of its level it is, whatever hardware it is bound to."""
 
 
 def _drop(buckets: dict[int, Index], key: int, index: int) -> None:

@@ -1,7 +1,7 @@
 """A cluster made of what joined: a file to start from, and what a file leaves open.
 
-A file without chains gets one for each kind of node, so a cluster works before anybody describes
-it. A virtual cluster that says `gpus: 6` gets cells worth as much, as large as they come.
+A file without chains gets one for each kind of node, so a cluster works before it is
+described. A virtual cluster that says `gpus: 6` gets cells worth as much, as large as they come.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Several jobs on the GPUs of one hold, by a recorded decision to share them: a set.
 
-The hold is there once, and counted once, however many are in the set. It has the name of the job
-that leads: the one that brought it, as long as it stays; then, or as soon as that one is to end,
-another one, a guaranteed one before others. Where several could, `decide.bad_cells` decides: until
-then it keeps its name. So what they use passes on without a moment in which it is idle, and what
-nobody of them uses any more is free. The set is as important as the most important in it: who puts
-one of them aside puts all of them aside.
+A set has one hold, which is counted once. The hold has the name of the job that leads: at first the
+one that brought it, for as long as it stays. When the leader leaves or is to end, another job
+leads, a guaranteed one before others; if several could, `decide.bad_cells` decides, and the hold
+keeps its name until then. So the GPUs pass on without a moment in which they are idle, and a GPU
+that no job of the set uses any longer is free. A set has the highest priority of its jobs; a job
+that preempts one of them preempts all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Request, Spot
 
 
 def join_set(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> None:
-    """Let a further job use GPUs of what another holds."""
+    """Add a job to the GPUs of another job's hold, as a set.
+
+    Args:
+        cells: The holdings, which change.
+        request: What the job was submitted with.
+        on: A job that uses the GPUs.
+        leaves: The GPUs that the new job uses.
+
+    Raises:
+        AssertionError: The hold is a claim or of another VC, or the job is in a set already.
+    """
     hold = cells.hold_of(on)
     assert hold is not None, on
     assert not hold.claims, on
@@ -33,7 +43,13 @@ def join_set(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) 
 
 
 def leave_set(cells: Holdings, job: str, node: str) -> None:
-    """Take from a job what it uses (on one node, or everywhere): the others of its set keep it."""
+    """Take a job out of its set; the other jobs keep what they use.
+
+    Args:
+        cells: The holdings, which change.
+        job: A job of a set.
+        node: Only if the job is on this node; empty: in any case.
+    """
     hold = cells.sets[job]
     shape = cells.chains[hold.chain].topology
     if node and shape.node(hold.partners[job].leaves[0]) != node:
@@ -47,17 +63,17 @@ def leave_set(cells: Holdings, job: str, node: str) -> None:
 
 
 def stop_counting(cells: Holdings, job: str) -> None:
-    """Have a job that is to end hold nothing against others any more: its partners do."""
+    """Let a job that is to end not count for the priority of its set any longer."""
     hold = cells.sets[job]
     hold.partners[job] = hold.partners[job]._replace(asked=OPPORTUNISTIC)
     review_leader(cells, hold)
 
 
 def review_leader(cells: Holdings, hold: CellHold) -> None:
-    """Have a set be led by one that may lead it, and be as important as the most important in it.
+    """Give a set a leader that may lead it, and the highest priority of its jobs.
 
-    Without anybody guaranteed it becomes opportunistic, unless somebody claims it: then all of them
-    have to make room anyway.
+    Without a guaranteed job the set becomes opportunistic, unless another job claims its GPUs: then
+    all its jobs have to make room anyway. If several jobs could lead, it is noted in `unled`.
     """
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
     able = leader_candidates(hold)
@@ -85,13 +101,13 @@ def review_leader(cells: Holdings, hold: CellHold) -> None:
 
 
 def leader_candidates(hold: CellHold) -> list[str]:
-    """Return who may lead a set, in the order in which they came."""
+    """Return the jobs that may lead a set, in the order in which they joined."""
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
     return firm or list(hold.partners)
 
 
 def rename_hold(cells: Holdings, hold: CellHold, leader: str) -> None:
-    """Have a hold have the name of another job of its set."""
+    """Give a hold the name of another job of its set."""
     del cells.holds[hold.job]
     hold.job = leader
     cells.holds[leader] = hold
@@ -100,7 +116,13 @@ def rename_hold(cells: Holdings, hold: CellHold, leader: str) -> None:
 
 
 def free_part(cells: Holdings, hold: CellHold, gone: Sequence[int]) -> None:
-    """Free some GPUs of a hold that keeps others, or all of them."""
+    """Free some GPUs of a hold that keeps others, or all of them.
+
+    Args:
+        cells: The holdings, which change.
+        hold: The hold.
+        gone: Leaves to free.
+    """
     chain, left = cells.chains[hold.chain], []
     cells.count_hold(hold, -1)
     for spot in hold.spots:

@@ -23,7 +23,7 @@ So it is kept beside it, and a restart changes no decision.
 
 
 class HoldSnapshot(msgspec.Struct, frozen=True):
-    """One hold: whose, with which priority (`asked` for, and in force), and its spots."""
+    """One hold: its job, the priority asked for and the one in force, and its spots."""
 
     job: str
     vc: str
@@ -38,9 +38,11 @@ class HoldSnapshot(msgspec.Struct, frozen=True):
 
 
 class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
-    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index.
+    """Everything that the cluster file does not say.
 
-    `orders` are those of the indexes of each chain; a snapshot without leads to places as good.
+    `ill` are bad GPUs as (node, device). `doomed` are the bad cells of VCs: chain, VC, level,
+    index. `astray` are GPUs that jobs use outside their chain: job, node, device. `orders` are
+    those of the indexes of each chain; a snapshot without them leads to places that are as good.
     """
 
     cluster: Cluster
@@ -52,7 +54,7 @@ class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
 
 
 def take_snapshot(cells: Cells) -> CellsSnapshot:
-    """Return what `restore` makes the same cells from."""
+    """Return what `restore_cells` makes the same cells from."""
     return CellsSnapshot(
         cluster=cells.cluster,
         holds=tuple(_kept(hold) for hold in cells.holds.values()),
@@ -68,7 +70,12 @@ def take_snapshot(cells: Cells) -> CellsSnapshot:
 
 
 def restore_cells(kept: CellsSnapshot, choosers: Choosers | None = None) -> Cells:
-    """Return cells in the state that was kept."""
+    """Return cells in the state of a snapshot.
+
+    Args:
+        kept: The snapshot.
+        choosers: Decide at once what later changes leave open; None: it is left to the caller.
+    """
     cells = Cells(kept.cluster, choosers)
     for job, node, device in kept.astray:
         cells.note_off_chain(job, node, device)
@@ -78,7 +85,7 @@ def restore_cells(kept: CellsSnapshot, choosers: Choosers | None = None) -> Cell
         cells.chains[name].bind_bad_cell(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
-    # Who has held longest is told by their order, also of those that only claimed at first.
+    # The order of holds says which has lasted longest, also of those that began as claims.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     for name, order in kept.orders.items():
         restore_orders(cells.chains[name], order)
@@ -110,14 +117,14 @@ def _hold(kept: HoldSnapshot) -> CellHold:
 
 
 def index_orders(chain: ChainState) -> tuple[Order, ...]:
-    """Return the order of each index with more than one entry."""
+    """Return the order of each index of a chain that has more than one entry."""
     return tuple(tuple(index) for index in _indexes(chain) if len(index) > 1)
 
 
 def restore_orders(chain: ChainState, kept: tuple[Order, ...]) -> None:
     """Put the indexes of a chain in the same state into these orders.
 
-    One that holds something else than was kept stays as it is: its order is as good as another.
+    An index with other entries than were kept stays as it is: its order is as good as another.
     """
     longer = [index for index in _indexes(chain) if len(index) > 1]
     for index, order in zip(longer, kept, strict=False):

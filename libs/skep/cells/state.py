@@ -1,8 +1,8 @@
-"""All chains and all virtual clusters: what jobs may hold, hold, claim, and give back.
+"""The cells of a cluster: what jobs hold, claim and give back, and which GPUs are bad.
 
-Every change is one that a fact states, and nothing is chosen here. Which VC bears a bad cell, and
+Every change is one that a fact states, and nothing is chosen here. Which VC takes a bad cell, and
 which job leads a set whose leader has left, is left open (`unsettled`, `unled`): `decide.bad_cells`
-decides it, and it comes back as `bear`, `relieve` and `lead`.
+decides it, and it comes back as `bind_bad_cell`, `unbind_bad_cell` and `set_leader`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Cells(Holdings):
     def carry_out(self, request: Request, where: Placement) -> CellHold:
         """Carry out a placement: cancel claims, demote jobs, then hold the GPUs, or claim them.
 
-        Who bears bad hardware is settled only then: what is given back on the way is meant for
-        this job, and must not be given to somebody for the bad GPUs beside it.
+        Bad cells are decided again only after that: a cell that is given back on the way is meant
+        for this job, and must not become a bad cell of a VC for the bad GPUs beside it.
         """
         for job in where.cancels:
             self.release(job, settle=False)
@@ -74,13 +74,17 @@ class Cells(Holdings):
         return self.reserve(request, where) if where.victims else self.allocate(request, where)
 
     def allocate(self, request: Request, where: Placement) -> CellHold:
-        """Give a gang its GPUs; none of them is used or claimed by another."""
+        """Give a gang its GPUs.
+
+        Raises:
+            AssertionError: Another job uses or claims one of them.
+        """
         hold = CellHold(request, where)
         self.enter(hold)
         return hold
 
     def reserve(self, request: Request, where: Placement) -> CellHold:
-        """Claim a gang's GPUs until their users are gone: nobody else is offered them."""
+        """Claim a gang's GPUs until their users are gone; no other job is offered them."""
         hold = CellHold(request, where, claims=True)
         self.enter(hold)
         return hold
@@ -95,40 +99,47 @@ class Cells(Holdings):
 
     @property
     def undecided(self) -> bool:
-        """Return whether the change at hand left something to be decided, or to be told."""
+        """Return whether the change at hand left something to decide, or to record."""
         if self.unsettled or self.unled:
             return True
         return any(chain.returned for chain in self.chains.values())
 
     def bind_bad_cell(self, cell: BadCell) -> None:
-        """Have a VC bear a bad cell."""
+        """Bind a bad cell to the VC that it names."""
         self.chains[cell.chain].bind_bad_cell(cell.vc, cell.level, cell.index)
 
     def unbind_bad_cell(self, cell: BadCell) -> None:
-        """Have a VC bear a cell no longer; it may have gone back already."""
+        """Take a bad cell from its VC; it may have gone back already."""
         chain = self.chains[cell.chain]
         known = chain.bound[cell.level].get(cell.index)
         if known is not None and known.bad_cell:
             chain.unbind_bad_cell(cell.level, cell.index)
 
     def bound_bad_cells(self) -> tuple[BadCell, ...]:
-        """Return the cells that VCs bear."""
+        """Return the bad cells that VCs have, as facts name them."""
         return tuple(
             chain.bad_cell_of(cell) for chain in self.chains.values() for cell in chain.bad_cells
         )
 
     def set_leader(self, name: str, leader: str) -> None:
-        """Have another job of a set give its name to what they hold."""
+        """Give the hold of a set the name of another of its jobs.
+
+        Args:
+            name: The name that it has.
+            leader: A job of the set.
+        """
         hold = self.holds[name]
         assert leader in hold.partners, (name, leader)
         self.unled.pop(name, None)
         sets.rename_hold(self, hold, leader)
 
     def release(self, job: str, node: str = "", *, settle: bool = True) -> None:
-        """Take from a job what it holds or claims (on one node, or everywhere).
+        """Take from a job what it holds or claims; jobs that share it keep it.
 
-        Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
-        what follows (see `carry_out`).
+        Args:
+            job: The job; it may hold nothing.
+            node: Only what is on this node; empty: everywhere.
+            settle: Whether bad cells are to be decided again; False if more follows (`carry_out`).
         """
         if self.off_chain:
             self._return_off_chain(job, node)
@@ -153,9 +164,7 @@ class Cells(Holdings):
         if self.sets:
             for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
                 if user is not None and user.partners:
-                    sets.review_leader(
-                        self, user
-                    )  # What they had to leave to the claimer is theirs.
+                    sets.review_leader(self, user)  # The claim is gone: its GPUs are theirs.
         hold.spots = tuple([spot for spot in hold.spots if spot not in gone])
         if hold.spots:
             self.count_hold(hold, 1)
@@ -165,7 +174,12 @@ class Cells(Holdings):
             self.mark_unsettled(chain)
 
     def widen(self, job: str, spots: Sequence[Spot]) -> None:
-        """Give a job further GPUs, by the right by which it has its own; nobody uses them."""
+        """Give a job further idle GPUs by the right by which it has its own.
+
+        Args:
+            job: A job that shares with no other.
+            spots: The further GPUs, with the levels of the cells that cover them.
+        """
         hold = self.holds[job]
         assert not hold.partners, job
         chain = self.chains[hold.chain]
@@ -177,7 +191,7 @@ class Cells(Holdings):
         self.mark_unsettled(chain)
 
     def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
-        """Take some of its GPUs, as (node, device), from a job that keeps others."""
+        """Take some GPUs, as (node, device), from a job that keeps others."""
         self._come_home(job, [gpu for gpu in gpus if gpu in self.off_chain.get(job, {})])
         hold = self.holds.get(job)
         if hold is None:
@@ -188,13 +202,19 @@ class Cells(Holdings):
         sets.free_part(self, hold, [leaf for leaf in leaves if leaf is not None])
 
     def share(self, request: Request, on: str, leaves: Sequence[int]) -> None:
-        """Let a further job use GPUs of what another holds, by a recorded decision."""
+        """Add a job to GPUs that another job holds, by a recorded decision.
+
+        Args:
+            request: What the job was submitted with.
+            on: A job that uses the GPUs.
+            leaves: The GPUs that the new job uses, in the chain of the hold.
+        """
         sets.join_set(self, request, on, leaves)
 
     def stand_back(self, job: str) -> None:
-        """Have a job that is to end hold nothing against others, unless they claim it already.
+        """Let a job that is to end hold nothing against others, unless they claim it already.
 
-        Its VC's cells are free again, or those of the set that it leaves behind.
+        Its VC's cells are free again, or belong to the set that it leaves behind.
         """
         hold = self.hold_of(job)
         if hold is not None and hold.partners:
@@ -203,7 +223,13 @@ class Cells(Holdings):
             self.demote(job)
 
     def set_bad(self, node: str, devices: Sequence[int] | None, *, bad: bool) -> None:
-        """Note that GPUs of a node (None: all of them, in every chain) are bad or healthy."""
+        """Note that GPUs of a node are bad or healthy.
+
+        Args:
+            node: Its name.
+            devices: Device indices; None: all its GPUs, in every chain.
+            bad: Whether they are bad.
+        """
         for chain in self.chains.values():
             index = chain.topology.node_index.get(node)
             if index is not None:
@@ -226,9 +252,9 @@ class Cells(Holdings):
             self.mark_unsettled(chain, health=True)
 
     def covers(self, job: str, node: str, device: int) -> bool:
-        """Return whether nobody else can be given a GPU that a job uses: it is its, or in no chain.
+        """Return whether a GPU that a job uses can be given to no other job.
 
-        The GPU may be part of its hold, or noted as outside the chain.
+        It is part of the job's hold, noted as outside its chain, or in no chain.
         """
         found = self.find(node, device)
         if found is None:
@@ -239,14 +265,19 @@ class Cells(Holdings):
         return mine or (node, device) in self.off_chain.get(job, {})
 
     def note_off_chain(self, job: str, node: str, device: int) -> None:
-        """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
+        """Note that a job uses a GPU outside its chain, which counts as bad until it is left."""
         self.off_chain.setdefault(job, {})[node, device] = None
         found = self.find(node, device)
         if found is not None:
             self.chains[found[0]].set_bad([found[1]], bad=True)
 
     def set_health(self, node: str, bad: Callable[[int, str], bool]) -> None:
-        """Note which GPUs of a node are bad, asked by device index and type, in every chain."""
+        """Note which GPUs of a node are bad, in every chain.
+
+        Args:
+            node: Its name.
+            bad: Returns whether a GPU is bad, by its device index and the type that its chain has.
+        """
         for chain in self.chains.values():
             shape = chain.topology
             index = shape.node_index.get(node)
@@ -257,7 +288,7 @@ class Cells(Holdings):
                 self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
     def note_bad_gpu(self, node: str, device: int) -> None:
-        """Take over that a GPU is bad, without settling who bears it: that is known already."""
+        """Note that a GPU is bad, where it is known already which VCs have bad cells."""
         found = self.find(node, device)
         if found is not None:
             self._ill[found] = None

@@ -51,7 +51,7 @@ class Topology:
         return level if level <= self.top else None
 
     def up(self, leaf: int, level: int) -> int:
-        """Return the cell of a level that contains a leaf."""
+        """Return the index of the cell of a level that contains a leaf."""
         return leaf // self.size[level]
 
     def span(self, level: int, index: int) -> range:
@@ -65,7 +65,7 @@ class Topology:
         return range(index * each, (index + 1) * each)
 
     def node(self, leaf: int) -> str:
-        """Return the name of the node that has a leaf."""
+        """Return the name of the node of a leaf."""
         return self.nodes[leaf // self.node_size]
 
     def device(self, leaf: int) -> int:
@@ -75,7 +75,7 @@ class Topology:
         return place if devices is None else devices[place]
 
     def leaf(self, node: str, device: int) -> int | None:
-        """Return the leaf that a device of a node is, or None if it is none of this chain."""
+        """Return the leaf of a node's device, or None if it is not in this chain."""
         index = self.node_index.get(node)
         if index is None:
             return None
