@@ -52,8 +52,8 @@ class Gandiva(Policy, frozen=True):
     A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
     full of higher priorities, if it can migrate. The paper queues a job of a size that no
     over-subscribed node has; here it takes turns with others after a slice, so that it ends some
-    day. With `introspect` packs, moves and growth are tried beside the turns: docs/introspection.md
-    has that and its options.
+    day. With `introspect` packs, moves and growth are tried beside the turns:
+    docs/explanation/introspection.md has that and its options.
     """
 
     name: ClassVar[str] = "gandiva"
