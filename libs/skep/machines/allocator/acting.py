@@ -20,6 +20,7 @@ from skep.machines.allocator import (
     views,
 )
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import Refused
 from skep.units import Instant
 from skep.view.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
 from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize, AskSuspend, AskUnpack
@@ -53,7 +54,7 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
             return _resize(machine, job, action, now)
 
 
-def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> tuple[Reason, str] | None:
+def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> Refused | None:
     """Return why an action can never be meant of a job as it is, None if it can.
 
     What only cannot be done now (no room, a change under way) is no mistake of the policy's.
@@ -71,14 +72,14 @@ def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> tuple[R
         case Pack(beside=beside):
             other = machine.jobs.get(beside)
             if other is None or other.spec.vc != job.spec.vc or other is job:
-                return Reason.NOT_ITS_JOB, f"beside {beside}"
+                return Refused(Reason.NOT_ITS_JOB, f"beside {beside}")
             return None
         case Preempt():
             return None
     if not _calm(job) or job.state is not State.RUNNING or not job.known:
         return None
     refused = changing.refusal(machine, job, wish)
-    return None if refused is not None and refused[0] is Reason.NOT_RUNNING else refused
+    return None if refused is not None and refused.why is Reason.NOT_RUNNING else refused
 
 
 def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
@@ -133,8 +134,7 @@ def _elsewhere(
     before = planned.tried.get(job.job)
     if not planned.try_elsewhere(job.job, now):
         return 0
-    begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
-    if begun is Reason.REQUESTED:
+    if moving.begin(machine, job, to, now, Reason.BY_POLICY) is None:
         return 2 * len(job.live)
     planned.tried.pop(job.job)  # There was no place: that costs nothing, and may be asked again.
     if before is not None:
@@ -188,8 +188,7 @@ def _pack(machine: AllocatorMachine, job: JobState, action: Pack, now: Instant) 
     if action.trial and tried is None:
         return 0
     wish = AskPack(job=job.job, beside=action.beside)
-    begun, _ = packing.begin(machine, job, wish, now, Reason.BY_POLICY)
-    if begun is not Reason.REQUESTED:
+    if packing.begin(machine, job, wish, now, Reason.BY_POLICY) is not None:
         return 0
     if tried is not None:
         machine.record(tried)
@@ -210,8 +209,7 @@ def _migrate(machine: AllocatorMachine, job: JobState, action: Migrate, now: Ins
     tried = trials.move(machine, job, action, now) if tries else None
     if tries and tried is None:
         return 0
-    begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
-    if begun is not Reason.REQUESTED:
+    if moving.begin(machine, job, to, now, Reason.BY_POLICY) is not None:
         return 0
     if tried is not None:
         machine.record(tried)
@@ -228,10 +226,10 @@ def _resize(machine: AllocatorMachine, job: JobState, action: Resize, now: Insta
     tried = trials.grow(machine, job, action, now) if tries else None
     if tries and tried is None:
         return 0
-    begun, _ = resizing.begin(
+    refused = resizing.begin(
         machine, job, workers, now, servers=servers or None, why=Reason.BY_POLICY
     )
-    if begun is not Reason.REQUESTED:
+    if refused is not None:
         return 0
     if tried is not None:
         machine.record(tried)

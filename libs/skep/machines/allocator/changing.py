@@ -27,6 +27,7 @@ from skep.machines.allocator import (
     views,
 )
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, OpenChange, Part, State
+from skep.machines.allocator.outcome import Refused
 from skep.units import Instant, after
 from skep.wire.changes import (
     Ask,
@@ -120,20 +121,20 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
         case AskCheckpoint():
             begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
         case AskMigrate(to=to):
-            why, detail = moving.begin(machine, job, to, now)
-            if why is not Reason.REQUESTED and not job.released:
-                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+            refused = moving.begin(machine, job, to, now)
+            if refused is not None and not job.released:
+                changes.over(machine, asked, Result.REFUSED, now, *refused)
             # Without GPUs it waits for some there: `come_back`.
         case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
             changes.over(machine, asked, Result.DONE, now)
         case AskResize(workers=workers, servers=count):
-            why, detail = resizing.begin(machine, job, workers, now, servers=count)
-            if why is not Reason.REQUESTED:
-                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+            refused = resizing.begin(machine, job, workers, now, servers=count)
+            if refused is not None:
+                changes.over(machine, asked, Result.REFUSED, now, *refused)
         case AskPack():
-            why, detail = packing.begin(machine, job, wish, now)
-            if why is not Reason.REQUESTED:
-                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+            refused = packing.begin(machine, job, wish, now)
+            if refused is not None:
+                changes.over(machine, asked, Result.REFUSED, now, *refused)
         case AskUnpack():
             leave(machine, job, asked, now)
 
@@ -145,23 +146,23 @@ def _depends(wish: Ask) -> bool:
     )
 
 
-def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> Refused | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
         case AskUnpack() if not packs.shares(machine, job):
-            return Reason.NOT_PACKED, ""
+            return Refused(Reason.NOT_PACKED)
         case AskResize() if packs.shares(machine, job):
-            return Reason.PACKED, "unpack it first"
+            return Refused(Reason.PACKED, "unpack it first")
         case AskSuspend(release=True) if "release" not in job.can:
-            return Reason.CANNOT, "release (`skep show` tells what it can)"
+            return Refused(Reason.CANNOT, "release (`skep show` tells what it can)")
         case AskCheckpoint() | AskResize() if job.state is State.SUSPENDED:
-            return Reason.NOT_RUNNING, "it is suspended: resume it first"
+            return Refused(Reason.NOT_RUNNING, "it is suspended: resume it first")
         case AskCheckpoint() if "checkpoint" not in job.can:
-            return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
+            return Refused(Reason.CANNOT, "checkpoint (`skep show` tells what it can)")
         case AskMigrate() if "migrate" not in job.can:
-            return Reason.CANNOT, "migrate (`skep show` tells what it can)"
+            return Refused(Reason.CANNOT, "migrate (`skep show` tells what it can)")
         case AskMigrate() if len(job.live) < len(job.members):
-            return Reason.NOT_RUNNING, "a part of it has ended"
+            return Refused(Reason.NOT_RUNNING, "a part of it has ended")
         case AskResize(workers=workers, servers=count):
             return servers.refusal(job, count) or resizing.refusal(job, workers)
         case _:
@@ -715,11 +716,12 @@ def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
     if against is not None:
         changes.over(machine, job.asked, Result.REFUSED, now, *against)
         return False
-    why, detail = moving.begin(machine, job, job.asked.ask.to, now)
-    if why is Reason.REQUESTED:
+    refused = moving.begin(machine, job, job.asked.ask.to, now)
+    if refused is None:
         return True
-    if not views.goes_on(job) and job.waits != (Reason.WAITS_FOR_GPUS, detail):
-        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=detail))
+    needs = refused.detail
+    if not views.goes_on(job) and job.waits != (Reason.WAITS_FOR_GPUS, needs):
+        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=needs))
     return False
 
 

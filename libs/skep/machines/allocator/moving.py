@@ -29,6 +29,7 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changes, dispatch, rounds
 from skep.machines.allocator.jobs import JobState, OpenChange, State, Successor
+from skep.machines.allocator.outcome import Refused
 from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
 from skep.wire.commands import Move, Resume, Suspend, Target
@@ -47,19 +48,27 @@ MOVE_WITHIN = seconds(180)
 
 def begin(
     machine: AllocatorMachine, job: JobState, to: str, now: Instant, why: Reason = Reason.REQUESTED
-) -> tuple[Reason, str]:
-    """Begin to move an attempt, to the nodes named in `to` if any are; return why not.
+) -> Refused | None:
+    """Begin to move an attempt: open a change, which no node is told yet.
 
-    REQUESTED if it begins: with an open change of which nobody is told yet. `why` it is to.
+    Args:
+        machine: Its nodes, cells and jobs are read; facts, a command and a reminder are added.
+        job: It runs or is suspended, and can migrate.
+        to: Names of nodes, separated by commas; empty for any that the job is not on.
+        now: The time of the decision.
+        why: Why it is to move.
+
+    Returns:
+        Why it does not begin, or None.
     """
     where = _place(machine, job, to)
     if where is None:
         gpus = f"{job.size} x {job.spec.resources.gpus} GPUs"
-        return Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}"
+        return Refused(Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}")
     made = cellwork.members(machine, where)
     port = machine.nodes[made[0].node].port()
     if port is None or len(made) > GANG_NODES_MAX:
-        return Reason.WAITS_FOR_PORT, made[0].node
+        return Refused(Reason.WAITS_FOR_PORT, made[0].node)
     order, attempt = machine.order + 1, job.following
     text = f"{job.job}.{attempt}.{order}"
     secret = hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
@@ -93,7 +102,7 @@ def begin(
     for member in made:
         dispatch.command(machine, member.node, job.job, attempt, now)
     machine.soft.remind(after(now, dispatch.READY_WITHIN), ("", job.job, attempt))
-    return Reason.REQUESTED, ""
+    return None
 
 
 def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | None:

@@ -22,6 +22,7 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork, changes, dispatch, packs, returns
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import Refused
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
 from skep.wire.commands import Resume, Share
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 JOBS_PER_GPU_MAX = 8
 """Jobs that may share one GPU: with more, none makes progress worth its memory."""
-
-Refusal = tuple[Reason, str]
 
 
 class Seat(NamedTuple):
@@ -59,35 +58,44 @@ def begin(
     wish: AskPack,
     now: Instant,
     why: Reason = Reason.REQUESTED,
-) -> Refusal:
-    """Put a job that waits beside another; return why not, or REQUESTED if that is done.
+) -> Refused | None:
+    """Put a job that waits beside another.
 
-    `why` it is to be there.
+    Args:
+        machine: Its nodes, cells and jobs are read; facts and a command are added.
+        job: The guest, which waits or is suspended without GPUs.
+        wish: Names the host, and may name a share of the memory.
+        now: The time of the decision.
+        why: Why it is to be there.
+
+    Returns:
+        Why that is not done, or None.
     """
     if job.state not in (State.QUEUED, State.RESERVED) and not job.away:
-        return Reason.NOT_WAITING, f"it is {job.state}"
+        return Refused(Reason.NOT_WAITING, f"it is {job.state}")
     seat = _seat(machine, job, wish)
-    if not isinstance(seat, Seat):
-        return seat  # Nothing was done.
+    if isinstance(seat, Refused):
+        return seat
     if job.released:
         _regain(machine, job, wish, seat, now, why)
     else:
         port = machine.nodes[seat.member.node].port()
         if port is None:
-            return Reason.WAITS_FOR_PORT, seat.member.node
+            return Refused(Reason.WAITS_FOR_PORT, seat.member.node)
         _bind(machine, job, wish, seat, port, now, why)
     for name, _ in seat.beside:
         lower(machine, machine.jobs[name], now)
-    return Reason.REQUESTED, ""
+    return None
 
 
 def answer(
     machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant
 ) -> tuple[Result, Instant, Reason | None, str]:
     """Put a job that has no GPUs beside another, and return what came of the request."""
-    why, detail = begin(machine, job, wish, now)
-    done = why is Reason.REQUESTED
-    return Result.DONE if done else Result.REFUSED, now, None if done else why, detail
+    refused = begin(machine, job, wish, now)
+    if refused is None:
+        return Result.DONE, now, None, ""
+    return Result.REFUSED, now, refused.why, refused.detail
 
 
 def _bind(
@@ -156,34 +164,34 @@ def _decision(
 # --- whether, and where ------------------------------------------------------------------------
 
 
-def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Refusal:
+def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Refused:
     """Return GPUs of the named job for a guest: those with fewest jobs on them; or why not."""
     partner = machine.jobs.get(wish.beside)
     if partner is None or partner.spec.vc != job.spec.vc:
-        return Reason.UNKNOWN_JOB, f"{wish.beside} is no unfinished job of {job.spec.vc}"
+        return Refused(Reason.UNKNOWN_JOB, f"{wish.beside} is no unfinished job of {job.spec.vc}")
     if partner.state is not State.RUNNING:
-        return Reason.PARTNER_NOT_RUNNING, f"{partner.job} is {partner.state}"
+        return Refused(Reason.PARTNER_NOT_RUNNING, f"{partner.job} is {partner.state}")
     if len(partner.members) > 1:
-        return Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}"
+        return Refused(Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}")
     name = cellwork.holder(partner.job, partner.attempt)
     hold = machine.cells.hold_of(name)
     node = machine.nodes[partner.live[0]]
     if hold is None or name in machine.cells.off_chain or not node.usable:
-        return Reason.NODE_CLOSED, node.joined.node
+        return Refused(Reason.NODE_CLOSED, node.joined.node)
     shape = machine.cells.chains[hold.chain].topology
     refusal = _unfit(machine, job, hold, shape, node)
     if refusal is not None:
         return refusal
     theirs = node.holdings[partner.job, partner.attempt].devices
     found = _devices(machine, job, node, theirs, hold.chain)
-    if isinstance(found[0], Reason):
-        return found[0], str(found[1])
+    if isinstance(found, Refused):
+        return found
     leaves = [
         leaf for device in found if (leaf := shape.leaf(node.joined.node, device)) is not None
     ]
     gangs = _gangs(job, shape, leaves)
     if gangs is None:
-        return Reason.TIED_ELSEWHERE, "its workers have to be closer to one another"
+        return Refused(Reason.TIED_ELSEWHERE, "its workers have to be closer to one another")
     return _shared(
         machine,
         job,
@@ -196,25 +204,26 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
 
 def _unfit(
     machine: AllocatorMachine, job: JobState, hold: CellHold, shape: Topology, node: NodeState
-) -> Refusal | None:
+) -> Refused | None:
     """Return why a job does not go with a hold, whichever of its GPUs it had; or None."""
     wanted = job.spec.resources
     if not suits(wanted.gpu_type, shape.gpu):
-        return Reason.OTHER_GPU_TYPE, f"{shape.gpu}, and it asks for {wanted.gpu_type}"
+        return Refused(Reason.OTHER_GPU_TYPE, f"{shape.gpu}, and it asks for {wanted.gpu_type}")
     if wanted.pinned and hold.pin != wanted.pinned:
-        return Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}"
+        return Refused(Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}")
     owed = cellwork.owed(machine).get(node.joined.node, (0, 0))
     if not job.released and node.workers(wanted, *owed) < wanted.workers:
-        return Reason.HOST_FULL, (
+        return Refused(
+            Reason.HOST_FULL,
             f"{node.joined.node} has {node.cpus_free + owed[0]} CPUs and "
-            f"{node.memory_free + owed[1]} bytes left"
+            f"{node.memory_free + owed[1]} bytes left",
         )
     return None
 
 
 def _devices(
     machine: AllocatorMachine, job: JobState, node: NodeState, theirs: tuple[int, ...], chain: str
-) -> list[int] | Refusal:
+) -> list[int] | Refused:
     """Return the GPUs of a partner that a guest may choose from, or why there are too few."""
     need = job.spec.gpus
     if job.released:
@@ -223,15 +232,15 @@ def _devices(
         if job.live != [node.joined.node] or not (
             same or (returns.moves(job) and job.chain == chain)
         ):
-            return Reason.TIED_ELSEWHERE, f"its processes are on {cellwork.gpus_of(job)}"
+            return Refused(Reason.TIED_ELSEWHERE, f"its processes are on {cellwork.gpus_of(job)}")
         theirs, need = tuple(mine) if same else theirs, len(mine)
     if len(theirs) < need:
-        return Reason.PARTNER_TOO_SMALL, f"it needs {need}, and {len(theirs)} are there"
+        return Refused(Reason.PARTNER_TOO_SMALL, f"it needs {need}, and {len(theirs)} are there")
     crowds = {device: packs.on(node, device) for device in theirs}
     roomy = [device for device in theirs if len(crowds[device]) < JOBS_PER_GPU_MAX]
     if len(roomy) < need:
         most = max(len(crowd) for crowd in crowds.values())
-        return Reason.GPUS_CROWDED, f"{most} jobs are on one of them"
+        return Refused(Reason.GPUS_CROWDED, f"{most} jobs are on one of them")
     calm = [
         device
         for device in roomy
@@ -240,10 +249,13 @@ def _devices(
         and all(_stays(machine, other) for other in crowds[device])
     ]
     if len(calm) < need:
-        return Reason.PARTNER_CHANGING, " ".join(
-            dict.fromkeys(
-                name for device in roomy if device not in calm for name, _ in crowds[device]
-            )
+        return Refused(
+            Reason.PARTNER_CHANGING,
+            " ".join(
+                dict.fromkeys(
+                    name for device in roomy if device not in calm for name, _ in crowds[device]
+                )
+            ),
         )
     fewest = sorted(len(crowds[device]) for device in calm)[need - 1]
     return [device for device in calm if len(crowds[device]) <= fewest]
@@ -296,7 +308,7 @@ def _shared(
     node: NodeState,
     chain: str,
     devices: tuple[tuple[int, ...], ...],
-) -> Seat | Refusal:
+) -> Seat | Refused:
     """Return a guest's place with what is left of the devices' memory for it, if anything is."""
     beside: dict[Attempt, None] = {}
     told: list[float] = []
@@ -307,7 +319,9 @@ def _shared(
         even = said.count(0.0)
         left = 1.0 - sum(said)
         if left < 0 or (even and left < 1 / 10**packs.SHARE_DIGITS):
-            return Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"
+            return Refused(
+                Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"
+            )
         told.append(wish.share or round(left / even, packs.SHARE_DIGITS))
     member = Member(
         node=node.joined.node, identity=node.joined.identity, first_rank=0, devices=devices

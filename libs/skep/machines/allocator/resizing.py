@@ -21,6 +21,7 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changes, dispatch, resizes, spanning
 from skep.machines.allocator.jobs import JobState
+from skep.machines.allocator.outcome import Refused
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, Result
 from skep.wire.commands import Resize
@@ -33,19 +34,21 @@ if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
 
-def refusal(job: JobState, workers: int | None) -> tuple[Reason, str] | None:
+def refusal(job: JobState, workers: int | None) -> Refused | None:
     """Return why a gang cannot have so many workers (None: those it has), or None."""
     allowed = job.spec.elastic
     if workers is not None and allowed is None:
-        return Reason.CANNOT, "resize: its spec has no `elastic`"
+        return Refused(Reason.CANNOT, "resize: its spec has no `elastic`")
     if workers is not None and allowed and not allowed.min <= workers <= allowed.max:
-        return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} workers"
+        return Refused(Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} workers")
     if job.servers and len(job.members) > 1:
-        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}, and has parameter servers"
+        return Refused(
+            Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}, and has parameter servers"
+        )
     if len(job.live) < len(job.parts):
-        return Reason.NOT_RUNNING, "some of its ranks have ended"
+        return Refused(Reason.NOT_RUNNING, "some of its ranks have ended")
     if "resize" not in job.can:
-        return Reason.CANNOT, "resize (`skep show` tells what it can)"
+        return Refused(Reason.CANNOT, "resize (`skep show` tells what it can)")
     return None
 
 
@@ -57,10 +60,19 @@ def begin(
     *,
     servers: int | None = None,
     why: Reason = Reason.REQUESTED,
-) -> tuple[Reason, str]:
-    """Begin to change a gang's size; return why not, or REQUESTED if it begins.
+) -> Refused | None:
+    """Begin to change the size of a gang.
 
-    None: as it is. `why` it is to.
+    Args:
+        machine: Its nodes, cells and jobs are read; facts and a command are added.
+        job: It runs, and can be resized.
+        workers: How many workers it is to have, None for as many as it has.
+        now: The time of the decision.
+        servers: How many parameter servers it is to have, None for as many as it has.
+        why: Why it is to change.
+
+    Returns:
+        Why it does not begin, or None.
     """
     workers, servers = workers or job.size, servers or job.servers
     name = next(name for name in job.live if job.members[name].first_rank == 0)
@@ -68,18 +80,16 @@ def begin(
     # Ranks on parameter servers meet nowhere: they find them where the attempt began.
     port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
-        return Reason.WAITS_FOR_PORT, name
+        return Refused(Reason.WAITS_FOR_PORT, name)
     if workers > job.size:
         more = _place(machine, job, workers - job.size)
         if not more:
-            return (
-                Reason.NO_ROOM,
-                f"{workers - job.size} x {job.spec.resources.gpus} GPUs beside it",
-            )
+            gpus = f"{workers - job.size} x {job.spec.resources.gpus} GPUs"
+            return Refused(Reason.NO_ROOM, f"{gpus} beside it")
         _widen(machine, job, more, now)
     if len(job.live) > 1:
         spanning.begin(machine, job, name, workers, port, now, why)
-        return Reason.REQUESTED, ""
+        return None
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
     resize = Resize(
@@ -105,7 +115,7 @@ def begin(
         )
     )
     dispatch.command(machine, name, job.job, job.attempt, now)
-    return Reason.REQUESTED, ""
+    return None
 
 
 def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Member, ...]:

@@ -11,6 +11,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 from skep.machines.allocator.jobs import JobState
+from skep.machines.allocator.outcome import Refused
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ def same(job: JobState, workers: int | None, servers: int | None) -> bool:
     return workers in (None, job.size) and servers in (None, job.servers)
 
 
-def refusal(job: JobState, servers: int | None) -> tuple[Reason, str] | None:
+def refusal(job: JobState, servers: int | None) -> Refused | None:
     """Return why a job cannot have so many parameter servers (None: those it has), or None."""
     allowed = job.spec.ps
     if allowed is None:
-        return (Reason.CANNOT, "resize: its spec has no `ps`") if servers else None
+        return Refused(Reason.CANNOT, "resize: its spec has no `ps`") if servers else None
     if servers and not allowed.min <= servers <= allowed.max:
-        return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} parameter servers"
+        text = f"it may have {allowed.min} to {allowed.max} parameter servers"
+        return Refused(Reason.BAD_VALUE, text)
     if len(job.members) > 1:
-        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}"
+        return Refused(Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}")
     return None

@@ -25,6 +25,7 @@ import msgspec
 
 from skep.machines.allocator import changing, moving, paces, packs, resizing, tries
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.tries import MOVES, Undo, counted, families, key
 from skep.machines.base import Send
 from skep.perf.progress import WINDOW
@@ -56,8 +57,6 @@ DEFRAG_MILLI = 980
 
 NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 
-Refusal = tuple[Reason, str]
-
 
 class Rules(msgspec.Struct):
     """What a simulation may have otherwise."""
@@ -75,26 +74,26 @@ class Rules(msgspec.Struct):
 
 def refusal(
     machine: AllocatorMachine, kind: Kind, jobs: Sequence[JobState], now: Instant
-) -> Refusal | None:
+) -> Refused | None:
     """Return why a trial with these jobs is not to be begun now, None if it may."""
     known = machine.tries
     for job in jobs:
         if job.job in known.of_job or job.job in known.undoing:
-            return Reason.TRIAL_OPEN, job.job
+            return Refused(Reason.TRIAL_OPEN, job.job)
     named, vc = families(jobs), jobs[0].spec.vc
     cools = known.cooling.get(vc, {}).get(key(kind, named))
     if cools is not None and now < cools.until:
-        return Reason.TRIAL_COOLS, " ".join(named)
+        return Refused(Reason.TRIAL_COOLS, " ".join(named))
     for name in counted(kind, [job.job for job in jobs], vc):
         if now < tries.full(machine, name):
-            return Reason.TRIALS_ENOUGH, name
+            return Refused(Reason.TRIALS_ENOUGH, name)
     if len(known.open) >= OPEN_MAX:
-        return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
+        return Refused(Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open")
     for job in jobs if machine.trial_rules.measured else ():
         if not (paces.solo if kind is Kind.PACK else _rate)(machine, job):
-            return Reason.NOT_MEASURED, job.job
+            return Refused(Reason.NOT_MEASURED, job.job)
         if kind is not Kind.PACK and _unsure(machine, job, now):
-            return Reason.NOT_MEASURED, f"{job.job}: something has just changed"
+            return Refused(Reason.NOT_MEASURED, f"{job.job}: something has just changed")
     return None
 
 
@@ -234,7 +233,7 @@ def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> st
     against = changing.refusal(machine, job, AskMigrate(job=job.job, to=to))
     if against is None:
         against = moving.begin(machine, job, to, now, Reason.TRIAL_LOSES)
-    return "" if against[0] is Reason.REQUESTED else f"{against[0]}: {against[1]}"
+    return "" if against is None else f"{against.why}: {against.detail}"
 
 
 def review(machine: AllocatorMachine, now: Instant) -> None:
