@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, lending, placing
+from skep.machines.allocator import AllocatorMachine, lending, outcome, placing
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.base import Effect, Tick
 from skep.units import Instant
@@ -191,7 +191,7 @@ def test_many_shapes_that_find_nothing_are_tried_in_bounded_numbers(
     looks: list[str] = []
     place = placing.lend
 
-    def look(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+    def look(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> outcome.Outcome:
         looks.append(job.job)
         return place(machine, job, now, room)
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from skep.machines.allocator import cellwork, changing, dispatch, placing, returns, views
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome
 from skep.policies.queue import Entry, JobQueue
 from skep.units import Instant
 from skep.wire.changes import Goal
@@ -110,13 +111,13 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
             machine.soft.check_at = now  # Go on in the next decision.
             break
         vc = turns[0][1]
-        cost = _lend_one(
+        lent = _lend_one(
             machine, vc, lines[vc].firsts(machine, idle, on_one_node), now, room - taken
         )
-        if cost < 0:
+        if lent is DEFERRED:
             return room
-        if cost:
-            taken += cost
+        if isinstance(lent, Done):
+            taken += lent.cost
             idle, on_one_node = cellwork.idle_gpus(machine), cellwork.idle_on_one_node(machine)
             heapq.heapreplace(turns, (placing.share(machine, vc), vc))
         else:
@@ -145,8 +146,8 @@ def _lend_one(
     firsts: list[tuple[Entry, JobState]],
     now: Instant,
     room: int,
-) -> int:
-    """Lend to the earliest job that finds something; 0 if none does, -1 without room for it."""
+) -> Outcome:
+    """Lend to the earliest job that finds something; `BLOCKED` if none does."""
     unlent, changes = machine.soft.unlent, machine.soft.changes
     looks = 0
     while firsts and looks < LOOKS_MAX:
@@ -155,62 +156,63 @@ def _lend_one(
         known = unlent.get(shape)
         if known is not None and known[0] == changes:
             continue
-        cost = placing.lend(machine, job, now, room)
-        if cost:
-            return cost
+        lent = placing.lend(machine, job, now, room)
+        if lent is not BLOCKED:
+            return lent
         looks += 1
         if len(unlent) >= SHAPES_MAX:
             unlent.clear()
         unlent[shape] = changes, None
-    return 0
+    return BLOCKED
 
 
 # --- at their turn -------------------------------------------------------------------------------
 
 
-def take_turn(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+def take_turn(machine: AllocatorMachine, job: JobState, now: Instant) -> Outcome:
     """Give a job that was lent GPUs the cells of its VC, as its turn has come.
 
     Returns:
-        How many parts have them now; 0 if they do not hold it, -1 if it has yet to leave.
+        `Done` if it has them now, `BLOCKED` if they do not hold it, or `LEAVING`.
     """
     soft = machine.soft
     if job.state is State.STOPPING or (job.change is not None and job.state is not State.SUSPENDED):
-        return -1
+        return LEAVING
     if soft.failed.get(job.queue) == (job.job, soft.changes):
-        return 0
+        return BLOCKED
     asked = cellwork.request(job, job.following, guaranteed=True)
     if placing.find(machine, job, asked, now) is None:
         soft.failed[job.queue] = job.job, soft.changes
-        return 0
+        return BLOCKED
     if not returns.kept(machine).keys().isdisjoint(job.live):
-        return 0  # A suspended job is about to go on there.
-    if job.state is State.SUSPENDED and not job.away:
-        return len(job.live) * placing.promote(machine, job, now, home=True)  # It is resumed.
+        return BLOCKED  # A suspended job is about to go on there.
+    if job.state is State.SUSPENDED and not job.away:  # It is being resumed.
+        covered = placing.promote(machine, job, now, home=True)
+        return Done(len(job.live)) if covered else BLOCKED
     if job.away:
         return _from_where_it_stands(machine, job, now)
     if placing.promote(machine, job, now):
-        return len(job.live)
+        return Done(len(job.live))
     if job.state is State.RUNNING and job.known:
         if "checkpoint" in job.can:
             changing.begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
-            return -1
+            return LEAVING
         if placing.promote(machine, job, now, home=True):
-            return len(job.live)
+            return Done(len(job.live))
     dispatch.stop(machine, job, Reason.TO_OWN_CELLS, now)
-    return -1
+    return LEAVING
 
 
-def _from_where_it_stands(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+def _from_where_it_stands(machine: AllocatorMachine, job: JobState, now: Instant) -> Outcome:
     """Have a job that gave its GPUs back go on at its turn: there, or else from the beginning.
 
     Its node may have other users: those that were lent those GPUs leave them.
     """
     cost = changing.returns_now(machine, job, now)
     if cost and placing.promote(machine, job, now, home=True):
-        return cost
+        return Done(cost)
     if not cost and changing.reclaim(machine, job, now, views.lines(machine)):
-        return -1
+        return LEAVING
     machine.soft.anew[job.job] = None
     dispatch.stop(machine, job, Reason.TO_OWN_CELLS, now)
-    return -1
+    return LEAVING

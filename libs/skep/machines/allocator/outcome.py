@@ -1,8 +1,8 @@
 """What comes of an attempt to do something for a job.
 
-A change that is asked for begins, or is `Refused`. A job that is offered GPUs gets a place (`Done`),
-has to wait (`BLOCKED`), comes first in the next decision (`DEFERRED`), or has yet to leave the GPUs
-that it uses (`LEAVING`).
+A change that is asked for begins, or is `Refused`. A job that is offered GPUs gets a place
+(`Done`), has to wait (`BLOCKED`), comes first in the next decision (`DEFERRED`), or has yet to
+leave the GPUs that it uses (`LEAVING`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from skep.cells.nodes import NodeState
 from skep.machines.allocator import cellwork, changing, returns, servers, suspects
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
+from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.units import Instant
 from skep.wire.changes import Goal
 from skep.wire.commands import Checkpoint
@@ -51,13 +52,21 @@ def serve(
     now: Instant,
     room: int,
     only: tuple[str, ...] | None = None,
-) -> int:
+) -> Outcome:
     """Bind a job or reserve cells for it; else say why it waits.
 
-    `only`: its VC's policy has its turn, on these nodes if there are any. Then no job of the VC is
-    put aside for its priority: who yields to whom in there is the policy's own word; and what the
-    job may borrow comes later (`borrow`). Returns how many parts were bound and victims named; 0 if
-    it has to wait, -1 for another decision.
+    Args:
+        machine: Its cells, nodes and jobs are read; facts and commands are added.
+        job: It waits in a queue.
+        ranked: Why it comes now.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+        only: Given at a turn in the plan of the VC's policy: the nodes of the turn, empty for any.
+            Then priorities in the VC count for nothing, as its policy says which job yields; and
+            the job borrows nothing here, but later (`borrow`).
+
+    Returns:
+        `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
     """
     soft, attempt = machine.soft, job.following
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
@@ -72,27 +81,27 @@ def serve(
         wait(machine, job, why, needs, aside=aside)
         if not aside and only is None:
             soft.failed[job.queue] = job.job, soft.changes
-        return int(aside)
+        return done(int(aside))
     return _give(machine, job, where, made, ranked, now, room)
 
 
-def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
     asked = cellwork.request(job, job.following, guaranteed=False)
     where = _place(machine, job, asked, now, ())
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        return 0
+        return BLOCKED
     return _give(machine, job, where, made, Reason.ARRIVAL, now, room)
 
 
-def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
     asked = cellwork.request(job, job.following, guaranteed=False)
     where = suspects.place(machine, job, asked, _open_to(machine, job, asked), now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        return 0
+        return BLOCKED
     return _give(machine, job, where, made, Reason.LENT_MEANWHILE, now, room)
 
 
@@ -110,17 +119,17 @@ def share(machine: AllocatorMachine, vc: str) -> float:
 
 def take_up(
     machine: AllocatorMachine, job: JobState, now: Instant, room: int, only: tuple[str, ...]
-) -> int:
+) -> Outcome:
     """Have a job that borrows go on in its VC's cells, as its turn has come.
 
     It stays where it is if that is as good to its VC as what it would be given; else it stores its
-    state, and begins anew there. Returns what `serve` does; -1 also while it has yet to leave: the
-    cells are kept for it, as it would have them if it had not borrowed.
+    state, and begins anew there. Returns what `serve` does, or `LEAVING`: then the cells are kept
+    for it, as it would have them if it had not borrowed.
     """
     if job.state is State.RESERVED:
         asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
         if _place(machine, job, asked, now, only) is None:
-            return 0
+            return BLOCKED
         machine.record(
             ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS)
         )
@@ -128,11 +137,11 @@ def take_up(
     asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = _place(machine, job, asked, now, only)
     if where is None:
-        return 0
+        return BLOCKED
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
     if hold is not None and job.state is not State.STOPPING and promote(machine, job, now):
-        return 1
-    return -1 if _leaves(machine, job, now) else 0
+        return Done(1)
+    return LEAVING if _leaves(machine, job, now) else BLOCKED
 
 
 def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
@@ -162,12 +171,12 @@ def _give(
     ranked: Reason,
     now: Instant,
     room: int,
-) -> int:
+) -> Outcome:
     """Bind a job to a place, or reserve it; returns what `serve` does."""
     soft = machine.soft
     if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
         soft.check_at = now
-        return -1
+        return DEFERRED
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
         machine.record(
@@ -186,7 +195,7 @@ def _give(
         )
         soft.returned[other.queue] = None
     if where.victims or not has_room(machine, job, made):
-        return _reserve(machine, job, where, made, ranked, why, now)
+        return Done(_reserve(machine, job, where, made, ranked, why, now))
     return bind(machine, job, where, made, why, ranked, now)
 
 
@@ -281,15 +290,15 @@ def bind(
     why: Reason,
     ranked: Reason,
     now: Instant,
-) -> int:
-    """Give a job its GPUs and tell its nodes; returns its parts, 0 if it has to wait for a port."""
+) -> Outcome:
+    """Give a job its GPUs and tell its nodes, unless it has to wait for a port."""
     first = made[0].node
     port = machine.nodes[first].port()
     if port is None:
         # One is free as soon as any job there ends, and the gang keeps its turn.
         machine.soft.failed[job.queue] = job.job, machine.soft.changes
         wait(machine, job, Reason.WAITS_FOR_PORT, first)
-        return 0
+        return BLOCKED
     machine.record(
         JobBound(
             job=job.job,
@@ -307,7 +316,7 @@ def bind(
     )
     for name in job.members:
         command(machine, name, job.job, job.attempt, now)
-    return len(made)
+    return Done(len(made))
 
 
 def _reserve(
@@ -319,7 +328,7 @@ def _reserve(
     why: Reason,
     now: Instant,
 ) -> int:
-    """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
+    """Claim the cells, then stop the jobs that still use them; return what that costs."""
     users = _with_partners(machine, where)
     victims = tuple(cellwork.job_of(name) for name in users)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)

@@ -15,9 +15,19 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import acting, cellwork, changing, placing, returns, views, watch
+from skep.machines.allocator import (
+    acting,
+    cellwork,
+    changing,
+    outcome,
+    placing,
+    returns,
+    views,
+    watch,
+)
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.views import Planned
 from skep.policies.room import room_on
 from skep.units import Instant, after, seconds
@@ -175,11 +185,11 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
         if taken >= room:
             machine.soft.check_at = now
             return taken
-        cost = _lend(machine, machine.soft.planned[vc], lines[vc], now, room - taken)
-        if cost < 0:
+        lent = _lend(machine, machine.soft.planned[vc], lines[vc], now, room - taken)
+        if lent is DEFERRED:
             return room
-        taken += cost
-        if cost:
+        if isinstance(lent, Done):
+            taken += lent.cost
             heapq.heapreplace(turns, (placing.share(machine, vc), vc))
         else:
             machine.soft.planned[vc].lent_at = machine.soft.changes
@@ -211,8 +221,8 @@ def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
 
 def _lend(
     machine: AllocatorMachine, planned: Planned, line: Iterator[JobState], now: Instant, room: int
-) -> int:
-    """Lend to the first that finds something; 0 if nobody does, -1 without room for it."""
+) -> Outcome:
+    """Lend to the first job that finds something; `BLOCKED` if none does."""
     unlent = machine.soft.unlent
     for job in line:
         # Who stands may be kept from moving by what has nothing to do with what is idle.
@@ -227,24 +237,26 @@ def _lend(
                 if cellwork.idle_gpus(machine) >= job.size * job.spec.resources.gpus:
                     planned.look_at = min(planned.look_at or long, long)
                 continue
-            cost = acting.borrow(machine, job, now)
+            lent = done(acting.borrow(machine, job, now))
         elif job.away:
-            cost = acting.go_on(machine, job, (), now)
+            lent = done(acting.go_on(machine, job, (), now))
         elif job.job in planned.misfits:
             said = len(machine.effects)
-            cost = placing.serve(machine, job, Reason.ARRIVAL, now, room)
-            if not cost and len(machine.effects) > said:
-                cost = placing.MEMBERS_BOUND_MAX // HOLDS_TOLD  # What is told takes its place.
+            lent = placing.serve(machine, job, Reason.ARRIVAL, now, room)
+            if lent is BLOCKED and len(machine.effects) > said:
+                lent = Done(
+                    placing.MEMBERS_BOUND_MAX // HOLDS_TOLD
+                )  # What is told takes its place.
         else:
-            cost = placing.borrow(machine, job, now, room)
-        if cost:
-            return cost
+            lent = placing.borrow(machine, job, now, room)
+        if lent is not BLOCKED:
+            return lent
         moves = "migrate" in job.can and job.change is None and job.job not in planned.tried
         if not job.away or moves:
             if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
-    return 0
+    return BLOCKED
 
 
 def _meant(plan: Plan) -> dict[str, None]:
@@ -322,24 +334,28 @@ def _take_turns(
         if taken >= room:
             return taken
         if borrows:
-            cost = 0 if stuck else placing.take_up(machine, job, now, room - taken, turn.nodes)
-            taken += max(0, cost)
-            planned.open = planned.open or cost <= 0
-            if cost > 0 and not views.borrowing(machine, job):
+            up: Outcome = BLOCKED
+            if not stuck:
+                up = placing.take_up(machine, job, now, room - taken, turn.nodes)
+            taken += outcome.cost(up)
+            planned.open = planned.open or not isinstance(up, Done)
+            if isinstance(up, Done) and not views.borrowing(machine, job):
                 # It has its VC's cells in place: no fact of it will follow that asks for a plan.
                 planned.due, machine.soft.check_at = True, now
-            # The cells that one will have who has yet to leave are nobody else's.
-            stuck = stuck or cost < 0 or (plan.strict and not cost)
+            # The cells of a job that has yet to leave are kept for it.
+            stuck = stuck or up in (DEFERRED, LEAVING) or (plan.strict and up is BLOCKED)
             continue
         if said >= HOLDS_TOLD:
             planned.due, machine.soft.check_at = True, now
             return taken  # It goes on in the next decision, which remembers who was told.
         before = len(machine.effects)
-        cost = 0 if stuck else _take_turn(machine, planned, job, turn, now, room - taken)
-        if cost < 0:
+        placed: Outcome = BLOCKED
+        if not stuck:
+            placed = _take_turn(machine, planned, job, turn, now, room - taken)
+        if placed is DEFERRED:
             return room  # It comes first in the next decision.
-        taken += cost
-        if cost:
+        if isinstance(placed, Done):
+            taken += placed.cost
             planned.demand.leave(turn.job)
             if job.away and job.change is None and turn.job not in planned.returning:
                 # Others have yet to leave nodes where it has nothing. Nobody else gets those.
@@ -361,28 +377,28 @@ def _take_turns(
 
 def _take_turn(
     machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
-) -> int:
-    """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
+) -> Outcome:
+    """Place a job on the nodes of its turn, or elsewhere if these can never be had."""
     changes = machine.soft.changes
     if job.away:
         cost = acting.go_on(machine, job, turn.nodes, now)
         if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
             cost = acting.go_on(machine, job, (), now)
         planned.outside = planned.outside or not cost
-        return cost
+        return done(cost)
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
     known = planned.demand.failed(shape, changes)
     if known is not None:
         planned.outside = planned.outside or known
-        return 0
-    cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
-    if cost == 0 and _misled(machine, planned, job, turn, now):
-        cost = placing.serve(machine, job, turn.why, now, room, ())
-    if cost == 0:
+        return BLOCKED
+    placed = placing.serve(machine, job, turn.why, now, room, turn.nodes)
+    if placed is BLOCKED and _misled(machine, planned, job, turn, now):
+        placed = placing.serve(machine, job, turn.why, now, room, ())
+    if placed is BLOCKED:
         outside = _others_matter(machine, job)
         planned.demand.fail(shape, machine.soft.changes, outside=outside)
         planned.outside = planned.outside or outside
-    return cost
+    return placed
 
 
 def _left(machine: AllocatorMachine, planned: Planned, turn: Turn) -> tuple[str, ...]:

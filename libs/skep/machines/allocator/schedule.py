@@ -12,8 +12,18 @@ import heapq
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import Placement
-from skep.machines.allocator import cellwork, changing, lending, packing, placing, plans, views
+from skep.machines.allocator import (
+    cellwork,
+    changing,
+    lending,
+    outcome,
+    packing,
+    placing,
+    plans,
+    views,
+)
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.outcome import Done
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
@@ -103,7 +113,7 @@ def _serve_queues(
         queue = machine.queues[vc, opportunistic]
         head = queue.head()
         assert head is not None, vc
-        cost = _lent_before(machine, lent.get(vc, []), head.claim, now, room - bound)
+        cost = _lent_before(machine, lent.get(vc, []), head.claim, now)
         if cost is None:
             cost = _serve(machine, head, now, room - bound)
         bound += cost
@@ -127,7 +137,7 @@ def _lent_alone(
     for vc, line in lent.items():
         queue = machine.queues.get((vc, False))
         while line and not (queue and queue.entries) and not _held_back(machine, vc):
-            cost = _lent_before(machine, line, None, now, room - taken)
+            cost = _lent_before(machine, line, None, now)
             if not cost:
                 break
             taken += cost
@@ -135,7 +145,7 @@ def _lent_alone(
 
 
 def _lent_before(
-    machine: AllocatorMachine, line: list[JobState], claim: Entry | None, now: Instant, room: int
+    machine: AllocatorMachine, line: list[JobState], claim: Entry | None, now: Instant
 ) -> int | None:
     """Give the first job of a VC's `line` its turn, if that comes before the head's `claim`.
 
@@ -146,11 +156,10 @@ def _lent_before(
     """
     if not line or (claim is not None and claim < line[-1].entry):
         return None
-    cost = lending.take_turn(machine, line[-1], now, room)
-    if cost <= 0:
-        return 0
-    line.pop()
-    return cost
+    taken = lending.take_turn(machine, line[-1], now)
+    if isinstance(taken, Done):
+        line.pop()
+    return outcome.cost(taken)
 
 
 def _take_back(machine: AllocatorMachine, now: Instant) -> None:
@@ -261,8 +270,8 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
                 placing.more_victims(machine, job, made, now)
                 continue
             bound = placing.bind(machine, job, where, made, Reason.CELLS_RESERVED, job.ranked, now)
-            cost += bound
-            if not bound:
+            cost += outcome.cost(bound)
+            if not isinstance(bound, Done):
                 ripe[key] = None
     return cost
 
@@ -275,7 +284,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     job = machine.jobs[head.entry.job]
     if machine.soft.failed.get(job.queue) == (job.job, machine.soft.changes):
         return 0
-    return max(0, placing.serve(machine, job, head.ranked, now, room))
+    return outcome.cost(placing.serve(machine, job, head.ranked, now, room))
 
 
 def _promote(machine: AllocatorMachine, now: Instant) -> None:
