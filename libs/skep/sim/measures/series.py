@@ -142,6 +142,7 @@ def fragmentation(
     held (0: it is free) and n the GPUs of a node: 0 if all become free at once, 1 - 1/n if one is
     held and the others are free. The paper leaves a node with all GPUs free undefined: 0 here.
     What jobs share counts as long as the one holds it whose GPUs they are.
+    When each stretch ended is known after the run, so nothing is predicted.
     """
     sums: dict[str, tuple[float, float]] = {}
     for span, _ in held:
