@@ -93,7 +93,8 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
         assert len(held(cluster, job)) == workers
         trains_on(notes, job)
     # It moves with the size it has, and changes that where it is then.
-    resize(cluster, job, 2)
+    grown = resize(cluster, job, 2)
+    assert grown["result"] == "done", grown
     moved = ask(cluster, "migrate", job)
     assert (moved["result"], moved["state"]) == ("done", "running"), moved
     row = cluster.get(f"/v1/jobs/{job}")
