@@ -113,7 +113,7 @@ cells-histories: $(READY) ## Run N random histories of cells, all invariants che
 	@$(BIN)/python -m scripts.cell_histories --seeds $(N) $(ARGS)
 
 sharing: $(READY) ## Simulate random tenants: is sharing ever worse than a cluster of one's own?
-	@$(BIN)/python -m skep.sim.sharing $(ARGS)
+	@$(BIN)/python -m skep_lab.studies.sharing $(ARGS)
 
 planted: $(READY) ## Plant bugs in the machines: the simulator must find each
 	@$(BIN)/python -m skep.sim.planted $(ARGS)

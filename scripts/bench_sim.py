@@ -27,13 +27,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Settings
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Cluster
-from skep.workloads.situation import Steady
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))

@@ -28,16 +28,16 @@ from msgspec.structs import replace
 
 from skep.machines.allocator import views
 from skep.policies.gandiva import Gandiva
-from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
-from skep.sim.cluster.world import World
-from skep.traces.generators.gandiva import KINDS
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.admin import SetVcs
-from skep.workloads.figures import Figures
-from skep.workloads.models import Models
-from skep.workloads.situation import Speeds, Steady
+from skep_lab.simulator.build import ALL, uniform
+from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.generators.gandiva import KINDS
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.figures import Figures
+from skep_lab.workloads.models import Models
+from skep_lab.workloads.situation import Speeds, Steady
 
 NODE_GPUS = 8
 SIZES = {"one": ((1,), (1,)), "mixed": ((1, 2, 4, 8, 16), (70, 12, 9, 7, 2))}

@@ -29,10 +29,10 @@ from scripts import crosscheck_quirks as quirks
 from scripts.crosscheck_gavel import Rates
 from scripts.crosscheck_report import report
 from scripts.crosscheck_rows import ROWS, Row, inputs
-from skep.sim.cluster.run import run
-from skep.sim.outcome import RunResult
 from skep.units import in_seconds
-from skep.workloads.situation import Steady
+from skep_lab.outcome import RunResult
+from skep_lab.simulator.run import run
+from skep_lab.workloads.situation import Steady
 
 DATA = Path(
     os.environ.get("SKEP_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")

@@ -19,17 +19,17 @@ import msgspec
 from scripts.crosscheck_rounds import GPUS, TYPES, Book, Draws, Kind, equal, las, loop
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
-from skep.sim.cluster.build import of_types
-from skep.sim.cluster.ledger import BEGIN
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
-from skep.traces.read import read
 from skep.units import NS_PER_SECOND, Instant, in_seconds
 from skep.view.plan import Plan, Preempt, Turn
 from skep.view.view import JobView, VcView
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
-from skep.workloads.situation import Situation, Steady
+from skep_lab.simulator.build import of_types
+from skep_lab.simulator.ledger import BEGIN
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.read import read
+from skep_lab.workloads.situation import Situation, Steady
 
 ROUNDING = 100_000
 """By less than this part of a mini-batch, nanoseconds are rounded."""

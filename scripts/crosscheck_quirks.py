@@ -18,17 +18,17 @@ from scripts import crosscheck_gavel as gavel
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
 from skep.policies.registry import POLICIES
-from skep.sim.cluster import run as runs
-from skep.sim.cluster.settings import COMPAT, Settings
-from skep.sim.cluster.world import World
-from skep.sim.outcome import RunResult
-from skep.traces.job import Trace
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Plan, Preempt, Turn
 from skep.view.view import JobView, NodeView, Phase, VcView
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
-from skep.workloads.situation import Speeds
+from skep_lab.outcome import RunResult
+from skep_lab.simulator import run as runs
+from skep_lab.simulator.settings import COMPAT, Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace
+from skep_lab.workloads.situation import Speeds
 
 QUIRKS = {
     "first-fit": "nodes are tried in their order, switch by switch, and the first that holds a job"

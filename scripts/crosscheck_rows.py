@@ -15,14 +15,14 @@ import msgspec
 from scripts import crosscheck_gavel as gavel
 from scripts import crosscheck_reference as bare
 from scripts.crosscheck_quirks import START_UP_S, STEP_FACTOR, Stalled
-from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Settings
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
-from skep.traces.read import read
 from skep.units import seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
-from skep.workloads.situation import Speeds
+from skep_lab.simulator.build import ALL, uniform
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.read import read
+from skep_lab.workloads.situation import Speeds
 
 Policy = tuple[str, dict[str, Any]]
 EXACT = 1e-7

@@ -31,13 +31,13 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.embedded import Embedded
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Costs, Settings
-from skep.sim.lived import Lived, lived, starts
-from skep.sim.outcome import JobOutcome, RunResult
 from skep.units import Duration, in_seconds, seconds
 from skep.wire.facts import AllocatorFact, JobEnded
-from skep.workloads.situation import Steady
+from skep_lab.live_log.live_run import Lived, lived, starts
+from skep_lab.outcome import JobOutcome, RunResult
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.workloads.situation import Steady
 from skep_services.adapters import exported
 from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain

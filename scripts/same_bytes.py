@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skep.policies.registry import POLICIES
-from skep.traces.formats.skep import write
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
+from skep_lab.traces.formats.skep import write
+from skep_lab.traces.job import Trace, TraceJob
 
 HASH_SEEDS = (1, 2)
 PROCESSES = (1, 2)

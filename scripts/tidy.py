@@ -10,7 +10,8 @@ The rules:
     stray           libs/ and services/ hold their packages and nothing else: an editable install
                     would import a stray folder that the wheel lacks
     unfinished      no marker of unfinished work
-    set-order       libs/skep never iterates over a set: strings hash differently in each process
+    set-order       libs/skep and libs/skep_lab never iterate over a set: strings hash differently
+                    in each process
     sleep           a test waits on an event or a condition, never on time
     machine-path    no path that exists on one machine only
     syntax          a Python file parses
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 LINE_COLUMNS_MAX = 100
 
-PACKAGES = {"libs": ("skep", "skep_job"), "services": ("skep_services",)}
+PACKAGES = {"libs": ("skep", "skep_job", "skep_lab"), "services": ("skep_services",)}
 SOURCE_SUFFIXES = (".css", ".html", ".js", ".py", ".sh")
 TEXT_SUFFIXES = (
     *SOURCE_SUFFIXES,
@@ -151,7 +152,7 @@ def _python_findings(name: str, text: str) -> Iterator[Finding]:
         if name.startswith("tests/") and isinstance(node, ast.Call) and _is_sleep(node):
             message = "wait on an event or a condition with a deadline"
             yield Finding(name, node.lineno, "sleep", message)
-    if name.startswith("libs/skep/"):
+    if name.startswith(("libs/skep/", "libs/skep_lab/")):
         for line in SetOrder().check(tree):
             yield Finding(name, line, "set-order", "use a dict or sorted(...)")
 

@@ -2,7 +2,7 @@
 
     python -m scripts.validate_workloads [--data DIR]
 
-Every measurement is left out in turn and said from the others, as `skep.workloads` would:
+Every measurement is left out in turn and said from the others, as `skep_lab.workloads` would:
 
     pollux.splits    each split of 2 to 16 GPUs, at every batch size
     pollux.nodes     6 to 16 nodes, from those of at most 4
@@ -28,13 +28,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep.workloads.chronus import Chronus
-from skep.workloads.dl2 import Dl2
-from skep.workloads.elasticflow import ElasticFlow
-from skep.workloads.figures import Figures
-from skep.workloads.gavel import Gavel
-from skep.workloads.pollux import Pollux
-from skep.workloads.table import Place, Table, Work, between, scaled
+from skep_lab.workloads.chronus import Chronus
+from skep_lab.workloads.dl2 import Dl2
+from skep_lab.workloads.elasticflow import ElasticFlow
+from skep_lab.workloads.figures import Figures
+from skep_lab.workloads.gavel import Gavel
+from skep_lab.workloads.pollux import Pollux
+from skep_lab.workloads.table import Place, Table, Work, between, scaled
 from skep_services import workload_tables
 
 Error = tuple[str, float, float]

@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep.sim.again import Log
 from skep.sim.history import live
 from skep.sim.logs import LogRecord as SimRecord
 from skep.sim.world import Settings, World
 from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.facts import AdmissionFact, AllocatorFact
+from skep_lab.live_log.decide_again import Log
 from skep_services.adapters import exported
 from skep_services.adapters.records import Chain
 from skep_services.ports import Delivery

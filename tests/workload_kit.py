@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from skep.traces.job import TraceJob
 from skep.units import Duration
-from skep.workloads import chronus, deepshare, dl2, elasticflow, gavel, pollux, salus, synergy
-from skep.workloads.models import Models
-from skep.workloads.situation import Situation
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads import chronus, deepshare, dl2, elasticflow, gavel, pollux, salus, synergy
+from skep_lab.workloads.models import Models
+from skep_lab.workloads.situation import Situation
 
 GAVEL = """gpu_type,placement,job_type,num_gpus,iters_per_s
 v100,consolidated,"ResNet-50 (batch size 64)",1,4

@@ -17,7 +17,6 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
 from skep.machines.searches import SearchesMachine
-from skep.sim.again import Change, Log
 from skep.wire import codec, subjects
 from skep.wire.admin import SetVcs
 from skep.wire.changes import AskOver, ChangeAsked, JobChanged
@@ -37,6 +36,7 @@ from skep.wire.facts import (
     VcsSet,
 )
 from skep.wire.search_facts import SearchFact
+from skep_lab.live_log.decide_again import Change, Log
 from skep_services.adapters import exported
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions

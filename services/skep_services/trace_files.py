@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from skep.traces.formats import lengths
-from skep.traces.generators import registry
-from skep.traces.job import Trace, TraceJob
-from skep.traces.read import read
+from skep_lab.traces.formats import lengths
+from skep_lab.traces.generators import registry
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.read import read
 
 GAVEL = "gavel/isolated_throughput.csv"
 POLLUX = "pollux/traces"

@@ -1,4 +1,4 @@
-"""Opens the public tables of measurements that `skep.workloads` reads.
+"""Opens the public tables of measurements that `skep_lab.workloads` reads.
 
 The folder is the one that SKEP_SHARED_DATA names. What is not in it is passed over: the models
 that the papers print are known without any.
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from skep.workloads import chronus, deepshare, dl2, elasticflow, gavel, pollux, salus, synergy
-from skep.workloads.models import Models
-from skep.workloads.table import Table
+from skep_lab.workloads import chronus, deepshare, dl2, elasticflow, gavel, pollux, salus, synergy
+from skep_lab.workloads.models import Models
+from skep_lab.workloads.table import Table
 
 
 class Tables(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.traces.job import TraceJob
-from skep.workloads.models import Models
-from skep.workloads.names import gpu_type
-from skep.workloads.pollux import Measured, Pollux, Step
-from skep.workloads.situation import Situation
-from skep.workloads.table import Work, fewest
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads.models import Models
+from skep_lab.workloads.names import gpu_type
+from skep_lab.workloads.pollux import Measured, Pollux, Step
+from skep_lab.workloads.situation import Situation
+from skep_lab.workloads.table import Work, fewest
 from tests.workload_kit import at, job, small
 
 NAMES = (

@@ -11,13 +11,13 @@ import pytest
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.base import Effect
-from skep.sim.again import Again, Log
 from skep.units import Instant, after
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep.wire.codec import CancelRequest, Submission, encode, read
 from skep.wire.facts import AdmissionFact
 from skep.wire.inputs import InputNotes
+from skep_lab.live_log.decide_again import Again, Log
 from skep_services import undecided
 from skep_services.adapters.memory import MemoryFactLog
 from skep_services.shell import Item

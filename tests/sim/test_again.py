@@ -10,7 +10,6 @@ import pytest
 
 from skep.machines.allocator import AllocatorMachine
 from skep.policies.queue import Head, JobQueue
-from skep.sim.again import Again, Log, without_secrets
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice
@@ -20,6 +19,7 @@ from skep.wire.commands import Move, Target
 from skep.wire.facts import EpochBegan, JobBound, JobWaits
 from skep.wire.inputs import InputNotes
 from skep.wire.reasons import Reason
+from skep_lab.live_log.decide_again import Again, Log, without_secrets
 from tests.kit import at
 from tests.replay_kit import Record, history, log_of
 

@@ -10,19 +10,19 @@ from itertools import islice
 import msgspec
 import pytest
 
-from skep.sim.cluster.build import of_types, uniform
-from skep.sim.cluster.ledger import BEGIN, Ledger
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Costs, Settings
-from skep.sim.cluster.work import Work
-from skep.sim.cluster.world import World
-from skep.sim.outcome import RunResult
-from skep.traces.job import Trace, TraceJob
 from skep.units import after, seconds
 from skep.wire.admin import DrainNode
 from skep.wire.facts import JobRan, JobRequeued
 from skep.wire.reasons import Reason
-from skep.workloads.situation import Situation, Steady
+from skep_lab.outcome import RunResult
+from skep_lab.simulator.build import of_types, uniform
+from skep_lab.simulator.ledger import BEGIN, Ledger
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Costs, Settings
+from skep_lab.simulator.work import Work
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Situation, Steady
 from skep_services.simulations.order import Order, play
 
 
@@ -148,12 +148,12 @@ def test_only_who_made_room_was_preempted() -> None:
 SCRIPT = """
 import random, sys
 import msgspec
-from skep.sim.cluster.build import of_types
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Costs, Settings
-from skep.traces.job import Trace, TraceJob
+from skep_lab.simulator.build import of_types
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.traces.job import Trace, TraceJob
 from skep.units import seconds
-from skep.workloads.situation import Steady
+from skep_lab.workloads.situation import Steady
 rng = random.Random("same bytes")
 jobs = [TraceJob(id=f"t{n}", at=seconds(20 * n), run_time=seconds(rng.uniform(1, 900)),
                  gpus=rng.choice((1, 1, 2, 4, 8, 16)), vc=rng.choice("ab"),

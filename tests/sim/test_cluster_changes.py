@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
-from skep.sim.outcome import JobOutcome, RunResult
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.changes import (
     AskCheckpoint,
@@ -19,7 +14,12 @@ from skep.wire.changes import (
     AskSuspend,
     AskUnpack,
 )
-from skep.workloads.situation import Situation, Steady
+from skep_lab.outcome import JobOutcome, RunResult
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Situation, Steady
 
 CAN = Settings(can=EVERYTHING)
 

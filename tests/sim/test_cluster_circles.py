@@ -11,17 +11,17 @@ from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.circles import EMPTY_MAX, UNWATCHED, CircleError, Circles
-from skep.sim.cluster.ledger import BEGIN
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Settings
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.view.plan import Plan, Preempt, Turn
 from skep.view.view import HOLDING, Phase, VcView
 from skep.wire.reasons import Reason
-from skep.workloads.situation import Steady
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.circles import EMPTY_MAX, UNWATCHED, CircleError, Circles
+from skep_lab.simulator.ledger import BEGIN
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 CAN = ("suspend", "release")
 

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.settings import EVERYTHING, Costs, Reporting, Settings
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Cluster
 from skep.wire.findings import RateLearned
-from skep.workloads.situation import Situation, Steady
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.settings import EVERYTHING, Costs, Reporting, Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Situation, Steady
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "elastic": ("optimus", {"every_s": 60, "strict": False}),

@@ -6,18 +6,18 @@ import pytest
 
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
-from skep.sim.cluster.build import of_types, uniform
-from skep.sim.cluster.settings import Costs, Settings
-from skep.sim.cluster.truth import Truth
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
 from skep.units import NS_PER_SECOND, seconds
 from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Turn
 from skep.view.view import Phase, VcView
 from skep.wire.facts import JobEnded
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
-from skep.workloads.situation import Situation, Steady
+from skep_lab.simulator.build import of_types, uniform
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.simulator.truth import Truth
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Situation, Steady
 
 WAITS = (Phase.WAITING, Phase.AWAY)
 BESIDE = {"small": 0.8, "heavy": 0.35}

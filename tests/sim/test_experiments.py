@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from skep.experiments import catalogue, hived
-from skep.experiments.gandiva import Played
-from skep.experiments.quota import RULES, QuotaRun, Rules
-from skep.experiments.quotagandiva import GandivaRun
-from skep.experiments.quotalas import LasRun
-from skep.experiments.setting import Setting
-from skep.traces.generators import hived as workload
-from skep.traces.job import TraceJob
 from skep.units import Duration, in_seconds, seconds
+from skep_lab.experiments import catalogue, hived
+from skep_lab.experiments.gandiva import Played
+from skep_lab.experiments.quota import RULES, QuotaRun, Rules
+from skep_lab.experiments.quotagandiva import GandivaRun
+from skep_lab.experiments.quotalas import LasRun
+from skep_lab.experiments.setting import Setting
+from skep_lab.traces.generators import hived as workload
+from skep_lab.traces.job import TraceJob
 from skep_services.cli import exits
 from skep_services.cli.main import main
 from skep_services.experiments import keep, page, play

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from skep.experiments import catalogue, gandiva, gandivafigures, multijob
-from skep.experiments.gandiva import Played, Scene
-from skep.experiments.multijob import Curves, Study
-from skep.traces.generators import gandiva as mix
-from skep.traces.generators import gandivadays
 from skep.units import in_seconds
+from skep_lab.experiments import catalogue, gandiva, gandivafigures, multijob
+from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.multijob import Curves, Study
+from skep_lab.traces.generators import gandiva as mix
+from skep_lab.traces.generators import gandivadays
 from skep_services.experiments import keep, page
 
 STUDY = Study(
@@ -96,7 +96,7 @@ def test_what_was_played_is_kept_and_told(tmp_path: Path) -> None:
     assert [line.paper for line in lines] == ["200 min", "100 min", "2.00"]
     text = page.page(experiment, results, lines, "1 seed.")
     assert "Configurations that have trained" in text
-    assert "skep.experiments.gandiva" in text
+    assert "skep_lab.experiments.gandiva" in text
 
 
 @pytest.mark.parametrize("name", [each.name for each in gandivafigures.EXPERIMENTS])

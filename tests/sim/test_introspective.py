@@ -10,17 +10,17 @@ from collections import Counter
 from typing import Any
 
 from skep.perf.interference import TABLE_1, by_utilisation, slowdowns
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.settings import Costs, Settings
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
 from skep.units import NS_PER_SECOND, seconds
 from skep.wire.changes import Goal, JobChanging
 from skep.wire.cluster import Cluster
 from skep.wire.commands import Resize
 from skep.wire.facts import JobEnded, JobRan
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
-from skep.workloads.situation import Situation, Speeds, Steady
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Situation, Speeds, Steady
 
 GIB = 2**30
 COSTS = Costs(start_s=2, suspend_s=0.65, resume_s=0.21, migrate_s=1, resize_s=1)

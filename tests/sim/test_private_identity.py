@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from skep.policies.registry import POLICIES
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Settings
-from skep.sim.private import own_jobs
-from skep.traces.generators import hived
-from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Cluster
-from skep.workloads.situation import Steady
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Settings
+from skep_lab.studies.private import own_jobs
+from skep_lab.traces.generators import hived
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 CELLS = {"a": {"node": 3}, "b": {"node": 2}, "c": {"gpu": 3}}
 NODES = 6

@@ -7,11 +7,11 @@ import pytest
 
 from skep.cells.decide import placement
 from skep.cells.state import Cells
-from skep.sim import sharing
-from skep.sim.gpuquota import GpuQuota
-from skep.sim.mirror import BrokenError, Mirror
-from skep.sim.replay import Replay
-from skep.sim.tenants import CHAIN, FLOOD, SIZE, Plan, Settings, alone, draw
+from skep_lab.studies import sharing
+from skep_lab.studies.gpuquota import GpuQuota
+from skep_lab.studies.mirror import BrokenError, Mirror
+from skep_lab.studies.replay import Replay
+from skep_lab.studies.tenants import CHAIN, FLOOD, SIZE, Plan, Settings, alone, draw
 
 SMALL = Settings(tenants=3, days=0.5)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.settings import Costs
-from skep.sim.lived import Lived
-from skep.sim.outcome import RunResult
-from skep.traces.job import RowProblem, Trace, TraceJob
 from skep.units import Instant, seconds
+from skep_lab.live_log.live_run import Lived
+from skep_lab.outcome import RunResult
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.settings import Costs
+from skep_lab.traces.job import RowProblem, Trace, TraceJob
 from skep_services.cli.main import main
 from skep_services.cli.progress import Progress
 from skep_services.simulations import plots, pool, report, sources

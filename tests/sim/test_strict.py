@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from skep.machines.allocator import lending, views
-from skep.sim import strict
-from skep.sim.cluster.settings import IDEAL, Costs
 from skep.units import Duration, in_seconds
+from skep_lab.simulator.settings import IDEAL, Costs
+from skep_lab.studies import strict
 
 ANOMALY_SEED = 185
 """A mixed world in which a job that ended sooner has others later, also under strict FIFO."""

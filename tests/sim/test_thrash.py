@@ -7,12 +7,12 @@ import json
 import pytest
 
 from skep.machines.allocator.tries import COOLS
-from skep.sim import thrash
-from skep.sim.adversary import JOBS_MAX, draw, mutated, named
-from skep.sim.thrash import Laws, judge
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
+from skep_lab.studies import thrash
+from skep_lab.studies.adversary import JOBS_MAX, draw, mutated, named
+from skep_lab.studies.thrash import Laws, judge
 from tests import effort
 
 T0 = Instant(1_000_000_000_000)

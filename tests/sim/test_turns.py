@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Costs, Settings
-from skep.sim.measures.job import hundred
-from skep.sim.outcome import RunResult
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Cluster
-from skep.workloads.situation import Steady
+from skep_lab.measures.job import hundred
+from skep_lab.outcome import RunResult
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 COSTS = Costs(suspend_s=0.65, resume_s=0.21)
 LONG = 10**6

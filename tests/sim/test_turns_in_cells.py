@@ -7,14 +7,14 @@ from typing import Literal
 import pytest
 
 from skep.machines.allocator.views import Planned
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
-from skep.sim.cluster.world import News
-from skep.traces.generators import hived
-from skep.traces.job import Trace, TraceJob
 from skep.units import in_seconds, seconds
 from skep.wire.changes import AskResume, AskSuspend
-from skep.workloads.situation import Steady
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
+from skep_lab.simulator.world import News
+from skep_lab.traces.generators import hived
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 COSTS = Costs(suspend_s=0.5, resume_s=0.5, migrate_s=3.5, checkpoint_every_s=1)
 SLICE_S = 600.0

@@ -11,15 +11,15 @@ from skep.policies import books, gandiva
 from skep.policies.gandiva import Gandiva
 from skep.policies.policy import Planner
 from skep.policies.room import Bound
-from skep.sim import adversary, thrash
-from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
-from skep.sim.cluster.world import World
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.view.plan import Plan
 from skep.view.view import VcView
-from skep.workloads.situation import Steady
+from skep_lab.simulator.build import ALL, uniform
+from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
+from skep_lab.simulator.world import World
+from skep_lab.studies import adversary, thrash
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 WORLDS = 6
 INSTANTS = 120

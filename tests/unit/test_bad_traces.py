@@ -8,7 +8,7 @@ import pytest
 
 from scripts import bad_traces
 from scripts.bad_traces import FORMS, ROWS, Said, Spoilt
-from skep.traces.read import FORMATS
+from skep_lab.traces.read import FORMATS
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.sim.cluster.build import of_types
+from skep_lab.simulator.build import of_types
 from skep_services import workload_tables
 from skep_services.cli.main import main
 from skep_services.cli.models import splits

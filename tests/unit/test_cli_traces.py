@@ -13,7 +13,7 @@ import yaml
 
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.levels import gpus_per_node
-from skep.traces.read import FORMATS
+from skep_lab.traces.read import FORMATS
 from skep_services import trace_files
 from skep_services.cli.main import main
 

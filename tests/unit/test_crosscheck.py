@@ -14,13 +14,13 @@ from scripts import crosscheck_reference as bare
 from scripts import crosscheck_rounds as rounds
 from scripts.crosscheck_report import report
 from scripts.crosscheck_rows import ROWS
-from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import AT_ONCE, COMPAT, Settings
-from skep.traces.job import Trace, TraceJob
 from skep.units import in_seconds, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
-from skep.workloads.situation import Steady
+from skep_lab.simulator.build import ALL, uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import AT_ONCE, COMPAT, Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 MODELS = ("small", "large")
 RATES = gavel.Rates(

@@ -6,7 +6,7 @@ from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.state import Cells
 from skep.machines.allocator.demand import SHAPES_MAX, Demand
-from skep.sim.cluster.build import uniform
+from skep_lab.simulator.build import uniform
 
 
 def test_nothing_is_in_vain_before_every_shape_has_failed_since_something_came_free() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.sim.lived import NothingError, lived, starts
-from skep.sim.measures.summary import measure
 from skep.units import Duration, Instant, in_seconds, seconds
 from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging, Result
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
@@ -28,6 +26,8 @@ from skep.wire.facts import (
 from skep.wire.moves import JobMoved
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Resources
+from skep_lab.live_log.live_run import NothingError, lived, starts
+from skep_lab.measures.summary import measure
 from tests.replay_kit import Record
 
 T0 = 1_700_000_000 * 10**9

@@ -6,12 +6,12 @@ import pytest
 
 from skep.cells.levels import gpus_owned
 from skep.policies.check import cluster_problems
-from skep.sim.cluster.build import uniform
-from skep.sim.cluster.settings import Costs
-from skep.sim.private import own_jobs, private_cluster
-from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.settings import Costs
+from skep_lab.studies.private import own_jobs, private_cluster
+from skep_lab.traces.job import Trace, TraceJob
 from skep_services.simulations import inputs, sources, whatif
 from skep_services.simulations.inputs import WrongError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from skep.sim.measures import fairness, job, series, stat, summary
-from skep.sim.measures.audit import audit
-from skep.sim.outcome import JobOutcome, RunResult, Sample, Span
-from skep.traces.job import TraceJob
 from skep.units import Duration, seconds
-from skep.workloads.situation import Situation, Steady
+from skep_lab.measures import fairness, job, series, stat, summary
+from skep_lab.outcome import JobOutcome, RunResult, Sample, Span
+from skep_lab.studies.audit import audit
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads.situation import Situation, Steady
 
 
 def ran(

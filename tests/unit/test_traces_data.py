@@ -7,8 +7,8 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from skep.traces.generators.draw import PHILLY, size_class
 from skep.units import in_seconds, seconds
+from skep_lab.traces.generators.draw import PHILLY, size_class
 from skep_services.trace_files import load
 from tests import needs
 

@@ -11,12 +11,12 @@ import pytest
 
 from skep.cells.clustercheck import cluster_problems
 from skep.perf.interference import TABLE_1
-from skep.traces.generators import gandiva, genie, hived, registry
-from skep.traces.generators.registry import GENERATORS, WrongGeneratorError, make, parse
-from skep.traces.job import Trace, TraceJob
-from skep.traces.summary import summary
 from skep.units import Duration, in_seconds, seconds
-from skep.workloads.names import normalised
+from skep_lab.traces.generators import gandiva, genie, hived, registry
+from skep_lab.traces.generators.registry import GENERATORS, WrongGeneratorError, make, parse
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.summary import summary
+from skep_lab.workloads.names import normalised
 
 SEEDS = range(5)
 

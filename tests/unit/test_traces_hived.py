@@ -9,11 +9,11 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from skep.traces.generators import hived
-from skep.traces.generators.draw import DAY_S, scaled_to
-from skep.traces.generators.hived import TENANTS, Options, assign, fragmentation, generate
-from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds, seconds
+from skep_lab.traces.generators import hived
+from skep_lab.traces.generators.draw import DAY_S, scaled_to
+from skep_lab.traces.generators.hived import TENANTS, Options, assign, fragmentation, generate
+from skep_lab.traces.job import Trace, TraceJob
 
 SEED = 3
 SMALL = tuple(name for name in TENANTS if name not in {"res-a", "res-d", "prod-a"})

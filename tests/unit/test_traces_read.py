@@ -8,14 +8,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from skep.sim.cluster.specs import shape
-from skep.traces.formats import lengths, skep
-from skep.traces.formats.alibaba import ALIBABA_2020
-from skep.traces.formats.row import NO_GPU, WHOLE
-from skep.traces.job import RowProblem, Trace, TraceJob
-from skep.traces.problems import BadTraceError, grouped, suit, told
-from skep.traces.read import FORMATS, FORMS, read
 from skep.units import GIB, MIB, Duration, seconds
+from skep_lab.simulator.specs import shape
+from skep_lab.traces.formats import lengths, skep
+from skep_lab.traces.formats.alibaba import ALIBABA_2020
+from skep_lab.traces.formats.row import NO_GPU, WHOLE
+from skep_lab.traces.job import RowProblem, Trace, TraceJob
+from skep_lab.traces.problems import BadTraceError, grouped, suit, told
+from skep_lab.traces.read import FORMATS, FORMS, read
 
 MINUTE = 60.0
 

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from skep.perf.interference import TABLE_1, packing_max
-from skep.traces.generators.gandiva import KINDS
-from skep.workloads import deepshare, dl2, elasticflow, gavel, pollux, salus
-from skep.workloads.figures import LOADS, LOCALITY, NETWORK, Figures, printed
-from skep.workloads.models import ORDER, TURNS, Models
-from skep.workloads.names import gpu_type, normalised
-from skep.workloads.situation import Steady
-from skep.workloads.table import Place, Work, between, fewest, nearest, scaled, together
+from skep_lab.traces.generators.gandiva import KINDS
+from skep_lab.workloads import deepshare, dl2, elasticflow, gavel, pollux, salus
+from skep_lab.workloads.figures import LOADS, LOCALITY, NETWORK, Figures, printed
+from skep_lab.workloads.models import ORDER, TURNS, Models
+from skep_lab.workloads.names import gpu_type, normalised
+from skep_lab.workloads.situation import Steady
+from skep_lab.workloads.table import Place, Work, between, fewest, nearest, scaled, together
 from tests import needs
 from tests.workload_kit import GAVEL, PAIRS, PLACEMENTS, SCALABILITY, at, job, small, small_tables
 

@@ -9,8 +9,8 @@ from skep_services.cli import exits, render
 from skep_services.cli.exits import CommandError
 
 if TYPE_CHECKING:
-    from skep.traces.job import RowProblem, Trace
-    from skep.traces.problems import BadTraceError
+    from skep_lab.traces.job import RowProblem, Trace
+    from skep_lab.traces.problems import BadTraceError
 
 KINDS_SHOWN = 20
 
@@ -37,7 +37,7 @@ def refused(error: BadTraceError) -> CommandError:
 
 def shown(problems: Sequence[RowProblem]) -> list[str]:
     """Return a line for each kind of problem, as many as are read; the others are counted."""
-    from skep.traces.problems import told
+    from skep_lab.traces.problems import told
 
     lines = told(problems)
     left = len(lines) - KINDS_SHOWN
@@ -48,7 +48,7 @@ def as_data(problems: Sequence[RowProblem]) -> list[dict[str, Any]]:
     """Return every kind of problem, for JSON."""
     import msgspec
 
-    from skep.traces.problems import grouped
+    from skep_lab.traces.problems import grouped
 
     found: list[dict[str, Any]] = msgspec.to_builtins(grouped(problems))
     return found

@@ -15,7 +15,7 @@ from skep_services.cli.render import Column
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skep.experiments.report import Experiment, Line, Results
+    from skep_lab.experiments.report import Experiment, Line, Results
     from skep_services.simulations.pool import Stop
 
 ABOUT = """\
@@ -66,7 +66,7 @@ def options(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Run the experiment, tell, and return the exit code."""
-    from skep.experiments.catalogue import EXPERIMENTS
+    from skep_lab.experiments.catalogue import EXPERIMENTS
     from skep_services.simulations import inputs, pool
 
     if arguments.name == "list":

@@ -15,8 +15,8 @@ from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
-    from skep.traces.job import TraceJob
-    from skep.workloads.models import Models
+    from skep_lab.traces.job import TraceJob
+    from skep_lab.workloads.models import Models
     from skep_services.workload_tables import Tables
 
 VARIABLE = "SKEP_SHARED_DATA"
@@ -70,7 +70,7 @@ def options(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """List the models, or print the speeds of one."""
-    from skep.workloads.models import Models
+    from skep_lab.workloads.models import Models
 
     folder, read = _read(arguments)
     models = Models(read.tables, node_gpus=arguments.node_gpus)
@@ -113,7 +113,7 @@ def _read(arguments: Namespace) -> tuple[Path | None, Tables]:
 
 
 def _unknown(model: str, models: Models) -> CommandError:
-    from skep.workloads.names import normalised
+    from skep_lab.workloads.names import normalised
 
     known = list(models.sources())
     close = difflib.get_close_matches(normalised(model).model, known, n=1)
@@ -155,8 +155,8 @@ def _list(arguments: Namespace, models: Models, folder: Path | None, read: Table
 
 def speeds_of(models: Models, arguments: Namespace) -> dict[str, Any]:
     """Return the speeds of a model at every number of GPUs and even split, as printed by --json."""
-    from skep.workloads.figures import printed
-    from skep.workloads.names import normalised
+    from skep_lab.workloads.figures import printed
+    from skep_lab.workloads.names import normalised
 
     model = normalised(arguments.model).model
     job = _job(arguments, arguments.gpus)
@@ -180,7 +180,7 @@ def speeds_of(models: Models, arguments: Namespace) -> dict[str, Any]:
 
 def splits(gpus_max: int, node_gpus: int) -> list[tuple[int, ...]]:
     """Return even spreads of 1, 2, 4, ... GPUs: over as few nodes as hold them, and doublings."""
-    from skep.workloads.table import fewest
+    from skep_lab.workloads.table import fewest
 
     found = []
     gpus = 1
@@ -195,8 +195,8 @@ def splits(gpus_max: int, node_gpus: int) -> list[tuple[int, ...]]:
 
 
 def _job(arguments: Namespace, gpus: int) -> TraceJob:
-    from skep.traces.job import TraceJob
     from skep.units import Duration
+    from skep_lab.traces.job import TraceJob
 
     return TraceJob(
         id="j1",
@@ -211,7 +211,7 @@ def _job(arguments: Namespace, gpus: int) -> TraceJob:
 
 
 def _placement(models: Models, arguments: Namespace, spread: tuple[int, ...]) -> dict[str, Any]:
-    from skep.workloads.situation import Situation
+    from skep_lab.workloads.situation import Situation
 
     gpus = sum(spread)
     where = Situation(
@@ -237,8 +237,8 @@ def _placement(models: Models, arguments: Namespace, spread: tuple[int, ...]) ->
 
 def _types(models: Models, arguments: Namespace) -> list[dict[str, Any]]:
     """Return how fast one GPU of each type is against the slowest that the model is known on."""
-    from skep.workloads.names import GPU_TYPES
-    from skep.workloads.situation import Situation
+    from skep_lab.workloads.names import GPU_TYPES
+    from skep_lab.workloads.situation import Situation
 
     found: dict[str, dict[str, Any]] = {}
     job = _job(arguments, 1)

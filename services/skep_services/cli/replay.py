@@ -17,10 +17,10 @@ from skep_services.cli.render import Column
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skep.sim.again import Comparison, Difference
-    from skep.sim.lived import Lived
-    from skep.sim.outcome import RunResult
     from skep.units import Instant
+    from skep_lab.live_log.decide_again import Comparison, Difference
+    from skep_lab.live_log.live_run import Lived
+    from skep_lab.outcome import RunResult
     from skep_services.replaying import Choice, Streams
 
 ABOUT = """\
@@ -90,7 +90,7 @@ def options(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Replay, tell, and return the exit code: 1 if a decision came out otherwise."""
-    from skep.sim.lived import NothingError
+    from skep_lab.live_log.live_run import NothingError
     from skep_services.replaying import UNREADABLE, UnreachableError
     from skep_services.simulations.inputs import WrongError
 
@@ -110,7 +110,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _replay(arguments: Namespace) -> tuple[dict[str, Any], bool]:
-    from skep.sim.again import Again
+    from skep_lab.live_log.decide_again import Again
     from skep_services import replaying
 
     window = _window(arguments)
@@ -146,8 +146,8 @@ def _tell_life(
     *,
     changed: bool,
 ) -> None:
-    from skep.sim.lived import lived
-    from skep.traces.formats import skep as form
+    from skep_lab.live_log.live_run import lived
+    from skep_lab.traces.formats import skep as form
     from skep_services import replaying
 
     live = lived(replaying.records(streams, "allocator"), window)
@@ -165,10 +165,10 @@ def _what_if(
     arguments: Namespace, streams: Streams, live: Lived, window: tuple[Instant, Instant] | None
 ) -> dict[str, Any]:
     """Return the first decisions that would differ, and both simulations beside what was."""
-    from skep.sim.cluster.run import run as simulate
-    from skep.sim.cluster.settings import Settings
-    from skep.sim.lived import starts
-    from skep.workloads.situation import Steady
+    from skep_lab.live_log.live_run import starts
+    from skep_lab.simulator.run import run as simulate
+    from skep_lab.simulator.settings import Settings
+    from skep_lab.workloads.situation import Steady
 
     cluster, policies, words = _changed(arguments, live)
     told: dict[str, Any] = {"changes": words}
@@ -223,7 +223,7 @@ def _other_decisions(
     shown: int,
 ) -> dict[str, Any]:
     """Return what the allocator would have decided at each step of the history as it was."""
-    from skep.sim.again import Again
+    from skep_lab.live_log.decide_again import Again
     from skep_services import replaying
 
     log = replaying.log_of(streams, "allocator")
@@ -233,7 +233,7 @@ def _other_decisions(
 
 
 def _measures(result: RunResult) -> dict[str, Any]:
-    from skep.sim.measures.summary import measure
+    from skep_lab.measures.summary import measure
 
     made = measure(result)
     return {

@@ -16,7 +16,7 @@ from skep_services.cli.progress import Progress, time_text
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
-    from skep.traces.job import Trace
+    from skep_lab.traces.job import Trace
     from skep_services.simulations.order import Played
     from skep_services.simulations.report import Report, Row
 
@@ -132,7 +132,7 @@ def options(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Simulate, tell, and return the exit code."""
-    from skep.traces.problems import BadTraceError
+    from skep_lab.traces.problems import BadTraceError
     from skep_services.replaying import UnreachableError
     from skep_services.simulations.inputs import WrongError
     from skep_services.simulations.pool import DiedError, Stop
@@ -272,7 +272,7 @@ def _tell_time(played: Sequence[Played], passed_s: float) -> None:
 
 
 def _warn(trace: Trace) -> None:
-    from skep.traces.problems import told
+    from skep_lab.traces.problems import told
 
     if trace.problems:
         say(

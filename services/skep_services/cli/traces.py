@@ -11,8 +11,8 @@ from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 
 if TYPE_CHECKING:
-    from skep.traces.job import Trace
-    from skep.traces.summary import Summary
+    from skep_lab.traces.job import Trace
+    from skep_lab.traces.summary import Summary
 
 VERBS = ("check", "convert", "generate", "list")
 SHOWN_MAX = 10
@@ -21,8 +21,8 @@ SHOWN_MAX = 10
 
 def options_traces(parser: ArgumentParser) -> None:
     """Add what `traces` takes."""
-    from skep.traces.generators.registry import GENERATORS
-    from skep.traces.read import FORMATS
+    from skep_lab.traces.generators.registry import GENERATORS
+    from skep_lab.traces.read import FORMATS
 
     parser.epilog = "\n".join(
         [
@@ -69,7 +69,7 @@ def options_traces(parser: ArgumentParser) -> None:
 
 def run_traces(arguments: Namespace) -> int:
     """Do what the verb says."""
-    from skep.traces.problems import BadTraceError
+    from skep_lab.traces.problems import BadTraceError
     from skep_services.trace_files import NoTraceError
 
     if arguments.verb == "list":
@@ -95,10 +95,10 @@ def _check(arguments: Namespace) -> int:
     """Print what is in a trace; 1 if anything is wrong with it and nobody said --lenient."""
     from itertools import chain
 
-    from skep.traces.formats.skep import NAME
-    from skep.traces.problems import suit, told
-    from skep.traces.read import read, recognise
-    from skep.traces.summary import summary
+    from skep_lab.traces.formats.skep import NAME
+    from skep_lab.traces.problems import suit, told
+    from skep_lab.traces.read import read, recognise
+    from skep_lab.traces.summary import summary
     from skep_services import trace_files
 
     what = arguments.what
@@ -178,7 +178,7 @@ def _time(value: float) -> str:
 
 
 def _convert(arguments: Namespace) -> int:
-    from skep.traces.formats.row import near
+    from skep_lab.traces.formats.row import near
     from skep_services import trace_files
 
     if arguments.to != "skep":
@@ -196,7 +196,7 @@ def _convert(arguments: Namespace) -> int:
 
 
 def _generate(arguments: Namespace) -> int:
-    from skep.traces.generators.registry import WrongGeneratorError, make
+    from skep_lab.traces.generators.registry import WrongGeneratorError, make
     from skep_services import trace_files
 
     past = (
@@ -216,9 +216,9 @@ def _generate(arguments: Namespace) -> int:
 def _write_cluster(words: str, out: str) -> None:
     """Write the cluster that a paper ran its workload on; one VC owns it but for HiveD's."""
     from skep.cells.clustertext import to_yaml
-    from skep.sim.cluster.build import of_types
-    from skep.traces.generators import hived
-    from skep.traces.generators.registry import parse
+    from skep_lab.simulator.build import of_types
+    from skep_lab.traces.generators import hived
+    from skep_lab.traces.generators.registry import parse
 
     generator, options = parse(words)
     if isinstance(options, hived.Options):
@@ -231,8 +231,8 @@ def _write_cluster(words: str, out: str) -> None:
 
 def _write(trace: Trace, arguments: Namespace) -> int:
     """Write a trace in Skep's form and say on standard error what was left out."""
-    from skep.traces.formats.skep import write
-    from skep.traces.problems import told
+    from skep_lab.traces.formats.skep import write
+    from skep_lab.traces.problems import told
 
     for line in told(trace.problems):
         say(f"left out: {line}")
@@ -259,8 +259,8 @@ def _write(trace: Trace, arguments: Namespace) -> int:
 def _list(arguments: Namespace) -> int:
     import msgspec
 
-    from skep.traces.generators.registry import GENERATORS
-    from skep.traces.read import FORMATS
+    from skep_lab.traces.generators.registry import GENERATORS
+    from skep_lab.traces.read import FORMATS
 
     options = {
         name: {field.name: field.default for field in msgspec.structs.fields(each.options)}

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-import skep.experiments
-from skep.experiments.gandiva import Played, Scene
-from skep.experiments.hived import Outcome
-from skep.experiments.setting import Setting
+import skep_lab.experiments
+from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.hived import Outcome
+from skep_lab.experiments.setting import Setting
 
-PROGRAM = Path(skep.experiments.__file__).parents[1]
+PROGRAM = Path(skep_lab.experiments.__file__).parents[1]
 PLAIN = ("experiments/", "traces/generators/", "traces/job.py", "units.py", "wire/cluster.py")
 SAID = ("experiments/catalogue.py", "experiments/gandivafigures.py", "experiments/report.py")
 """The lists of settings, and what is told of them: it changes no outcome of a setting."""

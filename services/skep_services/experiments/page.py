@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from skep.experiments.gandiva import Played
-from skep.experiments.hived import Outcome
-from skep.experiments.report import Experiment, Line, Results
+from skep_lab.experiments.gandiva import Played
+from skep_lab.experiments.hived import Outcome
+from skep_lab.experiments.report import Experiment, Line, Results
 from skep_services.simulations import plots
 from skep_services.simulations.page import STYLE
 
@@ -21,8 +21,9 @@ HOW = {
     "submissions, quotas alone the two months, the testbed ten days, unless days were asked for. "
     "Jobs larger than all their tenant owns are left out of every arm.",
     "gandiva": "The production allocator, introspector and searches on a virtual clock. What the "
-    "paper does not print, and what stands in for it, is said in skep.traces.generators.gandiva "
-    "and gandivadays, and in skep.experiments.gandiva and multijob.",
+    "paper does not print, and what stands in for it, is said in "
+    "skep_lab.traces.generators.gandiva and gandivadays, and in "
+    "skep_lab.experiments.gandiva and multijob.",
 }
 """By the paper, the first word of an experiment's name."""
 

@@ -9,11 +9,11 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
-from skep.experiments.catalogue import EXPERIMENTS
-from skep.experiments.gandiva import Played, Scene
-from skep.experiments.hived import Outcome
-from skep.experiments.report import Experiment, Results
-from skep.experiments.setting import Setting, play
+from skep_lab.experiments.catalogue import EXPERIMENTS
+from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.hived import Outcome
+from skep_lab.experiments.report import Experiment, Results
+from skep_lab.experiments.setting import Setting, play
 from skep_services.experiments import keep
 from skep_services.simulations.pool import DiedError, Stop, deaf_children
 

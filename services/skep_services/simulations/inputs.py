@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.policies.registry import POLICIES, NoPolicy, make
-from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import Costs
 from skep.units import Duration, seconds
 from skep.wire.cluster import Cluster
+from skep_lab.simulator.build import ALL, uniform
+from skep_lab.simulator.settings import Costs
 
 SHAPE = re.compile(r"(?P<nodes>\d+)x(?P<gpus>\d+)(:(?P<type>[\w.-]+))?(/(?P<vcs>.*))?")
 NODES_MAX = 100_000

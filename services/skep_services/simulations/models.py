@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from skep.wire.cluster import Chain, Cluster
-from skep.workloads.models import Models
-from skep.workloads.situation import Speeds, Steady
+from skep_lab.workloads.models import Models
+from skep_lab.workloads.situation import Speeds, Steady
 from skep_services import workload_tables
 from skep_services.simulations.inputs import WrongError, like
 

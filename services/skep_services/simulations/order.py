@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Settings
-from skep.sim.measures.audit import Audit, audit
-from skep.sim.measures.job import alone_by, completion
-from skep.sim.measures.series import Series, series
-from skep.sim.measures.stat import Curve
-from skep.sim.measures.summary import Measures, curves, measure
-from skep.sim.outcome import JobOutcome, RunResult
-from skep.sim.private import own_jobs, private_cluster
-from skep.sim.replay import STOP_S
-from skep.traces.job import Trace, TraceJob
 from skep.units import in_seconds
 from skep.wire.cluster import Cluster
-from skep.workloads.situation import Speeds
+from skep_lab.measures.job import alone_by, completion
+from skep_lab.measures.series import Series, series
+from skep_lab.measures.stat import Curve
+from skep_lab.measures.summary import Measures, curves, measure
+from skep_lab.outcome import JobOutcome, RunResult
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Settings
+from skep_lab.studies.audit import Audit, audit
+from skep_lab.studies.private import own_jobs, private_cluster
+from skep_lab.studies.replay import STOP_S
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Speeds
 from skep_services import durable
 
 Watch = Callable[[int, int], bool]

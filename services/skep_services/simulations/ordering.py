@@ -10,12 +10,12 @@ import msgspec
 
 from skep.cells.levels import gpus_owned, gpus_per_node
 from skep.cells.propose import resolve
-from skep.sim.cluster.settings import Costs, Settings
-from skep.sim.cluster.world import abilities
-from skep.traces.job import RowProblem, Trace
-from skep.traces.problems import BadTraceError, suit, without
 from skep.units import Duration, in_seconds
 from skep.wire.cluster import Cluster
+from skep_lab.simulator.settings import Costs, Settings
+from skep_lab.simulator.world import abilities
+from skep_lab.traces.job import RowProblem, Trace
+from skep_lab.traces.problems import BadTraceError, suit, without
 from skep_services.simulations import sources, whatif
 from skep_services.simulations.inputs import Choice, Place, WrongError, policies
 from skep_services.simulations.models import speeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from skep.sim.measures.summary import Group
+from skep_lab.measures.summary import Group
 from skep_services.simulations import plots
 from skep_services.simulations.order import Played
 from skep_services.simulations.report import Report, Row, group_rows, problem_text, rows, run_rows

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from skep.traces.job import Trace
-from skep.workloads.situation import Speeds
+from skep_lab.traces.job import Trace
+from skep_lab.workloads.situation import Speeds
 from skep_services.simulations.models import speeds
 from skep_services.simulations.order import Order, Played, play
 

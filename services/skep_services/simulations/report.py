@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from skep.sim.measures.summary import Group, Measures
-from skep.traces.job import RowProblem, Trace
+from skep_lab.measures.summary import Group, Measures
+from skep_lab.traces.job import RowProblem, Trace
 from skep_services.simulations.order import Played
 from skep_services.simulations.plots import part_text
 

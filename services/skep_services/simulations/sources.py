@@ -6,8 +6,8 @@ import asyncio
 import os
 from functools import cache
 
-from skep.sim.lived import Lived, NothingError, lived
-from skep.traces.job import Trace
+from skep_lab.live_log.live_run import Lived, NothingError, lived
+from skep_lab.traces.job import Trace
 from skep_services import replaying, trace_files
 from skep_services.adapters import exported
 from skep_services.ports import CorruptLogError, MissingStreamError

@@ -1,0 +1,143 @@
+"""Gandiva with quotas, as in HiveD's testbed: the baseline of Figure 5 that takes turns and moves.
+
+HiveD, section 5.1: a job within its tenant's quota has a high priority, any other a low one. In
+each tenant GPUs go round: at every slice who stands comes first, new jobs before all, and as many
+as the quota holds, in that order, are high until the next one. High ones go before low ones of all
+tenants, and take turns with high ones of others where no node has as many GPUs side by side as
+they need. A server three quarters free is cleared for one that waits, as `policies.gandiva` does
+when it introspects; who stands may go on elsewhere. Nobody is packed: what is compared goes as fast
+everywhere. It decides everything anew at every event: for a testbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from skep.units import Duration, seconds
+from skep_lab.experiments.quota import NODE_GPUS, RULES, Rules
+from skep_lab.experiments.quotalas import LasRun, Place, take
+from skep_lab.traces.job import TraceJob
+
+SLICE_S = 600.0
+"""For all at once. Gandiva's are a minute; jobs here last hours, and days."""
+AGAIN_S, MOVED_S = 1.0, 3.5
+"""What it costs to be suspended and go on, and to go on elsewhere or be moved: `gandiva.COSTS`."""
+DEFRAG_FREE = 0.75
+STARVES_SLICES = 2
+
+
+class GandivaRun(LasRun):
+    """One run, told as `quota.QuotaRun` tells it. Times are nanoseconds from the beginning."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        quota: Mapping[str, int],
+        nodes: int,
+        sample_every: Duration,
+        rules: Rules = RULES,
+    ) -> None:
+        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        super().__init__(jobs, quota, nodes, sample_every, rules)
+        self.moves = 0
+        self._slice = seconds(SLICE_S)
+        self._homes: dict[int, Place] = {}
+        """Where jobs are, or last were."""
+
+    def _next(self) -> int | None:
+        """Return when the next job ends, or the slice if somebody stands."""
+        ends = [self._now + self._left[number] for number in self._places]
+        if len(self._places) < len(self._here) and ends:
+            ends.append((self._now // self._slice + 1) * self._slice)
+        return min(ends, default=None)
+
+    def _round(self, number: int) -> tuple[bool, bool, int, int]:
+        """Return a job's place in the order: at the end of a slice who runs is last."""
+        runs, over = number in self._places, self._now % self._slice == 0
+        since = self._since[number]
+        return runs is over, self._began[number] is not None, -since if runs else since, number
+
+    def _plan(self) -> None:
+        order = sorted(self._here, key=self._round)
+        left, high, low = dict(self.quota), [], []
+        for number in order:
+            job = self.jobs[number]
+            if job.gpus <= left[job.vc]:
+                left[job.vc] -= job.gpus
+                high.append(number)
+            else:
+                low.append(number)
+                if number not in self._places and self._starves(number):
+                    left[job.vc] = 0  # Else a gang would stand behind small ones for ever.
+        free = [NODE_GPUS] * self._nodes
+        places: dict[int, Place] = {}
+        self._serve(high, [*high, *low], free, places)
+        self._high = {number for number in high if number in places}
+        if self._rules.beyond:
+            rest = [number for number in order if number not in places]
+            self._serve(rest, rest, free, places)
+        self._pay(places)
+        self._change(places)
+
+    def _starves(self, number: int) -> bool:
+        stood = self._now - self._since[number] >= STARVES_SLICES * self._slice
+        return stood and self.jobs[number].gpus <= self.quota[self.jobs[number].vc]
+
+    def _serve(
+        self, some: Sequence[int], lasting: Sequence[int], free: list[int], places: dict[int, Place]
+    ) -> None:
+        """Give jobs their places in this order; nobody of `lasting` is stopped needlessly."""
+        spare = list(free)
+        for number in lasting:
+            take(spare, self._places.get(number, {}))
+        for number in some:
+            home = self._homes.get(number, {})
+            if home and all(free[node] >= gpus for node, gpus in home.items()):
+                places[number] = home
+                take(free, home)
+                if number not in self._places:
+                    take(spare, home)
+            else:
+                take(spare, {node: -gpus for node, gpus in self._places.get(number, {}).items()})
+                self._try(number, free, spare, places)
+                if number not in places and self._clear(number, free, spare, places):
+                    self._try(number, free, spare, places)
+
+    def _clear(
+        self, number: int, free: list[int], spare: list[int], places: dict[int, Place]
+    ) -> bool:
+        """Have the jobs of a server that is mostly free go to others; return whether one was."""
+        job = self.jobs[number]
+        each = job.gpus // max(job.workers, 1)
+        able = [node for node in range(self._nodes) if DEFRAG_FREE * NODE_GPUS <= free[node] < each]
+        for node in sorted(able, key=lambda node: (-free[node], node)):
+            there = dict(enumerate(free))
+            moves: dict[int, int] = {}
+            for other in [other for other, place in places.items() if list(place) == [node]]:
+                gpus = places[other][node]
+                room = [to for to in there if to != node and gpus <= there[to] < NODE_GPUS]
+                to = min(room, key=lambda to: (there[to], to), default=None)
+                if to is not None:
+                    moves[other] = to
+                    there[to] -= gpus
+                    there[node] += gpus
+            if there[node] < each:
+                continue
+            for other, to in moves.items():
+                gpus = places[other][node]
+                for rooms in (free, spare):
+                    take(rooms, {node: -gpus, to: gpus})
+                places[other] = {to: gpus}
+            return True
+        return False
+
+    def _pay(self, places: Mapping[int, Place]) -> None:
+        """Have who goes on, or has moved, lose what that costs."""
+        for number, place in places.items():
+            before = self._homes.get(number)
+            moved = before is not None and before != place
+            self.moves += moved
+            if moved or (before is not None and number not in self._places):
+                cost = seconds(MOVED_S if moved else AGAIN_S)
+                self._left[number] = Duration(self._left[number] + cost)
+            self._homes[number] = place

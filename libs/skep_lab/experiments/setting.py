@@ -1,0 +1,59 @@
+"""One setting of an experiment, and what comes of it for a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from skep_lab.experiments import gandiva
+from skep_lab.experiments import hived as arms
+from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.hived import STOPPED, Manner, Outcome
+from skep_lab.experiments.quota import RULES, Rules
+from skep_lab.traces.generators import hived
+
+
+class Setting(NamedTuple):
+    """One setting of an experiment, run for every seed."""
+
+    label: str
+    nodes: int
+    options: hived.Options
+    arms: tuple[str, ...] = ("private", "quota", "cells")
+    policy: tuple[str, dict[str, Any]] = ("fifo", {})
+    levels: bool = False
+    """Cells of every level, after each tenant's demand, instead of whole nodes."""
+    beside: bool = False
+    """Leave out what either whole nodes or cells of every level cannot hold."""
+    fixed: bool = False
+    """Cells bound to hardware for good."""
+    plain: bool = False
+    """Private clusters run by the quotas' scheduler as well, which takes seconds for two months."""
+    rules: Rules = RULES
+    manner: Manner = STOPPED
+
+
+def play(
+    setting: Setting | Scene, seed: int, tell: Callable[[str], None] = lambda _: None
+) -> Outcome | Played:
+    """Return what comes of one setting and seed."""
+    if isinstance(setting, Scene):
+        return gandiva.play(setting, seed)
+    cells = hived.assign_levels(setting.nodes) if setting.levels else None
+    other = hived.assign if setting.levels else hived.assign_levels
+    beside = other(setting.nodes) if setting.beside else None
+    fixed = arms.static(setting.nodes) if setting.fixed else None
+    return arms.compare(
+        seed,
+        setting.nodes,
+        setting.options,
+        cells=cells,
+        policy=setting.policy,
+        arms=setting.arms,
+        cluster=fixed,
+        beside=beside,
+        plain=setting.plain,
+        rules=setting.rules,
+        manner=setting.manner,
+        tell=tell,
+    )

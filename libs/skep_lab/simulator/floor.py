@@ -1,0 +1,124 @@
+"""Who trains on which GPUs: what a job's speed depends on, beside itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skep.wire.cluster import Cluster
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads.situation import Situation
+
+
+class Run(msgspec.Struct, eq=False):
+    """The processes of one attempt."""
+
+    name: str
+    number: int
+    job: TraceJob
+    nodes: int
+    """Of how many parts it begins."""
+    parts: dict[str, Part]
+    """By node."""
+    awaits: bool = False
+    """It is to take over from another attempt, and has not been told to go on."""
+    trains: bool = False
+    begins: bool = False
+    """It is about to train, once what that costs is over."""
+    servers: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Return how many ranks train together."""
+        return sum(part.ranks for part in self.parts.values() if part.joined)
+
+    @property
+    def devices(self) -> dict[str, tuple[int, ...]]:
+        """Return its GPUs on each node."""
+        return {node: part.devices for node, part in self.parts.items()}
+
+
+class Part(msgspec.Struct, eq=False):
+    """What of an attempt is on one node."""
+
+    node: str
+    identity: str
+    devices: tuple[int, ...]
+    ranks: int
+    began: int
+    came: int = 0
+    """The order by which it joined a gang; 0: it began with it."""
+    joined: bool = True
+    """Whether it trains with the others, or has yet to come to it."""
+    stands: bool = False
+    order: int = 0
+    """The latest change that it was told."""
+    answer: object = None
+    """What it answered to that; None: it has yet to."""
+    stopping: bool = False
+
+    def is_at(self, order: int) -> bool:
+        """Return whether it is still carrying out an order: no later one came, and no stop."""
+        return self.order == order and not self.stopping
+
+
+class Floor:
+    """All nodes, and the attempts that train on them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Have nobody train."""
+        self._types: dict[str, str] = {}
+        self._racks: dict[str, tuple[str, int]] = {}
+        for name, chain in cluster.chains.items():
+            levels = [level.name for level in chain.levels]
+            above = chain.levels[levels.index(chain.node_level) + 1 :][:1]
+            rack = above[0].fanout if above else len(chain.nodes)
+            for index, cell in enumerate(chain.nodes):
+                for device in cell.devices or ("",):
+                    self._types[f"{cell.node} {device}"] = chain.gpu
+                self._racks[cell.node] = name, index // rack
+        self._on: dict[str, dict[Run, None]] = {node: {} for node in self._racks}
+
+    def gpu_type(self, node: str, device: int) -> str:
+        """Return the type of a GPU."""
+        found = self._types.get(f"{node} ")
+        return found if found is not None else self._types[f"{node} {device}"]
+
+    def enter(self, run: Run) -> None:
+        """Have an attempt train on its GPUs."""
+        for node in run.parts:
+            self._on[node][run] = None
+
+    def leave(self, run: Run) -> None:
+        """Have an attempt train no more."""
+        for node in run.parts:
+            self._on[node].pop(run, None)
+
+    def beside(self, run: Run) -> dict[Run, None]:
+        """Return whoever trains on a node of an attempt."""
+        found: dict[Run, None] = {}
+        for node in run.parts:
+            found.update(self._on[node])
+        found.pop(run, None)
+        return found
+
+    def situation(self, run: Run) -> Situation:
+        """Return where an attempt is: neighbours are those that span nodes, if it does."""
+        devices = run.devices
+        first, on = next((node, gpus) for node, gpus in devices.items() if gpus)
+        partners, neighbours = [], []
+        for other in self.beside(run):
+            theirs = other.devices
+            if any(set(gpus) & set(theirs.get(node, ())) for node, gpus in devices.items()):
+                partners.append(other.job.model)
+            elif len(devices) > 1 and len(theirs) > 1:
+                neighbours.append(other.job.model)
+        gpus = sum(map(len, devices.values()))
+        return Situation(
+            gpu_type=self.gpu_type(first, on[0]),
+            spread=tuple(sorted(map(len, devices.values()), reverse=True)),
+            workers=sum(part.ranks for part in run.parts.values()) if run.job.workers else gpus,
+            servers=run.servers,
+            partners=tuple(sorted(partners)),
+            neighbours=tuple(sorted(neighbours)),
+            racks=len(dict.fromkeys(self._racks[node] for node in devices)),
+        )

@@ -1,0 +1,206 @@
+"""What agents report of jobs that train, and who listens: the production introspector and advisor.
+
+    a job's pace changes --> NodeReport (lasts) --> introspector --> Rates --> advisor --> allocator
+
+A simulated rank's pace is known until it changes, so one report for each change says all (Gandiva's
+fast-forwarding); the introspector comes to what it would with a report every second, which can be
+had as well. Counts are kept here, in whole mini-batches of whole nanoseconds, and only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from skep.machines.advisor import AdvisorMachine
+from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.machines.introspector import IntrospectorMachine
+from skep.perf.course import Course
+from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
+from skep.wire.advice import Outlook, QueueAdvice
+from skep.wire.changes import JobChanged
+from skep.wire.codec import Facts
+from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued, NodeAdded
+from skep.wire.findings import Finding
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.packs import GpusShared
+from skep.wire.reports import JobProgress, NodeReport, RankProgress
+from skep.wire.resizes import GangNarrowed, GangWidened
+from skep.wire.trials import Judged, Trials
+from skep_lab.simulator.agents import Agents
+from skep_lab.simulator.floor import Run
+
+FOLLOWED = frozenset(
+    {
+        JobQueued,
+        JobBound,
+        JobRequeued,
+        JobEnded,
+        NodeAdded,
+        CellsSet,
+        JobMoved,
+        SuccessorBound,
+        SuccessorDropped,
+        GangWidened,
+        GangNarrowed,
+        GpusShared,
+        JobChanged,
+    }
+)
+RESEND_AFTER, EXPIRES_AFTER = seconds(600.0), seconds(1800.0)
+"""Nothing is lost here, so advice that did not change is said again for the sake of time alone:
+whoever has waited for an hour is overtaken no more."""
+PRUNE_AT = 1000
+A_SECOND = Duration(NS_PER_SECOND)
+
+
+class Pace(msgspec.Struct):
+    """How an attempt goes on as it was reported last."""
+
+    course: Course
+    rest: float
+    """Which part of the present mini-batch is still to be made, when it was reported."""
+    utilisation: int = 0
+    workers: int = 0
+    version: int = 0
+
+
+class Reports:
+    """Reports, and the machines that follow them. `said` collects what they tell the allocator."""
+
+    def __init__(self, agents: Agents, *, every_second: bool) -> None:
+        """Begin before anything happens; `every_second` reports without need."""
+        self.introspector, self.advisor = IntrospectorMachine(), AdvisorMachine()
+        self.advisor.resend_after, self.advisor.expires_after = RESEND_AFTER, EXPIRES_AFTER
+        for machine in (self.introspector, self.advisor):
+            machine.decide(Restarted(1), Instant(0))
+        self.said: list[QueueAdvice | Outlook | Judged] = []
+        self.found: list[tuple[Instant, Finding]] | None = None
+        """What the introspector found, if that is kept: rates are not among it."""
+        self.reports = 0
+        """How many there were."""
+        self._facts: list[Any] = []
+        self._agents, self._every_second = agents, every_second
+        self._paces: dict[Run, Pace] = {}
+        self._prune_at = PRUNE_AT
+        self._due: dict[Run, None] = {}
+        """Attempts that report at this instant."""
+
+    def note(self, fact: Any) -> None:
+        """Take over a fact of the allocator; it is passed on at the end of the instant."""
+        if type(fact) in FOLLOWED:
+            self._facts.append(fact)
+
+    def wake_at(self) -> Instant | None:
+        """Return when a machine wants to be woken."""
+        first, second = self.introspector.wake_at(), self.advisor.wake_at()
+        if first is None or second is None:
+            return first if second is None else second
+        return min(first, second)
+
+    def tick(self, now: Instant) -> None:
+        """Wake whom it is time for: before anything else that happens at this instant."""
+        wake = self.introspector.wake_at()
+        if wake is not None and wake <= now:
+            self._follow(self.introspector.decide(Tick(), now), now)
+        wake = self.advisor.wake_at()
+        if wake is not None and wake <= now:
+            self._say(self.advisor.decide(Tick(), now))
+
+    def tell(self, now: Instant) -> None:
+        """Tell the machines what was decided so far at this instant."""
+        if self._facts:
+            told = Facts(service="allocator", at=now, facts=tuple(self._facts))
+            self._facts.clear()
+            self._follow(self.introspector.decide(told, now), now)
+            self._say(self.advisor.decide(told, now))
+
+    def open(self, trials: Trials, now: Instant) -> None:
+        """Have the introspector measure what is tried; it finds nothing before the next second."""
+        self._follow(self.introspector.decide(trials, now), now)
+
+    def report(self, now: Instant) -> None:
+        """Report, once at an instant and at its end; it leads to nothing before the next second."""
+        changed, self._agents.paced = self._agents.paced, {}
+        for run in changed or ():
+            self._set_out(run, now)
+        if len(self._paces) > self._prune_at:
+            self._paces = {
+                run: pace for run, pace in self._paces.items() if self._agents.lives(run)
+            }
+            self._prune_at = 2 * len(self._paces) + PRUNE_AT
+        due, self._due = self._due, {}
+        for run in due:
+            self._report(run, now)
+
+    def _set_out(self, run: Run, now: Instant) -> None:
+        """Reckon how an attempt goes on from now, and have it reported."""
+        known = self._paces.get(run)
+        if not self._agents.lives(run):
+            self._paces.pop(run, None)
+            return
+        step_ns, utilisation = self._agents.pace(run)
+        if known is None:
+            if not step_ns:
+                return
+            steps = self._agents.works[run.name].steps()
+            known = self._paces[run] = Pace(
+                Course(now, steps, now if steps else 0, 0, step_ns), 1.0
+            )
+        course = known.course
+        steps, ended = course.done(now)
+        if course.goes:
+            beyond = max(0, now - course.next_at) // course.step_ns + (now >= course.next_at)
+            known.rest = (course.next_at + beyond * course.step_ns - now) / course.step_ns
+        next_at = now + min(step_ns, max(1, round(known.rest * step_ns))) if step_ns else 0
+        known.course = Course(now, steps, ended, next_at, step_ns or course.step_ns)
+        known.utilisation, known.workers = utilisation, run.workers
+        known.version += 1
+        self._due[run] = None
+        if self._every_second:
+            self._again(run, known.version, now)
+
+    def _again(self, run: Run, version: int, now: Instant) -> None:
+        pace = self._paces.get(run)
+        if pace is not None and pace.version == version and self._agents.lives(run):
+            self._due[run] = None
+            self._agents.later.append((after(now, A_SECOND), (self._again, run, version)))
+
+    def _report(self, run: Run, now: Instant) -> None:
+        pace = self._paces[run]
+        course = pace.course
+        steps, ended = course.done(now)
+        lasts = not self._every_second
+        rank = RankProgress(
+            rank=0,
+            steps=steps,
+            step_ns=course.step_ns,
+            last_step_at=Instant(ended),
+            utilisation=pace.utilisation,
+            memory=self._agents.memory(run),
+            next_at=Instant(course.next_at if lasts else 0),
+        )
+        job = JobProgress(
+            job=run.name, attempt=run.number, world=max(1, pace.workers), ranks=(rank,), lasts=lasts
+        )
+        # Each attempt reports as if it had a node of its own: of one node, a second report at the
+        # same instant would be taken for the first.
+        told = NodeReport(node=f"{run.name}.{run.number}", at=now, jobs=(job,))
+        self.reports += 1
+        self._follow(self.introspector.decide(told, now), now)
+
+    def _follow(self, effects: Iterable[Effect], now: Instant) -> None:
+        for effect in effects:
+            assert isinstance(effect, Send), effect
+            if isinstance(effect.message, Judged):
+                self.said.append(effect.message)
+            if self.found is not None and effect.message.__struct_config__.tag != "rates":
+                self.found.append((now, effect.message))
+            self._say(self.advisor.decide(effect.message, now))
+
+    def _say(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Send), effect
+            self.said.append(effect.message)

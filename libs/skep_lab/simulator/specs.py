@@ -1,0 +1,143 @@
+"""A job of a trace as its owner would submit it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from skep.cells.levels import gpus_per_node
+from skep.units import in_seconds, seconds
+from skep.wire.cluster import Cluster
+from skep.wire.spec import TIME_S_MAX, TYPES_APART
+from skep_lab.simulator.settings import Settings
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads.situation import Situation, Speeds
+from skep_lab.workloads.table import fewest
+
+ENCODER = msgspec.json.Encoder()
+NOISY_SIGMA = 1.0
+"""Spread of what owners say under `noisy`: a factor whose logarithm is normal. Users' estimates are
+off by a factor of e at one sigma."""
+
+
+NOWHERE = "one on which its speed is not 0"
+"""The type of GPU that a job asks for which runs on none here: it is refused, with these words."""
+
+
+def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
+    """Return the GPUs of the cluster's largest node, of one type if it is named."""
+    largest = 1
+    for chain in cluster.chains.values():
+        if gpu_type in ("", chain.gpu):
+            size = 1
+            for level in chain.levels:
+                size *= level.fanout
+                if level.name == chain.node_level:
+                    largest = max(largest, size)
+                    break
+    return largest
+
+
+def nodes_of(cluster: Cluster) -> dict[str, int]:
+    """Return how many GPUs each node has, those of all its chains together."""
+    found: dict[str, int] = {}
+    for chain in cluster.chains.values():
+        size = gpus_per_node(chain)
+        for cell in chain.nodes:
+            found[cell.node] = found.get(cell.node, 0) + size
+    return found
+
+
+def shape(job: TraceJob, node: int) -> tuple[int, int]:
+    """Return workers, and GPUs of each: as few workers as nodes of so many GPUs allow.
+
+    Where the source says how many workers there are, that many; where it does not, or they have
+    not all as many GPUs, and GPUs do not fill nodes evenly, the largest equal parts that fit one.
+    """
+    if job.workers and job.gpus % job.workers == 0:
+        return job.workers, job.gpus // job.workers
+    each = next(size for size in range(min(job.gpus, node), 0, -1) if job.gpus % size == 0)
+    return job.gpus // each, each
+
+
+class Owners:
+    """Writes the specs. What is noisy depends on the seed and the job, on nothing else."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, speeds: Speeds) -> None:
+        """Write for a cluster, where jobs go with these speeds."""
+        self._settings, self._speeds = settings, speeds
+        self._kinds = tuple(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
+        self._nodes = {kind: node_gpus(cluster, kind) for kind in ("", *self._kinds)}
+        self._alone = next(iter(cluster.vcs)) if len(cluster.vcs) == 1 else ""
+
+    def vc(self, job: TraceJob) -> str:
+        """Return where a job is submitted: one without a VC goes to the only one there is."""
+        return job.vc or self._alone
+
+    def write(self, job: TraceJob) -> bytes:
+        """Return a spec as JSON."""
+        tied = job.gpu_type if job.tied else self._able(job)
+        workers, gpus = shape(job, self._nodes.get(tied, self._nodes[""]))
+        resources: dict[str, Any] = {"gpus": gpus, "workers": workers}
+        if tied:
+            resources["gpu_type"] = tied
+        if job.within:
+            resources["topology"] = {"within": job.within, "hard": job.hard}
+        if job.cpus:
+            resources["cpus"] = job.cpus
+        if job.memory:
+            resources["memory"] = job.memory
+        spec: dict[str, Any] = {"name": job.id or "job", "vc": self.vc(job), "resources": resources}
+        if job.servers:
+            spec["script"] = "train.py"
+            spec["ps"] = {"servers": job.servers, "min": 1}
+        elif self._settings.over_quota == "auto":
+            spec["script"] = "train.py"  # Of a command nobody presumes that it can be stored.
+        else:
+            spec["command"] = ("train",)
+        if job.workers_max:
+            spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
+        if job.priority:
+            spec["priority"] = job.priority
+        if job.opportunistic:
+            spec["service_class"] = "opportunistic"
+        else:
+            spec["over_quota"] = self._settings.over_quota
+        size = self._size(job)
+        if size:
+            spec["size"] = size
+        return ENCODER.encode(spec)
+
+    def _able(self, job: TraceJob) -> str:
+        """Return the types of GPUs on which a job's speed is not 0; empty: all of them.
+
+        That its model does not fit on some of them is what an owner knows, and nobody else does.
+        """
+        able = []
+        for kind in self._kinds:
+            spread = fewest(max(job.gpus, 1), self._nodes[kind])
+            where = Situation(kind, spread, job.workers or max(job.gpus, 1), job.servers)
+            if self._speeds.speed(job, where) > 0:
+                able.append(kind)
+        if len(able) == len(self._kinds):
+            return ""
+        return TYPES_APART.join(able) or NOWHERE
+
+    def _size(self, job: TraceJob) -> dict[str, Any]:
+        size: dict[str, Any] = {}
+        hints = self._settings.hints
+        if hints != "none" and 0 < job.run_time < seconds(TIME_S_MAX):
+            factor = 1.0
+            if hints == "noisy":
+                rng = random.Random(f"hint {self._settings.seed} {job.id}")
+                factor = rng.lognormvariate(0.0, NOISY_SIGMA)
+            size["run_time"] = min(in_seconds(job.run_time) * factor, TIME_S_MAX)
+        if job.mini_batches:
+            size["mini_batches"] = job.mini_batches
+        if job.batch_size:
+            size["batch_size"] = job.batch_size
+        if job.model:
+            size["family"] = job.model
+        return size

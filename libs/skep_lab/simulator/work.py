@@ -1,0 +1,82 @@
+"""How far each job is: work done at the rate of where it runs, stored, and lost."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from skep.units import Duration, Instant
+from skep_lab.traces.job import TraceJob
+from skep_lab.workloads.situation import Situation
+
+HUNDREDTH = 100
+"""The mini-batch by which AutoML decides about a model (Gandiva, section 6.2)."""
+
+
+class Work(msgspec.Struct):
+    """One job's progress. Work is nanoseconds at speed 1; `rate` is its present speed."""
+
+    job: TraceJob
+    done: int = 0
+    """What of it is done, as of `since`."""
+    stored: int = 0
+    """What of that survives a stop."""
+    made: int = 0
+    """All that was ever done, also what was lost: it only grows."""
+    rate: float = 0.0
+    """0: it stands."""
+    since: int = 0
+    begun: int = 0
+    """When it began to train without a break: checkpoints follow at even times from then on."""
+    attempt: int = 0
+    """The attempt that trains, or stands and is to go on."""
+    version: int = 0
+    """Counts what its end was reckoned with: an end reckoned otherwise does not come."""
+    factor: float = 1.0
+    """How this attempt differs from its model, by chance."""
+    phase: float = 1.0
+    """How it differs from its model now, whichever attempt it is."""
+    where: Situation | None = None
+    """Where it trains."""
+    hundred: int = 0
+    lost: int = 0
+    overhead: int = 0
+    paid: tuple[int, int] = (0, 0)
+    """Attempt and order for which a cost was counted last: a gang has several parts."""
+
+    def advance(self, now: Instant, store_every: int) -> None:
+        """Count what was done since it was last looked at."""
+        span = now - self.since
+        if not self.rate or span <= 0:
+            self.since = now
+            return
+        more = span if self.rate == 1.0 else round(span * self.rate)
+        more = min(more, self.job.run_time - self.done)
+        if store_every:
+            latest = self.begun + (now - self.begun) // store_every * store_every
+            if latest > self.since:
+                self.stored = self.done + min(more, round((latest - self.since) * self.rate))
+        batches = self.job.mini_batches
+        if batches >= HUNDREDTH and not self.hundred:
+            needed = math.ceil(self.job.run_time * HUNDREDTH / batches)
+            if self.done + more >= needed:
+                self.hundred = self.since + round(max(0, needed - self.done) / self.rate)
+        self.done += more
+        self.made += more
+        self.since = now
+
+    def left(self) -> Duration:
+        """Return how long it still takes from `since` on, at its present speed (above 0)."""
+        rest = self.job.run_time - self.done
+        return Duration(rest if self.rate == 1.0 else math.ceil(rest / self.rate))
+
+    def lose(self) -> None:
+        """Be back at what is stored."""
+        self.lost += self.done - self.stored
+        self.done = self.stored
+
+    def steps(self) -> int:
+        """Return the mini-batches that are done, if their number is known."""
+        batches, whole = self.job.mini_batches, self.job.run_time
+        return batches * self.done // whole if whole else batches

@@ -1,0 +1,411 @@
+"""The event loop: a virtual clock, the production machines, a network without delay, and nodes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_id
+from skep.machines.admission import AdmissionMachine
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policies.registry import make
+from skep.units import Duration, Instant, after, seconds
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bearing import RULES
+from skep.wire.changes import Ask, ChangeAsked
+from skep.wire.cluster import Cluster
+from skep.wire.codec import AskRequest, Facts, Submission, encode
+from skep.wire.commands import BindJob, ChangeJob, StopJob
+from skep.wire.facts import (
+    Admitted,
+    AllocatorFact,
+    CellsSet,
+    EpochBegan,
+    JobEnded,
+    NodeAdded,
+    Refused,
+)
+from skep.wire.node import Gpu, NodeJoined
+from skep.wire.trials import Trials
+from skep_lab.simulator.agents import Agents, Later
+from skep_lab.simulator.circles import Circles
+from skep_lab.simulator.ledger import BEGIN, Ledger
+from skep_lab.simulator.reports import Reports
+from skep_lab.simulator.samples import Samples
+from skep_lab.simulator.settings import AT_ONCE, EVERYTHING, FIRST_NODE, Settings
+from skep_lab.simulator.specs import Owners
+from skep_lab.traces.job import Trace
+from skep_lab.workloads.situation import Speeds
+
+ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
+NODES_JOIN = seconds(10.0)
+"""How long before the trace begins the nodes join: its first jobs find them there."""
+FOR_EVER = Duration(2**62)
+IDLE_LOOKS = 1000
+"""Times in a row that a policy looks at jobs that wait, while none runs and none comes: if it does
+nothing by then, it never will."""
+OTHERS = 100
+"""As often as that for each of these times, the other machines' timers may tell it something."""
+LOOK_AT = 4000
+"""Events between two looks of the allocator's watch over the cells, which in production looks every
+second: a simulated day is over in less."""
+WATCHED_EVERY = 16
+"""Instants between two words to whoever watches a run."""
+QUIET = ("fifo", "backfill")
+"""Policies that do nothing to jobs that run."""
+NODE_CPUS = 4096
+NODE_MEMORY = 1 << 50
+"""More than any job asks for: traces that limit them say so in the cluster (`build`)."""
+
+News = DrainNode | QuarantineGpu | Ask
+Judge = Callable[["World", list[AllocatorFact]], None]
+Watch = Callable[[int, int], bool]
+"""Told how many jobs are over, of how many; says whether to go on."""
+
+
+class World:
+    """One run. `now` is the virtual time."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        cluster: Cluster,
+        settings: Settings,
+        speeds: Speeds,
+        news: Iterable[tuple[Duration, News]] = (),
+        judge: Judge | None = None,
+    ) -> None:
+        """Begin with nothing: the nodes join with the first step.
+
+        `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
+        called after every decision, before anything of it is carried out.
+        """
+        self.trace, self.settings = trace, settings
+        self.cluster = _ruled(cluster, settings)
+        self.now = Instant(BEGIN - NODES_JOIN)
+        named = {str(job_id(number)): job for number, job in enumerate(trace.jobs, 1)}
+        self.agents = Agents(
+            named, self.cluster, settings, speeds, abilities(self.cluster, settings)
+        )
+        self.ledger = Ledger(self.agents.works)
+        self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
+        self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
+        self._at_once = AT_ONCE in settings.compat
+        self._in_order = FIRST_NODE in settings.compat
+        self._owners = Owners(self.cluster, settings, speeds)
+        self.reports = _reports(self.cluster, settings, self.agents)
+        self._inbox: deque[Any] = deque()
+        """What the allocator has yet to hear at this instant."""
+        self._heap: list[tuple[Instant, int, Later]] = []
+        self._pushed = 0
+        self._next = 0
+        """The job of the trace that is submitted next."""
+        self.allocator.node_lost_after = FOR_EVER
+        self.allocator.node_check_every = FOR_EVER
+        self.allocator.trial_rules.repeated = FOR_EVER
+        self._look_at = LOOK_AT
+        self._news, self._judge = iter(news), judge
+        self._coming = next(self._news, None)
+        self._idle = 0
+        """Instants in a row at which only timers had anything to do: the allocator's count more."""
+        self._asked = len(trace.jobs)
+        """The number of the latest submission or request."""
+        self._circles = Circles()
+        self._facts: list[AllocatorFact] = []
+        """What was decided so far where a decision goes on in a further one at this instant."""
+
+    def _begin(self) -> None:
+        for machine in (self.admission, self.allocator):
+            machine.apply(EpochBegan(epoch=1, owner="simulation", rules=RULES))
+        self._admit(Restarted(1))
+        self._inbox.append(Restarted(1))
+        self._inbox += _nodes(self.cluster, self.settings.gpu_memory)
+        everyone = SetVcs(
+            vcs=self.cluster.vcs,
+            chains=self.cluster.chains,
+            pins=self.cluster.pins,
+            quarantine=self.cluster.quarantine,
+        )
+        self._admit(everyone)
+        self._inbox.append(everyone)
+        self._settle()
+        for chain in self.allocator.cells.chains.values() if self._in_order else ():
+            chain.forest.in_order = True
+            for pool in chain.pools.values():
+                pool.in_order = True
+
+    def run(self, watch: Watch | None = None) -> bool:
+        """Go on until every job is over, the time is, or nothing more will ever happen.
+
+        Returns False if `watch` ended it.
+        """
+        jobs = len(self.trace.jobs)
+        for number, _ in enumerate(self.steps()):
+            told = watch is not None and number % WATCHED_EVERY == 0
+            if told and watch and not watch(jobs - self.ledger.open, jobs):
+                return False
+        return True
+
+    def steps(self) -> Iterator[Instant]:
+        """Go on as `run` does; yield every instant after it."""
+        self._begin()
+        until = self.settings.until
+        end = None if until is None else after(BEGIN, until)
+        while self.ledger.open:
+            at = self._soonest()
+            if at is None or (end is not None and at > end) or self._stuck(at):
+                break
+            self.samples.until(at)
+            self.now = at
+            self.allocator.defers = self._at_once
+            if self.reports is not None:
+                self.reports.tick(at)
+            self._happens(at)
+            self.allocator.defers = False
+            if self.ledger.events >= self._look_at:
+                self._look_at += LOOK_AT
+                self.allocator.soft.check_at = at
+            wake = self.allocator.wake_at()
+            if self._at_once or (wake is not None and wake <= at):
+                self._inbox.append(Tick())
+            self._settle()
+            if self.reports is not None:
+                self._listen()
+            yield at
+        if end is not None and self.ledger.open:
+            self.samples.until(end)
+            self.now = end
+        self.samples.until(self.now)
+
+    def _listen(self) -> None:
+        """Have everything be told that is new at this instant, until nothing is."""
+        reports = self.reports
+        assert reports is not None
+        reports.tell(self.now)
+        while reports.said:
+            self._inbox += reports.said
+            reports.said.clear()
+            self._settle()
+            reports.tell(self.now)
+        reports.report(self.now)
+        self._push()
+
+    def _happens(self, at: Instant) -> None:
+        """Have everything happen that does at an instant: ends first, then arrivals."""
+        jobs, heap, agents = self.trace.jobs, self._heap, self.agents
+        while heap and heap[0][0] <= at:
+            _, _, event = heapq.heappop(heap)
+            event[0](*event[1:], at)
+            if agents.told:
+                self._settle()
+        while self._next < len(jobs) and BEGIN + jobs[self._next].at <= at:
+            self._submit(self._next)
+            self._next += 1
+            self._settle()
+        while self._coming is not None and BEGIN + self._coming[0] <= at:
+            self._hear(self._coming[1])
+            self._coming = next(self._news, None)
+            self._settle()
+
+    def _soonest(self) -> Instant | None:
+        """Return when something happens next."""
+        soonest = self.allocator.wake_at()
+        if self._heap and (soonest is None or self._heap[0][0] < soonest):
+            soonest = self._heap[0][0]
+        if self._next < len(self.trace.jobs):
+            arrives = after(BEGIN, self.trace.jobs[self._next].at)
+            if soonest is None or arrives < soonest:
+                soonest = arrives
+        if self._coming is not None:
+            comes = after(BEGIN, self._coming[0])
+            if soonest is None or comes < soonest:
+                soonest = comes
+        if self.reports is not None:
+            wakes = self.reports.wake_at()
+            if wakes is not None and (soonest is None or wakes < soonest):
+                soonest = wakes
+        return None if soonest is None else max(soonest, self.now)
+
+    def _stuck(self, at: Instant) -> bool:
+        """Return whether jobs wait for what will never come: nobody runs, and nobody submits."""
+        if self._heap or self._next < len(self.trace.jobs) or self._coming is not None:
+            self._idle = 0
+            return False
+        wake = self.allocator.wake_at()
+        self._idle += OTHERS if wake is not None and wake <= at else 1
+        return self._idle > IDLE_LOOKS * OTHERS or at - BEGIN >= FOR_EVER // 2
+
+    def _submit(self, index: int) -> None:
+        job = self.trace.jobs[index]
+        self._admit(
+            Submission(
+                job=job_id(index + 1),
+                vc=self._owners.vc(job),
+                raw=self._owners.write(job),
+                at=self.now,
+            )
+        )
+
+    def _hear(self, news: News) -> None:
+        """Take what operators or tenants want; a tenant is told what came of it by the facts."""
+        if isinstance(news, DrainNode | QuarantineGpu):
+            self._inbox.append(news)
+            return
+        self._asked += 1
+        vc = self._owners.vc(self.agents.works[news.job].job)
+        self._admit(AskRequest(vc=vc, raw=encode(news), at=self.now, number=self._asked))
+
+    # --- the machines ------------------------------------------------------------------------
+
+    def _admit(self, event: Any) -> None:
+        """Have admission decide, and pass on what the allocator follows."""
+        for effect in self.admission.decide(event, self.now):
+            if type(effect) is Record:
+                fact = effect.fact
+                if isinstance(fact, Admitted | ChangeAsked):
+                    self._inbox.append(Facts(service="admission", at=self.now, facts=(fact,)))
+                elif type(fact) is Refused:
+                    self.ledger.refuse(fact)
+
+    def _settle(self) -> None:
+        """Have the allocator decide, and nodes answer, until nobody has more to say now.
+
+        Raises CircleError if there is no end of that.
+        """
+        inbox, agents, allocator, now = self._inbox, self.agents, self.allocator, self.now
+        if agents.told:
+            inbox += agents.told
+            agents.told.clear()
+        held, asked = allocator.defers, False
+        self._circles.begin()
+        while inbox:
+            event = inbox.popleft()
+            allocator.defers = held or (self._at_once and bool(inbox))
+            effects = allocator.decide(event, now)
+            self._circles.note(effects, now, asked=asked)
+            asked = False
+            if self._judge is not None:
+                self._show(effects)
+            self._carry_out(effects)
+            if agents.told:
+                inbox += agents.told
+                agents.told.clear()
+            if not inbox and allocator.soft.check_at == now:
+                inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
+                asked = True
+        allocator.defers = held
+        agents.settle(now)
+        self._push()
+
+    def _push(self) -> None:
+        """Take over what agents have to come."""
+        for at, event in self.agents.later:
+            self._pushed += 1
+            heapq.heappush(self._heap, (at, self._pushed, event))
+        self.agents.later.clear()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        now, news, ledger = self.now, [], self.ledger
+        for effect in effects:
+            if type(effect) is Record:
+                fact = effect.fact
+                ledger.note(fact, now)
+                if self.reports is not None:
+                    self.reports.note(fact)
+                if type(fact) in ADMISSION_HEARS:
+                    news.append(fact)
+            elif type(effect) is Send:
+                self._command(effect.message)
+        if news:
+            self._admit(Facts(service="allocator", at=now, facts=tuple(news)))
+
+    def _show(self, effects: list[Effect]) -> None:
+        """Have the decision judged, once it is whole."""
+        self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
+        if self._judge is not None and self.allocator.soft.check_at != self.now:
+            self._judge(self, self._facts)
+            self._facts = []
+
+    def _command(self, message: Any) -> None:
+        match message:
+            case BindJob():
+                self.agents.bind(message, self.now)
+            case StopJob():
+                self.agents.stop(message, self.now)
+            case ChangeJob():
+                self.agents.change(message, self.now)
+            case Trials():
+                if self.reports is not None:
+                    self.reports.open(message, self.now)
+            case _:
+                text = f"no node takes {message!r}"
+                raise AssertionError(text)
+
+
+def _ruled(cluster: Cluster, settings: Settings) -> Cluster:
+    """Return a cluster with the policies of a run; ValueError for a VC that does not exist."""
+    vcs = dict(cluster.vcs)
+    for vc, (policy, options) in settings.policies.items():
+        if vc not in vcs:
+            reason = f"no VC is called {vc!r}; there are: {', '.join(vcs)}"
+            raise ValueError(reason)
+        vcs[vc] = msgspec.structs.replace(vcs[vc], policy=policy, options=options)
+    return msgspec.structs.replace(cluster, vcs=vcs)
+
+
+def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
+    """Return what jobs let Skep do with them: said only where it makes a difference.
+
+    Args:
+        cluster: its policies are in force where `settings` name no other.
+        settings: `can` is taken if it is given.
+    """
+    if settings.can is not None:
+        return settings.can
+    named = {vc: policy for vc, (policy, _) in settings.policies.items()}
+    acts = any(named.get(vc, each.policy) not in QUIET for vc, each in cluster.vcs.items())
+    return EVERYTHING if acts else ()
+
+
+def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
+    """Return who reports and listens, if anybody does."""
+    wanted = settings.reports
+    if wanted == "auto":
+        goes = any(make(vc.policy, vc.options).sees_rates for vc in cluster.vcs.values())
+        wanted = "on-change" if goes else "none"
+    if wanted == "none":
+        return None
+    agents.paced = {}
+    return Reports(agents, every_second=wanted == "per-second")
+
+
+def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:
+    """Yield what every node says as it joins: of a node in several chains, all its GPUs."""
+    gpus: dict[str, list[Gpu]] = {}
+    for chain in cluster.chains.values():
+        size = 1
+        for level in chain.levels:
+            size *= level.fanout
+            if level.name == chain.node_level:
+                break
+        for cell in chain.nodes:
+            gpus.setdefault(cell.node, []).extend(
+                Gpu(index=index, type=chain.gpu, memory=memory.get(chain.gpu, 0))
+                for index in cell.devices or range(size)
+            )
+    for node, devices in gpus.items():
+        yield NodeJoined(
+            node=node,
+            identity=f"id-{node}",
+            incarnation=1,
+            address="10.0.0.1",
+            ports=(20000, 29999),
+            gpus=tuple(devices),
+            cpus=NODE_CPUS,
+            memory=NODE_MEMORY,
+        )

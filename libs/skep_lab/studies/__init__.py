@@ -1,0 +1,1 @@
+"""Questions put to the scheduler with random tenants: fair sharing, strict order, thrashing."""

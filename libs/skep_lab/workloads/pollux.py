@@ -1,0 +1,185 @@
+"""Pollux's measurements: six applications at every split of up to 16 T4s on up to 4 nodes.
+
+Qiao et al., OSDI'21; `placements.csv` and, for 6 to 16 nodes, `scalability.csv`. Batch sizes are
+those of the gang: with more GPUs each has less to do, and a mini-batch that does not fit is done in
+several steps, of which only the last one waits for the others (gradient accumulation).
+
+A split that was not measured is the mean of the four most alike that were, weighted by how alike
+they are: in GPUs, nodes, and GPUs of the fullest and the emptiest node, each counted in doublings.
+What is on one node is compared with what is on one node only. It is never faster than the best
+split of as many GPUs over as many nodes that was measured, or, if there is none, over the next
+smaller number of nodes: going further apart gains only where that was seen.
+`scripts/validate_workloads.py` says how far off that is for splits that were measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from skep_lab.workloads.table import Place, Spread, Table, Work
+
+NODES_DENSE = 4
+"""Up to so many nodes every split was measured, in `placements.csv`."""
+ALIKE = 4
+"""Fewer and more of them are no closer to splits left out."""
+
+
+class Step(NamedTuple):
+    """Seconds of one step, and of those the wait for the other workers."""
+
+    step_s: float
+    sync_s: float
+
+
+Measured = dict[Spread, dict[int, Step]]
+"""By split, by batch size of one GPU."""
+
+
+class Pollux(Table):
+    """Steps by application, split, and batch size of a GPU."""
+
+    name = "pollux"
+    origin = "Pollux (OSDI'21): T4; every split of 1 to 16 GPUs over 1 to 4 nodes, and 6 to 16"
+    gpu_types = ("t4",)
+
+    def __init__(self, applications: Mapping[str, Measured]) -> None:
+        self.applications = applications
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted(self.applications))
+
+    def rate(self, work: Work, place: Place) -> float | None:
+        if place.gpu_type not in ("", *self.gpu_types) or work.model not in self.applications:
+            return None
+        return 1 / self.step(work, place.spread).step_s
+
+    def locality(self, work: Work, place: Place, fewest: Spread) -> float | None:
+        if work.model not in self.applications:
+            return None
+        return self.step(work, fewest).step_s / self.step(work, place.spread).step_s
+
+    def utilisation(self, work: Work, place: Place) -> float | None:
+        """Return which part of a mini-batch is not a wait for the others."""
+        if work.model not in self.applications:
+            return None
+        step = self.step(work, place.spread)
+        return max(1 - step.sync_s / step.step_s, 0.0)
+
+    def seconds(self, work: Work, place: Place) -> float | None:
+        rate = self.rate(work, place)
+        return 1 / rate if rate else None
+
+    def step(self, work: Work, spread: Spread) -> Step:
+        """Return what one mini-batch of the gang takes at any split."""
+        measured = self.applications[work.model]
+        local = self.local_batch(work) * work.gpus / sum(spread)
+        own = at_batch(measured[spread], local) if spread in measured else None
+        if own is not None:
+            return own
+        guessed = alike(measured, spread, local)
+        bound = _best_seen(measured, spread, local)
+        slower = max(guessed.step_s, bound)
+        return Step(slower, guessed.sync_s + slower - guessed.step_s)
+
+    def local_batch(self, work: Work) -> float:
+        """Return the batch size of a GPU in the trace; where it is not told, a middling one."""
+        if work.batch:
+            return work.worker_batch
+        splits = self.applications[work.model].values()
+        sizes = max((sorted(sizes) for sizes in splits), key=len)
+        return sizes[len(sizes) // 2]
+
+
+def at_batch(sizes: Mapping[int, Step], local: float) -> Step:
+    """Return the step at a batch size: linear between two, several steps above the largest."""
+    ordered = sorted(sizes)
+    steps = max(math.ceil(local / ordered[-1]), 1)
+    at = max(local / steps, ordered[0])
+    above = min(bisect_left(ordered, at), len(ordered) - 1)
+    below = above if ordered[above] <= at else max(above - 1, 0)
+    low, high = sizes[ordered[below]], sizes[ordered[above]]
+    width = ordered[above] - ordered[below]
+    part = (at - ordered[below]) / width if width else 0.0
+    step_s = low.step_s + part * (high.step_s - low.step_s)
+    sync_s = low.sync_s + part * (high.sync_s - low.sync_s)
+    return Step(step_s + (steps - 1) * max(step_s - sync_s, 0.0), sync_s)
+
+
+def alike(measured: Measured, spread: Spread, local: float) -> Step:
+    """Return the weighted mean of what was measured at splits like this one.
+
+    Means are geometric, and weights fall with the square of the distance.
+    """
+    here = _features(spread)
+    near = sorted(
+        (math.dist(here, _features(other)), other)
+        for other in measured
+        if (len(other) == 1) is (len(spread) == 1)
+    )[:ALIKE]
+    if not near:  # Nothing over several nodes was measured.
+        near = sorted((math.dist(here, _features(other)), other) for other in measured)[:ALIKE]
+    weights = [1 / (distance + 1e-6) ** 2 for distance, _ in near]
+    steps = [at_batch(measured[other], local) for _, other in near]
+    total = sum(weights)
+    logs = sum(w * math.log(step.step_s) for w, step in zip(weights, steps, strict=True)) / total
+    share = sum(w * step.sync_s / step.step_s for w, step in zip(weights, steps, strict=True))
+    return Step(math.exp(logs), math.exp(logs) * share / total)
+
+
+def _best_seen(measured: Measured, spread: Spread, local: float) -> float:
+    """Return the shortest step of as many GPUs on as many nodes, else on the next fewer; or 0."""
+    gpus = sum(spread)
+    fewer = [other for other in measured if sum(other) == gpus and len(other) <= len(spread)]
+    most = max(map(len, fewer), default=0)
+    steps = [at_batch(measured[other], local).step_s for other in fewer if len(other) == most]
+    return min(steps, default=0.0)
+
+
+def _features(spread: Spread) -> tuple[float, float, float, float]:
+    return (
+        math.log2(sum(spread)),
+        math.log2(len(spread)),
+        math.log2(spread[0]),
+        math.log2(spread[-1]),
+    )
+
+
+def parse(
+    placements: Mapping[str, Iterable[str]], scalability: Mapping[str, Iterable[str]]
+) -> Pollux:
+    """Read both files of each application. Splits that differ in order only are averaged."""
+    applications: dict[str, Measured] = {}
+    for model, lines in placements.items():
+        rows: dict[Spread, dict[int, list[Step]]] = {}
+        for row in csv.DictReader(lines):
+            spread = tuple(sorted(map(int, row["placement"]), reverse=True))
+            _note(rows, spread, row)
+        for row in csv.DictReader(scalability.get(model, ())):
+            nodes, gpus = int(row["num_nodes"]), int(row["num_replicas"])
+            each, more = divmod(gpus, nodes)
+            spread = (each + 1,) * more + (each,) * (nodes - more)
+            if spread not in rows or len(spread) > NODES_DENSE:
+                _note(rows, spread, row)
+        if not rows:
+            raise ValueError(f"pollux: no placements of {model}")  # noqa: EM102
+        applications[model] = {
+            spread: {size: _mean(steps) for size, steps in sorted(sizes.items())}
+            for spread, sizes in sorted(rows.items())
+        }
+    return Pollux(applications)
+
+
+def _note(rows: dict[Spread, dict[int, list[Step]]], spread: Spread, row: dict[str, str]) -> None:
+    step = Step(float(row["step_time"]), float(row["sync_time"]))
+    rows.setdefault(spread, {}).setdefault(int(row["local_bsz"]), []).append(step)
+
+
+def _mean(steps: list[Step]) -> Step:
+    count = len(steps)
+    return Step(
+        sum(step.step_s for step in steps) / count, sum(step.sync_s for step in steps) / count
+    )
