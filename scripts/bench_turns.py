@@ -27,7 +27,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep.machines.allocator import views
-from skep.policies.gandiva import Gandiva
+from skep.policy.schedulers.gandiva import Gandiva
 from skep.units import seconds
 from skep.wire.admin import SetVcs
 from skep_lab.simulator.build import ALL, uniform

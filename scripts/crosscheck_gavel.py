@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from scripts.crosscheck_rounds import GPUS, TYPES, Book, Draws, Kind, equal, las, loop
-from skep.policies.policy import Policy
-from skep.policies.preempt import QUEUED, STOPPABLE
+from skep.policy.api import Policy
+from skep.policy.plan import Plan, Preempt, Turn
+from skep.policy.preempt import QUEUED, STOPPABLE
+from skep.policy.view import JobView, VcView
 from skep.units import NS_PER_SECOND, Instant, in_seconds
-from skep.view.plan import Plan, Preempt, Turn
-from skep.view.view import JobView, VcView
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
 from skep_lab.simulator.build import of_types

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from scripts import crosscheck_gavel as gavel
-from skep.policies.policy import Policy
-from skep.policies.preempt import QUEUED, STOPPABLE
-from skep.policies.registry import POLICIES
+from skep.policy.api import Policy
+from skep.policy.plan import Plan, Preempt, Turn
+from skep.policy.preempt import QUEUED, STOPPABLE
+from skep.policy.registry import POLICIES
+from skep.policy.view import JobView, NodeView, Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
-from skep.view.plan import Plan, Preempt, Turn
-from skep.view.view import JobView, NodeView, Phase, VcView
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
 from skep_lab.outcome import RunResult

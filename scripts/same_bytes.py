@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from skep.policies.registry import POLICIES
+from skep.policy.registry import POLICIES
 from skep.units import seconds
 from skep_lab.traces.formats.skep import write
 from skep_lab.traces.job import Trace, TraceJob

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from skep.policies.policy import Policy
-from skep.policies.room import Room
+from skep.policy.api import Policy
+from skep.policy.capacity import Room
+from skep.policy.plan import Action, Plan, Preempt, Resize, Suspend
+from skep.policy.view import HOLDING, JobView, NodeView, Phase, PinView, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
-from skep.view.plan import Action, Plan, Preempt, Resize, Suspend
-from skep.view.view import HOLDING, JobView, NodeView, Phase, PinView, VcView
 from skep.wire.spec import Elastic, JobSpec, Resources, SizeHint, Topology
 
 NOW = Instant(1_000_000 * NS_PER_SECOND)

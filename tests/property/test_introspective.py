@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from skep.policies.introspective.rules import ACTIONS_MAX, family
-from skep.policies.registry import make
-from skep.policies.room import Room
+from skep.policy.capacity import Room
+from skep.policy.gandiva.rules import ACTIONS_MAX, family
+from skep.policy.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
+from skep.policy.registry import make
+from skep.policy.view import HOLDING, JobView, NodeView, Phase, TrialView, VcView
 from skep.units import Duration, Instant, seconds
-from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
-from skep.view.view import HOLDING, JobView, NodeView, Phase, TrialView, VcView
 from skep.wire.reasons import Reason
 from tests.effort import examples
 from tests.policy_kit import NOW, brief, job, told, view

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.policies.preempt import QUEUED, STOPPABLE
-from skep.policies.registry import POLICIES, make
+from skep.policy.plan import Plan, Preempt, Resize, Suspend
+from skep.policy.preempt import QUEUED, STOPPABLE
+from skep.policy.registry import POLICIES, make
+from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Instant, seconds
-from skep.view.plan import Plan, Preempt, Resize, Suspend
-from skep.view.view import HOLDING, JobView, Phase, VcView
 from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *(
         (name, {})
         for name, kind in POLICIES.items()
-        if kind.__module__.startswith("skep.policies.")  # Not what simulations add.
+        if kind.__module__.startswith("skep.policy.")  # Not what simulations add.
     ),
     ("srtf", {"places": False}),
     ("tiresias-l", {"starvation": 1, "thresholds": [100, 3250]}),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
-from skep.policies.queue import Head, JobQueue
+from skep.policy.queue import Head, JobQueue
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice

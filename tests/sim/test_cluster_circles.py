@@ -9,11 +9,11 @@ import pytest
 
 from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
-from skep.policies.policy import Policy
-from skep.policies.registry import POLICIES
+from skep.policy.api import Policy
+from skep.policy.plan import Plan, Preempt, Turn
+from skep.policy.registry import POLICIES
+from skep.policy.view import HOLDING, Phase, VcView
 from skep.units import seconds
-from skep.view.plan import Plan, Preempt, Turn
-from skep.view.view import HOLDING, Phase, VcView
 from skep.wire.reasons import Reason
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.circles import EMPTY_MAX, UNWATCHED, CircleError, Circles

@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skep.policies.policy import Policy
-from skep.policies.registry import POLICIES
+from skep.policy.api import Policy
+from skep.policy.plan import Action, Migrate, Pack, Plan, Resize, Turn
+from skep.policy.registry import POLICIES
+from skep.policy.view import Phase, VcView
 from skep.units import NS_PER_SECOND, seconds
-from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Turn
-from skep.view.view import Phase, VcView
 from skep.wire.facts import JobEnded
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict

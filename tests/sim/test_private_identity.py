@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.policies.registry import POLICIES
+from skep.policy.registry import POLICIES
 from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.run import run
@@ -86,7 +86,7 @@ def alone(trace: Trace, vc: str, policy: str) -> Times:
     return times(own_jobs(trace, vc), hived.cluster(nodes, {vc: cells}), policy)
 
 
-PUBLISHED = [name for name, kind in POLICIES.items() if kind.__module__.startswith("skep.policies")]
+PUBLISHED = [name for name, kind in POLICIES.items() if kind.__module__.startswith("skep.policy.")]
 """Without those that tests and simulators register, whichever of them were imported first."""
 
 

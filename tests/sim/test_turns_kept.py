@@ -7,13 +7,14 @@ import random
 
 import pytest
 
-from skep.policies import books, gandiva
-from skep.policies.gandiva import Gandiva
-from skep.policies.policy import Planner
-from skep.policies.room import Bound
+from skep.policy.api import Planner
+from skep.policy.capacity import Bound
+from skep.policy.gandiva import deficits
+from skep.policy.plan import Plan
+from skep.policy.schedulers import gandiva
+from skep.policy.schedulers.gandiva import Gandiva
+from skep.policy.view import VcView
 from skep.units import seconds
-from skep.view.plan import Plan
-from skep.view.view import VcView
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
 from skep_lab.simulator.world import World
@@ -90,7 +91,7 @@ def test_kept_books_say_the_same(plans: list[Plan], monkeypatch: pytest.MonkeyPa
     """In small worlds shares jump by whoever comes. Elsewhere bounds are found again bit by bit:
     so it is here with bounds that hold for more."""
     for seed in range(1, WORLDS + 1):
-        monkeypatch.setattr(books, "SHARE_DRIFT", 0.05 if seed % 2 else 0.001)
+        monkeypatch.setattr(deficits, "SHARE_DRIFT", 0.05 if seed % 2 else 0.001)
         for number, _ in enumerate(world(seed).steps()):
             if number >= INSTANTS:
                 break

@@ -8,11 +8,11 @@ import pytest
 from skep.machines.allocator import AllocatorMachine, acting
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
-from skep.policies.policy import Policy
-from skep.policies.registry import POLICIES
+from skep.policy.api import Policy
+from skep.policy.plan import Action, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
+from skep.policy.registry import POLICIES
+from skep.policy.view import Phase, VcView
 from skep.units import seconds
-from skep.view.plan import Action, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
-from skep.view.view import Phase, VcView
 from skep.wire.admin import SetVcs
 from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
 from skep.wire.changes import AskSuspend, JobChanged, Result

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skep.machines.allocator import lately, pairs
-from skep.policies.registry import POLICIES
-from skep.view.plan import Unpack
+from skep.policy.plan import Unpack
+from skep.policy.registry import POLICIES
 from skep.wire.changes import AskSuspend, GpusRegained, JobChanging, Result
 from skep.wire.commands import Resume
 from skep.wire.node import Manner

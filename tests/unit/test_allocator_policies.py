@@ -12,11 +12,11 @@ from skep.machines.allocator.keep import JobKept
 from skep.machines.allocator.plans import HOLDS_TOLD
 from skep.machines.allocator.views import Planned, of_vc
 from skep.machines.base import Effect, Send
-from skep.policies.policy import Policy
-from skep.policies.registry import POLICIES
+from skep.policy.api import Policy
+from skep.policy.plan import Plan, Preempt, Turn, Withheld
+from skep.policy.registry import POLICIES
+from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Instant, after, seconds
-from skep.view.plan import Plan, Preempt, Turn, Withheld
-from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
 from skep.wire.changes import AskResume, AskSuspend, GpusRegained
 from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster

@@ -6,9 +6,9 @@ import pytest
 from skep.machines.allocator import AllocatorMachine, Kept, paces, trials, tries
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send
-from skep.policies.registry import POLICIES
+from skep.policy.plan import Pack
+from skep.policy.registry import POLICIES
 from skep.units import KIB, NS_PER_SECOND, Duration, seconds
-from skep.view.plan import Pack
 from skep.wire import subjects
 from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
 from skep.wire.commands import Suspend as SuspendChange

@@ -9,9 +9,9 @@ from skep.machines.allocator import AllocatorMachine, paces, packs, trials
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
 from skep.perf.progress import WINDOW
-from skep.policies.registry import POLICIES
+from skep.policy.plan import Pack
+from skep.policy.registry import POLICIES
 from skep.units import NS_PER_SECOND
-from skep.view.plan import Pack
 from skep.wire.advice import JobPace, Outlook
 from skep.wire.changes import AskCheckpoint, AskResume, AskSuspend
 from skep.wire.spec import SizeHint

@@ -8,9 +8,9 @@ from msgspec import structs
 from skep.machines.allocator import AllocatorMachine, trials, tries
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
-from skep.policies.registry import POLICIES
+from skep.policy.plan import Migrate, Preempt, Resize, Suspend
+from skep.policy.registry import POLICIES
 from skep.units import NS_PER_SECOND, seconds
-from skep.view.plan import Migrate, Preempt, Resize, Suspend
 from skep.wire.admin import SetVcs
 from skep.wire.advice import JobPace, Outlook
 from skep.wire.cluster import VirtualCluster

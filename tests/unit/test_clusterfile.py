@@ -13,7 +13,7 @@ from skep.cells import hostlist
 from skep.cells.clustercheck import PROBLEMS_MAX, cluster_problems, cluster_remarks
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.clustertext import to_yaml
-from skep.policies import check
+from skep.policy import check
 from skep.wire.cluster import (
     Chain,
     Cluster,

@@ -88,7 +88,7 @@ def run_tests(tree: Path, paths: list[str]) -> None:
 
 def test_the_policy_of_the_text_is_chosen_by_its_name(tmp_path: Path) -> None:
     blocks = section("Add a policy")
-    policy = next(block for block in blocks if block.path.startswith("libs/skep/policies/"))
+    policy = next(block for block in blocks if block.path.startswith("libs/skep/policy/"))
     assert len(policy.text.splitlines()) <= 30
     run_tests(tmp_path, list(follow(blocks, tmp_path)))
     (command,) = [block.text.split() for block in blocks if block.language == "sh"]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from skep.policies.gandiva import Gandiva
-from skep.policies.registry import make
-from skep.policies.turns import OWED_SLICES_MAX, height, owed, shares
+from skep.policy.gandiva.shares import OWED_SLICES_MAX, height, owed, shares
+from skep.policy.plan import Plan, Suspend
+from skep.policy.registry import make
+from skep.policy.schedulers.gandiva import Gandiva
+from skep.policy.view import JobView, Phase, VcView
 from skep.units import Duration, Instant, seconds
-from skep.view.plan import Plan, Suspend
-from skep.view.view import JobView, Phase, VcView
 from tests.policy_kit import NOW, begin, job, leave, told, view
 
 SLICE = seconds(60)

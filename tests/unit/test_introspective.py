@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from skep.policies.gandiva import Gandiva
-from skep.policies.introspective import growing
-from skep.policies.introspective.rules import Rules
-from skep.policies.introspective.units import Units
-from skep.policies.registry import NoPolicy, make
-from skep.policies.turns import shares
+from skep.policy.gandiva import grow
+from skep.policy.gandiva.packs import Units
+from skep.policy.gandiva.rules import Rules
+from skep.policy.gandiva.shares import shares
+from skep.policy.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
+from skep.policy.registry import NoPolicy, make
+from skep.policy.schedulers.gandiva import Gandiva
+from skep.policy.view import JobView, Phase, TrialView, VcView
 from skep.units import Instant, seconds
-from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
-from skep.view.view import JobView, Phase, TrialView, VcView
 from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, told, view
 
@@ -558,7 +558,7 @@ def test_who_has_grown_is_as_large_as_it_is_for_what_is_tried_beside_turns() -> 
 def test_turns_see_who_has_grown_as_it_is_once_nobody_comes() -> None:
     units, grown = Units(RULES), elastic("j1", "n1", workers=3)
     units.follow(view([grown, came("j2", 1)]))
-    smaller = growing.asked(units.known)
+    smaller = grow.asked(units.known)
     assert [job.gpus for job in smaller.values()] == [1]
     units.lessen(smaller)
     assert units.known.jobs["j1"] == smaller["j1"]

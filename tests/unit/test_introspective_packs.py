@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from skep.policies.introspective import packing
-from skep.policies.introspective.units import LATE_SLICES, OTHERWISE, Units
-from skep.policies.registry import make
+from skep.policy.gandiva import pack
+from skep.policy.gandiva.packs import LATE_SLICES, OTHERWISE, Units
+from skep.policy.plan import Pack, Plan, Unpack
+from skep.policy.registry import make
+from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant, seconds
-from skep.view.plan import Pack, Plan, Unpack
-from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, told
 from tests.unit.test_introspective import (
@@ -55,7 +55,7 @@ def packs(*jobs: JobView) -> list[Pack]:
     """
     units, shown = Units(RULES), seen(jobs, 4)
     units.follow(shown)
-    return packing.pack(shown, units.known, Plan(), RULES)
+    return pack.pack(shown, units.known, Plan(), RULES)
 
 
 # --- where packs are begun -----------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The shortest first among equals, without starving anybody."""
 
-from skep.policies.order import Group, Ranked, Waiting, shortest_remaining_first
+from skep.policy.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant
 from skep.wire.reasons import Reason
 

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.policies import registry
-from skep.policies.parts import portions
-from skep.policies.registry import POLICIES, make
-from skep.policies.tiresias import Gittins
+from skep.policy import registry
+from skep.policy.parts import portions
+from skep.policy.registry import POLICIES, make
+from skep.policy.schedulers.tiresias import Gittins
+from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant, seconds
-from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, begin, job, leave, shown, told, view
 
@@ -531,8 +531,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name for name, kind in POLICIES.items() if kind.__module__.startswith("skep.policies.")],
+    "name", [name for name, kind in POLICIES.items() if kind.__module__.startswith("skep.policy.")]
 )
 def test_a_job_on_a_node_that_nobody_can_use_is_no_obstacle(name: str) -> None:
     """As where a node has gone bad, or others own it since, while the job still runs there."""

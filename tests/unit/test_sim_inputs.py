@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skep.cells.levels import gpus_owned
-from skep.policies.check import cluster_problems
+from skep.policy.check import cluster_problems
 from skep.units import seconds
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep_lab.simulator.build import uniform

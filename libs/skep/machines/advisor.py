@@ -26,7 +26,7 @@ from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf import predict
 from skep.perf.outlook import Outlooks, Runner
 from skep.perf.progress import LEARNED_STEPS
-from skep.policies.order import Group, Ranked, Waiting, shortest_remaining_first
+from skep.policy.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice

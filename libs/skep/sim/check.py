@@ -40,7 +40,7 @@ import msgspec
 from skep.cells.nodes import NodeState
 from skep.machines.agent import StartRank
 from skep.machines.base import AnyMachine
-from skep.policies.queue import JobQueue
+from skep.policy.queue import JobQueue
 from skep.sim.logs import FactLog, LogRecord
 from skep.sim.model import AdmissionModel, AllocatorModel
 from skep.sim.processes import Host, Run

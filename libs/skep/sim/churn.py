@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from skep.policies.policy import Policy
-from skep.policies.registry import POLICIES
-from skep.units import Instant, after, in_seconds, seconds
-from skep.view.plan import (
+from skep.policy.api import Policy
+from skep.policy.plan import (
     Action,
     Migrate,
     Pack,
@@ -25,7 +23,9 @@ from skep.view.plan import (
     Unpack,
     Withheld,
 )
-from skep.view.view import JobView, Phase, VcView
+from skep.policy.registry import POLICIES
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import Instant, after, in_seconds, seconds
 from skep.wire.reasons import Reason
 
 EMBARGO = seconds(3)

@@ -13,7 +13,7 @@ from skep.cells.feasible import shortages
 from skep.cells.levels import cells_of
 from skep.cells.propose import propose, resolve
 from skep.ids import job_id
-from skep.policies.registry import POLICIES
+from skep.policy.registry import POLICIES
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS

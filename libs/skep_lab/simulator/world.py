@@ -13,7 +13,7 @@ from skep.ids import job_id
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
-from skep.policies.registry import make
+from skep.policy.registry import make
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bearing import RULES

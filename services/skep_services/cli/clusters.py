@@ -162,7 +162,7 @@ def read(name: str) -> Cluster:
 
 
 def _parsed(document: Document) -> Cluster:
-    from skep.policies.check import parse_cluster
+    from skep.policy.check import parse_cluster
 
     tree = document.tree
     if isinstance(tree, dict) and not _has_keys(tree):

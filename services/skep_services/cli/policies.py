@@ -44,7 +44,7 @@ def policies() -> list[dict[str, Any]]:
     """Return every policy: name, what it does, source, options with their defaults."""
     import msgspec
 
-    from skep.policies.registry import POLICIES
+    from skep.policy.registry import POLICIES
 
     return [
         {
@@ -69,7 +69,7 @@ def _default(field: Any) -> Any:
 
 
 def _unknown(name: str) -> str:
-    from skep.policies.registry import NoPolicy, make
+    from skep.policy.registry import NoPolicy, make
 
     try:
         make(name)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
-from skep.policies.check import cluster_problems
+from skep.policy.check import cluster_problems
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bounds import UNDECODABLE

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.policies.registry import POLICIES, NoPolicy, make
+from skep.policy.registry import POLICIES, NoPolicy, make
 from skep.units import Duration, seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.build import ALL, uniform

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
-from skep.policies.check import parse_cluster, policy_problems
+from skep.policy.check import parse_cluster, policy_problems
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from skep.ids import is_token
-from skep.policies.check import cluster_problems
+from skep.policy.check import cluster_problems
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep.wire.bounds import UNDECODABLE

@@ -23,7 +23,7 @@ from skep.ids import job_sequence
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
-from skep.policies.check import cluster_problems
+from skep.policy.check import cluster_problems
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs

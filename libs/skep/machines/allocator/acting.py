@@ -21,8 +21,8 @@ from skep.machines.allocator import (
 )
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import Refused
+from skep.policy.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
 from skep.units import Instant
-from skep.view.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
 from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize, AskSuspend, AskUnpack
 from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason

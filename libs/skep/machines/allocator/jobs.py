@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from skep.policies.queue import Entry
+from skep.policy.queue import Entry
 from skep.units import Instant
 from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
 from skep.wire.commands import Change

@@ -33,7 +33,7 @@ from skep.machines.allocator import cellwork, changing, dispatch, placing, retur
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome
-from skep.policies.queue import Entry, JobQueue
+from skep.policy.queue import Entry, JobQueue
 from skep.units import Instant
 from skep.wire.changes import Goal
 from skep.wire.commands import Checkpoint

@@ -40,8 +40,8 @@ from skep.machines.allocator import (
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, ended, judge, part_gone
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
-from skep.policies.check import cluster_problems
-from skep.policies.queue import JobQueue
+from skep.policy.check import cluster_problems
+from skep.policy.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice

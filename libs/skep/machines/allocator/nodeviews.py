@@ -8,7 +8,7 @@ from skep.cells.decide.reach import reachable_gpus
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork
-from skep.view.view import HOLDING, JobView, NodeView
+from skep.policy.view import HOLDING, JobView, NodeView
 from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:

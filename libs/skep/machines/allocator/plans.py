@@ -29,10 +29,10 @@ from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.views import Planned
-from skep.policies.room import room_on
+from skep.policy.capacity import room_on
+from skep.policy.plan import Action, Plan, Turn
+from skep.policy.view import Phase
 from skep.units import Instant, after, seconds
-from skep.view.plan import Action, Plan, Turn
-from skep.view.view import Phase
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from skep.machines.allocator import (
 )
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import Done
-from skep.policies.queue import Entry, Head
+from skep.policy.queue import Entry, Head
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
 from skep.wire.facts import ReservationDropped

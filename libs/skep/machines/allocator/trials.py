@@ -29,8 +29,8 @@ from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.tries import MOVES, Undo, counted, families, key
 from skep.machines.base import Send
 from skep.perf.progress import WINDOW
+from skep.policy.plan import Migrate, Resize
 from skep.units import Duration, Instant, after, seconds
-from skep.view.plan import Migrate, Resize
 from skep.wire import subjects
 from skep.wire.advice import JobPace
 from skep.wire.changes import AskMigrate, Goal

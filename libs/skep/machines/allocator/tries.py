@@ -13,8 +13,8 @@ import msgspec
 from skep.cells.levels import gpus_owned
 from skep.machines.allocator import lately, paces, packs, pairs
 from skep.machines.allocator.jobs import JobState, State
+from skep.policy.view import TrialView
 from skep.units import Duration, Instant, after, seconds
-from skep.view.view import TrialView
 from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.facts import AllocatorFact
 from skep.wire.packs import GpusShared

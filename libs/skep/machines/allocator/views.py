@@ -18,10 +18,10 @@ from skep.machines.allocator import cellviews, cellwork, lately, paces, packs, p
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
-from skep.policies.policy import Policy
-from skep.policies.registry import NoPolicy, make
+from skep.policy.api import Policy
+from skep.policy.registry import NoPolicy, make
+from skep.policy.view import JobView, Phase, PinView, VcView
 from skep.units import Duration, Instant, after, seconds
-from skep.view.view import JobView, Phase, PinView, VcView
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
 from skep.wire.cluster import FIFO

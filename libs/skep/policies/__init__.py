@@ -1,1 +1,0 @@
-"""Rules of order and placement: pure functions, one file per rule."""

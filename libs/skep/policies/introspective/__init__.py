@@ -1,1 +1,0 @@
-"""Gandiva's introspective mode: what is tried beside the turns, and kept if rates say so."""

@@ -1,0 +1,1 @@
+"""Policies: pure functions from a view of a virtual cluster to a plan of its jobs."""

@@ -1,0 +1,405 @@
+"""Where gangs could go, as far as a policy sees: GPUs, processors and memory of each node.
+
+The cells have the last word. This is what a policy needs in order not to stop jobs for a gang that
+would not fit afterwards: a gang of eight on one node has no use for eight free GPUs on two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from heapq import heapify, heappop
+from typing import NamedTuple
+
+from skep.policy.incremental import changes
+from skep.policy.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.wire.spec import suits
+
+Place = tuple[tuple[str, int], ...]
+"""GPUs on each node."""
+
+
+class Ground:
+    """What nodes have free, kept from one view to the next."""
+
+    def __init__(self) -> None:
+        """Know of no node."""
+        self._begin(())
+
+    def _begin(self, nodes: tuple[NodeView, ...]) -> None:
+        self._seen = nodes
+        self.nodes = {node.node: node for node in nodes}
+        self.order = {node.node: place for place, node in enumerate(nodes)}
+        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
+        self.gpus = {"": {node.node: node.free for node in nodes}}
+        """By pin, by node."""
+        for node in nodes:
+            for pin, free in node.pins:
+                self.gpus.setdefault(pin, {})[node.node] = free
+        self.cpus = {node.node: node.cpus_free for node in nodes}
+        self.memory = {node.node: node.memory_free for node in nodes}
+
+    def follow(self, nodes: tuple[NodeView, ...]) -> dict[str, None]:
+        """Take nodes over; return those that are different, or were."""
+        found = [*changes(self._seen, nodes)] if nodes is not self._seen else []
+        if any(
+            old is None or new is None or old.node != new.node or old.pins or new.pins
+            for old, new in found
+        ):
+            self._begin(nodes)
+        self._seen = nodes
+        for node in (new for _, new in found if new is not None):
+            name = node.node
+            self.nodes[name], self.gpus[""][name] = node, node.free
+            self.cpus[name], self.memory[name] = node.cpus_free, node.memory_free
+        return {each.node: None for pair in found for each in pair if each is not None}
+
+
+class Room:
+    """What a VC and its nodes have left in a plan, whoever is there now.
+
+    A pinned cell is a room of its own: it is for the jobs that name it, and they go nowhere else.
+    """
+
+    def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
+        """Begin with all that the VC could have, less what `staying` jobs hold."""
+        stays = {job.job: job for job in staying}
+        kept = dict[str, int]()
+        for job in stays.values():
+            if job.phase is not Phase.STOPPING:
+                kept[job.pin] = kept.get(job.pin, 0) + job.gpus
+        there = (job for job in view.jobs if job.phase in HOLDING and not job.borrows)
+        self._begin(view, (job for job in there if job.job not in stays), kept)
+
+    @classmethod
+    def after(
+        cls,
+        view: VcView,
+        leaving: Iterable[JobView],
+        kept: Mapping[str, int],
+        ground: Ground | None = None,
+    ) -> Room:
+        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin.
+
+        `ground`: the nodes of the view, where that is known.
+        """
+        room = cls.__new__(cls)
+        room._begin(view, leaving, kept, ground)
+        return room
+
+    def copy(self) -> Room:
+        """Return a room that is changed by itself."""
+        room = copy(self)
+        room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
+        room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        room._open = {**self._open}
+        return room
+
+    def _begin(
+        self,
+        view: VcView,
+        leaving: Iterable[JobView],
+        kept: Mapping[str, int],
+        ground: Ground | None = None,
+    ) -> None:
+        if ground is None:
+            ground = Ground()
+            ground.follow(view.nodes)
+        self._nodes, self._order = ground.nodes, ground.order
+        self._left = view.free_for()
+        """By pin: GPUs that nobody has. Of the nodes' there may be more, by other VCs' cells."""
+        self._gpus = {pin: {**ground.gpus.get(pin, {})} for pin in (*self._left, *ground.gpus)}
+        """By pin, by node."""
+        self._open = dict[str, list[str]]()
+        """By pin: what `open` found, until some node gets its first free GPU or loses its last."""
+        self._cpus, self._memory = {**ground.cpus}, {**ground.memory}
+        for job in leaving:
+            self.release(job)
+        most = view.gpus_for()
+        for pin, gpus in kept.items():
+            most[pin] = most.get(pin, 0) - gpus
+        # Cells of one that is being stopped may be free already: they count once.
+        self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
+
+    def left(self, pin: str) -> int:
+        """Return the GPUs for jobs with this pin (empty: without one) that nobody has."""
+        return self._left.get(pin, 0)
+
+    def free(self, node: str, pin: str) -> int:
+        """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
+        return self._gpus.get(pin, {}).get(node, 0)
+
+    def open(self, pin: str) -> Sequence[str]:
+        """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
+        found = self._open.get(pin)
+        if found is None:
+            there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
+            found = self._open[pin] = sorted(there, key=self._order.__getitem__)
+        return found
+
+    def release(self, job: JobView) -> None:
+        """Count a job's GPUs as free."""
+        self._add(job, 1)
+
+    def keep(self, job: JobView) -> None:
+        """Count a job's GPUs as its own again."""
+        self._add(job, -1)
+
+    def take(self, job: JobView, place: Place) -> None:
+        """Give GPUs to a job that waits."""
+        self._left[job.pin] -= job.gpus
+        for node, gpus in place:
+            self._change(node, job, -gpus)
+
+    def fit(self, job: JobView, only: Sequence[str] | None = None) -> Place | None:
+        """Return where a gang would go: the fullest node that holds it, else the fewest nodes.
+
+        None: nowhere, or not as closely together as it has to be.
+        """
+        if job.gpus > self.left(job.pin):
+            return None
+        if job.at_home:
+            return self._home(job, only)
+        per_worker = max(job.gpus // max(job.workers, 1), 1)
+        slots = self._slots(job, per_worker, only)
+        free = self._gpus.get(job.pin, {})
+        whole = [node for node, count in slots.items() if count >= job.workers]
+        if whole:
+            tightest = min(whole, key=lambda node: (free[node], self._order[node]))
+            return ((tightest, job.gpus),)
+        topology = job.spec.resources.topology
+        if topology is not None and topology.hard and topology.within == "node":
+            return None
+        for chain in dict.fromkeys(self._nodes[node].chain for node in slots):
+            place = self._spread(job, per_worker, slots, chain)
+            if place is not None:
+                return place
+        return None
+
+    def _home(self, job: JobView, only: Sequence[str] | None) -> Place | None:
+        """Return where a job's processes stand, if there are as many GPUs on each of its nodes."""
+        free = self._gpus.get(job.pin, {})
+        for node, gpus in job.nodes:
+            if free.get(node, 0) < gpus or (only is not None and node not in only):
+                return None
+        return job.nodes
+
+    def _spread(
+        self, job: JobView, per_worker: int, slots: dict[str, int], chain: str
+    ) -> Place | None:
+        there = [node for node in slots if self._nodes[node].chain == chain]
+        there.sort(key=lambda node: (-slots[node], self._order[node]))
+        place: list[tuple[str, int]] = []
+        left = job.workers
+        for node in there:
+            if slots[node] >= left:
+                able = [each for each in there[len(place) :] if slots[each] >= left]
+                last = min(able, key=lambda each: (slots[each], self._order[each]))
+                place.append((last, left * per_worker))
+                return tuple(place)
+            place.append((node, slots[node] * per_worker))
+            left -= slots[node]
+        return None
+
+    def _slots(self, job: JobView, per_worker: int, only: Sequence[str] | None) -> dict[str, int]:
+        """Return how many of the job's workers each node would hold."""
+        wants, free = job.spec.resources, self._gpus.get(job.pin, {})
+        slots = {}
+        for name in [each for each in free if free[each] > 0] if only is None else only:
+            node = self._nodes.get(name)
+            if node is None or name not in free:
+                continue  # Its hardware is bad, or others have it: there is no room for anybody.
+            if not suits(wants.gpu_type, node.gpu_type):
+                continue
+            count = free[name] // per_worker
+            if wants.cpus and node.cpus:
+                count = min(count, self._cpus[name] // wants.cpus)
+            if isinstance(wants.memory, int) and wants.memory and node.memory:
+                count = min(count, self._memory[name] // wants.memory)
+            if count > 0:
+                slots[name] = count
+        return slots
+
+    def _add(self, job: JobView, sign: int) -> None:
+        self._left[job.pin] = self._left.get(job.pin, 0) + sign * job.gpus
+        for node, gpus in job.nodes:
+            if node in self._nodes:
+                self._change(node, job, sign * gpus)
+
+    def _change(self, node: str, job: JobView, gpus: int) -> None:
+        workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
+        free = self._gpus.setdefault(job.pin, {})
+        before = free.get(node, 0)
+        free[node] = before + gpus
+        if (before > 0) is not (before + gpus > 0) and job.pin in self._open:
+            self._open[job.pin] = self._opened(job.pin, node, before <= 0)
+        self._cpus[node] += workers * job.spec.resources.cpus
+        if isinstance(job.spec.resources.memory, int):
+            self._memory[node] += workers * job.spec.resources.memory
+
+    def _opened(self, pin: str, node: str, come: bool) -> list[str]:
+        """Return the open nodes with one more, or one less; others keep the list that they got."""
+        there = [*self._open[pin]]
+        at = bisect_left(there, self._order[node], key=self._order.__getitem__)
+        there[at : at + (not come)] = [node] if come else []
+        return there
+
+
+MayLeave = Callable[[Sequence[JobView]], bool]
+"""Whether these may leave together."""
+
+
+def make_room(
+    job: JobView,
+    room: Room,
+    lower: Sequence[JobView],
+    cost: Mapping[str, int],
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
+
+    None: it would not fit even if all left that may. Where the `cost` of those that leave is the
+    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity
+    that is wanted, not by age (HiveD, section 5).
+    """
+    ranks = {each.job: rank for rank, each in enumerate(lower)}
+
+    def costs(each: JobView) -> int:
+        return cost.get(each.job, 0)
+
+    def floor(_: str, there: Sequence[JobView]) -> int:
+        return min(map(costs, there))
+
+    price = Price(costs, lambda each: (ranks[each.job],), floor)
+    return make_room_at(job, room, lower, price, may_leave)
+
+
+class Price(NamedTuple):
+    """What it costs that jobs leave."""
+
+    cost: Callable[[JobView], int]
+    """Of one job: 0 or more."""
+    order: Callable[[JobView], tuple[int, ...]]
+    """By what jobs leave, of each its own: the lowest first."""
+    floor: Callable[[str, Sequence[JobView]], int]
+    """What any of these jobs on a node costs at least."""
+
+
+Bound = tuple[int, int, tuple[int, ...]]
+"""What it comes to at least to clear a node: what that costs, GPUs, and who leaves first."""
+
+
+def make_room_at(
+    job: JobView,
+    room: Room,
+    lower: Iterable[JobView],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does; costs and order are asked for only where that may matter."""
+    lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
+    nodes: dict[str, list[JobView]] = {}
+    for each in lower:
+        for name, _ in each.nodes:
+            nodes.setdefault(name, []).append(each)
+    bounds: list[tuple[Bound, str]] = []
+    for node, there in nodes.items():
+        full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
+        bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
+    return clear_cheapest(job, room, bounds, nodes.__getitem__, lambda: lower, price, may_leave)
+
+
+def clear_cheapest(
+    job: JobView,
+    room: Room,
+    bounds: list[tuple[Bound, str]],
+    on: Callable[[str], Sequence[JobView]],
+    everywhere: Callable[[], Sequence[JobView]],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does, where who may leave is asked for by node: the cheapest first.
+
+    `bounds` are of all nodes on which anybody may leave; `everywhere` tells all who may, and is
+    asked where no single node is enough.
+    """
+    heapify(bounds)
+    any_there, best = False, None
+    least: tuple[int, int, tuple[int, ...], int] = (0, 0, (), 0)
+    while bounds:
+        bound, node = heappop(bounds)
+        if best is not None and bound > least[:3]:
+            break
+        there = sorted(on(node), key=price.order)
+        any_there = any_there or bool(there)
+        leaving = _clear(job, room, there, node, may_leave) if there else None
+        if leaving is not None:
+            place = [name for name, _ in there[0].nodes].index(node)
+            found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
+            if best is None or found < least:
+                best, least = leaving, found
+    if best is None and any_there:
+        best = _clear(job, room, sorted(everywhere(), key=price.order), None, may_leave)
+    return best
+
+
+def _clear(
+    job: JobView, room: Room, lower: Sequence[JobView], node: str | None, may_leave: MayLeave | None
+) -> list[JobView] | None:
+    """Return who has to leave so that a gang fits, on one node or anywhere."""
+    only = None if node is None else (node,)
+
+    if node is not None and room.free(node, job.pin) + _gpus(lower) < job.gpus:
+        return None
+    leaving: list[JobView] = []
+    enough = False
+    for each in lower:
+        if may_leave is not None and not may_leave([*leaving, each]):
+            continue
+        room.release(each)
+        leaving.append(each)
+        enough = room.fit(job, only) is not None
+        if enough:
+            break
+    needed = leaving[:]
+    for each in leaving if enough else ():
+        room.keep(each)
+        needed.remove(each)
+        if room.fit(job, only) is None:
+            room.release(each)
+            needed.append(each)
+    for each in needed:
+        room.keep(each)
+    return needed if enough else None
+
+
+def _gpus(jobs: Iterable[JobView]) -> int:
+    return sum(job.gpus for job in jobs)
+
+
+def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
+    """Return whether a gang would fit on these nodes as things are, as far as the view shows."""
+    staying = [each for each in view.jobs if each.phase in HOLDING and not each.borrows]
+    return Room(view, staying).fit(job, nodes) is not None
+
+
+def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
+    """Return whether a gang would be on as few nodes as possible now.
+
+    `emptied`: once the VC's jobs that are there have left.
+    """
+    able = [node for node in view.nodes if _may(job, node)]
+    free = [node.free_for(job.pin) for node in able]
+    if emptied:
+        like = {each.job: None for each in view.jobs if each.pin == job.pin}
+        for at, node in enumerate(able):
+            free[at] += sum(gpus for name, gpus in node.jobs if name in like)
+    free.sort(reverse=True)
+    size = max((node.gpus for node in able), default=1)
+    fewest = -(-job.gpus // max(size, 1))
+    return sum(free[:fewest]) >= job.gpus
+
+
+def _may(job: JobView, node: NodeView) -> bool:
+    return suits(job.spec.resources.gpu_type, node.gpu_type)

@@ -1,0 +1,1 @@
+"""The parts of Gandiva: deficits, shares, packs and trials of better placements."""

@@ -1,0 +1,205 @@
+"""Growing and shrinking (Gandiva, section 4.2.2) of jobs that say that their size may change.
+
+Idle GPUs of its own server go to the job that gains the most by them, after a while in which nobody
+has come. What it has grown by it gives back at once when another job needs it, before anybody is
+suspended for that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from skep.perf.judge import pays
+from skep.policy.gandiva.migrate import PAUSE, SURELY
+from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, spent
+from skep.policy.gandiva.state import Known, arrived
+from skep.policy.plan import Plan, Resize, Suspend
+from skep.policy.view import JobView, NodeView, VcView
+from skep.units import Duration, Instant
+from skep.wire.reasons import Reason
+
+
+class _Step(NamedTuple):
+    """More workers for a job; `gain` is in thousandths of its rate as it began, for each GPU."""
+
+    gain: float
+    workers: int
+    more: int
+    needed: float
+
+
+def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]]:
+    """Return who gives back what it has grown by, and as if they had.
+
+    The most of it first, and no more than those that wait need beyond what is free.
+    """
+    if not known.grown or not known.waiting:
+        return [], {}
+    need = {**known.wanted}
+    for pin, free in view.free_for().items():
+        need[pin] = need.get(pin, 0) - free
+    less: dict[str, JobView] = {}
+    for job in sorted(
+        known.grown.values(),
+        key=lambda job: (job.spec.resources.workers - job.workers, job.sequence),
+    ):
+        if need.get(job.pin, 0) > 0:
+            each = _each(job)
+            asked = job.spec.resources.workers
+            workers = max(asked, job.workers - -(-need[job.pin] // each))
+            need[job.pin] -= (job.workers - workers) * each
+            less[job.job] = _smaller(job, workers)
+    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], less
+
+
+def asked(known: Known) -> dict[str, JobView]:
+    """Return who has grown, as they asked to be, if somebody has come who has no nodes yet.
+
+    What others have grown by is not to tell where he goes: a node would count as full that soon is
+    not, and a gang would have to be scattered for that.
+    """
+    if not known.comes:
+        return {}
+    return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
+
+
+def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
+    """Return who gives back how much of what it has grown by, for a plan to come true.
+
+    `smaller`: as who are elastic asked to be. No more is given back than it takes.
+    """
+    gone = {action.job: None for action in plan.actions if isinstance(action, Suspend)}
+    room = known.room(view, stopping=True)
+    for name in gone:
+        room.release(known.jobs[name])
+    left = {name: known.jobs[name] for name in smaller if name not in gone}
+    for turn in plan.turns:
+        job = known.jobs[turn.job]
+        place = room.fit(job, turn.nodes)
+        for name, other in left.items():
+            ((node, _),) = other.nodes
+            each = _each(other)
+            least = other.spec.resources.workers
+            while place is None and other.pin == job.pin and left[name].workers > least:
+                # Nodes together may have more free than is left to the VC: then any serves.
+                if node not in turn.nodes and room.left(job.pin) >= job.gpus:
+                    break
+                room.release(replace(other, workers=1, gpus=each, nodes=((node, each),)))
+                left[name] = _smaller(left[name], left[name].workers - 1)
+                place = room.fit(job, turn.nodes)
+        if place is not None:
+            room.take(job, place)
+    return [
+        Resize(name, Reason.GPUS_NEEDED, job.workers)
+        for name, job in left.items()
+        if job.workers < known.jobs[name].workers
+    ]
+
+
+def grow(
+    view: VcView, known: Known, plan: Plan, rules: Rules
+) -> tuple[list[Resize], Instant | None]:
+    """Return who is to try more workers, and when to look again."""
+    if not known.growing or plan.turns or plan.actions or known.waiting:
+        return [], None
+    cold = cooling(view, "grow")
+    able = [
+        job
+        for job in arrived(known.growing)
+        if families(job) not in cold and not spent(view, job, "grow")
+    ]
+    nodes = {node.node: node for node in view.nodes}
+    if not any(_free(job, nodes) >= _each(job) for job in able):
+        return [], None
+    calm = Instant(view.quiet_since + rules.grow_after)
+    if view.now < calm:
+        return [], calm
+    left = {node.node: node for node in view.nodes}
+    tried: dict[str, Resize] = {}
+    while len(tried) < ACTIONS_MAX:
+        steps = (
+            (step, job) for job in able if job.job not in tried for step in _steps(job, left, view)
+        )
+        best = max(
+            steps, key=lambda each: (each[0].gain, -each[1].sequence, each[0].workers), default=None
+        )
+        if best is None:
+            break
+        step, job = best
+        tried[job.job] = Resize(
+            job.job,
+            Reason.MOST_GAIN,
+            step.workers,
+            trial=True,
+            needed_milli=round(MILLI * step.needed),
+        )
+        node = left[job.nodes[0][0]]
+        left[node.node] = _less(node, job.pin, step.more)
+    return list(tried.values()), None
+
+
+def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_Step]:
+    """Yield what sizes a job could try on its server that are predicted to pay."""
+    rates, each = dict(job.rates), _each(job)
+    now, alone = rates.get(job.workers, 0), rates.get(job.spec.resources.workers, 0)
+    needed = pays(Duration(job.pause or PAUSE), job.remaining(view.now))
+    if needed == float("inf"):
+        return  # It ends before a change of its size would pay.
+    room = _free(job, nodes) // each
+    for workers, rate in job.rates:
+        more = workers - job.workers
+        if 0 < more <= room and now and rate > now * needed * SURELY:
+            yield _Step(
+                MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each, needed
+            )
+    elastic = job.spec.elastic
+    most = min(elastic.max if elastic is not None else 0, job.workers + room)
+    if most > job.workers and not any(workers > job.workers for workers in rates):
+        # Nobody knows: twice as many tell the most, and rates decide.
+        most = min(most, 2 * job.workers)
+        yield _Step(0.0, most, (most - job.workers) * each, needed)
+
+
+def _each(job: JobView) -> int:
+    """Return the GPUs of a worker."""
+    return max(job.gpus // max(job.workers, 1), 1)
+
+
+def _free(job: JobView, nodes: dict[str, NodeView]) -> int:
+    node = nodes.get(job.nodes[0][0])
+    return node.free_for(job.pin) if node is not None else 0
+
+
+def _less(node: NodeView, pin: str, gpus: int) -> NodeView:
+    """Return a node with fewer free GPUs, or more."""
+    if not pin:
+        return replace(node, free=node.free - gpus)
+    pins = tuple((name, free - gpus if name == pin else free) for name, free in node.pins)
+    return replace(node, pins=pins)
+
+
+def _smaller(job: JobView, workers: int) -> JobView:
+    gpus = workers * _each(job)
+    ((node, _),) = job.nodes
+    devices = tuple((name, had[:gpus]) for name, had in job.devices)
+    return replace(job, workers=workers, gpus=gpus, nodes=((node, gpus),), devices=devices)
+
+
+def freed(view: VcView, known: Known, less: dict[str, JobView]) -> VcView:
+    """Return what a VC and its nodes have if some jobs, as they are, become smaller."""
+    nodes = {node.node: node for node in view.nodes}
+    pins = {pin.pin: pin for pin in view.pins}
+    free = view.free
+    for name, smaller in less.items():
+        job = known.jobs[name]
+        gave = job.gpus - smaller.gpus
+        free += gave
+        if job.pin in pins:
+            pins[job.pin] = replace(pins[job.pin], free=pins[job.pin].free + gave)
+        ((node, _),) = job.nodes
+        if node in nodes:
+            nodes[node] = _less(nodes[node], job.pin, -gave)
+    return replace(view, nodes=tuple(nodes.values()), free=free, pins=tuple(pins.values()))

@@ -1,0 +1,126 @@
+"""Who may be tried on whose GPUs, kept from one view to the next: a plan looks at few of them.
+
+Guests are in line by how idle they are. Who has found no host is *blocked*, and left out, until
+there is another job where it was, or other packs may be tried than when it looked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Container, Iterable, Iterator
+from heapq import merge
+
+from skep.policy.capacity import Place
+from skep.policy.gandiva.rules import profiled
+from skep.policy.incremental import Times, keep
+from skep.policy.view import JobView, Phase
+from skep.units import Instant
+
+Idle = tuple[int, int, str]
+"""A guest's place in line: its utilisation, its place in the order of arrival, its name."""
+
+
+def idlest(job: JobView) -> Idle:
+    """Return by what those come that use GPUs the least."""
+    return job.utilisation, job.sequence, job.job
+
+
+class Couples:
+    """Jobs that may be in a pack on trial: alone and measured, on one node, or suspended there."""
+
+    def __init__(self) -> None:
+        """Know of nobody."""
+        self.guests: dict[str, JobView] = {}
+        """Who stands, and has had few enough trials."""
+        self._hosts: dict[Place, dict[str, JobView]] = {}
+        self._stands: dict[Place, dict[str, JobView]] = {}
+        self._lines: dict[str, list[Idle]] = {}
+        """By pin: guests that may find a host, the idlest first."""
+        self._blocked: dict[str, None] = {}
+        self._known: object = None
+        """What the blocked ones looked by."""
+        self._resting: dict[str, JobView] = {}
+        self._rests = Times()
+
+    def count(self, job: JobView, come: bool, now: Instant) -> None:
+        """Take a job in, or out as it was."""
+        if not job.measured or job.phase not in (Phase.AWAY, Phase.RUNNING) or not _alone(job):
+            return
+        if come and now < job.trial_after:
+            self._resting[job.job] = job
+            self._rests.put(job.job, job.trial_after)
+        elif not come and self._resting.pop(job.job, None) is not None:
+            self._rests.drop(job.job)
+        else:
+            self._count(job, come)
+
+    def follow(self, now: Instant) -> None:
+        """Take in who has been let be for long enough."""
+        for name in self._rests.pop(now):
+            self._count(self._resting.pop(name), come=True)
+
+    def _count(self, job: JobView, come: bool) -> None:
+        if job.phase is Phase.RUNNING:
+            keep(self._hosts.setdefault(job.nodes, {}), job, come)
+            if come:
+                self._wake(self._stands.get(job.nodes, ()))
+            elif not self._hosts[job.nodes]:
+                del self._hosts[job.nodes]
+            return
+        keep(self.guests, job, come)
+        there = self._stands.setdefault(job.nodes, {})
+        keep(there, job, come)
+        if not there:
+            del self._stands[job.nodes]
+        if come:
+            insort(self._lines.setdefault(job.pin, []), idlest(job))
+        elif job.job in self._blocked:
+            del self._blocked[job.job]
+        else:
+            line = self._lines[job.pin]
+            del line[bisect_left(line, idlest(job))]
+
+    def _wake(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._blocked:
+                del self._blocked[name]
+                job = self.guests[name]
+                insort(self._lines.setdefault(job.pin, []), idlest(job))
+
+    def look(self, known: object) -> None:
+        """Say by what hosts are found from now on: if that is new, all may find others."""
+        if known != self._known:
+            self._known = known
+            self._wake([*self._blocked])
+
+    def line(self, pins: Iterable[str]) -> Iterator[JobView]:
+        """Yield guests for GPUs of these pins that may find a host, the idlest first."""
+        for *_, name in merge(*(self._lines.get(pin, ()) for pin in pins)):
+            yield self.guests[name]
+
+    def standing(self, nodes: Container[str]) -> list[JobView]:
+        """Return the guests on these nodes that may find a host, the idlest first."""
+        found = [
+            job
+            for place, there in self._stands.items()
+            if place[0][0] in nodes
+            for job in there.values()
+            if job.job not in self._blocked
+        ]
+        return sorted(found, key=idlest)
+
+    def hosts(self, guest: JobView) -> Iterable[JobView]:
+        """Return who runs where a guest was."""
+        return self._hosts.get(guest.nodes, {}).values()
+
+    def block(self, guests: Iterable[JobView]) -> None:
+        """Leave out guests that have no host."""
+        for job in guests:
+            line = self._lines[job.pin]
+            del line[bisect_left(line, idlest(job))]
+            self._blocked[job.job] = None
+
+
+def _alone(job: JobView) -> bool:
+    free = not (job.trial or job.partners or job.mate_milli or job.borrows)
+    return free and len(job.nodes) == 1 and "release" in job.can and profiled(job)

@@ -1,0 +1,408 @@
+"""Jobs that share GPUs, as one: what has turns, shares and a place is the pack, not its jobs.
+
+Turns count GPUs by jobs. Of jobs on the same GPUs they are shown one, which leads, and what they
+say of it is meant for all. So the GPUs count once, and jobs that go well together stay together:
+when they have to stand for others they stand together, and go on together, without a new trial.
+
+Units are kept from one view to the next, and made again where a job of theirs is different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from skep.policy.gandiva.rules import MILLI, Rules, on_them, turns_give
+from skep.policy.gandiva.state import Known
+from skep.policy.incremental import Change, Times, add, changes, due
+from skep.policy.plan import Action, Pack, Plan, Suspend
+from skep.policy.preempt import QUEUED
+from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.units import Instant
+from skep.wire.reasons import Reason
+
+_LEADS = (Phase.RUNNING, Phase.STARTING, Phase.SUSPENDED, Phase.RESERVED, Phase.STOPPING)
+"""Whose phase is that of the pack: while one runs, another one's leaving frees nothing."""
+_APART = frozenset({Phase.RUNNING, Phase.STARTING, Phase.AWAY, Phase.STOPPING})
+WORSE = 50
+"""Thousandths by which a pack that was kept has to fall below what turns give to be undone: it had
+to be better than they are to be kept, so it does not come and go."""
+OTHERWISE = 250
+"""Thousandths by which a pack has to make more or less than when it was kept, to be measured anew:
+less than a phase is worth that matters, and more than rates vary."""
+LATE_SLICES = 6
+"""For so long at most after it came nobody keeps GPUs from a job by being tried. Where that is not
+what it waits for, trials are let be again."""
+
+Members = tuple[JobView, ...]
+
+
+class Units:
+    """A VC in which each pack is one job."""
+
+    def __init__(self, rules: Rules) -> None:
+        """Know of nobody."""
+        self.rules = rules
+        self._forget()
+
+    def _forget(self) -> None:
+        self.known = Known(self.rules)
+        """The jobs as units."""
+        self.packs: dict[str, Members] = {}
+        """By the job that leads: all that share its GPUs, those that came first before others."""
+        self.calm: dict[str, Members] = {}
+        """Those of them of which all run, and are not tried."""
+        self.hurting: dict[str, tuple[Members, Instant]] = {}
+        """Those of them that make less than turns would, and when that may be said of them."""
+        self._apart: dict[str, JobView] = {}
+        """By the job that leads: who is to go on beside it, as it did before."""
+        self._joins: dict[str, JobView] = {}
+        """Those of them where the one that leads runs."""
+        self._parting = Times()
+        """By the job that leads: when it is not followed any more."""
+        self._leads: dict[str, str] = {}
+        """By each job of a pack: who leads."""
+        self._pairs: dict[str, str] = {}
+        """Likewise by each of two of which one is to go on beside the other."""
+        self._now = Instant(0)
+        self._seen: tuple[JobView, ...] = ()
+        self._jobs: dict[str, JobView] = {}
+        self._names: dict[str, dict[str, None]] = {}
+        """By job: who says that it shares its GPUs."""
+        self._waits: dict[str, dict[int, int]] = {}
+        """By pin and priority: how many wait for GPUs."""
+        self._most: dict[str, float] = {}
+        """By pin: the highest priority of those; beyond all if one of them is late."""
+        self._late: dict[str, dict[str, None]] = {}
+        """By pin: who came a slice ago and has never run, and not LATE_SLICES ago yet."""
+        self._comes = Times()
+        """When those will be, or are no more."""
+        self._minds: dict[str, dict[str, None]] = {}
+        """By pin: units that yield to higher priorities only, and to who is late."""
+        self._trials, self._moves = Times(), Times()
+        """When each job may be in a trial, or be moved, again."""
+        self._shown: dict[str, tuple[JobView, JobView]] = {}
+        """Each unit, and as it is seen by those that plan turns."""
+        self._lessened: dict[str, None] = {}
+        """Units that the latest plan made smaller."""
+        self.changes: dict[str, Change] = {}
+        """How those that plan turns see units now that are different, and saw them before."""
+
+    def follow(self, view: VcView) -> None:
+        """Take over a view."""
+        if view.now < self._now:
+            self._forget()  # A clock that was set back: what was passed is to come again.
+        self._now = view.now
+        stale, self._lessened, self.changes = self._lessened, {}, {}
+        changed = [*changes(self._seen, view.jobs)]
+        self._seen = view.jobs
+        shared, paired, pins = dict[str, None](), dict[str, None](), dict[str, None]()
+        for sign, jobs in ((-1, (old for old, _ in changed)), (1, (new for _, new in changed))):
+            for job in jobs:
+                if job is not None:
+                    self._take(job, sign, pins)
+                    stale[job.job] = None
+                    if job.mate:
+                        paired[job.job] = None
+                    if job.partners or job.job in self._names:
+                        shared.update(dict.fromkeys((job.job, *job.partners)))
+                        shared.update(self._names.get(job.job, ()))
+        for old, new in changed:
+            self._rest(old, new)
+        stale.update(self._pack(shared))
+        stale.update(self._pair(paired))
+        for name in [*self._comes.pop(view.now)]:
+            self._comes_late(self._jobs[name])
+            pins[self._jobs[name].pin] = None
+        for pin in pins:
+            most = inf if self._late.get(pin) else max(self._waits.get(pin, ()), default=-inf)
+            if most != self._most.get(pin, -inf):
+                self._most[pin] = most
+                stale.update(self._minds.get(pin, {}))
+        self.known.follow(view.now)
+        self._show({name: self._unit(name) for name in stale})
+
+    def _take(self, job: JobView, sign: int, pins: dict[str, None]) -> None:
+        """Take a job in (1), or out as it was (-1); note for which pin somebody waits or did."""
+        if sign > 0:
+            self._jobs[job.job] = job
+        else:
+            self._jobs.pop(job.job, None)
+        for name in job.partners:
+            there = self._names.setdefault(name, {})
+            if sign > 0:
+                there[job.job] = None
+            else:
+                there.pop(job.job, None)
+                if not there:
+                    del self._names[name]
+        if job.phase in QUEUED:
+            add(self._waits.setdefault(job.pin, {}), job.spec.priority, sign)
+            pins[job.pin] = None
+            if not job.began_at:
+                self._late.get(job.pin, {}).pop(job.job, None)
+                at = job.waiting_since + self.rules.slice_ns
+                due(self._comes, job.job, at, come=sign > 0)
+
+    def _comes_late(self, job: JobView) -> None:
+        """Note that a job has come a slice ago and not run yet, or that this was not for trials."""
+        ends = job.waiting_since + LATE_SLICES * self.rules.slice_ns
+        late = self._late.setdefault(job.pin, {})
+        if self._now < ends:
+            late[job.job] = None
+            self._comes.put(job.job, ends)
+        else:
+            late.pop(job.job, None)
+
+    def _rest(self, old: JobView | None, new: JobView | None) -> None:
+        """Take over until when a job is to be let be."""
+        was = (old.trial_after, old.move_after) if old is not None else (0, 0)
+        job = new if new is not None else old
+        ends = (new.trial_after, new.move_after) if new is not None else (0, 0)
+        assert job is not None
+        for times, before, at in zip((self._trials, self._moves), was, ends, strict=True):
+            if at != before and at > self._now:
+                times.put(job.job, at)
+            elif at != before:
+                times.drop(job.job)
+
+    def rests(self) -> Iterator[Instant]:
+        """Yield until when some job is to be let be, and when one that has come is late."""
+        for times in (self._trials, self._moves, self._comes):
+            times.pass_by(self._now)
+            first = times.first()
+            if first is not None:
+                yield Instant(first)
+
+    # --- which jobs are one -----------------------------------------------------------------------
+
+    def _pack(self, shared: dict[str, None]) -> dict[str, None]:
+        """Make the packs again of these jobs, and of all that share with them; return whom."""
+        near, more = dict[str, None](), [*shared]
+        while more:
+            name = more.pop()
+            if name not in near:
+                near[name] = None
+                job = self._jobs.get(name)
+                more += (*(job.partners if job is not None else ()), *self._names.get(name, ()))
+        for name in near:
+            for each in self.packs.pop(name, ()):
+                self._leads.pop(each.job, None)
+            self.calm.pop(name, None)
+            self.hurting.pop(name, None)
+        jobs = [self._jobs[name] for name in near if name in self._jobs]
+        for leads, members in _packs(sorted(jobs, key=lambda job: job.sequence)).items():
+            self.packs[leads] = members
+            self._leads.update((each.job, leads) for each in members)
+            if all(each.phase is Phase.RUNNING and not each.trial for each in members):
+                self.calm[leads] = members
+                if _hurt(members, self.rules):
+                    slices = Instant(max(each.since for each in members) + self.rules.slice_ns)
+                    self.hurting[leads] = members, slices
+        return near
+
+    def _pair(self, paired: dict[str, None]) -> dict[str, None]:
+        """Find again whom these jobs follow, or are followed by; return whose unit may change."""
+        stale = dict[str, None]()
+        over = [*self._parting.pop(self._now)]
+        for name in (*paired, *over):
+            first = self._pairs.get(name)
+            if first is not None:
+                guest = self._apart.pop(first)
+                self._joins.pop(first, None)
+                self._parting.drop(first)
+                for each in (first, guest.job):
+                    del self._pairs[each]
+                    stale[each] = None
+        for name in paired:
+            job = self._jobs.get(name)
+            other = self._jobs.get(job.mate) if job is not None else None
+            if job is None or other is None or name in self._pairs:
+                continue
+            couple = _couple(job, other, self._now, self.rules)
+            if couple is not None:
+                leads, guest = couple
+                self._apart[leads.job] = guest
+                self._pairs.update({leads.job: leads.job, guest.job: leads.job})
+                stale.update({leads.job: None, guest.job: None})
+                if leads.phase is Phase.RUNNING:
+                    self._joins[leads.job] = guest
+                    self._parting.put(leads.job, leads.since + self.rules.slice_ns // 2)
+        return stale
+
+    # --- how they are seen ------------------------------------------------------------------------
+
+    def _unit(self, name: str) -> tuple[JobView, JobView] | None:
+        """Return a unit, and as it is seen by those that plan turns; None: it is part of another.
+
+        Packs that may yield are like jobs to them.
+        """
+        job, members = self._jobs.get(name), self.packs.get(name)
+        hidden = name in self._leads if members is None else False
+        if job is None or hidden or self._pairs.get(name, name) != name:
+            return None
+        most, minds = self._most.get(job.pin, -inf), self._minds.setdefault(job.pin, {})
+        minds.pop(name, None)
+        yields, pairs = False, name in self._apart
+        if members is not None:
+            job, calm, turns = _folded(job, members)
+            yields = calm and (turns or most > job.spec.priority)
+            pairs = pairs or _mates(members)
+            if not turns:
+                minds[name] = None
+        elif job.trial:
+            minds[name] = None
+            if most <= job.spec.priority:
+                # What is tried is not disturbed by who may wait.
+                job = replace(job, can=tuple(each for each in job.can if each != "release"))
+        if job.mate_milli and not pairs:
+            job = replace(job, mate_milli=0)
+        return job, replace(job, partners=()) if yields else job
+
+    def _show(self, units: dict[str, tuple[JobView, JobView] | None]) -> None:
+        """Have units seen like this."""
+        for name, unit in units.items():
+            old = self._shown.get(name)
+            if old == unit:
+                continue
+            before, now = old[1] if old is not None else None, None
+            if old is not None:
+                self.known.count(old[0], -1)
+                del self._shown[name]
+            if unit is not None:
+                self.known.count(unit[0], 1)
+                self._shown[name], now = unit, unit[1]
+            first = self.changes[name][0] if name in self.changes else before
+            self.changes[name] = first, now
+
+    def lessen(self, less: dict[str, JobView]) -> None:
+        """Have some jobs seen smaller in this plan."""
+        self._show({name: (job, job) for name, job in less.items()})
+        self._lessened.update(dict.fromkeys(less))
+
+    def restore(self, jobs: dict[str, JobView]) -> None:
+        """Have jobs be known as they are again, for the rest of a plan."""
+        for name, job in jobs.items():
+            smaller, seen = self._shown[name]
+            self.known.count(smaller, -1)
+            self.known.count(job, 1)
+            self._shown[name] = job, seen  # As those that plan turns see it until the next plan.
+
+    def unfold(self, plan: Plan) -> Plan:
+        """Return a plan of packs as one of jobs: who leads leaves with all that are beside it."""
+        actions: list[Action] = []
+        for action in plan.actions:
+            actions.append(action)
+            if isinstance(action, Suspend):
+                actions += [
+                    Suspend(each.job, action.why, action.owed)
+                    for each in self.packs.get(action.job, ())
+                    if each.job != action.job and each.phase is Phase.RUNNING
+                ]
+        gone = {each.job for each in actions}
+        joins = [
+            (self._jobs[name].sequence, guest.sequence, name)
+            for name, guest in self._joins.items()
+            if name not in gone
+        ]
+        for *_, name in sorted(joins, key=lambda each: min(each[:2])):
+            actions.append(Pack(self._joins[name].job, name, Reason.BEST_PACKING))
+        return replace(plan, actions=tuple(actions)) if actions else plan
+
+
+def weight(job: JobView) -> float:
+    """Return for how many times as long as one alone a pack is to have its GPUs.
+
+    Two that make 1.6 times what one makes alone have them for 1.25 times as long: each of them then
+    makes as much as who takes turns alone.
+    """
+    return 2 * MILLI / job.mate_milli
+
+
+def _packs(some: Iterable[JobView]) -> dict[str, Members]:
+    jobs = {
+        job.job: job for job in some if job.partners and job.phase in HOLDING and not job.borrows
+    }
+    packs, seen = dict[str, Members](), set[str]()
+    for name in jobs:
+        if name in seen:
+            continue
+        found, more = dict[str, None](), [name]
+        while more:
+            each = more.pop()
+            if each not in found:
+                found[each] = None
+                more += [other for other in jobs[each].partners if other in jobs]
+        seen.update(found)
+        members = sorted((jobs[each] for each in found), key=lambda job: job.sequence)
+        if len(members) > 1:
+            leads = min(members, key=lambda job: (_LEADS.index(job.phase), -job.gpus))
+            packs[leads.job] = tuple(members)
+    return packs
+
+
+def _couple(
+    job: JobView, other: JobView, now: Instant, rules: Rules
+) -> tuple[JobView, JobView] | None:
+    """Return which of two stands, after the other, and goes on as soon as that one does."""
+    able = [not (each.partners or each.borrows) and each.phase in _APART for each in (job, other)]
+    if other.mate != job.job or not all(able):
+        return None
+    leads, guest = (other, job) if _after(job, other) else (job, other)
+    follows = guest.phase is Phase.AWAY and _together(leads, guest, now, rules)
+    return (leads, guest) if follows else None
+
+
+def _after(job: JobView, other: JobView) -> bool:
+    """Return whether a job follows the other: who stands follows, else who came later."""
+    stands = job.phase is Phase.AWAY, other.phase is Phase.AWAY
+    return stands[0] if stands[0] is not stands[1] else job.sequence > other.sequence
+
+
+def _together(leads: JobView, guest: JobView, now: Instant, rules: Rules) -> bool:
+    if (leads.gpus, leads.spec.priority) != (guest.gpus, guest.spec.priority):
+        return False
+    if not on_them(guest, leads) or leads.trial or guest.trial:
+        return False
+    # It was to follow at once. What keeps it from that may last: then it has turns of its own.
+    return leads.phase is not Phase.RUNNING or now - leads.since < rules.slice_ns // 2
+
+
+def _mates(members: Sequence[JobView]) -> bool:
+    """Return whether a pack is of two that are known to go well together."""
+    return len(members) == 2 and members[0].mate == members[1].job
+
+
+def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, bool]:
+    """Return a pack as a job, whether all of it does what that job does, and if it takes turns.
+
+    One that is tried, or was made by a tenant, yields to higher priorities, and to who is late.
+    """
+    members = [each for each in members if each.phase is not Phase.STOPPING or each is leads]
+    priority = max(each.spec.priority for each in members)
+    spec = leads.spec
+    if priority != spec.priority:
+        spec = replace(spec, priority=priority)
+    able = tuple(each for each in leads.can if all(each in other.can for other in members))
+    calm = all(each.phase is leads.phase for each in members)
+    turns = _mates(members) and not any(each.trial for each in members)
+    return replace(leads, spec=spec, can=able), calm, turns
+
+
+def _hurt(members: Members, rules: Rules) -> bool:
+    """Return whether jobs on the same GPUs make less than they would in turns, as far as known.
+
+    If they make far more or less than when it was measured that they go well together, one of them
+    is in another phase. What it makes alone now is not known, and the sum says nothing.
+    """
+    total = 0
+    for job in members:
+        alone = dict(job.rates).get(job.workers, 0)
+        if not alone or not job.rate_milli:
+            return False
+        total += MILLI * job.rate_milli // alone
+    if total < min(turns_give(job, rules) for job in members) - WORSE:
+        return True
+    return _mates(members) and abs(total - members[0].mate_milli) > OTHERWISE

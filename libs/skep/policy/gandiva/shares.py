@@ -1,0 +1,135 @@
+"""What jobs that take turns are owed: shares of the GPUs by weight, and an account of each job.
+
+A job's share is the part of the time for which it should have its GPUs. Higher priorities come
+first; within one, shares are as the weights, but nobody's is above 1, and together they come to
+what there is (water-filling). The account says for how long a job should have run longer than it
+has. It counts when ranks really began and really stopped, so what a job runs on until its
+mini-batch is over shortens its next turn by as much, and who had to wait for that loses nothing
+(Gandiva, section 4.1: the scheduler keeps track of this delay and adjusts the interval).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+
+from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.units import Instant
+
+Weigh = Callable[[JobView], float]
+
+OWED_SLICES_MAX = 2
+"""An account is never beyond so many slices, either way: who has had idle GPUs for a day does not
+pay for it when others come, and who could not be placed does not keep others waiting as long."""
+
+
+def may_yield(job: JobView) -> bool:
+    """Return whether a job can be suspended for others: it runs, alone, and can give its GPUs."""
+    runs = job.phase is Phase.RUNNING and not job.borrows and not job.partners
+    return runs and "release" in job.can
+
+
+Kind = tuple[str, int, float]
+"""What a job's share depends on: its pin, its priority, and its weight."""
+
+
+def kind_of(job: JobView, weigh: Weigh) -> Kind:
+    """Return of what kind a job is, as far as its share goes."""
+    return job.spec.resources.pinned, job.spec.priority, weigh(job)
+
+
+def shares(view: VcView, weigh: Weigh) -> dict[str, float]:
+    """Return by job for what part of the time it should have its GPUs."""
+    fixed, turning, gpus = dict[str, int](), dict[Kind, int](), view.gpus_for()
+    jobs = [job for job in view.jobs if not job.borrows and job.pin in gpus]
+    for job in jobs:
+        if is_fixed(job):
+            fixed[job.pin] = fixed.get(job.pin, 0) + job.gpus
+        else:
+            kind = kind_of(job, weigh)
+            turning[kind] = turning.get(kind, 0) + job.gpus
+    found = divide(gpus, fixed, turning)
+    return {job.job: 1.0 if is_fixed(job) else found[kind_of(job, weigh)] for job in jobs}
+
+
+def divide(
+    gpus: Mapping[str, int], fixed: Mapping[str, int], turning: Mapping[Kind, int]
+) -> dict[Kind, float]:
+    """Return the share of each kind of job, of `gpus` by pin.
+
+    `fixed` is what is nobody else's, `turning` what jobs of each kind ask for: GPUs.
+    """
+    found: dict[Kind, float] = {}
+    kinds = sorted(turning, key=lambda kind: (-kind[1], -kind[2]))
+    for pin, whole in gpus.items():
+        left = float(whole - fixed.get(pin, 0))
+        mine = [kind for kind in kinds if kind[0] == pin]
+        for _, level in groupby(mine, key=lambda kind: kind[1]):
+            left = _fill({kind: turning[kind] for kind in level}, max(left, 0.0), found)
+    return found
+
+
+def is_fixed(job: JobView) -> bool:
+    """Return whether a job has its GPUs until its end, or its tenant's word."""
+    if job.phase is Phase.RUNNING:
+        return not may_yield(job)
+    return job.phase is Phase.SUSPENDED
+
+
+def _fill(kinds: Mapping[Kind, int], gpus: float, found: dict[Kind, float]) -> float:
+    """Divide GPUs among jobs by weight, none above 1; return what is left over."""
+    weight = sum(kind[2] * wanted for kind, wanted in kinds.items())
+    for kind, wanted in kinds.items():
+        # The heaviest first: once one is below 1, so are all after it, at the same level.
+        level = gpus / weight if weight > 0 else 0.0
+        share = found[kind] = min(1.0, level * kind[2])
+        weight -= kind[2] * wanted
+        gpus -= share * wanted
+    return max(gpus, 0.0)
+
+
+def begun(job: JobView) -> Instant:
+    """Return since when a job's account counts."""
+    return job.owed_at or job.waiting_since
+
+
+def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
+    """Return for how long a job should have run longer by now, in nanoseconds.
+
+    It counts from when its policy last suspended it, and goes on with what was noted then.
+    """
+    most = OWED_SLICES_MAX * slice_ns
+    first = begun(job)
+    since, before = max(job.since, first), job.owed
+    if job.owed_at and job.since >= first:
+        before += round(share * (since - first)) - (job.served - job.owed_ran)
+    elif not job.owed_at:
+        before = round(share * (since - first))
+    rest = max(now - since, 0)
+    after = max(-most, min(before, most)) + round(share * rest)
+    if job.phase is Phase.RUNNING:
+        after -= rest
+    return max(-most, min(after, most))
+
+
+def height(view: VcView) -> int:
+    """Return the height of the VC: the most jobs that any GPU of a server is allocated to.
+
+    That is the ceiling of allocated GPUs by GPUs (Gandiva, section 4.2), suspended jobs included.
+    """
+    return max((-(-gpus // size) for _, gpus, size in loads(view)), default=0)
+
+
+def loads(view: VcView) -> list[tuple[str, int, int]]:
+    """Return for each node the GPUs allocated there, suspended jobs included, and what it has.
+
+    What it has is what is free for the VC's jobs there and what they hold.
+    """
+    size = {node.node: node.free + sum(gpus for _, gpus in node.pins) for node in view.nodes}
+    taken = dict.fromkeys(size, 0)
+    for job in view.jobs:
+        for node, gpus in job.nodes if not job.borrows else ():
+            if node in size:
+                taken[node] += gpus
+                size[node] += gpus if job.phase in HOLDING else 0
+    return [(node, taken[node], max(size[node], 1)) for node in size]

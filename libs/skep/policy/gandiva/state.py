@@ -1,0 +1,216 @@
+"""What the introspective mode asks for of a VC's jobs, kept from one view to the next.
+
+Each of its parts has a question of its own: who waits, who has grown, which gangs are scattered. To
+ask all jobs at every plan costs more than to keep the answers where jobs change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from skep.policy.capacity import Room
+from skep.policy.gandiva.pack_candidates import Couples
+from skep.policy.gandiva.rules import Rules, movable
+from skep.policy.incremental import Times, add, due, keep
+from skep.policy.preempt import QUEUED
+from skep.policy.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.units import Instant, after
+from skep.wire.reasons import Reason
+
+UNUSED = 20
+"""Thousandths of its GPUs' time below which a job does not use them."""
+
+
+class Known:
+    """The jobs of a VC, each pack as one, and what is asked of them."""
+
+    def __init__(self, rules: Rules) -> None:
+        """Know of nobody."""
+        self.now = Instant(0)
+        self.jobs: dict[str, JobView] = {}
+        self.waiting: dict[str, JobView] = {}
+        """Who has no GPUs and wants some."""
+        self.wanted: dict[str, int] = {}
+        """By pin: the GPUs that those want."""
+        self.asked: dict[str, int] = {}
+        """By pin: GPUs that jobs have or want, but for those that leave them."""
+        self.grown: dict[str, JobView] = {}
+        self.growing: dict[str, JobView] = {}
+        """Who could try more workers."""
+        self.scattered: dict[str, JobView] = {}
+        """Gangs on several nodes that can be moved, of which it is known what that costs them."""
+        self.couples = Couples()
+        self._rules = rules
+        self._kept: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+        self._lines: dict[str, int] = {}
+        self._sizes: dict[str, dict[int, int]] = {}
+        """By node: how many units are there, suspended ones included, by their GPUs there."""
+        self._fresh: dict[str, dict[int, int]] = {}
+        """By pin: how many wait that have been nowhere, by their GPUs."""
+        self._hangs: dict[str, Times] = {}
+        """By pin: when those will not deserve their GPUs any more that make nothing of them."""
+        self._hung: dict[str, Reason] = {}
+
+    def count(self, job: JobView, sign: int) -> None:
+        """Take a job in (1), or out as it was (-1)."""
+        come = sign > 0
+        keep(self.jobs, job, come)
+        if job.borrows:
+            return
+        holds = job.phase in HOLDING
+        if job.phase is not Phase.STOPPING:
+            add(self.asked, job.pin, sign * job.gpus)
+            if holds:
+                add(self._kept, job.pin, sign * job.gpus)
+        for node, gpus in job.nodes:
+            add(self._taken, node, sign * gpus)
+            add(self._sizes.setdefault(node, {}), gpus, sign)
+            if holds:
+                add(self._held, node, sign * gpus)
+        if job.phase in QUEUED:
+            keep(self.waiting, job, come)
+            add(self.wanted, job.pin, sign * job.gpus)
+            add(self._lines, job.pin, sign)
+            if not job.nodes:
+                add(self._fresh.setdefault(job.pin, {}), job.gpus, sign)
+        elif job.phase is Phase.RUNNING:
+            self._runs(job, come)
+        self.couples.count(job, come, self.now)
+
+    def _runs(self, job: JobView, come: bool) -> None:
+        if _elastic(job):
+            if _has_grown(job):
+                keep(self.grown, job, come)
+            if movable(job, "resize") and job.rate_milli > 0 and len(job.nodes) == 1:
+                keep(self.growing, job, come)
+        if len(job.nodes) > 1 and job.slowdown and job.rate_milli and movable(job):
+            keep(self.scattered, job, come)
+        known = _hangs(job, self._rules) if movable(job, "release") else None
+        if known is not None:
+            due(self._hangs.setdefault(job.pin, Times()), job.job, known[1], come)
+            self._hung.pop(job.job, None)
+
+    def follow(self, now: Instant) -> None:
+        """Take over what time it is."""
+        self.now = now
+        self.couples.follow(now)
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def pins(self, apart: Iterable[str]) -> list[str]:
+        """Return for GPUs of which pins jobs wait, but of those `apart`."""
+        lines = {**self._lines}
+        for name in apart:
+            if name in self.waiting:
+                add(lines, self.waiting[name].pin, -1)
+        return list(lines)
+
+    def hung(
+        self, pins: Collection[str], apart: Collection[str]
+    ) -> tuple[list[tuple[JobView, Reason]], Instant | None]:
+        """Return who does not deserve its GPUs, and why, and when the next will not.
+
+        But those `apart`, in the order of arrival.
+        """
+        looks = []
+        for pin in pins:
+            times = self._hangs.get(pin)
+            if times is None:
+                continue
+            for name in times.pop(self.now):
+                told = _hangs(self.jobs[name], self._rules)
+                assert told is not None, name
+                self._hung[name] = told[0]
+            looks.append(times.first(apart))
+        found = [
+            (self.jobs[name], why)
+            for name, why in self._hung.items()
+            if name not in apart and self.jobs[name].pin in pins
+        ]
+        found.sort(key=lambda each: each[0].sequence)
+        soonest = min((at for at in looks if at is not None), default=None)
+        return found, None if soonest is None else Instant(soonest)
+
+    def over(self, view: VcView) -> dict[str, int]:
+        """Return by pin how many GPUs the VC's jobs have or want beyond those that there are."""
+        over = {pin: -gpus for pin, gpus in view.gpus_for().items()}
+        for pin, gpus in self.asked.items():
+            over[pin] = over.get(pin, 0) + gpus
+        return over
+
+    def crowded(self, view: VcView) -> dict[str, int]:
+        """Return by node how many GPUs are allocated there beyond those that it has."""
+        found = {}
+        for node in view.nodes:
+            taken = self._taken.get(node.node, 0)
+            size = max(self.size(node), 1)
+            if taken > size:
+                found[node.node] = taken - size
+        return found
+
+    def size(self, node: NodeView) -> int:
+        """Return how many GPUs a node has for the VC: what is free, and what its jobs hold."""
+        free = node.free + sum(gpus for _, gpus in node.pins)
+        return free + self._held.get(node.node, 0)
+
+    @property
+    def comes(self) -> bool:
+        """Return whether somebody waits who has been nowhere."""
+        return any(self._fresh.values())
+
+    def spare(self, node: NodeView, unit: JobView) -> int:
+        """Return how many GPUs of a node nobody asks for while a unit has its own there.
+
+        What needs more of the node than the unit leaves, such as a gang of all of it, stands then
+        in any case. Below 0: as many are missing.
+        """
+        size = self.size(node)
+        left = size - unit.gpus
+        there, comes = self._sizes.get(node.node, {}), self._fresh.get(unit.pin, {})
+        wanted = sum(gpus * many for gpus, many in there.items() if gpus <= left)
+        # Who has no nodes yet, and needs several, may have what is left here.
+        wanted += sum(gpus * many for gpus, many in comes.items() if gpus <= left or gpus > size)
+        return left - wanted + (unit.gpus if unit.gpus <= left else 0)
+
+    def room(self, view: VcView, *, stopping: bool = False) -> Room:
+        """Return what is left while all keep what they have; `stopping`: but for who leaves it."""
+        leaving = (
+            [job for job in self.jobs.values() if job.phase is Phase.STOPPING and not job.borrows]
+            if stopping
+            else ()
+        )
+        return Room.after(view, leaving, self._kept)
+
+
+def arrived(jobs: dict[str, JobView]) -> list[JobView]:
+    """Return jobs in the order of arrival."""
+    return sorted(jobs.values(), key=lambda job: job.sequence)
+
+
+def _elastic(job: JobView) -> bool:
+    elastic = job.spec.elastic
+    return elastic is not None and elastic.min <= job.workers <= elastic.max
+
+
+def _has_grown(job: JobView) -> bool:
+    """Return whether a job has more workers than it asked for, and can give them back."""
+    more = job.workers > job.spec.resources.workers and "resize" in job.can
+    return more and len(job.nodes) == 1 and not job.partners
+
+
+def _hangs(job: JobView, rules: Rules) -> tuple[Reason, Instant] | None:
+    """Return why a job will not deserve its GPUs, and when, if all stays so; None: it does.
+
+    What is told of a job was so when it was told last, and has been since, or it would be told
+    again.
+    """
+    since = max(job.since, job.steps_at)
+    if not job.steps or not job.steps_at:
+        return None
+    if rules.stalled and not job.rate_milli:
+        return Reason.NO_PROGRESS, after(since, rules.stalled)
+    if rules.idle and 0 <= job.utilisation < UNUSED:
+        return Reason.GPUS_UNUSED, after(since, rules.idle)
+    return None

@@ -1,0 +1,134 @@
+"""The schedulers that GENIE is compared with: by expected completion, and by kind of model.
+
+When a job is expected to be complete is what its owner counts on (GENIE, equation 9): `factor`
+times its run time after it was submitted. GENIE's urgent and prior users are higher priorities.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skep.policy.api import Policy
+from skep.policy.parts import Key, Queued, arrived, known, once, portions, queued
+from skep.policy.plan import Plan, Turn, Withheld
+from skep.policy.view import HOLDING, JobView, VcView
+from skep.wire.reasons import Reason
+
+
+class MinMin(Queued, frozen=True):
+    """The earliest expected completion first."""
+
+    name: ClassVar[str] = "min-min"
+    source: ClassVar[str] = "GENIE, section 7.1 (Min-Min scheduler)"
+    factor: float = 2
+
+    def __post_init__(self) -> None:
+        """Refuse a factor that is none."""
+        _positive(self.factor)
+
+    def key(self, view: VcView) -> Key:
+        """Return when the job is expected to be complete."""
+        return lambda job: known(completion(job, self.factor))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.EARLIEST_COMPLETION
+
+
+class WeightedFair(Queued, frozen=True):
+    """The lowest weighted mean of arrival and expected completion first."""
+
+    name: ClassVar[str] = "weighted-fair"
+    source: ClassVar[str] = "GENIE, section 7.1 (weighted fair scheduler)"
+    factor: float = 2
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a weight or a factor that is none."""
+        _positive(self.factor)
+        if not 0 <= self.weight <= 1:
+            reason = f"weight is the part that the arrival has, 0 to 1: not {self.weight}"
+            raise ValueError(reason)
+
+    def key(self, view: VcView) -> Key:
+        """Return the mean."""
+        return lambda job: known(self._mean(job))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.LOWEST_WEIGHTED_AGE
+
+    def _mean(self, job: JobView) -> int | None:
+        complete = completion(job, self.factor)
+        if complete is None:
+            return None
+        weight = round(self.weight * 1000)
+        return (weight * job.submitted_at + (1000 - weight) * complete) // 1000
+
+
+class ModelCapacity(Policy, frozen=True):
+    """Each kind of model (`size.family`) has its part of the GPUs, and nothing but it.
+
+    `shares` are pairs of a family and its weight; without them, the families that have jobs have
+    equal parts. Within its part a family is served in order of arrival. "Each model type can only
+    access its own allocated resources": a job that is larger than all of them never runs, also
+    where the rest of the cluster is empty. It is told so, and holds up nobody behind it.
+    """
+
+    name: ClassVar[str] = "capacity-per-model"
+    source: ClassVar[str] = "GENIE, section 7.1 (capacity scheduler)"
+    shares: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse weights that are not positive."""
+        if any(weight <= 0 for _, weight in self.shares):
+            reason = "a family's weight is more than 0; leave out a family that is to have nothing"
+            raise ValueError(reason)
+        once("shares", (kind for kind, _ in self.shares))
+
+    def plan(self, view: VcView) -> Plan:
+        """Return turns within each family's part, and holds for what is beyond."""
+        parts = self._parts(view)
+        left = dict(parts)
+        for job in view.jobs:
+            if job.phase in HOLDING and not job.borrows:
+                left[family(job)] = left.get(family(job), 0) - job.gpus
+        turns, holds = [], []
+        blocked: set[str] = set()
+        for job in arrived(queued(view)):
+            kind = family(job)
+            part = parts.get(kind, 0)
+            if job.gpus > part:
+                needs = f"{job.gpus} GPUs, and {part} are for {kind!r}"
+                holds.append(Withheld(job.job, Reason.LARGER_THAN_SHARE, needs))
+            elif kind in blocked or job.gpus > left.get(kind, 0):
+                blocked.add(kind)
+                holds.append(
+                    Withheld(job.job, Reason.SHARE_USED_UP, f"{job.gpus} GPUs for {kind!r}")
+                )
+            else:
+                left[kind] -= job.gpus
+                turns.append(Turn(job.job, Reason.ARRIVAL))
+        return Plan(turns=tuple(turns), strict=False, holds=tuple(holds))
+
+    def _parts(self, view: VcView) -> dict[str, int]:
+        shares = dict(self.shares) or dict.fromkeys(sorted({family(job) for job in view.jobs}), 1.0)
+        return portions(view.gpus, shares)
+
+
+def _positive(factor: float) -> None:
+    if factor < 0:
+        reason = f"factor is a multiple of a job's run time, 0 or more: not {factor}"
+        raise ValueError(reason)
+
+
+def completion(job: JobView, factor: float) -> int | None:
+    """Return when a job's owner counts on its end; None if nobody knows how long it takes."""
+    if job.expected is None:
+        return None
+    return job.submitted_at + round(job.expected * factor)
+
+
+def family(job: JobView) -> str:
+    """Return what kind of model a job trains; empty if it does not say."""
+    return job.spec.size.family or ""

@@ -1,0 +1,87 @@
+"""Dominant resource fairness: the next job is that of whoever has the least."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skep.policy.api import Policy
+from skep.policy.parts import arrived, queued
+from skep.policy.plan import Plan, Turn
+from skep.policy.view import HOLDING, JobView, VcView
+from skep.wire.reasons import Reason
+
+Amounts = tuple[int, int, int]
+"""GPUs, processors, bytes of memory."""
+
+
+class Drf(Policy, frozen=True):
+    """Whoever has the lowest dominant share gets his next job; nobody is preempted.
+
+    A dominant share is the largest of the parts that somebody has of the VC's GPUs, processors and
+    memory. Jobs with the same label `by` are somebody's; one without it is its own.
+    """
+
+    name: ClassVar[str] = "drf"
+    source: ClassVar[str] = "Dominant Resource Fairness (NSDI 2011), algorithm 1; DL², section 6.1"
+    by: str = "user"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse no label."""
+        if not self.by:
+            reason = "by names the label that tells whose a job is: it is empty"
+            raise ValueError(reason)
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True: processors and memory are the nodes'."""
+        return True
+
+    def plan(self, view: VcView) -> Plan:
+        """Return the turns by progressive filling."""
+        totals = _totals(view)
+        has: dict[str, Amounts] = {}
+        for job in view.jobs:
+            if job.phase in HOLDING and not job.borrows:
+                _give(has, self._whose(job), job)
+        lines: dict[str, list[JobView]] = {}
+        for job in arrived(queued(view)):
+            lines.setdefault(self._whose(job), []).append(job)
+        turns = []
+        while lines:
+            least = min(lines, key=lambda who: (_share(has, who, totals), lines[who][0].sequence))
+            job = lines[least].pop(0)
+            if not lines[least]:
+                del lines[least]
+            _give(has, least, job)
+            turns.append(Turn(job.job, Reason.LOWEST_SHARE))
+        return Plan(turns=tuple(turns), strict=self.strict)
+
+    def _whose(self, job: JobView) -> str:
+        return job.spec.labels.get(self.by, f"job {job.job}")
+
+
+def amounts(job: JobView) -> Amounts:
+    """Return what a whole gang takes."""
+    wants = job.spec.resources
+    memory = wants.memory if isinstance(wants.memory, int) else 0
+    return job.gpus, wants.cpus * job.workers, memory * job.workers
+
+
+def _totals(view: VcView) -> Amounts:
+    return (
+        view.gpus,
+        sum(node.cpus for node in view.nodes),
+        sum(node.memory for node in view.nodes),
+    )
+
+
+def _give(has: dict[str, Amounts], who: str, job: JobView) -> None:
+    gpus, cpus, memory = has.get(who, (0, 0, 0))
+    more = amounts(job)
+    has[who] = (gpus + more[0], cpus + more[1], memory + more[2])
+
+
+def _share(has: dict[str, Amounts], who: str, totals: Amounts) -> float:
+    mine = has.get(who, (0, 0, 0))
+    return max(part / whole if whole else 0.0 for part, whole in zip(mine, totals, strict=True))

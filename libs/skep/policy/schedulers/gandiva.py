@@ -1,0 +1,584 @@
+"""Gandiva's reactive mode: every job gets nodes at once, if need be in turns with others.
+
+A node's affinity is the size of the jobs on it. Jobs of one size share nodes, and where more of
+them have come than the nodes hold, they take turns by being suspended: a gang as one, whichever
+nodes it is on, so all its ranks are in the same slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from skep.policy.api import Planner, Policy
+from skep.policy.capacity import Bound, Place, Price, clear_cheapest, make_room_at
+from skep.policy.gandiva.deficits import Books, is_home
+from skep.policy.gandiva.improve import improve
+from skep.policy.gandiva.packs import Units, weight
+from skep.policy.gandiva.rules import Rules
+from skep.policy.gandiva.shares import OWED_SLICES_MAX
+from skep.policy.incremental import NEVER, Change
+from skep.policy.parts import once, span
+from skep.policy.plan import Plan, Suspend, Turn
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import NS_PER_SECOND, Duration, Instant, seconds
+from skep.wire.reasons import Reason
+
+SWAP_AT = 0.5
+"""Parts of a slice by which who waits must be owed more than who runs, for them to change places.
+Two jobs on one GPU then change at every slice."""
+LOOK_PARTS = 4
+"""Into so many parts a slice is divided by looking again, where nothing says when."""
+LOOKS_MAX = 240
+"""No more often in a slice it is looked when somebody will be owed enough."""
+SIZE_COSTS = 10**6
+"""What it counts to suspend a job of another size: more than any load or account."""
+
+
+class Gandiva(Policy, frozen=True):
+    """Algorithm 1, and weighted round robin in slices of `slice_s` where there are too many jobs.
+
+    Only jobs that can give their GPUs back while they are suspended take turns: the others keep
+    them to their end. A job that has never run comes first, and does so within one slice: early
+    feedback is the aim. Only who is owed two slices comes before it, so that new jobs starve
+    nobody. A job stands back for a slice at least, and is not suspended before it has run for one,
+    except for a higher priority, which takes from lower ones at once, and never the other way.
+
+    `weights` are pairs of a value of the label `label` and a number: jobs with that label have GPUs
+    for so many times as long as those without, which count 1.
+
+    A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
+    full of higher priorities, if it can migrate. The paper queues a job of a size that no
+    over-subscribed node has; here it takes turns with others after a slice, so that it ends some
+    day. With `introspect` packs, moves and growth are tried beside the turns:
+    docs/explanation/introspection.md has that and its options.
+    """
+
+    name: ClassVar[str] = "gandiva"
+    source: ClassVar[str] = (
+        "Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (turns, `introspect`), 4.1 (60 s slices)"
+    )
+    slice_s: float = 60
+    weights: tuple[tuple[str, float], ...] = ()
+    label: str = "user"
+    introspect: bool = False
+    grow_after_s: float = 60
+    defrag_free: float = 0.75
+    stalled_s: float = 600
+    idle_s: float = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a slice that is too short, and weights that are not positive."""
+        span("slice_s", self.slice_s, "seconds")
+        if any(weight <= 0 for _, weight in self.weights):
+            reason = "a weight is more than 0"
+            raise ValueError(reason)
+        once("weights", (name for name, _ in self.weights))
+        if not self.label:
+            reason = "label names the label that tells a job's weight: it is empty"
+            raise ValueError(reason)
+        if not 0 < self.defrag_free <= 1:
+            reason = f"defrag_free is a part of a server's GPUs, above 0: not {self.defrag_free}"
+            raise ValueError(reason)
+        for option in ("grow_after_s", "stalled_s", "idle_s"):
+            if getattr(self, option) < 0:
+                reason = f"{option} is seconds, 0 or more"
+                raise ValueError(reason)
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return `introspect`."""
+        return self.introspect
+
+    def plan(self, view: VcView) -> Plan:
+        """Return a turn for each job with nodes, and who is suspended for those without."""
+        return self._kept()(view)
+
+    def planner(self) -> Planner:
+        """Return what plans the same, and keeps its books from one view to the next."""
+        kept = self._kept()
+
+        def plan(view: VcView) -> Plan:
+            nonlocal kept
+            try:
+                return kept(view)
+            except Exception:
+                kept = self._kept()  # What was kept may be half changed.
+                raise
+
+        return plan
+
+    def _kept(self) -> Planner:
+        swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
+        books = Books(self.weigh, self.slice_ns, swap, soon)
+        if not self.introspect:
+            return lambda view: self._react(view, books, None)
+        units = Units(self._rules())
+        return lambda view: improve(
+            view, units, lambda seen, known: self._react(seen, books, known)
+        )
+
+    def _rules(self) -> Rules:
+        return Rules(
+            Duration(self.slice_ns),
+            grow_after=seconds(self.grow_after_s),
+            defrag_free=self.defrag_free,
+            stalled=seconds(self.stalled_s),
+            idle=seconds(self.idle_s),
+        )
+
+    def _react(self, view: VcView, books: Books, known: Sequence[Change] | None) -> Plan:
+        books.bring_up(view, known)
+        while True:
+            turns = _Turns(self, view, books)
+            plan = turns.plan()
+            if not turns.missed:
+                return plan
+            books.wake(turns.missed)
+
+    @property
+    def slice_ns(self) -> int:
+        """Return the time slice, in nanoseconds."""
+        return round(self.slice_s * NS_PER_SECOND)
+
+    def weigh(self, job: JobView) -> float:
+        """Return a job's weight."""
+        if not self.weights and not self.introspect:
+            return 1.0
+        value = job.spec.labels.get(self.label)
+        told = next((weight for name, weight in self.weights if name == value), 1.0)
+        return told * weight(job) if self.introspect and job.mate_milli else told
+
+
+class _Turns:
+    """One plan in the making: who waits, in order, and what room is left.
+
+    GPUs of jobs that are being stopped count as free, so a plan that is being carried out stays
+    what it is. Suspended jobs that the books let be are left out of it.
+    """
+
+    def __init__(self, policy: Gandiva, view: VcView, books: Books) -> None:
+        self._view, self._now, self._slice = view, view.now, policy.slice_ns
+        self._books = books
+        self._swap = round(SWAP_AT * self._slice)
+        self._most = OWED_SLICES_MAX * self._slice
+        self._room = books.room()
+        self._leaving = {name for job in books.stopping.values() for name, _ in job.nodes}
+        self._sizes = {**books.sizes}
+        self._busy: dict[str, set[int]] = {}
+        self._turns: list[Turn] = []
+        self._actions: list[Suspend] = []
+        self._gone: set[str] = set()
+        self._cleared: dict[str, None] = {}
+        """Nodes that somebody is to leave by this plan."""
+        self._kept: dict[str, str] = {}
+        """By node: the gang on several nodes that starves, and is next there."""
+        self.missed: dict[str, None] = {}
+        """Who was let be, and has to be looked at after all: then the plan is to be made again."""
+
+    def plan(self) -> Plan:
+        """Give free GPUs away, then those of jobs whose slice is over: by priority."""
+        books = self._books
+        line = [*books.loose.values(), *(books.waiting[name] for name in books.awake)]
+        levels: dict[int, list[JobView]] = {key[0]: [] for key in books.movers}
+        for job in sorted(line, key=self._rank):
+            levels.setdefault(job.spec.priority, []).append(job)
+        without: list[JobView] = []
+        for priority in sorted(levels, reverse=True):
+            without += self._serve(priority, levels[priority])
+        return Plan(
+            turns=tuple(self._turns),
+            strict=False,
+            actions=tuple(self._actions),
+            look_at=self._look_at(without),
+        )
+
+    def _serve(self, priority: int, line: Sequence[JobView]) -> list[JobView]:
+        """Have jobs of one priority get GPUs; return who gets none."""
+        without = [job for job in line if not self._put(job, self._place(job))]
+        self._look_for_movers(priority)
+        # Height: who is suspended goes to free GPUs elsewhere, if nobody of that server wants them.
+        moving = [job for job in without if job.nodes and "migrate" in job.can]
+        moved = {job.job for job in moving if self._put(job, self._elsewhere(job))}
+        return self._claim([job for job in without if job.job not in moved])
+
+    def _look_for_movers(self, priority: int) -> None:
+        """Note who is let be, and could go on elsewhere."""
+        for (level, *_), jobs in self._books.movers.items():
+            one = next(iter(jobs.values()))
+            if level != priority or one.gpus > self._room.left(one.pin):
+                continue
+            resting = [name for name in jobs if name not in self._books.awake]
+            if resting and self._elsewhere(one) is not None:
+                self.missed.update(dict.fromkeys(resting))
+
+    def _elsewhere(self, job: JobView) -> Place | None:
+        """Return where a suspended job could go on now: nobody has to leave first.
+
+        Where somebody has, it could not yet, and would go home: to GPUs that are somebody else's.
+        """
+        if job.gpus > self._room.left(job.pin):
+            return None
+        there = self._room.open(job.pin)
+        return self._room.fit(
+            job, [node for node in there if node not in self._leaving and node not in self._cleared]
+        )
+
+    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
+        due = self._books.due(job)
+        # Accounts have an end: of those who starve the one comes first who has stood for longest.
+        return (
+            -job.spec.priority,
+            not self._starves(job),
+            not _fresh(job),
+            -due,
+            job.waiting_since,
+            job.sequence,
+        )
+
+    def _starves(self, job: JobView) -> bool:
+        return not _fresh(job) and (self._books.due(job) >= self._most or self._lasts(job))
+
+    def _lasts(self, job: JobView) -> bool:
+        """Return whether a job has stood for longer than accounts may keep it waiting."""
+        return self._now >= self._books.patience(job)
+
+    def _put(self, job: JobView, place: Place | None) -> bool:
+        """Have a job go to a place; return whether there is one."""
+        if place is None:
+            return False
+        self._room.take(job, place)
+        if _tied(job):
+            for node, devices in job.devices:
+                self._busy_on(node).update(devices)
+        for node, _ in place:
+            self._sizes[node] |= {job.gpus}
+        self._turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
+        return True
+
+    def _busy_on(self, node: str) -> set[int]:
+        found = self._busy.get(node)
+        if found is None:
+            found = self._busy[node] = self._books.busy(node)
+        return found
+
+    def _on(self, node: str) -> Iterable[JobView]:
+        """Return who has GPUs on a node."""
+        return self._books.on.get(node, {}).values()
+
+    # --- algorithm 1 -----------------------------------------------------------------------------
+
+    def _place(self, job: JobView) -> Place | None:
+        """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free.
+
+        For who is suspended: where it was.
+        """
+        if job.nodes and job.phase is Phase.AWAY:
+            return self._home(job)
+        if job.gpus > self._room.left(job.pin):
+            return None
+        there = self._room.open(job.pin)
+        # Whom others leave GPUs for may be suspended there, and can go nowhere else.
+        calm = [node for node in there if node not in self._leaving]
+        return (
+            self._least_loaded(job, [node for node in there if self._sizes[node] == {job.gpus}])
+            or self._room.fit(job, [node for node in there if not self._sizes[node]])
+            or (self._room.fit(job, calm) if self._leaving else None)
+            or self._room.fit(job)
+        )
+
+    def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
+        room = self._room
+        able = [node for node in nodes if room.free(node, job.pin) >= job.gpus]
+        able.sort(key=lambda node: (node in self._leaving, -room.free(node, job.pin)))
+        return next((place for node in able if (place := room.fit(job, (node,)))), None)
+
+    def _home(self, job: JobView) -> Place | None:
+        """Return where a suspended job was, if there is room: on the very same GPUs if need be."""
+        if _tied(job) and any(
+            self._busy_on(node).intersection(devices) for node, devices in job.devices
+        ):
+            return None
+        return self._room.fit(_at_home(job))
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    def _claim(self, line: Sequence[JobView]) -> list[JobView]:
+        """Suspend some for those without a place; return who has none still."""
+        while True:
+            taken, line = len(self._actions), self._claim_once(line)
+            if not line or len(self._actions) == taken:
+                return list(line)
+
+    def _claim_once(self, line: Sequence[JobView]) -> list[JobView]:
+        without, failed = [], set()
+        for job in line:
+            if self._actions and self._put(job, self._place(job)):
+                continue  # Somebody larger left more than was needed.
+            key = (
+                job.spec.priority,
+                job.spec.resources,
+                job.gpus,
+                job.can,
+                _fresh(job),
+                self._stood(job),
+                self._lasts(job),
+                job.nodes,
+            )
+            if key in failed or not self._claims(job):
+                failed.add(key)  # Who comes after is owed less, and would find no more.
+                without.append(job)
+                self._keep(job)
+        return without
+
+    def _keep(self, job: JobView) -> None:
+        """Have nobody else of its priority take turns on the nodes of a gang that starves.
+
+        Else its nodes would never all be due at once: on each others would be, one after the other.
+        """
+        if is_home(job) and len(job.nodes) > 1 and self._starves(job):
+            for node, _ in job.nodes:
+                self._kept.setdefault(node, job.job)
+
+    def _keeps(self, job: JobView, to: JobView) -> bool:
+        """Return whether where a job runs it is somebody else's turn next."""
+        equal = job.spec.priority == to.spec.priority
+        return equal and any(self._kept.get(node, to.job) != to.job for node, _ in job.nodes)
+
+    def _claims(self, job: JobView) -> bool:
+        """Have a job get GPUs that others leave for it; return whether any can."""
+        if job.phase is Phase.AWAY and not self._stood(job):
+            return False
+        homes = job.nodes if job.phase is Phase.AWAY else ()
+        beside = {each.job: each for node, _ in homes for each in self._on(node)}
+        strays = "migrate" in job.can and not any(
+            each.spec.priority <= job.spec.priority for each in beside.values()
+        )
+        target = _at_home(job) if homes and not strays else job
+        there = self._yielding(job, beside.values()) if target is not job else None
+        if there is not None and _tied(job):
+            return self._claims_own(job, there)
+        for below, alike in ((True, True), (True, False), (False, True), (False, False)):
+            if there is None:
+                leaving = self._anywhere(job, below, alike)
+            else:
+                able = [each for each in there if _such(each, job, below, alike)]
+                leaving = make_room_at(target, self._room, able, self._price(job)) if able else None
+            if leaving is not None:
+                self._take(leaving, job)
+                found = self._put(job, self._room.fit(target))
+                self._look_for_rest(leaving)
+                return found
+        return False
+
+    def _anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
+        """Return who would have to leave, of all who may be suspended."""
+
+        def on(node: str) -> list[JobView]:
+            near = [each for each in self._on(node) if _such(each, job, below, alike)]
+            return self._yielding(job, (each for each in near if each.pin == job.pin))
+
+        def everywhere() -> list[JobView]:
+            near = self._books.able.values()
+            such = [each for each in near if _such(each, job, below, alike)]
+            return self._yielding(job, (each for each in such if each.pin == job.pin))
+
+        bounds = self._bounds(job, below, alike)
+        return clear_cheapest(job, self._room, bounds, on, everywhere, self._price(job))
+
+    def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
+        """Return what it comes to at least to clear each node where somebody may leave."""
+        books, found, priority = self._books, dict[str, Bound](), job.spec.priority
+        soon = self._stood(job) and not (_fresh(job) and alike)
+        for like, ranks in books.ranks().items():
+            level, same = like.kind[1], like.gpus == job.gpus
+            if like.pin != job.pin or level + below > priority or (alike and not same):
+                continue
+            if level == priority and not (self._stood(job) or (same and _fresh(job))):
+                continue
+            since = self._now - (self._slice // LOOK_PARTS if soon else self._slice)
+            size = SIZE_COSTS * (not same)
+            for node, low, load in books.lows(like, ranks, since if level == priority else NEVER):
+                bound = size + self._counts(load, low), 1, (level, low)
+                other = found.get(node)
+                found[node] = (
+                    bound
+                    if other is None
+                    else (min(bound[0], other[0]), 1, min(bound[2], other[2]))
+                )
+        for node in self._room.open(job.pin):
+            if node in found and self._room.free(node, job.pin) >= job.gpus:
+                found[node] = 0, 0, ()  # Perhaps nobody has to leave.
+        return [(bound, node) for node, bound in found.items()]
+
+    def _price(self, job: JobView) -> Price:
+        return Price(lambda each: self._cost(each, job), self._books.order, lambda *_: 0)
+
+    def _yielding(self, job: JobView, near: Iterable[JobView]) -> list[JobView]:
+        """Return who of those `near` may be suspended for a job."""
+        return [
+            each
+            for each in near
+            if each.job in self._books.able
+            and each.job not in self._gone
+            and self._yields(each, job)
+            and not self._keeps(each, job)
+        ]
+
+    def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
+        """Have a job get the very GPUs that it had, if all who have them now are to leave."""
+        leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
+        left = {each.job for each in leaving} | self._gone
+        others = [
+            each
+            for node, _ in job.nodes
+            for each in self._on(node)
+            if each.phase is not Phase.STOPPING and each.job not in left
+        ]
+        if not leaving or any(_meets(job, each) for each in others):
+            return False
+        self._take(leaving, job)
+        found = self._put(job, self._home(job))
+        self._look_for_rest(leaving)
+        return found
+
+    def _look_for_rest(self, left: Sequence[JobView]) -> None:
+        """Note who is let be where more has been left than was needed."""
+        for node in dict.fromkeys(node for each in left for node, _ in each.nodes):
+            for job in self._books.homes.get(node, {}).values():
+                resting = job.job not in self._books.awake
+                if resting and self._room.free(node, job.pin) >= dict(job.nodes)[node]:
+                    self.missed[job.job] = None
+
+    def _take(self, leaving: Sequence[JobView], job: JobView) -> None:
+        for each in leaving:
+            lower = each.spec.priority < job.spec.priority
+            why = Reason.OUTRANKED if lower else Reason.SLICE_OVER
+            self._actions.append(Suspend(each.job, why, self._books.due(each)))
+            self._gone.add(each.job)
+            self._cleared.update((node, None) for node, _ in each.nodes)
+            self._room.release(each)
+            for node, devices in each.devices:
+                self._busy_on(node).difference_update(devices)
+
+    def _yields(self, job: JobView, to: JobView) -> bool:
+        """Return whether a job that runs is to be suspended for one that waits."""
+        if job.spec.priority != to.spec.priority:
+            return job.spec.priority < to.spec.priority
+        going = self._now - job.since
+        ran = going >= self._slice
+        soon = going >= self._slice // LOOK_PARTS and job.ran(self._now) >= self._slice
+        if _fresh(to) and job.gpus == to.gpus:
+            return ran
+        if _fresh(to) and self._stood(to) and soon:
+            return True  # Of other sizes there are seldom enough that are due at once.
+        if not self._stood(to):
+            return False
+        if (ran or (soon and to.gpus > job.gpus)) and self._lasts(to):
+            return True
+        mine, others = self._books.due(job), self._books.due(to)
+        if ran and (others - mine >= self._swap or mine <= -self._most):
+            return True
+        # Many small ones are never all due at once: for a larger gang that starves they go sooner.
+        return soon and others >= self._most and others - mine >= self._slice
+
+    def _stood(self, job: JobView) -> bool:
+        """Return whether a job has stood back for a slice."""
+        return self._now - job.waiting_since >= self._slice
+
+    def _cost(self, job: JobView, to: JobView) -> int:
+        """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
+        load = max((self._books.load(node) for node, _ in job.nodes), default=0)
+        size = SIZE_COSTS * (job.gpus != to.gpus)
+        return size + self._counts(load, self._books.due(job))
+
+    def _counts(self, load: int, owed: int) -> int:
+        due = (owed + self._most) * 1000 // max(self._slice, 1)
+        return 4 * OWED_SLICES_MAX * load + due
+
+    # --- when to look again ----------------------------------------------------------------------
+
+    def _look_at(self, without: Sequence[JobView]) -> Instant | None:
+        """Return when the next of those without a place may have one, at the soonest."""
+        books, placed = self._books, {turn.job for turn in self._turns}
+        there = len(books.able) > len(self._gone)
+        if len(books.waiting) == len(placed) or not (there or self._gone or self._leaving):
+            return None
+        soonest = self._now + max(self._slice // LOOK_PARTS, NS_PER_SECOND // LOOK_PARTS)
+        looks = [next(books.stands.peek(NEVER, placed), (NEVER, ""))[0]]
+        looks.append(next(books.slices.peek(NEVER, self._gone), (NEVER, ""))[0])
+        looks += [self._now + self._slice for _ in self._actions[:1]]
+        near = books.near(min(looks))
+        looks += self._crosses([*(job for job in without if not _fresh(job)), *near], placed)
+        looks = [at for at in looks if self._now < at < NEVER]
+        return Instant(min(looks, default=soonest))
+
+    def _crosses(self, some: Iterable[JobView], placed: Container[str]) -> Iterator[int]:
+        """Yield when somebody is owed enough more than somebody who runs where it was."""
+        books, homes = self._books, {job.nodes: job for job in some if job.job not in placed}
+        for nodes, one in homes.items():
+            there = books.homes[nodes[0][0]] if is_home(one) else books.loose
+            like = [
+                job
+                for job in there.values()
+                if job.nodes == nodes and job.began_at and job.job not in placed
+            ]
+            first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
+            patience = min(map(books.patience, like))
+            for node, _ in nodes or (("", 0),):
+                last = self._least(node)
+                if last is not None:
+                    yield self._crossing(first, last)
+                    yield max(patience, last.since + self._slice)
+                since = self._now if books.due(first) >= self._most else patience
+                for each in self._on(node) if node and one.gpus > 1 else ():
+                    yield max(since, each.since + self._slice // LOOK_PARTS)
+
+    def _least(self, node: str) -> JobView | None:
+        """Return who may be suspended first on a node, or (without one) anywhere."""
+        there = self._on(node) if node else self._books.able.values()
+        able = [job for job in there if job.job in self._books.able and job.job not in self._gone]
+        return min(able, key=self._books.order, default=None)
+
+    def _crossing(self, job: JobView, last: JobView) -> int:
+        books = self._books
+        rate = books.share(job) + 1 - books.share(last)
+        short = self._swap - (books.due(job) - books.due(last))
+        # An account that is as high as it may be rises no more: then it is never quite there.
+        apart = max(round(short / rate) + 1, self._slice // LOOKS_MAX) if rate > 0 else 0
+        at = self._now + apart if short > 0 and rate > 0 else 0
+        return max(at, last.since + self._slice, job.waiting_since + self._slice)
+
+
+def _tied(job: JobView) -> bool:
+    """Return whether a suspended job can go on where it was only with the very same GPUs."""
+    return job.phase is Phase.AWAY and bool(job.devices) and "rebind" not in job.can
+
+
+def _meets(job: JobView, other: JobView) -> bool:
+    """Return whether two jobs have, or had, a GPU in common."""
+    mine = dict(job.devices)
+    return any(not set(mine.get(node, ())).isdisjoint(gpus) for node, gpus in other.devices)
+
+
+def _fresh(job: JobView) -> bool:
+    """Return whether a job has never run."""
+    return not job.began_at
+
+
+def _such(job: JobView, to: JobView, below: bool, alike: bool) -> bool:
+    """Return whether a job is of a lower priority if it is to be so, and of the same size."""
+    lower = job.spec.priority < to.spec.priority
+    return (lower or not below) and (job.gpus == to.gpus or not alike)
+
+
+def _at_home(job: JobView) -> JobView:
+    """Return a suspended job as one that cannot migrate: it fits where it was, or nowhere."""
+    return msgspec.structs.replace(job, can=tuple(each for each in job.can if each != "migrate"))

@@ -1,0 +1,79 @@
+"""Least attained service in rounds: everybody has had about the same time (max-min fairness)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from msgspec.structs import replace
+
+from skep.policy.api import Policy
+from skep.policy.parts import LATE_DIVISOR, by, in_turn, own, span
+from skep.policy.plan import Plan, Withheld
+from skep.policy.preempt import QUEUED, preempt_for
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import NS_PER_SECOND, Instant
+from skep.wire.reasons import Reason
+
+
+class Las(Policy, frozen=True):
+    """At the beginning of each round, those run that have run the least; nobody is stopped in it.
+
+    Rounds are `round_s` seconds long and begin at whole multiples of that. What comes free within
+    a round goes to whoever waits and has run the least, or, without `fill`, to nobody. What counts
+    is how long a job ran until the round began: a plan in the round is then what the first one was.
+    """
+
+    name: ClassVar[str] = "las"
+    source: ClassVar[str] = (
+        "Gavel (OSDI 2020), sections 4.1 (LAS as max-min fairness) and 5 (rounds)"
+    )
+    round_s: float = 360
+    fill: bool = True
+    places: bool = True
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return `places`."""
+        return self.places
+
+    def __post_init__(self) -> None:
+        """Refuse a round that is too short."""
+        span("round_s", self.round_s, "seconds")
+
+    def plan(self, view: VcView) -> Plan:
+        """Return who runs in this round."""
+        length = round(self.round_s * NS_PER_SECOND)
+        began = Instant(view.now // length * length)
+        following = Instant(began + length)
+        first = by(own(view), lambda job: (ran_until(job, began), job.phase in QUEUED))
+        if view.now - began <= length // LATE_DIVISOR:
+            plan = preempt_for(
+                view, first, Reason.LEAST_TIME, because=Reason.SLICE_OVER, look_at=following
+            )
+            return _with_others_behind(plan, first)
+        if not self.fill:
+            return _with_others_behind(Plan(look_at=following), first)
+        turns = in_turn((job for job in first if job.phase in QUEUED), Reason.LEAST_TIME)
+        return Plan(turns=turns, strict=False, look_at=following)
+
+
+def ran_until(job: JobView, at: Instant) -> int:
+    """Return how long a job had run by `at`.
+
+    One that is being stopped at a mini-batch boundary runs until then: `served` does not count that
+    yet. It may have been stopped before it ran at all, since it last waited.
+    """
+    runs = job.phase in (Phase.RUNNING, Phase.STOPPING) and job.since >= job.waiting_since
+    return job.served + (max(at - job.since, 0) if runs else 0)
+
+
+def _with_others_behind(plan: Plan, jobs: Iterable[JobView]) -> Plan:
+    """Say of jobs without a turn what one that has a turn and no place is told.
+
+    A long queue would otherwise hear something new at the beginning and at the end of each window.
+    """
+    named = {turn.job for turn in plan.turns} | {hold.job for hold in plan.holds}
+    behind = (job.job for job in jobs if job.phase in QUEUED and job.job not in named)
+    others = tuple(Withheld(name, Reason.WAITS_BEHIND) for name in behind)
+    return replace(plan, holds=plan.holds + others)

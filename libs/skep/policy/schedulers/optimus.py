@@ -1,0 +1,113 @@
+"""Optimus: one more worker goes to whoever gains the most from it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skep.policy.api import Policy
+from skep.policy.parts import LATE_DIVISOR, arrived, in_turn, queued, span
+from skep.policy.plan import Plan, Resize
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import NS_PER_SECOND, Instant
+from skep.wire.reasons import Reason
+
+
+class Optimus(Policy, frozen=True):
+    """Every `every_s` seconds GPUs are shared out anew among the elastic jobs that run.
+
+    Each has its fewest workers; then one worker more goes to the job whose remaining time falls
+    the most for it, per GPU, until the GPUs are used up or nobody gains. Jobs that wait come first,
+    in order of arrival, with the workers of their spec; nobody is stopped. Parameter servers stay
+    as they are: their predicted speeds are not in the view.
+
+    Only jobs whose rates are predicted are resized: those whose family was measured at two sizes at
+    least (`JobView.rates`). For all others this is an order of arrival.
+    """
+
+    name: ClassVar[str] = "optimus"
+    source: ClassVar[str] = "Optimus (EuroSys 2018), section 4.1; DL², section 6.1"
+    every_s: float = 600
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse an interval that is too short."""
+        span("every_s", self.every_s, "seconds")
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return True."""
+        return True
+
+    def plan(self, view: VcView) -> Plan:
+        """Return turns in order of arrival, and at the beginning of a round new sizes."""
+        length = round(self.every_s * NS_PER_SECOND)
+        began = view.now // length * length
+        actions: list[Resize] = []
+        if view.now - began <= length // LATE_DIVISOR:
+            actions = self._resizes(view)
+        return Plan(
+            turns=in_turn(arrived(queued(view)), Reason.ARRIVAL),
+            strict=self.strict,
+            actions=tuple(actions),
+            look_at=Instant(began + length),
+        )
+
+    def _resizes(self, view: VcView) -> list[Resize]:
+        spare = view.free_for()
+        for job in queued(view):
+            spare[job.pin] = spare.get(job.pin, 0) - job.gpus
+        return [resize for pin, free in spare.items() for resize in self._among(view, pin, free)]
+
+    def _among(self, view: VcView, pin: str, free: int) -> list[Resize]:
+        """Return new sizes of the jobs with this pin, given what is free beside those that wait."""
+        elastic = [job for job in view.jobs if job.pin == pin and _is_elastic(job, view)]
+        now = {job.job: job.workers for job in elastic}
+        shares = share_out(elastic, view, free)
+        resizes = []
+        for job in sorted(elastic, key=lambda job: (shares[job.job] - now[job.job], job.sequence)):
+            more = (shares[job.job] - now[job.job]) * _each(job)
+            if more and more <= max(free, 0):
+                free -= max(more, 0)
+                resizes.append(Resize(job.job, Reason.MOST_GAIN, shares[job.job]))
+        return resizes
+
+
+def share_out(elastic: list[JobView], view: VcView, free: int) -> dict[str, int]:
+    """Return how many workers each job is to have, given what is free beside them."""
+    rates = {job.job: dict(job.rates) for job in elastic}
+    shares = {job.job: min(rates[job.job]) for job in elastic}
+    left = free + sum((job.workers - shares[job.job]) * _each(job) for job in elastic)
+    while True:
+        gains = [
+            (_gain(job, rates[job.job], shares[job.job], view), -job.sequence, job)
+            for job in elastic
+            if shares[job.job] + 1 in rates[job.job] and _each(job) <= left
+        ]
+        best = max(gains, key=lambda each: each[:2], default=None)
+        if best is None or best[0] <= 0:
+            return shares
+        shares[best[2].job] += 1
+        left -= _each(best[2])
+
+
+def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> float:
+    """Return the remaining time that one worker more saves, per GPU."""
+    remaining = job.remaining(view.now) or 0
+    speed = rates.get(job.workers, 0)
+    if not rates[workers] or not rates[workers + 1]:
+        return 0.0
+    return remaining * speed * (1 / rates[workers] - 1 / rates[workers + 1]) / _each(job)
+
+
+def _is_elastic(job: JobView, view: VcView) -> bool:
+    return (
+        job.phase is Phase.RUNNING
+        and not job.borrows
+        and "resize" in job.can
+        and job.workers in dict(job.rates)
+        and job.remaining(view.now) is not None
+    )
+
+
+def _each(job: JobView) -> int:
+    return max(job.gpus // max(job.workers, 1), 1)

@@ -1,0 +1,47 @@
+"""The shortest remaining time first, with preemption: time alone, or time multiplied by GPUs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skep.policy.parts import Key, Preemptive, known
+from skep.policy.view import JobView, VcView
+from skep.wire.reasons import Reason
+
+
+class Srtf(Preemptive, frozen=True):
+    """Shortest remaining time first: whoever is soonest done runs, whatever its size.
+
+    A job of which nobody knows how long it takes comes last, in the order of arrival.
+    """
+
+    name: ClassVar[str] = "srtf"
+    source: ClassVar[str] = "Tiresias, section 2.2 (time-based SJF); Muri, section 6.1"
+
+    def key(self, view: VcView) -> Key:
+        """Return the remaining time."""
+        return lambda job: known(job.remaining(view.now))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.SHORTEST_REMAINING
+
+
+class Srsf(Preemptive, frozen=True):
+    """Shortest remaining service first: remaining time multiplied by GPUs (time and space)."""
+
+    name: ClassVar[str] = "srsf"
+    source: ClassVar[str] = "Tiresias, section 3.1 (SRSF); Muri, section 6.1"
+
+    def key(self, view: VcView) -> Key:
+        """Return the remaining time multiplied by GPUs."""
+        return lambda job: known(_service(job, view))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.LEAST_REMAINING_SERVICE
+
+
+def _service(job: JobView, view: VcView) -> int | None:
+    remaining = job.remaining(view.now)
+    return None if remaining is None else remaining * job.gpus

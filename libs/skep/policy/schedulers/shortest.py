@@ -1,0 +1,154 @@
+"""The orders that SCHED² is compared with: nobody is preempted, the lowest number goes first.
+
+All of them place a job by packing, which is the cells' own rule (`packing` does it to the letter).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skep.policy.capacity import Room, best_locality
+from skep.policy.parts import Key, Queued, by, known, queued
+from skep.policy.plan import Plan, Turn, Withheld
+from skep.policy.view import HOLDING, JobView, VcView
+from skep.wire.reasons import Reason
+
+
+class Sif(Queued, frozen=True):
+    """Shortest ideal time job first."""
+
+    name: ClassVar[str] = "sif"
+    source: ClassVar[str] = "SCHED², section IV-A"
+
+    def key(self, view: VcView) -> Key:
+        """Return how long the job runs where its speed is 1."""
+        return lambda job: known(_ideal(job))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.SHORTEST_JOB
+
+
+class Dsif(Sif, frozen=True):
+    """The same, but a job that would not be on as few nodes as possible is held up to `delays`.
+
+    A delay is one chance that it let pass: something has come free since the last one. The rule
+    has no clock, so a job is held only for what the VC's own jobs can leave: where that would not
+    bring it closer together either, it goes at once.
+    """
+
+    name: ClassVar[str] = "dsif"
+    source: ClassVar[str] = "SCHED², section IV-A (the job is delayed at most 3 times)"
+    counts_holds: ClassVar[bool] = True
+    delays: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse a negative number."""
+        if self.delays < 0:
+            reason = f"delays is how often a job is held back, 0 or more: not {self.delays}"
+            raise ValueError(reason)
+
+    @property
+    def only_orders(self) -> bool:
+        """Return False: some are held."""
+        return False
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True: locality is on nodes."""
+        return True
+
+    def plan(self, view: VcView) -> Plan:
+        """Return turns up to the first that is held; while it is, the others behind it go."""
+        turns, holds, free = [], [], view.free_for()
+        for job in by(queued(view), self.key(view)):
+            if (
+                job.held < self.delays
+                and job.gpus <= free.get(job.pin, 0)
+                and view.nodes
+                and not best_locality(job, view)
+                and best_locality(job, view, emptied=True)
+            ):
+                holds.append(Withheld(job.job, Reason.HELD_FOR_LOCALITY))
+            else:
+                turns.append(Turn(job.job, self.why()))
+        return Plan(turns=tuple(turns), strict=self.strict, holds=tuple(holds))
+
+
+class Saf(Queued, frozen=True):
+    """Shortest actual time job first: how long it would run where there is room for it now.
+
+    A job of which no slowdown is predicted counts as if it were as fast on any nodes: it is, for
+    families that were measured on different numbers of nodes (`JobView.slowdown`).
+    """
+
+    name: ClassVar[str] = "saf"
+    source: ClassVar[str] = "SCHED², section IV-A (an oracle tells the placement and its speed)"
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True: it asks where a job would go."""
+        return True
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return True: it asks how slow a job would be there."""
+        return True
+
+    def key(self, view: VcView) -> Key:
+        """Return the ideal time, slowed down by the number of nodes the job would be on."""
+        room = Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
+        return lambda job: known(_actual(job, room))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.SHORTEST_HERE
+
+
+class Lrf(Queued, frozen=True):
+    """Least resource job first."""
+
+    name: ClassVar[str] = "lrf"
+    source: ClassVar[str] = "SCHED², section IV-A"
+
+    def key(self, view: VcView) -> Key:
+        """Return the number of GPUs."""
+        return lambda job: job.gpus
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.FEWEST_GPUS
+
+
+class Spf(Queued, frozen=True):
+    """Smallest product job first: GPUs multiplied by the ideal time."""
+
+    name: ClassVar[str] = "spf"
+    source: ClassVar[str] = "SCHED², section IV-A"
+
+    def key(self, view: VcView) -> Key:
+        """Return GPUs multiplied by time."""
+        return lambda job: known(_product(job))
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.SMALLEST_PRODUCT
+
+
+def _ideal(job: JobView) -> int | None:
+    return job.expected if job.expected is not None else job.left
+
+
+def _product(job: JobView) -> int | None:
+    ideal = _ideal(job)
+    return None if ideal is None else ideal * job.gpus
+
+
+def _actual(job: JobView, room: Room) -> int | None:
+    ideal = _ideal(job)
+    if ideal is None:
+        return None
+    place = room.fit(job)
+    nodes = len(place) if place else 1
+    slower = [slower for count, slower in job.slowdown if count <= nodes]
+    return ideal * (slower[-1] if slower else 1000) // 1000

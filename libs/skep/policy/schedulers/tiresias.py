@@ -1,0 +1,176 @@
+"""Tiresias: the least attained service first, in two queues, or by Gittins index.
+
+Service is GPUs multiplied by time. Nothing has to be known of a job (-L), or only the distribution
+of what jobs need (-G).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import ClassVar
+
+from skep.policy.parts import Key, Preemptive, own, span
+from skep.policy.preempt import QUEUED
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import NS_PER_SECOND, Instant
+from skep.wire.reasons import Reason
+
+SAMPLES_MIN = 10
+"""With fewer ended jobs, what they needed says nothing of the next one."""
+
+
+class TiresiasL(Preemptive, frozen=True):
+    """Discretised two-dimensional LAS.
+
+    A job with less service than the first of `thresholds` (GPU-seconds) is in the first queue, and
+    so on. In a queue nobody is stopped for another: who runs comes first, then those that wait, in
+    the order in which they first began. With `starvation` > 0, a job that has waited that many
+    times as long as it ran goes back to the first queue, and begins to count anew.
+    """
+
+    name: ClassVar[str] = "tiresias-l"
+    source: ClassVar[str] = "Tiresias (NSDI 2019), sections 3.2 and 3.3"
+    thresholds: tuple[float, ...] = (3250,)
+    starvation: float = 0
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds that are not in order, and a negative knob."""
+        if not self.thresholds:
+            reason = "thresholds are GPU-seconds, at least one: without, all are in one queue"
+            raise ValueError(reason)
+        if list(self.thresholds) != sorted(set(self.thresholds)) or min(self.thresholds) <= 0:
+            reason = f"thresholds are GPU-seconds, each more than the one before: {self.thresholds}"
+            raise ValueError(reason)
+        if self.starvation < 0:
+            reason = f"starvation is a multiple of a job's run time, 0 or more: {self.starvation}"
+            raise ValueError(reason)
+
+    def key(self, view: VcView) -> Key:
+        """Return the queue; then those that run, the latest last; then those that began once."""
+        limits, now = self._limits(), view.now
+
+        def key(job: JobView) -> tuple[int, bool, bool, int]:
+            queue = bisect_right(limits, self.service(job, now))
+            waits = job.phase in QUEUED or job.phase is Phase.STOPPING
+            return queue, waits, not job.began_at, job.began_at if waits else job.since
+
+        return key
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.LEAST_ATTAINED
+
+    def service(self, job: JobView, now: Instant) -> int:
+        """Return the GPU-nanoseconds that count."""
+        waits = job.phase in QUEUED or job.phase is Phase.STARTING
+        if waits and not job.stood and self._starved(job, now - job.waiting_since):
+            return 0  # Its start is the end of its waiting, and must not undo it.
+        runs = job.phase is Phase.RUNNING and not job.stood
+        if runs and self._starved(job, job.since - job.waiting_since):
+            return max(now - job.since, 0) * job.gpus
+        return job.attained(now)
+
+    def look_at(self, view: VcView) -> Instant | None:
+        """Return when the next job changes its queue."""
+        limits = self._limits()
+        changes = [self._changes_at(job, view.now, limits) for job in own(view)]
+        return min((at for at in changes if at is not None), default=None)
+
+    def _changes_at(self, job: JobView, now: Instant, limits: list[int]) -> Instant | None:
+        if job.phase is Phase.RUNNING:
+            service = self.service(job, now)
+            queue = bisect_right(limits, service)
+            if queue == len(limits):
+                return None
+            return Instant(now - (service - limits[queue]) // job.gpus)
+        if job.phase in QUEUED and self.starvation and job.served:
+            at = job.waiting_since + round(job.served * self.starvation)
+            return Instant(at) if at > now else None
+        return None
+
+    def _starved(self, job: JobView, waited: int) -> bool:
+        return bool(self.starvation and job.served and waited >= job.served * self.starvation)
+
+    def _limits(self) -> list[int]:
+        return [round(limit * NS_PER_SECOND) for limit in self.thresholds]
+
+
+class TiresiasG(Preemptive, frozen=True):
+    """The highest Gittins index first: who is likely to be done with little more service.
+
+    `samples` are GPU-seconds that jobs needed; without them those of the VC's jobs that ended are
+    taken, and while they are fewer than ten, the least service comes first, as in LAS. The index
+    looks `quantum` GPU-seconds ahead, and changes as often.
+    """
+
+    name: ClassVar[str] = "tiresias-g"
+    source: ClassVar[str] = "Tiresias (NSDI 2019), section 3.2 (2D-Gittins index)"
+    samples: tuple[float, ...] = ()
+    quantum: float = 3250
+
+    def __post_init__(self) -> None:
+        """Refuse a quantum that is too short, and negative samples."""
+        span("quantum", self.quantum, "GPU-seconds")
+        if any(each < 0 for each in self.samples):
+            reason = f"samples are GPU-seconds, 0 or more: not {min(self.samples)}"
+            raise ValueError(reason)
+
+    def key(self, view: VcView) -> Key:
+        """Return the negative index, then when the job began."""
+        quantum = round(self.quantum * NS_PER_SECOND)
+        index = self._index(view, quantum)
+
+        def key(job: JobView) -> tuple[float, bool, int]:
+            quanta = job.attained(view.now) // quantum
+            return -index.at(quanta * quantum), not job.began_at, job.began_at
+
+        return key
+
+    def why(self) -> Reason:
+        """Return what the order is called."""
+        return Reason.HIGHEST_INDEX
+
+    def look_at(self, view: VcView) -> Instant | None:
+        """Return when the next job has had another quantum."""
+        quantum = round(self.quantum * NS_PER_SECOND)
+        return min(
+            (
+                Instant(view.now - -(quantum - job.attained(view.now) % quantum) // job.gpus)
+                for job in view.jobs
+                if job.phase is Phase.RUNNING and job.gpus and not job.borrows
+            ),
+            default=None,
+        )
+
+    def _index(self, view: VcView, quantum: int) -> Gittins:
+        if self.samples:
+            return Gittins([round(each * NS_PER_SECOND) for each in self.samples], quantum)
+        if len(view.ended) >= SAMPLES_MIN:
+            return Gittins(view.ended, quantum)
+        return Gittins([], quantum)
+
+
+class Gittins:
+    """The Gittins index of a sample of service times, for a fixed quantum.
+
+    After service a: P(S - a <= quantum | S > a) / E[min(S - a, quantum) | S > a].
+    """
+
+    def __init__(self, samples: Sequence[int], quantum: int) -> None:
+        """Sort the samples."""
+        self._samples = sorted(samples)
+        self._sums = [0, *accumulate(self._samples)]
+        self._quantum = quantum
+
+    def at(self, service: int) -> float:
+        """Return the index after `service`; beyond the largest sample it falls with the service."""
+        first = bisect_right(self._samples, service)
+        longer = len(self._samples) - first
+        if not longer:
+            return -float(service)
+        last = bisect_right(self._samples, service + self._quantum)
+        inside = self._sums[last] - self._sums[first] - (last - first) * service
+        expected = inside + (len(self._samples) - last) * self._quantum
+        return (last - first) / expected

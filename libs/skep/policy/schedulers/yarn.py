@@ -1,0 +1,193 @@
+"""YARN's capacity scheduler, with preemption for affinity, as HiveD compares itself with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from skep.policy.api import Policy
+from skep.policy.capacity import Place, Room, make_room
+from skep.policy.parts import arrived, once, own, portions
+from skep.policy.plan import Plan, Preempt, Turn
+from skep.policy.preempt import QUEUED, STOPPABLE
+from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.wire.reasons import Reason
+
+Line = tuple[str, str]
+"""A queue, and the pinned cell that its jobs are tied to (empty: none), which is shared apart."""
+
+
+class YarnCs(Policy, frozen=True):
+    """Queues with guaranteed parts of the GPUs; who has less than his takes from who has more.
+
+    `queues` are pairs of a name and its weight; a job's queue is its label `label`. A queue may use
+    what is idle beyond its part. Each is served in order of arrival. Who is preempted depends on
+    the affinity that the job wants, and not on age: where the fewest GPUs have to be cleared, and
+    never so many that a queue falls below its part. A higher priority may preempt any lower one,
+    so what a queue has counts against a job only as far as it is of that job's priority or above.
+
+    Of a thousand drawn plans that stop somebody, the next one stops others, too, in one or two:
+    turns name nodes and not GPUs, so a gang may go to another of them once more has come free.
+    """
+
+    name: ClassVar[str] = "yarn-cs"
+    source: ClassVar[str] = "HiveD, section 5 (YARN-CS with its refined preemption)"
+    queues: tuple[tuple[str, float], ...] = ()
+    label: str = "queue"
+
+    def __post_init__(self) -> None:
+        """Refuse weights that are not positive."""
+        if any(weight <= 0 for _, weight in self.queues):
+            reason = "a queue's weight is more than 0"
+            raise ValueError(reason)
+        once("queues", (name for name, _ in self.queues))
+        if not self.label:
+            reason = "label names the label that tells a job's queue: it is empty"
+            raise ValueError(reason)
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True: affinity is on nodes."""
+        return True
+
+    def plan(self, view: VcView) -> Plan:
+        """Return a turn for each that fits, or may have room made; the first of a queue blocks.
+
+        Who has to leave is tried again at his own place in his queue, before others that come after
+        him there: else he would have them leave for him in the next plan. For who is being stopped
+        room is kept likewise, so that a plan that is being carried out stays what it is.
+        """
+        queues = _Queues(self, view)
+        turns: list[Turn] = []
+        victims: list[JobView] = []
+        while (job := queues.next()) is not None:
+            place = queues.place(job)
+            if place is None and job.phase is not Phase.STOPPING:
+                victims.extend(queues.make_room(job))
+                place = queues.place(job)
+            if place is None:
+                queues.block(job)
+                continue
+            queues.take(job, place)
+            if job.phase in QUEUED:
+                turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
+        return Plan(
+            turns=tuple(turns),
+            strict=False,
+            actions=tuple(Preempt(job.job, Reason.OUTRANKED) for job in victims),
+        )
+
+    def line(self, job: JobView) -> Line:
+        """Return whose part of which GPUs a job uses."""
+        return job.spec.labels.get(self.label, ""), job.pin
+
+
+def _place_in_line(job: JobView) -> tuple[int, int]:
+    return -job.spec.priority, job.sequence
+
+
+class _Queues:
+    """Who has how much of his part, and where there is room."""
+
+    def __init__(self, policy: YarnCs, view: VcView) -> None:
+        self._policy = policy
+        self._part = {
+            (name, pin): part
+            for pin, gpus in view.gpus_for().items()
+            for name, part in portions(gpus, dict(policy.queues)).items()
+        }
+        self._has: dict[Line, dict[int, int]] = {}
+        """By queue and priority: GPUs of its jobs, those that are being stopped left out."""
+        staying = [
+            job for job in own(view) if job.phase in HOLDING and job.phase is not Phase.STOPPING
+        ]
+        for job in staying:
+            self._count(job, job.gpus)
+        self._lines: dict[Line, list[JobView]] = {}
+        self._blocked: dict[Line, JobView] = {}
+        for job in own(view):
+            if job.phase in QUEUED or job.phase is Phase.STOPPING:
+                self._lines.setdefault(policy.line(job), []).append(job)
+        for line in self._lines.values():
+            line.sort(key=_place_in_line)
+        self._room = Room(view, staying)
+        self._running = [job for job in arrived(staying) if job.phase in STOPPABLE]
+
+    def next(self) -> JobView | None:
+        """Take the job that is to be served next out of its line: the one with the lowest rank."""
+        heads = [
+            jobs[0] for line, jobs in self._lines.items() if jobs and line not in self._blocked
+        ]
+        if not heads:
+            return None
+        job = min(heads, key=self._rank)
+        self._lines[self._policy.line(job)].remove(job)
+        return job
+
+    def _rank(self, job: JobView) -> tuple[int, bool, int]:
+        return -job.spec.priority, not self.within(job), job.sequence
+
+    def block(self, job: JobView) -> None:
+        """Have the others of its line wait behind a job."""
+        self._blocked[self._policy.line(job)] = job
+
+    def _back(self, job: JobView) -> None:
+        """Put a job that leaves into its line, whoever of it was tried already and comes later."""
+        line = self._policy.line(job)
+        jobs, head = self._lines.setdefault(line, []), self._blocked.get(line)
+        jobs.append(job)
+        if head is not None and _place_in_line(job) < _place_in_line(head):
+            jobs.append(self._blocked.pop(line))
+        jobs.sort(key=_place_in_line)
+
+    def within(self, job: JobView) -> bool:
+        """Return whether a job is within its queue's part."""
+        line = self._policy.line(job)
+        return self._has_from(line, job.spec.priority) + job.gpus <= self._part.get(line, 0)
+
+    def _has_from(self, line: Line, priority: int) -> int:
+        """Return the GPUs of a queue's jobs of this priority or a higher one.
+
+        The others leave for them, so what those have is nothing that this one goes without.
+        """
+        has = self._has.get(line, {})
+        return sum(gpus for each, gpus in has.items() if each >= priority)
+
+    def place(self, job: JobView) -> Place | None:
+        """Return where a job fits, those that are being stopped being gone."""
+        return self._room.fit(job)
+
+    def take(self, job: JobView, place: Place) -> None:
+        """Count a job as placed."""
+        self._room.take(job, place)
+        self._count(job, job.gpus)
+
+    def make_room(self, job: JobView) -> list[JobView]:
+        """Return who leaves for a job that is within its queue's part, or more important."""
+        within = self.within(job)
+
+        def may_leave(leaving: Sequence[JobView]) -> bool:
+            gone: dict[Line, int] = {}
+            for each in leaving:
+                if each.spec.priority < job.spec.priority:
+                    continue
+                if each.spec.priority > job.spec.priority or not within:
+                    return False
+                other = self._policy.line(each)
+                gone[other] = gone.get(other, 0) + each.gpus
+            return all(
+                self._has_from(other, job.spec.priority) - gpus >= self._part.get(other, 0)
+                for other, gpus in gone.items()
+            )
+
+        leaving = make_room(job, self._room, self._running[::-1], {}, may_leave) or []
+        for each in leaving:
+            self._room.release(each)
+            self._count(each, -each.gpus)
+            self._running.remove(each)
+            self._back(each)
+        return leaving
+
+    def _count(self, job: JobView, gpus: int) -> None:
+        has = self._has.setdefault(self._policy.line(job), {})
+        has[job.spec.priority] = has.get(job.spec.priority, 0) + gpus
