@@ -36,7 +36,7 @@ $(READY): pyproject.toml
 	  echo "error: Skep needs Python 3.11 or later; '$(PYTHON)' is" \
 	    "$$($(PYTHON) --version 2>/dev/null | grep '^Python' || echo 'not there')." \
 	    "Choose another: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) scripts/setup_venv.py "$(VENV)" --torch "$(TORCH)"
+	@$(PYTHON) tools/setup_venv.py "$(VENV)" --torch "$(TORCH)"
 	@touch $@
 
 demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a service, show the result
@@ -62,10 +62,10 @@ check: format-check lint types imports tidy proto-check adr-check ## All but the
 	@echo "check: all good"
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
-	@$(BIN)/python -m scripts.bench $(ARGS)
+	@$(BIN)/python -m benchmarks.overview $(ARGS)
 
 chaos: $(READY) ## Attack a cluster with random faults, check every promise (ARGS="--seed 2")
-	@$(BIN)/python -m scripts.chaos $(ARGS)
+	@$(BIN)/python -m tests.system.chaos $(ARGS)
 
 format: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format .
@@ -86,19 +86,19 @@ imports: $(READY) ## Check the import contracts
 	  { cat $(VENV)/imports.log >&2; exit 1; }
 
 tidy: $(READY) ## Check the house rules that no other tool knows
-	@echo "tidy"; $(BIN)/python scripts/tidy.py
+	@echo "tidy"; $(BIN)/python -m tools.tidy
 
 proto: $(READY) ## Generate proto/ from the code
-	@$(BIN)/python scripts/generate_proto.py
+	@$(BIN)/python -m tools.generate_proto
 
 proto-check: $(READY)
-	@echo "proto"; $(BIN)/python scripts/generate_proto.py --check
+	@echo "proto"; $(BIN)/python -m tools.generate_proto --check
 
 adr: $(READY) ## Write the index of the decision records
-	@$(BIN)/python -m scripts.adr_index
+	@$(BIN)/python -m tools.adr_index
 
 adr-check: $(READY)
-	@echo "adr"; $(BIN)/python -m scripts.adr_index --check
+	@echo "adr"; $(BIN)/python -m tools.adr_index --check
 
 bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the difference
 	@SKEP_BLESS=1 $(BIN)/python -m pytest -q tests/scenarios $(ARGS)
@@ -110,7 +110,7 @@ corpus: $(READY) ## Compare what the code decides with what is stored (ARGS="--s
 	@$(BIN)/python -m tests.corpus $(ARGS)
 
 cells-histories: $(READY) ## Run N random histories of cells, all invariants checked; prints JSON
-	@$(BIN)/python -m scripts.cell_histories --seeds $(N) $(ARGS)
+	@$(BIN)/python -m tests.property.run_histories --seeds $(N) $(ARGS)
 
 sharing: $(READY) ## Simulate random tenants: is sharing ever worse than a cluster of one's own?
 	@$(BIN)/python -m skep_lab.studies.sharing $(ARGS)
@@ -125,16 +125,16 @@ down: $(READY) ## Stop it
 	@$(BIN)/skep down $(ARGS)
 
 image: $(READY) ## Build the container image, without a network but for the wheels (BASE_IMAGE=...)
-	@$(BIN)/python scripts/image.py --base "$(BASE_IMAGE)" --tag "$(IMAGE)" --extras "$(EXTRAS)"
+	@$(BIN)/python -m tools.image --base "$(BASE_IMAGE)" --tag "$(IMAGE)" --extras "$(EXTRAS)"
 
 compose-up: image ## Start a cluster of containers: three bus servers, standbys, two agents
-	@$(BIN)/python scripts/compose.py up --image "$(IMAGE)" $(ARGS)
+	@$(BIN)/python -m tools.compose up --image "$(IMAGE)" $(ARGS)
 
 compose-down: $(READY) ## Stop it; volumes stay (ARGS=--wipe removes them, and every job)
-	@$(BIN)/python scripts/compose.py down --image "$(IMAGE)" $(ARGS)
+	@$(BIN)/python -m tools.compose down --image "$(IMAGE)" $(ARGS)
 
 compose-test: image ## Deploy, submit from outside, kill containers, account for every job
-	@$(BIN)/python scripts/compose_test.py --image "$(IMAGE)" $(ARGS)
+	@$(BIN)/python -m tests.system.compose --image "$(IMAGE)" $(ARGS)
 
 cov: $(READY) ## Run the tests with coverage: at least 90 % overall, 98 % of the pure library
 	@$(BIN)/coverage erase

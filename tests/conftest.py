@@ -6,8 +6,9 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from scripts.embedded import Embedded
-from tests import needs, ports
+from tests import needs
+from tests.support import ports
+from tests.support.embedded import Embedded
 
 # Inputs are drawn afresh on every run and the failing one is printed as a blob that replays it;
 # only `ci` draws the same ones every time, so that what it says of a change is about the change.

@@ -27,7 +27,7 @@ from skep_services.shell import Shell
 from skep_services.undecided import Undecided
 from tests.kit import bind, plans
 from tests.node_runtimes import DEADLINE_SECONDS, PATH, process_runtime
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 JOBS = Path(__file__).parent / "e2e" / "jobs"
 E = TypeVar("E")

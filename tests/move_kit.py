@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skep_job.frames import encode
-from tests.job_agent import DEADLINE_S, JobAgent, environment
+from tests.support.job_agent import DEADLINE_S, JobAgent, environment
 
 SCRIPT = Path(__file__).parent / "e2e" / "jobs" / "movable.py"
 TOKEN = "sesame"

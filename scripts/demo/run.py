@@ -26,7 +26,6 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from scripts.bare_client import address
 from scripts.demo import tenants
 from scripts.demo.specs import ACCURACY_MIN, SPECS, TRAINS
 from scripts.demo.timeline import svg
@@ -108,7 +107,7 @@ class Demo:
             [
                 sys.executable,
                 str(HERE / "publish.py"),
-                address(nats, user),
+                nats.get("tenants") or nats["url"],
                 user,
                 nats["users"][user],
                 vc,

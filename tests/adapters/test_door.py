@@ -19,7 +19,7 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.ports import RefusedError
 from tests.adapters.worlds import DEADLINE_S, VCS, Inbox, RealCluster
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.pause_allocator import command_epoch, frames
 from skep.units import Instant
 from skep.wire.facts import AgentFact, FloorRaised, StopTaken
 from skep_services.adapters.journal import JournalFactLog
+from tests.system.pause_allocator import command_epoch, frames
 
 AT = Instant(1_800_000_000_000_000_000)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts.bare_client import BareClient, bare_client
-from scripts.embedded import Embedded
 from skep.wire import subjects
+from tests.support.bare_client import BareClient, bare_client
+from tests.support.embedded import Embedded
 
 SERVICES = (
     "nats",

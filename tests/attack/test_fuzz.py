@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.bare_client import bare_client
-from scripts.embedded import Embedded, until
 from skep.wire import subjects
 from tests.mutations import Mutator
+from tests.support.bare_client import bare_client
+from tests.support.embedded import Embedded, until
 
 SECONDS = float(os.environ.get("SKEP_FUZZ_S") or (60 if os.environ.get("CI") else 4))
 SEED = int(os.environ.get("SKEP_FUZZ_SEED") or uuid.uuid4().int % 2**32)

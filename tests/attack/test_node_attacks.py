@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from scripts.bare_client import bare_client
 from skep.wire import subjects
 from tests.attack.conftest import Target, stored, violations
+from tests.support.bare_client import bare_client
 
 NODE = "node-node-1"
 MAY_NOT_SAY = (

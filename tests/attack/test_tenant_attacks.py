@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from scripts.bare_client import bare_client
 from skep.wire import subjects
 from tests.attack.conftest import Target, stored, violations
+from tests.support.bare_client import bare_client
 
 TENANT = "vc-nlp"
 MAY_NOT_SAY = (

@@ -7,8 +7,8 @@
 `worlds.gz` has a line for each history of the fault simulator: its seed, the number of records in
 the fact logs, a digest of their bytes, and a digest of the allocator's state after each of its
 records. `policies.json` has digests of what `skep sim` prints and writes for every policy, from
-`scripts.same_bytes`. A change of the code's shape leaves all of them as they are. Prints one JSON
-object.
+`tests.corpus.same_bytes`. A change of the code's shape leaves all of them as they are. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def read_worlds(path: Path = WORLDS) -> dict[int, History]:
 
 def policies() -> dict[str, str]:
     """Return a digest of each output of `skep sim` for every policy, by its name."""
-    command = [sys.executable, "-m", "scripts.same_bytes", "--json"]
+    command = [sys.executable, "-m", "tests.corpus.same_bytes", "--json"]
     done = subprocess.run(command, capture_output=True, check=True)
     found: dict[str, str] = json.loads(done.stdout)["sha256"]
     return found

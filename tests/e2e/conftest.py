@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scripts.bare_client import Answer, bare_client
-from scripts.embedded import Embedded, until
+from tests.support.bare_client import Answer, bare_client
+from tests.support.embedded import Embedded, until
 
 JOBS = Path(__file__).parent / "jobs"
 SITE_PACKAGES = sysconfig.get_path("purelib")

@@ -17,12 +17,12 @@ import pytest
 from nats.errors import MaxPayloadError
 from nats.js.errors import APIError
 
-from scripts.bare_client import bare_client
-from scripts.embedded import Embedded, until
 from skep.units import KIB, MIB
 from skep.wire import subjects
 from skep.wire.spec import SPEC_BYTES_MAX
 from tests.e2e.conftest import LOG_BYTES_MAX, Gate, Tenant
+from tests.support.bare_client import bare_client
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

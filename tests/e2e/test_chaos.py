@@ -23,7 +23,7 @@ def run(folder: Path, jobs: int, faults: int, minutes: float, kinds: str) -> int
     command = [
         sys.executable,
         "-m",
-        "scripts.chaos",
+        "tests.system.chaos",
         "--seed",
         "30",
         "--jobs",

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from skep_services.supervisor import home as folder
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

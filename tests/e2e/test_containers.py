@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests import needs
 from tests.e2e.conftest import SITE_PACKAGES, Gate, Tenant
 from tests.e2e.test_suspend import Job
 from tests.node_runtimes import image_of_engine
+from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.docker]
 

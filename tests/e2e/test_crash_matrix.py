@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.crash_matrix import crash_matrix
-from scripts.crashes import table
-from scripts.crashes.cells import chosen
+from tests.system.crash_matrix import crash_matrix
+from tests.system.crashes import table
+from tests.system.crashes.cells import chosen
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.elastic_gang import SCRIPT, ElasticGang, Member, Store, elastic_gang
-from tests.job_agent import environment, python
+from tests.support.elastic_gang import SCRIPT, ElasticGang, Member, Store, elastic_gang
+from tests.support.job_agent import environment, python
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skep_job import stored
-from tests.job_agent import job_agent
 from tests.move_kit import after, environment_of, job, uninterrupted
+from tests.support.job_agent import job_agent
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_agent import JobAgent, job_agent
 from tests.move_kit import TOKEN, Job, environment_of, job
-from tests.ports import free_port
+from tests.support.job_agent import JobAgent, job_agent
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.job_agent import job_agent
 from tests.move_kit import job
+from tests.support.job_agent import job_agent
 
 SCRIPT = Path(__file__).parent / "jobs" / "libraries.py"
 STEPS = 24

@@ -13,9 +13,9 @@ import pytest
 
 from skep_job import transfer
 from skep_job.transfer import Wire
-from tests.job_agent import JobAgent, job_agent
 from tests.move_kit import TOKEN, Job, after, environment_of, job, uninterrupted
-from tests.ports import free_port
+from tests.support.job_agent import JobAgent, job_agent
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

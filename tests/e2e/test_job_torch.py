@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.job_agent import JobAgent, job_agent, launch
+from tests.support.job_agent import JobAgent, job_agent, launch
 
 JOBS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded import Embedded
-from scripts.kill_all import KillAll, is_good
+from tests.support.embedded import Embedded
+from tests.system.kill_all import KillAll, is_good
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

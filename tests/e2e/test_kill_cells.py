@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.kill_cells import KINDS, kill_cells, table
+from tests.system.kill_cells import KINDS, kill_cells, table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

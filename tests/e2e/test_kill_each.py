@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded import Embedded
-from scripts.kill_each import SERVICES, KillEach, table
+from tests.support.embedded import Embedded
+from tests.system.kill_each import SERVICES, KillEach, table
 
 pytestmark = pytest.mark.e2e
 

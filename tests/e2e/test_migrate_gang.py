@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
-from tests.ports import free_port
+from tests.support.embedded import Embedded, until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import nats.errors
 import pytest
 
-from scripts.bare_client import bare_client
-from scripts.embedded import Embedded, until
 from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, SERVICES_ACCOUNT
 from tests.e2e.conftest import Tenant
+from tests.support.bare_client import bare_client
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.compose import FILE
-from scripts.embedded import Embedded, until
 from tests.collector import Collector, Span, collecting
 from tests.e2e.conftest import Tenant
+from tests.support.embedded import Embedded, until
+from tools.compose import FILE
 
 pytestmark = pytest.mark.e2e
 

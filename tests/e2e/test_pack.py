@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.bare_client import bare_client
-from scripts.embedded import Embedded, until
 from skep.perf.interference import Load, slowdowns
+from tests.support.bare_client import bare_client
+from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
 

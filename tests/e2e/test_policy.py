@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Gate, Tenant
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts.ps.jobs import Job, Zygote
 from skep_job.ps.store import view
 from skep_job.ps.wire import Patience, dial
-from tests.ports import free_port
+from tests.support.ports import free_port
+from tests.support.ps.jobs import Job, Zygote
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

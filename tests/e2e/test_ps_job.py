@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded import Embedded
 from tests.e2e.conftest import Tenant
+from tests.support.embedded import Embedded
 
 DEADLINE_S = 240.0
 """Six processes import PyTorch first: on a loaded machine that alone takes a minute."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
+from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

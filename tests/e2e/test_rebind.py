@@ -13,7 +13,7 @@ from skep_job import accelerator
 from skep_job.accelerator import Accelerator, FakeLoad
 from skep_job.place import tree
 from tests import needs
-from tests.suspend_kit import JOBS, Driver, driver
+from tests.support.suspend_kit import JOBS, Driver, driver
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
 from tests.e2e.test_resize import DEADLINE_S, held, resize
-from tests.job_agent import environment, python
+from tests.support.embedded import Embedded, until
+from tests.support.job_agent import environment, python
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scripts.bare_client import bare_client
-from scripts.embedded import Embedded, until
 from skep.wire import subjects
 from skep.wire.facts import Admitted
 from tests.e2e.conftest import Tenant
+from tests.support.bare_client import bare_client
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

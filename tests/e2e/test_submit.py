@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from scripts.bare_client import Answer, BareClient, bare_client
-from scripts.embedded import Embedded, until
 from skep.wire import subjects
 from skep.wire.facts import Admitted, JobEnded, Repeated
 from tests.e2e.conftest import Gate, Tenant
+from tests.support.bare_client import Answer, BareClient, bare_client
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
+from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.suspend_kit import JOBS, Driver, driver
+from tests.support.suspend_kit import JOBS, Driver, driver
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_agent import DEADLINE_S, Message
-from tests.suspend_kit import Driver, driver
+from tests.support.job_agent import DEADLINE_S, Message
+from tests.support.suspend_kit import Driver, driver
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 

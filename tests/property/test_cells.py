@@ -21,7 +21,7 @@ def test_histories(part: int) -> None:
         try:
             History(seed).run()
         except Exception as error:
-            error.add_note(f"python -m scripts.cell_histories --seed {seed}")
+            error.add_note(f"python -m tests.property.run_histories --seed {seed}")
             raise
 
 

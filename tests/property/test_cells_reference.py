@@ -96,7 +96,7 @@ def test_placement_is_what_brute_force_finds(part: int) -> None:
         try:
             stats += Judged(seed, leaves=LEAVES).run(EVENTS)
         except Exception as error:
-            error.add_note(f"python -m scripts.cell_histories --reference --seed {seed}")
+            error.add_note(f"python -m tests.property.run_histories --reference --seed {seed}")
             raise
     assert stats["entitled"] > 100
     assert stats["blind"] > 100

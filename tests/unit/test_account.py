@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.account import Note, Tally, noted_problems, problems, read_notes, tally
+from tests.system.account import Note, Tally, noted_problems, problems, read_notes, tally
 
 
 def admitted(key: str, job: str) -> dict[str, Any]:

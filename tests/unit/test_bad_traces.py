@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts import bad_traces
-from scripts.bad_traces import FORMS, ROWS, Said, Spoilt
 from skep_lab.traces.read import FORMATS
+from tests.system import bad_traces
+from tests.system.bad_traces import FORMS, ROWS, Said, Spoilt
 
 
 @pytest.fixture(autouse=True)

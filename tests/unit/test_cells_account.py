@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from scripts.account import Note
-from scripts.cells_account import leaks, preemption_problems, unfinished, untouched_problems
 from skep.wire.facts import JobBound, MemberGone
 from skep.wire.node import Outcome
 from tests.kit import admitted, allocator, exited, facts_of, joined, started
+from tests.system.account import Note
+from tests.system.cells_account import leaks, preemption_problems, unfinished, untouched_problems
 
 NAMES = {"gang": "j3", "victim": "j1", "other": "j2"}
 

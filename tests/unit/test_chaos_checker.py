@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from scripts.chaos.checker import Checker
-from scripts.chaos.evidence import Ack, Evidence, Run, Submitted, Told, read_notes
 from skep.units import Instant
 from skep.wire.changes import GpusRegained
 from skep.wire.cluster import VirtualCluster
@@ -37,6 +35,8 @@ from skep.wire.node import Gpu, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem, Resources
 from skep_services.ports import LogRecord
+from tests.system.chaos.checker import Checker
+from tests.system.chaos.evidence import Ack, Evidence, Run, Submitted, Told, read_notes
 
 VCS = VcsSet(vcs={"red": VirtualCluster(gpus=4)})
 BAD = Problem(path="$.gpus", reason=Reason.BAD_VALUE, text="it is -1")

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from scripts.chaos import delay, faults, workload
-from scripts.chaos.network import Cut
-from scripts.chaos.target import VCS, Jobs, Target
+from tests.system.chaos import delay, faults, workload
+from tests.system.chaos.network import Cut
+from tests.system.chaos.target import VCS, Jobs, Target
 
 BUS = ("nats-1", "nats-2", "nats-3")
 ROLES = {"gateway": "service", "allocator": "service", "node-1": "agent", "node-2": "agent"}

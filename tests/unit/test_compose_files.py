@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.compose import COLLECTOR
 from skep_services.adapters.nats_access import DOOR, REPLICATED, identities, password_behind_door
 from skep_services.compose import bootstrap, check, init
 from skep_services.supervisor.config import Wishes, parse_vc
+from tools.compose import COLLECTOR
 
 FILE = Path(__file__).parents[2] / "compose" / "compose.yaml"
 SERVERS = {"nats-1", "nats-2", "nats-3"}

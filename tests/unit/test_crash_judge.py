@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from scripts.crashes import judge, table
-from scripts.crashes.cells import MECHANISMS, Cell, allowed, cells, chosen
-from scripts.crashes.jobs import Stands, stands
-from scripts.crashes.judge import Begun, Line, Step
-from scripts.crashes.play import Playing
+from tests.system.crashes import judge, table
+from tests.system.crashes.cells import MECHANISMS, Cell, allowed, cells, chosen
+from tests.system.crashes.jobs import Stands, stands
+from tests.system.crashes.judge import Begun, Line, Step
+from tests.system.crashes.play import Playing
 
 REFERENCE = [float("nan"), *(step / 8 for step in range(1, 100))]
 BOUND: dict[str, Any] = {

@@ -8,12 +8,6 @@ from typing import Any
 
 import msgspec
 
-from scripts import crosscheck_gavel as gavel
-from scripts import crosscheck_quirks as quirks
-from scripts import crosscheck_reference as bare
-from scripts import crosscheck_rounds as rounds
-from scripts.crosscheck_report import report
-from scripts.crosscheck_rows import ROWS
 from skep.units import in_seconds, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep_lab.simulator.build import ALL, uniform
@@ -21,6 +15,10 @@ from skep_lab.simulator.run import run
 from skep_lab.simulator.settings import AT_ONCE, COMPAT, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
+from tests.system.crosscheck import gavel, quirks, rounds
+from tests.system.crosscheck import reference as bare
+from tests.system.crosscheck.report import report
+from tests.system.crosscheck.rows import ROWS
 
 MODELS = ("small", "large")
 RATES = gavel.Rates(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 import pytest
 
-from scripts.proto_examples import IDENTITY
 from skep.machines.admission import AdmissionMachine
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.agent import AgentMachine
@@ -37,6 +36,7 @@ from skep_services.searches.__main__ import FOLLOW as SEARCHES_FOLLOW
 from skep_services.searches.__main__ import LISTEN as SEARCHES_LISTEN
 from skep_services.shell import Follow
 from tests.kit import added, admitted, at, heartbeat, joined, spec, started, submission, vcs
+from tools.proto_examples import IDENTITY
 
 EXAMPLES = Path(__file__).parents[2] / "proto" / "examples"
 VC, NODE = "nlp", "node-1"

@@ -47,7 +47,7 @@ def test_busier_jobs_pack_worse() -> None:
 @pytest.mark.needs("data")
 @pytest.mark.parametrize("gpu, error", [("k80", 0.04), ("p100", 0.06), ("v100", 0.12)])
 def test_pairs_that_were_not_fitted_are_met(gpu: str, error: float) -> None:
-    from scripts.fit_interference import read_pairs
+    from tools.fit_interference import read_pairs
 
     pairs = read_pairs(needs.DATA / "gavel")[gpu]
     random.Random(1).shuffle(pairs)  # As the fit shuffles them; the second half was held out.

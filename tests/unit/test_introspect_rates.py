@@ -2,9 +2,9 @@
 
 import pytest
 
-from scripts.introspect.rates import Steps
-from scripts.introspect.slices import cycles
 from skep.units import NS_PER_SECOND
+from tests.system.introspect.rates import Steps
+from tests.system.introspect.slices import cycles
 
 S = NS_PER_SECOND
 

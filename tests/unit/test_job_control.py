@@ -12,7 +12,7 @@ from skep_job import suspend
 from skep_job.control import ANSWERS_MAX, TEXT_CHARACTERS_MAX, Control, Message, describe
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally, after_step
-from tests.job_agent import DEADLINE_S
+from tests.support.job_agent import DEADLINE_S
 
 
 class Store:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_agent import DEADLINE_S, environment
+from tests.support.job_agent import DEADLINE_S, environment
 
 LEAVE = """
     import atexit, os, sys

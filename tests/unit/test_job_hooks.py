@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from skep_job.imports import ImportWatcher
-from tests.job_agent import JobAgent, job_agent, launch
+from tests.support.job_agent import JobAgent, job_agent, launch
 
 FAKE_TORCH = {
     "torch/__init__.py": "",

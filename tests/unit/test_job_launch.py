@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_agent import JobAgent, environment, job_agent, launch, python
+from tests.support.job_agent import JobAgent, environment, job_agent, launch, python
 
 SHOW = """
 import sys, __main__

@@ -21,7 +21,7 @@ from skep_job.memory import memory_bytes
 from skep_job.reporter import FAREWELL_S, QUIET_S, Reporter
 from skep_job.settings import Settings, Unobserved, read
 from skep_job.tally import FAILURE_CHARACTERS_MAX, Tally, after_step
-from tests.job_agent import JobAgent, job_agent
+from tests.support.job_agent import JobAgent, job_agent
 
 NEVER_S = 60.0  # A period within which no test ends: what arrives earlier was not the timer.
 GIVEN = {"SKEP_SOCK": "/run/skep/n1.sock", "SKEP_JOB": "j7", "SKEP_GEN": "3"}

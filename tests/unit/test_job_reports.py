@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_agent import Message, job_agent, python
+from tests.support.job_agent import Message, job_agent, python
 
 PLAIN = """
     import skep_job

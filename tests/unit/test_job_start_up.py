@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skep_job.watch import parts
-from tests.job_agent import DEADLINE_S, LIBS, JobAgent, job_agent
+from tests.support.job_agent import DEADLINE_S, LIBS, JobAgent, job_agent
 from tests.unit.test_job_hooks import FAKE_TORCH, TRAIN
 
 START_UP = LIBS / "skep_job" / "start_up"

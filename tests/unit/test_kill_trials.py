@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from scripts.kill_trials import PHASES, SERVICES, Case, Measured, cases
 from skep.units import Instant
 from skep.wire.advice import JobPace, Outlook
 from skep.wire.findings import JobRate, Rates
+from tests.system.kill_trials import PHASES, SERVICES, Case, Measured, cases
 
 AT = Instant(1)
 

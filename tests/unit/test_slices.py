@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from scripts.slices import Shift, counts, jain, spread, turns
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
 from skep.wire.changes import AskResume, AskSuspend
 from tests.kit import Driver, admitted, allocator, joined, started
+from tests.support.slices import Shift, counts, jain, spread, turns
 from tests.unit.test_allocator_changes import ask, changed, known, told
 
 JOBS, SLOTS, QUANTA = 6, 4, 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.switch_loss import NS, Window, lost_s
+from tests.support.switch_loss import NS, Window, lost_s
 
 WINDOW = Window(felt=4.0, pace=8.0)
 SWITCH = 100 * NS

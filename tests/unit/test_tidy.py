@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import tidy
+from tools import tidy
 
 ROOT = Path(__file__).resolve().parents[2]
 

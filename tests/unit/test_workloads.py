@@ -317,7 +317,7 @@ def test_the_published_tables_are_read() -> None:
 
 
 def test_leaving_measurements_out_says_how_far_off_gaps_are() -> None:
-    from scripts.validate_workloads import validate
+    from tests.system.validate_workloads import validate
 
     found = validate(tuple(small_tables()))
     assert list(found) == [

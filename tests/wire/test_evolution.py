@@ -10,8 +10,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from scripts import generate_proto
-from scripts.proto_examples import GROUPS
 from skep.wire import bounds, codec, subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.commands import BindJob
@@ -20,6 +18,8 @@ from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from tests.kit import T0, bind
+from tools import generate_proto
+from tools.proto_examples import GROUPS
 
 OPEN = [(name, message) for name, group in GROUPS.items() for message in group if name != "admin"]
 OPEN_IDS = [f"{name}/{message.__struct_config__.tag}" for name, message in OPEN]

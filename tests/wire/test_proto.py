@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from scripts import generate_proto
-from scripts.proto_examples import GROUPS, SPEC
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.parse import parse_spec
+from tools import generate_proto
+from tools.proto_examples import GROUPS, SPEC
 
 EXAMPLES = [(name, message) for name, group in GROUPS.items() for message in group]
 IDS = [f"{name}/{message.__struct_config__.tag}" for name, message in EXAMPLES]

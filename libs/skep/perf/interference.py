@@ -8,7 +8,7 @@ world's side: each job on a GPU has a load, and a job's mini-batches take
 
 times as long as alone. The first term is two jobs that want the same cores at once; the second is
 what one does to the other beyond that, through caches, memory bandwidth and changes of context.
-`python -m scripts.fit_interference` fits the loads and says how far off they are on pairs of models
+`python -m tools.fit_interference` fits the loads and says how far off they are on pairs of models
 that they were not fitted on.
 """
 

@@ -1,4 +1,4 @@
-"""Loads of models on GPUs: `python -m scripts.fit_interference --write` fits them.
+"""Loads of models on GPUs: `python -m tools.fit_interference --write` fits them.
 
 By type of GPU, by model: demand, sensitivity and pressure (see
 `skep.perf.interference`). From Gavel's throughputs of single models and of pairs;

@@ -9,7 +9,7 @@ they are: in GPUs, nodes, and GPUs of the fullest and the emptiest node, each co
 What is on one node is compared with what is on one node only. It is never faster than the best
 split of as many GPUs over as many nodes that was measured, or, if there is none, over the next
 smaller number of nodes: going further apart gains only where that was seen.
-`scripts/validate_workloads.py` says how far off that is for splits that were measured.
+`tests/system/validate_workloads.py` says how far off that is for splits that were measured.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ROUND_EVERY = seconds(1)
 ROUND_GPUS = 1024
 """GPUs looked at each second: all 65,536 of a very large cluster in a minute, for one or two
-hundredths of a processor (`scripts/bench_cells.py` tells)."""
+hundredths of a processor (`benchmarks/cells.py` tells)."""
 STORY_KEPT = 500
 STORY_FACTS = 20
 STORY_CHARS = 200

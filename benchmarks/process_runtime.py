@@ -1,0 +1,156 @@
+"""Measure the process runtime: how fast runs of /bin/true start and end. Prints JSON.
+
+    python -m benchmarks.process_runtime [--runs 1000] [--live 0] [--parallel 16]
+
+`one_by_one`: each run is started, its end awaited and forgotten before the next one. `parallel`:
+that many at a time, as an agent with as many slots does. `--live` keeps other runs alive beside.
+Times are milliseconds as the agent sees them; CPU is that of agent and runner together with their
+children, per run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from skep_services.adapters.process_runtime import ProcessRuntime
+from skep_services.ports import RunExited, RunPlan, RunStarted
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/", **{f"SKEP_{n}": "x" * 20 for n in range(20)}}
+LOG_BYTES_MAX = 1 << 20
+
+
+class Bench:
+    """One agent with its runner, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = ProcessRuntime(folder / "state")
+        self.start_ms: list[float] = []
+        self.end_ms: list[float] = []
+        self._ends: dict[str, asyncio.Future[RunExited]] = {}
+        self._runs = 0
+
+    async def take(self, end: RunExited) -> None:
+        """Take the end of a run."""
+        self._ends[end.token].set_result(end)
+
+    async def run(self, *argv: str) -> asyncio.Future[RunExited]:
+        """Start one run; return its end to come."""
+        self._runs += 1
+        token = f"r{self._runs}"
+        self._ends[token] = asyncio.get_running_loop().create_future()
+        plan = RunPlan(
+            token=token,
+            argv=argv,
+            env=ENVIRONMENT,
+            workdir="/",
+            log_path=str(self.folder / "logs" / token),
+            log_bytes_max=LOG_BYTES_MAX,
+        )
+        answer = await self.runtime.start(plan)
+        assert isinstance(answer, RunStarted), answer
+        return self._ends[token]
+
+    async def measured(self) -> None:
+        """Run /bin/true to its end, timed."""
+        began = time.perf_counter()
+        ending = await self.run("/bin/true")
+        self.start_ms.append((time.perf_counter() - began) * 1000)
+        end = await ending
+        self.end_ms.append((time.perf_counter() - began) * 1000)
+        await self.runtime.forget(end.token)
+        del self._ends[end.token]
+
+    async def series(self, runs: int, parallel: int) -> dict[str, Any]:
+        """Do `runs` measured runs, `parallel` at a time."""
+        self.start_ms, self.end_ms = [], []
+        left = iter(range(runs))
+
+        async def slot() -> None:
+            for _ in left:
+                await self.measured()
+
+        pid = await self.runtime.ping()
+        began, cpu = time.perf_counter(), _cpu_seconds(pid)
+        await asyncio.gather(*(slot() for _ in range(parallel)))
+        took = time.perf_counter() - began
+        return {
+            "parallel": parallel,
+            "runs_per_second": round(runs / took),
+            "cpu_ms_per_run": round((_cpu_seconds(pid) - cpu) * 1000 / runs, 2),
+            "started_ms": _spread(self.start_ms),
+            "ended_ms": _spread(self.end_ms),
+        }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return {name: round(ordered[int(last * part)], 2) for name, part in PARTS.items()}
+
+
+PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def _cpu_seconds(runner: int) -> float:
+    """Return the CPU time of this process and of the runner with its children so far."""
+    words = Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()
+    ticks = sum(int(word) for word in words[11:15])
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return ticks / os.sysconf("SC_CLK_TCK") + own.ru_utime + own.ru_stime
+
+
+def _resident_mib(pid: int) -> float:
+    words = Path(f"/proc/{pid}/statm").read_text().split()
+    return round(int(words[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
+async def bench(runs: int, live: int, parallel: int) -> dict[str, Any]:
+    """Return the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Bench(Path(folder))
+        began = time.perf_counter()
+        await one.runtime.open(one.take)
+        opened_ms = (time.perf_counter() - began) * 1000
+        try:
+            for _ in range(live):
+                await one.run("/bin/sleep", "3600")
+            pid = await one.runtime.ping()
+            return {
+                "runs": runs,
+                "live_runs_beside": live,
+                "open_ms": round(opened_ms, 1),
+                "runner_rss_mib_before": _resident_mib(pid),
+                "one_by_one": await one.series(runs, 1),
+                "together": await one.series(runs, parallel),
+                "runner_rss_mib_after": _resident_mib(pid),
+            }
+        finally:
+            await one.runtime.shutdown(0.0)
+            await one.runtime.close()
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure the process runtime.")
+    parser.add_argument("--runs", type=int, default=1000, help="runs per series")
+    parser.add_argument("--live", type=int, default=0, help="runs that live on beside")
+    parser.add_argument("--parallel", type=int, default=16, help="runs at a time")
+    options = parser.parse_args()
+    figures = asyncio.run(bench(options.runs, options.live, options.parallel))
+    json.dump(figures, sys.stdout, indent=2)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""How fast the simulated cluster is, and how much memory it takes: prints one JSON document.
+
+An event is a start or an end of a job. Everything that decides is what runs in production, first
+come, first served in cells; jobs are Philly's mix of sizes, arrivals such that four fifths of the
+GPUs are busy. The whole Philly trace is played if its data is there (SKEP_SHARED_DATA, or
+`shared/data` beside the repository). Each figure comes of a process of its own.
+
+    python -m benchmarks.simulator [--quick] [--only NAME] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import csv
+import gzip
+import json
+import os
+import pstats
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from skep.units import seconds
+from skep.wire.cluster import Cluster
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
+NODE_GPUS = 8
+PHILLY_NODES = 279
+"""HiveD's cluster: 2,232 GPUs (section 5)."""
+SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (93.2, 2.2, 2.3, 2.0, 0.2, 0.1)
+"""Philly's mix of GPUs per job."""
+MEAN_S, SIGMA, LOAD = 3600.0, 1.5, 0.8
+DEEP_JOBS = 5_000
+
+
+def drawn(gpus: int, jobs: int, vcs: int = 1, load: float = LOAD) -> Trace:
+    """Return random jobs that keep such a part of so many GPUs busy: the same ones every time."""
+    rng = random.Random(f"bench {gpus} {jobs}")
+    sizes = [size for size in SIZES if size <= gpus // vcs // 2]
+    weights = WEIGHTS[: len(sizes)]
+    mean = sum(map(lambda size, weight: size * weight, sizes, weights)) / sum(weights)
+    every_s = mean * MEAN_S / (load * gpus)
+    at, made = 0.0, []
+    for number in range(jobs):
+        at += rng.expovariate(1 / every_s)
+        lasts = rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) * MEAN_S
+        vc = f"vc{rng.randrange(vcs)}" if vcs > 1 else ""
+        made.append(
+            TraceJob(
+                id=f"b{number}",
+                at=seconds(at),
+                run_time=seconds(max(1.0, lasts)),
+                gpus=rng.choices(sizes, weights)[0],
+                vc=vc,
+            )
+        )
+    return Trace(name=f"drawn for {gpus} GPUs", jobs=tuple(made))
+
+
+def philly() -> Trace:
+    """Return the whole Philly trace in one VC."""
+    with gzip.open(DATA / "philly" / "philly.csv.gz", "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["timestamp"]]
+    rows.sort(key=lambda row: row["timestamp"])
+    first = datetime.fromisoformat(rows[0]["timestamp"])
+    return Trace(
+        name="philly",
+        jobs=tuple(
+            TraceJob(
+                id=f"p{number}",
+                gpus=int(row["num_gpus"]),
+                at=seconds((datetime.fromisoformat(row["timestamp"]) - first).total_seconds()),
+                run_time=seconds(float(row["duration"])),
+            )
+            for number, row in enumerate(rows)
+        ),
+    )
+
+
+def helios() -> tuple[Trace, Cluster]:
+    """Return two weeks of Philly and its VCs as Helios' simulator had them."""
+    with (DATA / "philly" / "philly_vc_nodes.csv").open() as file:
+        vcs = {row["vc"]: int(row["node num"]) for row in csv.DictReader(file)}
+    with (DATA / "anchors" / "philly_oct01_14.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    jobs = tuple(
+        TraceJob(
+            id=row["job_id"],
+            at=seconds(float(row["submit_time"])),
+            vc=row["vc"],
+            run_time=seconds(float(row["duration"])),
+            gpus=int(row["num_gpu"]),
+        )
+        for row in rows
+    )
+    return Trace(name="philly oct 1-14", jobs=jobs), uniform(sum(vcs.values()), NODE_GPUS, vcs=vcs)
+
+
+def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -> dict[str, Any]:
+    """Return what one run took, and its means."""
+    result = run(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
+    done = [job for job in result.jobs if job.ended is not None]
+    jct = sum((job.ended or 0) - job.job.at for job in done) / max(1, len(done)) / 1e9
+    return {
+        "gpus": result.gpus,
+        "jobs": len(result.jobs),
+        "done": len(done),
+        "events": result.events,
+        "cpu_s": round(result.cpu_s, 2),
+        "events_per_cpu_s": round(result.events / result.cpu_s),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "mean_jct_s": round(jct, 2),
+        "mean_wait_s": round(sum(job.waited for job in done) / max(1, len(done)) / 1e9, 2),
+        "makespan_s": max((job.ended or 0 for job in done), default=0) / 1e9,
+        "decisions": result.decisions[:16],
+    }
+
+
+def case(name: str, *, quick: bool) -> dict[str, Any]:
+    """Return the figures of one case."""
+    jobs = 1_000 if quick else 10_000
+    match name:
+        case "512" | "2232" | "65536":
+            gpus = int(name)
+            return measured(drawn(gpus, jobs), uniform(gpus // NODE_GPUS, NODE_GPUS))
+        case "vcs":
+            vcs = {f"vc{number}": 27 for number in range(10)}
+            return measured(drawn(2160, jobs, 10), uniform(270, NODE_GPUS, vcs=vcs))
+        case "deep":
+            # Ten times what the GPUs can do: almost all of it waits.
+            return measured(drawn(512, min(jobs, DEEP_JOBS), load=10.0), uniform(64, NODE_GPUS))
+        case "philly":
+            return measured(philly(), uniform(PHILLY_NODES, NODE_GPUS))
+        case _:
+            quirks = Settings(compat=frozenset({AT_ONCE, FIRST_NODE}))
+            return measured(*helios(), quirks)
+
+
+CASES = ("512", "2232", "65536", "vcs", "deep")
+WITH_DATA = ("philly", "helios")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, each case in a process of its own, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="1,000 jobs each, no whole trace")
+    parser.add_argument("--only", choices=(*CASES, *WITH_DATA), help="one case, in this process")
+    parser.add_argument("--profile", action="store_true", help="with --only: where the time goes")
+    options = parser.parse_args(arguments)
+    if options.only in WITH_DATA and not DATA.is_dir():
+        parser.error(f"{DATA} is absent: SKEP_SHARED_DATA names where the data is")
+    if options.only:
+        profile = cProfile.Profile()
+        found = (
+            profile.runcall(case, options.only, quick=options.quick)
+            if options.profile
+            else case(options.only, quick=options.quick)
+        )
+        print(json.dumps(found))
+        if options.profile:
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+        return 0
+    print(json.dumps(measure(quick=options.quick), indent=1))
+    return 0
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of all cases, each from a process of its own."""
+    names = CASES if quick or not DATA.is_dir() else (*CASES, *WITH_DATA)
+    told: dict[str, Any] = {"load": os.getloadavg()}
+    if not DATA.is_dir():
+        told["absent"] = f"{DATA}: the whole Philly trace is not played"
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.simulator", "--only", name]
+        command += ["--quick"] if quick else []
+        told[name] = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main())

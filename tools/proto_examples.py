@@ -1,0 +1,679 @@
+"""One golden example of every message: what `proto/examples/` holds and readers must understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from skep.units import Duration, Instant
+from skep.wire import (
+    admin,
+    advice,
+    bearing,
+    changes,
+    commands,
+    drafts,
+    facts,
+    findings,
+    moves,
+    node,
+    packs,
+    part_facts,
+    reports,
+    resizes,
+    talk,
+    trials,
+    verdict,
+)
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep.wire.reasons import Reason
+from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+AT = Instant(1_760_000_000_000_000_000)
+LATER = Instant(AT + 5_000_000_000)
+IDENTITY = "0c4e1f0a9b7d4d0f8a55c1d2e3f40516"
+
+SPEC = JobSpec(
+    name="digits",
+    vc="nlp",
+    script="/data/ada/train.py",
+    args=("--epochs", "10"),
+    workdir="/data/ada",
+    env={"LR": "0.1"},
+    resources=Resources(
+        gpus=1,
+        workers=2,
+        gpu_type="cpu",
+        cpus=1,
+        memory=2**31,
+        topology=Topology(within="node", hard=True),
+    ),
+    priority=10,
+    limits=Limits(time=7200, retries=2),
+    size=SizeHint(epochs=10, mini_batches_per_epoch=90, batch_size=16, family="digits"),
+    labels={"paper": "yes"},
+    runtime=Runtime(image="pytorch/pytorch:2.9.0"),
+    elastic=Elastic(min=1, max=4),
+)
+SMALL = JobSpec(name="hello", vc="nlp", command=("hostname",))
+PROBLEM = Problem(
+    path="$.resources.gpu",
+    reason=Reason.UNKNOWN_KEY,
+    text="unknown key `gpu`",
+    suggestion="did you mean `gpus`?",
+)
+JOINED = node.NodeJoined(
+    node="node-1",
+    identity=IDENTITY,
+    incarnation=3,
+    address="10.0.0.1",
+    ports=(20000, 20499),
+    gpus=(node.Gpu(index=0, type="nvidia-h200", memory=150_754_820_096, uuid="GPU-5f3b"),),
+    cpus=16,
+    memory=137_438_953_472,
+)
+EXITED = node.MemberExited(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    outcome=node.Outcome.EXITED,
+    at=LATER,
+    detail="rank 1: exit status 3",
+    steps=900,
+    step_ns=11_000_000,
+    trace=TRACE,
+    ranks=(node.RankExit(rank=0, code=-15), node.RankExit(rank=1, code=3)),
+)
+BIND = commands.BindJob(
+    order=42,
+    epoch=2,
+    settled=40,
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    name="digits",
+    vc="nlp",
+    argv=(commands.AGENT_PYTHON, "-m", "skep_job", "/data/ada/train.py"),
+    ranks=(
+        commands.RankPlan(rank=0, local_rank=0, devices=(0,)),
+        commands.RankPlan(rank=1, local_rank=1, devices=(1,)),
+    ),
+    world=2,
+    node_rank=0,
+    nodes=1,
+    master_address="10.0.0.1",
+    master_port=20000,
+    env={"LR": "0.1"},
+    workdir="/data/ada",
+    trace=TRACE,
+    image="pytorch/pytorch:2.9.0",
+)
+MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
+MORE = facts.Member(node="node-1", identity=IDENTITY, first_rank=2, devices=((2,),), levels=(1,))
+OWNED = facts.Member(
+    node="node-1", identity=IDENTITY, first_rank=0, devices=((0, 1), (2, 3)), levels=(3, 3)
+)
+CELLS = Cluster(
+    chains={
+        "cpux4": Chain(
+            gpu="cpu",
+            levels=(Level(name="pair", fanout=2), Level(name="node", fanout=2)),
+            node_level="node",
+            nodes=(NodeCell(node="node-1"), NodeCell(node="node-2", devices=(0, 2, 1, 3))),
+        )
+    },
+    pins={"big": Pin(chain="cpux4", level="node", index=1)},
+    vcs={
+        "nlp": VirtualCluster(cells=(Quota(chain="cpux4", level="node", count=1),)),
+        "vision": VirtualCluster(pinned=("big",), weight=2.0),
+    },
+)
+
+CHANGE = commands.ChangeJob(
+    order=44,
+    epoch=2,
+    settled=41,
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    change=commands.Suspend(release=True, step=120),
+    deadline_ms=5_000,
+    trace=TRACE,
+)
+
+COMMANDS: tuple[msgspec.Struct, ...] = (
+    BIND,
+    commands.StopJob(
+        order=43,
+        epoch=2,
+        settled=41,
+        node="node-1",
+        identity=IDENTITY,
+        job="j17",
+        attempt=1,
+        grace_s=10.0,
+    ),
+    CHANGE,
+    commands.RefuseNode(
+        epoch=2, node="node-1", identity="other", text="another agent named node-1 is alive"
+    ),
+    commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
+    commands.ClearNode(order=43, epoch=2, node="node-1", identity=IDENTITY),
+)
+KNOWN = node.MemberKnown(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    at=AT,
+    trace=TRACE,
+    tier=node.Tier.OBSERVED,
+    can=("suspend", "release"),
+)
+READY = node.MemberReady(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=2,
+    at=AT,
+    trace=TRACE,
+    doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),),
+)
+LOADED = node.MemberLoaded(
+    node="node-1", identity=IDENTITY, job="j17", attempt=2, step=120, at=AT, trace=TRACE
+)
+CHANGED = node.MemberChanged(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    order=44,
+    manner=node.Manner.BOUNDARY,
+    at=AT,
+    step=120,
+    moved=104_857_600,
+    residue=524_288_000,
+    pause_ns=140_000_000,
+    trace=TRACE,
+)
+
+NODE_EVENTS: tuple[msgspec.Struct, ...] = (
+    JOINED,
+    node.MemberStarted(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
+    node.MemberStepped(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
+    KNOWN,
+    READY,
+    LOADED,
+    CHANGED,
+    EXITED,
+    node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
+)
+REPORTS: tuple[msgspec.Struct, ...] = (
+    reports.Heartbeat(
+        node="node-1",
+        identity=IDENTITY,
+        at=AT,
+        trouble=(reports.DeviceTrouble(index=2, text="XID 79"),),
+    ),
+    reports.NodeReport(
+        node="node-1",
+        at=AT,
+        jobs=(
+            reports.JobProgress(
+                job="j17",
+                attempt=1,
+                world=2,
+                trace=TRACE,
+                ranks=(
+                    reports.RankProgress(
+                        rank=0, steps=90, step_ns=11_000_000, last_step_at=AT, memory=300_000_000
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+BEFORE = (
+    trials.Before(job="j17", attempt=1, gpus=1, rate_milli=90_909, solo_milli=90_909),
+    trials.Before(job="j12", attempt=2, gpus=1, rate_milli=4_000, solo_milli=4_000),
+)
+AFTER = (
+    trials.After(job="j17", rate_milli=70_000, samples=16),
+    trials.After(job="j12", rate_milli=2_160, samples=16),
+)
+TRIALS: tuple[msgspec.Struct, ...] = (
+    trials.Trials(
+        at=AT,
+        open=(
+            trials.OpenTrial(
+                trial=3,
+                kind=trials.Kind.PACK,
+                since=AT,
+                until=LATER,
+                needed_milli=1000,
+                jobs=BEFORE,
+            ),
+        ),
+    ),
+)
+FINDINGS: tuple[msgspec.Struct, ...] = (
+    findings.Rates(
+        at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90, rate_milli=90_909),)
+    ),
+    findings.Measured(at=AT, job="j17", attempt=1, step=90, values={"loss": 0.25}),
+    findings.RateLearned(at=AT, job="j17", attempt=1, rate_milli=90_909, trace=TRACE),
+    findings.PhaseChanged(
+        at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000, trace=TRACE
+    ),
+    findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
+    trials.Judged(
+        at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
+    ),
+)
+ADVICE: tuple[msgspec.Struct, ...] = (
+    advice.QueueAdvice(
+        at=AT,
+        expires_at=LATER,
+        jobs=(
+            advice.JobAdvice(
+                job="j19", why=Reason.PREDICTED_SHORTEST, remaining=Duration(60_000_000_000)
+            ),
+            advice.JobAdvice(job="j18", why=Reason.ARRIVAL),
+        ),
+    ),
+    advice.Outlook(
+        at=AT,
+        jobs=(
+            advice.JobPace(
+                job="j17",
+                attempt=1,
+                steps=90,
+                rate_milli=90_909,
+                utilisation=830,
+                memory=300_000_000,
+                remaining=Duration(60_000_000_000),
+            ),
+        ),
+        families=(
+            advice.FamilyScale(
+                family="resnet",
+                gpu_type="v100",
+                points=(advice.ScalePoint(gpus=1, nodes=1, step_ns=Duration(11_000_000)),),
+            ),
+        ),
+    ),
+)
+ADMIN: tuple[msgspec.Struct, ...] = (
+    admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),
+    admin.DrainNode(node="node-1"),
+    admin.QuarantineGpu(node="node-1", device=3),
+)
+VERDICTS: tuple[msgspec.Struct, ...] = (
+    verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
+)
+ASKS: tuple[msgspec.Struct, ...] = (
+    changes.AskSuspend(job="j17", release=True),
+    changes.AskResume(job="j17"),
+    changes.AskCheckpoint(job="j17"),
+    changes.AskMigrate(job="j17", to="node-2"),
+    changes.AskResize(job="j17", workers=4),
+    changes.AskPack(job="j17", beside="j12", share=0.5),
+    changes.AskUnpack(job="j17"),
+)
+BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
+ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.EpochBegan(epoch=2, owner="host-1f2e", rules=bearing.RULES),
+    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
+    facts.CellsSeen(cluster=CELLS),
+    facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
+    facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),
+    facts.Refused(
+        job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo", trace=TRACE
+    ),
+    facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
+    facts.CancelAsked(job="j17"),
+    facts.JobOver(job="j17"),
+    changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
+)
+ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.NodeAdded(joined=JOINED),
+    facts.CellsSet(
+        cluster=CELLS,
+        asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
+        fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),),
+        carried=(
+            bearing.CarriedHold(job="j17", attempt=1, chain="cpux4", levels=(3,)),
+            bearing.CarriedHold(job="j16", attempt=1, chain="cpux4", fate=bearing.Fate.DEMOTED),
+        ),
+        bad_cells=(BAD_CELL,),
+    ),
+    bearing.BadCellBound(cell=BAD_CELL),
+    bearing.BadCellReturned(cell=BAD_CELL),
+    bearing.SetLed(job="j17", attempt=1, before="j16", attempt_before=2),
+    bearing.RulesRaised(rules=2, bad_cells=(BAD_CELL,)),
+    facts.ClusterRefused(problems=(PROBLEM,)),
+    facts.CellsAlarm(
+        rule=Reason.CELLS_UNSAFE,
+        chain="cpux4",
+        where="node",
+        vcs=("nlp",),
+        text="1 cells of level node are owed and not there",
+        at=LATER,
+        story=('{"type":"job-ended","job":"j16"}',),
+    ),
+    facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
+    facts.CellsReserved(
+        job="j17",
+        attempt=1,
+        chain="cpux4",
+        members=(OWNED,),
+        victims=("j16",),
+        at=AT,
+        why=Reason.BEST_FIT_ONE_NODE,
+    ),
+    facts.ReservationDropped(job="j17", attempt=1, why=Reason.NODE_LOST),
+    facts.JobDemoted(job="j17", attempt=1, why=Reason.PREEMPTED, detail="for j19"),
+    facts.JobPromoted(job="j17", attempt=1, levels=(3,)),
+    facts.NodeDrained(node="node-1", drain=True),
+    facts.NodeLost(node="node-1"),
+    facts.NodeClean(node="node-1"),
+    facts.NodeBack(node="node-1"),
+    facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
+    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS, needs="2 x 2 GPUs (cpu) in cells of nlp"),
+    facts.JobBound(
+        job="j17",
+        attempt=1,
+        order=42,
+        members=(OWNED,),
+        master_port=20000,
+        why=Reason.BEST_FIT_ONE_NODE,
+        at=AT,
+        trace=TRACE,
+        chain="cpux4",
+    ),
+    facts.MemberRan(job="j17", attempt=1, node="node-1", at=AT),
+    facts.JobRan(job="j17", attempt=1, at=AT, trace=TRACE),
+    facts.JobStopping(
+        job="j17",
+        attempt=1,
+        order=43,
+        why=Reason.TIME_LIMIT,
+        at=LATER,
+        detail="limit 7200 s",
+        trace=TRACE,
+    ),
+    facts.MemberGone(
+        job="j17",
+        attempt=1,
+        node="node-1",
+        outcome=node.Outcome.STOPPED,
+        steps=900,
+        step_ns=11_000_000,
+    ),
+    facts.GhostGone(job="j17", attempt=1, node="node-1"),
+    facts.JobRequeued(
+        job="j17",
+        attempt=1,
+        why=Reason.EXITED_NONZERO,
+        counted=True,
+        at=LATER,
+        detail="node-1: rank 1: exit status 3",
+        trace=TRACE,
+    ),
+    changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
+    changes.AskOver(
+        job="j17",
+        number=21,
+        ask=changes.AskSuspend(job="j17", release=True),
+        result=changes.Result.UNDONE,
+        why=Reason.NOT_TAKEN,
+        detail="node-1",
+        at=LATER,
+    ),
+    changes.MemberLearned(
+        job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED, can=("suspend", "release")
+    ),
+    changes.JobChanging(
+        job="j17",
+        attempt=1,
+        order=44,
+        goal=changes.Goal.SUSPEND,
+        change=commands.Suspend(release=True),
+        nodes=("node-1",),
+        why=Reason.REQUESTED,
+        at=AT,
+        ask=21,
+        trace=TRACE,
+    ),
+    changes.MemberAnswered(
+        job="j17",
+        attempt=1,
+        node="node-1",
+        order=44,
+        manner=node.Manner.BOUNDARY,
+        step=120,
+        moved=104_857_600,
+        residue=524_288_000,
+        pause_ns=140_000_000,
+    ),
+    changes.JobChanged(
+        job="j17",
+        attempt=1,
+        goal=changes.Goal.SUSPEND,
+        result=changes.Result.DONE,
+        why=Reason.REQUESTED,
+        at=LATER,
+        released=True,
+        step=120,
+        trace=TRACE,
+    ),
+    moves.SuccessorBound(
+        job="j17",
+        attempt=2,
+        order=45,
+        members=(OWNED,),
+        master_port=20001,
+        at=AT,
+        chain="cpux4",
+        secret="5d1c",  # noqa: S106 -- of an example
+        trace=TRACE,
+    ),
+    moves.SuccessorReady(
+        job="j17",
+        attempt=2,
+        node="node-1",
+        doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),),
+    ),
+    moves.SuccessorLoaded(job="j17", attempt=2, node="node-1", step=120),
+    moves.JobMoved(job="j17", attempt=2, source=1, order=47, at=LATER, step=120, trace=TRACE),
+    moves.SuccessorDropped(
+        job="j17",
+        attempt=2,
+        order=47,
+        why=Reason.NOT_TAKEN,
+        at=LATER,
+        detail="the successor took too long",
+    ),
+    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER, members=(MEMBER,)),
+    resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
+    packs.GpusShared(
+        mode=packs.Mode.PACK,
+        job="j17",
+        attempt=1,
+        beside=(("j12", 2),),
+        node="node-1",
+        devices=(0,),
+        why=Reason.REQUESTED,
+        at=AT,
+        told=0.5,
+        trace=TRACE,
+    ),
+    resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
+    trials.TrialBegun(
+        trial=3,
+        kind=trials.Kind.PACK,
+        vc="nlp",
+        jobs=BEFORE,
+        families=("bert", "resnet"),
+        at=AT,
+        until=LATER,
+        needed_milli=1000,
+        why=Reason.BY_POLICY,
+    ),
+    trials.TrialOver(
+        trial=3,
+        jobs=("j17", "j12"),
+        verdict=trials.Verdict.KEPT,
+        why=Reason.TRIAL_GAINS,
+        at=LATER,
+        gain_milli=310,
+        low_milli=240,
+        high_milli=380,
+        after=AFTER,
+    ),
+    facts.JobEnded(
+        job="j17",
+        end=facts.End.FAILED,
+        why=Reason.TIME_LIMIT,
+        attempts=1,
+        at=LATER,
+        ran_at=AT,
+        steps=900,
+        step_ns=11_000_000,
+        detail="limit 7200 s",
+        trace=TRACE,
+    ),
+)
+AGENT_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.AgentStarted(incarnation=3, event=7),
+    facts.BindTaken(command=BIND),
+    facts.StopTaken(job="j17", attempt=1, order=43, epoch=2, grace_ms=10_000),
+    facts.RankUp(token="j17.1.0", pid=4711, start_ticks=336_150),  # noqa: S106
+    facts.RankDown(token="j17.1.1", code=3),  # noqa: S106
+    facts.PartStarted(job="j17", attempt=1, event=8, at=AT),
+    facts.PartStepped(job="j17", attempt=1, event=9, at=AT),
+    facts.PartOver(event=10, exited=EXITED),
+    part_facts.PartKnown(event=11, known=KNOWN),
+    part_facts.PartReady(event=12, ready=READY),
+    part_facts.PartLoaded(event=13, loaded=LOADED),
+    part_facts.ChangeTaken(command=CHANGE, serial=5),
+    part_facts.ChangeTried(job="j17", attempt=1, serial=6),
+    part_facts.RankJoins(
+        token="j17.1.2",  # noqa: S106
+        plan=commands.RankPlan(rank=2, local_rank=2, devices=(2,)),
+    ),
+    part_facts.PartChanged(
+        event=14,
+        changed=CHANGED,
+        stand=part_facts.Stand.SUSPENDED,
+        holds=(commands.Hold.SCHEDULER,),
+    ),
+    facts.ClearDone(order=43, event=7),
+    facts.FloorRaised(order=41, event=10, epoch=2, forgotten=(("j16", 1),)),
+)
+
+_RANK: dict[str, Any] = {"job": "j17", "attempt": 1, "rank": 0}
+JOB_SAYS: tuple[msgspec.Struct, ...] = (
+    talk.Hello(**_RANK, pid=4711, world=2, token="5d41402abc4b2a76"),  # noqa: S106
+    talk.Can(**_RANK, tier="observed", can=("release", "suspend")),
+    talk.Stats(
+        **_RANK,
+        steps=120,
+        step_ns=150_000_000,
+        monotonic_ns=99_000_000_000,
+        last_step_monotonic_ns=98_900_000_000,
+        memory_bytes=300_000_000,
+    ),
+    talk.CountingFailed(**_RANK, error="optimizer hook: KeyError: 1"),
+    talk.Suspended(**_RANK, order=41, step=120),
+    talk.Past(**_RANK, order=41, step=121),
+    talk.Released(**_RANK, order=42, moved=300_000_000, residue=500_000_000),
+    talk.Resumed(**_RANK, order=51, step=120, pause_ns=3_000_000_000),
+    talk.Checkpointed(
+        **_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130", pause_ns=400_000_000
+    ),
+    talk.Ready(**_RANK, port=31_000),
+    talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
+    talk.Loaded(**_RANK, step=140, bytes=300_000_000),
+    talk.Shared(**_RANK, order=73, share=0.5, used=6_000_000_000),
+    talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
+    talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
+    talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
+    talk.Bye(**_RANK, steps=200),
+)
+
+JOB_HEARS: tuple[msgspec.Struct, ...] = (
+    talk.SuspendRank(**_RANK, order=41, step=120),
+    talk.ReleaseRank(**_RANK, order=42, max_bytes=16_000_000_000),
+    talk.ResumeRank(**_RANK, order=51, devices=(2, 3), cpus=(4, 5, 6, 7)),
+    talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
+    talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
+    talk.ShareRank(**_RANK, order=73, share=0.5),
+    talk.NotHeard(**_RANK, why="SKEP_RANK_SECRET is not the secret of run j17.1.0"),
+    talk.RescaleRank(
+        **_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001, step=150
+    ),
+)
+
+DRAFTS: tuple[msgspec.Struct, ...] = (
+    drafts.Question(job="j17", remaining={"j3": Duration(90 * 10**9)}, others=True),
+    drafts.Answer(
+        at=AT,
+        outcome=drafts.Outcome(
+            start=drafts.Start.UNKNOWN,
+            why=Reason.WAITS_FOR_CELLS,
+            unknown=2,
+            needs="1 x 4 GPUs (any type) in cells of nlp",
+        ),
+        options=(
+            drafts.Option(
+                why=Reason.WITH_A_PRIORITY,
+                value="1",
+                spec=SPEC,
+                outcome=drafts.Outcome(
+                    start=drafts.Start.AFTER,
+                    why=Reason.CELLS_RESERVED,
+                    at=AT,
+                    others=(
+                        drafts.Touched(
+                            job="j3",
+                            vc="nlp",
+                            what=drafts.Touch.STOPS,
+                            gpus=4,
+                            why=Reason.PREEMPTED,
+                            rate_milli=12_345,
+                            then_milli=0,
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    drafts.Judge(vc="nlp", spec='{"name": "train", "vc": "nlp", "command": ["true"]}'),
+    drafts.Judgement(spec=SPEC),
+)
+
+GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
+    "commands": COMMANDS,
+    "node-events": NODE_EVENTS,
+    "reports": REPORTS,
+    "findings": FINDINGS,
+    "advice": ADVICE,
+    "trials": TRIALS,
+    "drafts": DRAFTS,
+    "admin": ADMIN,
+    "verdict": VERDICTS,
+    "search-verdict": SEARCH_VERDICTS,
+    "admission-facts": ADMISSION_FACTS,
+    "allocator-facts": ALLOCATOR_FACTS,
+    "search-facts": SEARCH_FACTS,
+    "agent-facts": AGENT_FACTS,
+    "job-says": JOB_SAYS,
+    "job-hears": JOB_HEARS,
+}
