@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test corpus adr adr-check
+	image compose-up compose-down compose-test corpus adr adr-check docs
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -99,6 +99,14 @@ adr: $(READY) ## Write the index of the decision records
 
 adr-check: $(READY)
 	@echo "adr"; $(BIN)/python -m tools.adr_index --check
+
+docs: $(READY) $(BIN)/mkdocs ## Build the documentation site in out/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
+	@echo "docs: $$(find out/site -name '*.html' | wc -l) pages, from out/site/index.html"
+
+# Only those who build the site need what builds it.
+$(BIN)/mkdocs: | $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 
 bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the difference
 	@SKEP_BLESS=1 $(BIN)/python -m pytest -q tests/scenarios $(ARGS)
