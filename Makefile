@@ -21,7 +21,8 @@ READY := $(VENV)/.ready
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test corpus adr adr-check docs
+	image compose-up compose-down compose-test corpus adr adr-check docs \
+	reference reference-check
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -58,7 +59,8 @@ test-all: export HYPOTHESIS_PROFILE ?= $(if $(CI),ci,all)
 test-all: $(READY) ## Run all tests, the slow ones and more random examples too: what CI runs
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-check: format-check lint types imports tidy proto-check adr-check ## All but the tests, as CI does
+CHECKS := format-check lint types imports tidy proto-check adr-check reference-check
+check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
@@ -99,6 +101,12 @@ adr: $(READY) ## Write the index of the decision records
 
 adr-check: $(READY)
 	@echo "adr"; $(BIN)/python -m tools.adr_index --check
+
+reference: $(READY) ## Write docs/reference from the code
+	@$(BIN)/python -m tools.reference
+
+reference-check: $(READY)
+	@echo "reference"; $(BIN)/python -m tools.reference --check
 
 docs: $(READY) $(BIN)/mkdocs ## Build the documentation site in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
