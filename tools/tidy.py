@@ -16,6 +16,7 @@ The rules:
                     clusters by the clock)
     machine-path    no path that exists on one machine only
     syntax          a Python file parses
+    word            a document uses the words of docs/reference/glossary.md, and no retired ones
     allow           an allowance names a rule and gives a reason
 """
 
@@ -54,6 +55,29 @@ RULES = tuple(re.findall(r"^    ([a-z]+(?:-[a-z]+)?) +[a-z]", __doc__, re.MULTIL
 # The words are written in halves so that this file may be checked by its own rule.
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}{])/(?:root|home/[a-z]\w*|Users/[A-Za-z]\w*)(?=[/\s\"'`]|$)")
+
+RETIRED = {
+    "astray": "off its chain",
+    "deserted": "left",
+    "doomed": "bad (of a cell)",
+    "ghost": "orphan",
+    "haunted": "with an orphan",
+    "lately": "statistics of moves",
+    "mate": "proven partner",
+    "nobody": "no job, no tenant",
+    "parked": "unplaceable",
+    "ripe": "due",
+    "somebody": "a job, a tenant, a person",
+    "told": "sent, reported, notified",
+    "whoever": "a job that, a person that",
+    "whom": "which job",
+}
+"""A word that documents no longer use: what replaces it. `told apart` is another word."""
+RETIRED_WORD = re.compile(rf"\b({'|'.join(RETIRED)})s?\b(?! apart)", re.IGNORECASE)
+IN_CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")
+GENERATED = "is generated from the code"
+"""Pages that say so have the words of the code."""
+
 ALLOW = re.compile(r"tidy: allow\s*([\w-]*)\s*(.*)")
 
 SET_NAMES = ("AbstractSet", "FrozenSet", "MutableSet", "Set", "frozenset", "set")
@@ -87,6 +111,8 @@ def check(root: Path) -> list[Finding]:
         found = list(_text_findings(name, lines, root))
         if path.suffix == ".py":
             found += _python_findings(name, text)
+        if path.suffix == ".md" and GENERATED not in text:
+            found += _word_findings(name, lines)
         findings += [finding for finding in found if not _allowed(finding, lines)]
     return sorted(findings)
 
@@ -138,6 +164,18 @@ def _text_findings(name: str, lines: list[str], root: Path) -> Iterator[Finding]
         allow = ALLOW.search(line) if name != "tools/tidy.py" else None
         if allow and (allow[1] not in RULES or not allow[2]):
             yield Finding(name, number, "allow", "write: tidy: allow <rule> <the reason>")
+
+
+def _word_findings(name: str, lines: list[str]) -> Iterator[Finding]:
+    fenced = False
+    for number, line in enumerate(lines, start=1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        if fenced or fence:
+            continue
+        for match in RETIRED_WORD.finditer(IN_CODE.sub("", line)):
+            word = match[1].lower()
+            yield Finding(name, number, "word", f"{word}: write {RETIRED[word]}")
 
 
 # --- Python ---------------------------------------------------------------------------------------

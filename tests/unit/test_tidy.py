@@ -31,6 +31,7 @@ def test_every_rule_is_listed_in_the_docstring() -> None:
         "sleep",
         "machine-path",
         "syntax",
+        "word",
         "allow",
     )
 
@@ -49,6 +50,23 @@ def test_line_length_of_source(
 
 def test_text_may_have_long_lines(tmp_path: Path) -> None:
     assert broken(tmp_path, "README.md", "a " * 200) == []
+
+
+@pytest.mark.parametrize(
+    "text,lines",
+    [
+        ("The node is told.\n", [1]),
+        ("Nobody waits,\nand whom it serves\n", [1, 2]),
+        ("Ghosts.\n", [1]),
+        ("Cells are told apart, by `mate`, [here](told.md).\n", []),
+        ("```\nnobody\n```\nA job waits.\n", []),
+        ("This page is generated from the code.\n\nNobody.\n", []),
+    ],
+)
+def test_retired_words(tmp_path: Path, text: str, lines: list[int]) -> None:
+    assert broken(tmp_path, "docs/a.md", text) == [(line, "word") for line in lines]
+    (tmp_path / "docs" / "a.md").unlink()
+    assert broken(tmp_path, "a.txt", text) == []
 
 
 @pytest.mark.parametrize("name", ["libs/notes.py", "services/skep_web/a.py"])
