@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
 	image compose-up compose-down compose-test corpus adr adr-check docs \
-	reference reference-check
+	reference reference-check spelling
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -59,7 +59,7 @@ test-all: export HYPOTHESIS_PROFILE ?= $(if $(CI),ci,all)
 test-all: $(READY) ## Run all tests, the slow ones and more random examples too: what CI runs
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-CHECKS := format-check lint types imports tidy proto-check adr-check reference-check
+CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check
 check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 
@@ -90,6 +90,9 @@ imports: $(READY) ## Check the import contracts
 tidy: $(READY) ## Check the house rules that no other tool knows
 	@echo "tidy"; $(BIN)/python -m tools.tidy
 
+spelling: $(READY) $(BIN)/codespell
+	@echo "codespell"; $(BIN)/codespell
+
 proto: $(READY) ## Generate proto/ from the code
 	@$(BIN)/python -m tools.generate_proto
 
@@ -112,9 +115,11 @@ docs: $(READY) $(BIN)/mkdocs ## Build the documentation site in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
 	@echo "docs: $$(find out/site -name '*.html' | wc -l) pages, from out/site/index.html"
 
-# Only those who build the site need what builds it.
-$(BIN)/mkdocs: | $(READY)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+# Only those who build the site need what builds it. An environment may be older than a check.
+$(BIN)/codespell: EXTRA := dev
+$(BIN)/mkdocs: EXTRA := docs
+$(BIN)/codespell $(BIN)/mkdocs: | $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRA)]"
 
 bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the difference
 	@SKEP_BLESS=1 $(BIN)/python -m pytest -q tests/scenarios $(ARGS)
