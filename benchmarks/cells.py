@@ -321,7 +321,7 @@ def joins(nodes: int) -> dict[str, Any]:
                 ]
     spent = time.thread_time() - begin
     told = [len(codec.encode(fact)) for fact in facts if isinstance(fact, CellsSet)]
-    assert len(machine.cells.chains[f"v100x{GPUS}"].topology.nodes) == nodes
+    assert len(machine.state.cells.chains[f"v100x{GPUS}"].topology.nodes) == nodes
     return {
         "nodes": nodes,
         "cells_told": len(told),
@@ -363,7 +363,7 @@ def watch(wanted: Cluster, count: int) -> dict[str, Any]:
     for _ in range(count):
         idle, gpus = rng.random() < LOAD, rng.choice((1, 2, 4, 8))
         bench.decide(bench.admitted(rng.choice(list(wanted.vcs)), gpus, idle=idle))
-    patrol = Patrol(bench.machine.cells)
+    patrol = Patrol(bench.machine.state.cells)
     gc.collect()
     gc.freeze()
     while not patrol.over:

@@ -61,7 +61,7 @@ class Reading(Bench):
 def fill(reading: Reading, jobs: int) -> None:
     """Submit jobs of 1, 2, 4 and 8 GPUs, half of them opportunistic; every third ends."""
     rng = random.Random(SEED)
-    vcs = list(reading.machine.cells.cluster.vcs)
+    vcs = list(reading.machine.state.cells.cluster.vcs)
     for number in range(jobs):
         idle, gpus = rng.random() < 0.5, rng.choice((1, 2, 4, 8))
         bound = reading.bound(reading.decide(reading.admitted(rng.choice(vcs), gpus, idle=idle)))

@@ -63,7 +63,7 @@ class Bench:
     def decide(self, event: Any) -> float:
         """Let it decide; return what that took."""
         self.now = after(self.now, seconds(0.1))
-        self.machine.soft.last_heard = dict.fromkeys(self.machine.nodes, self.now)
+        self.machine.soft.last_heard = dict.fromkeys(self.machine.state.nodes, self.now)
         began = time.thread_time()
         self.machine.decide(event, self.now)
         return (time.thread_time() - began) * 1e6
@@ -85,7 +85,7 @@ class Bench:
 
     def start(self, job: str) -> None:
         """Let what was bound run."""
-        state = self.machine.jobs[job]
+        state = self.machine.state.jobs[job]
         for name in list(state.members):
             self.decide(
                 MemberStarted(node=name, identity=name, job=job, attempt=state.attempt, at=self.now)
@@ -93,7 +93,7 @@ class Bench:
 
     def end(self, job: str) -> float:
         """Let a job of one node end; return what that took."""
-        state = self.machine.jobs[job]
+        state = self.machine.state.jobs[job]
         (name,) = state.members
         return self.decide(
             MemberExited(
@@ -120,7 +120,7 @@ def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[
         bench.start(job)
     while True:
         job, _ = bench.submit("vision", Resources(gpus=size), service_class="opportunistic")
-        if not bench.machine.jobs[job].members:
+        if not bench.machine.state.jobs[job].members:
             break
         bench.start(job)
         running.append(job)
@@ -138,7 +138,7 @@ def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[
         ends.append(bench.end(running.pop(0)))
         job, spent = bench.submit("vision", Resources(gpus=size), service_class="opportunistic")
         arrivals.append(spent)
-        for each in list(bench.machine.placed.values()):
+        for each in list(bench.machine.state.placed.values()):
             if not each.ran_at:
                 bench.start(each.job)
                 running.append(each.job)

@@ -59,7 +59,7 @@ class Bench:
     def decide(self, event: Any) -> list[Any]:
         """Let it decide, and note what that took."""
         self.now = after(self.now, seconds(0.1))
-        for name in self.machine.nodes:
+        for name in self.machine.state.nodes:
             self.machine.soft.last_heard[name] = self.now
         began = time.thread_time()
         effects = self.machine.decide(event, self.now)
@@ -80,7 +80,7 @@ class Bench:
 
     def start(self, job: str) -> None:
         """Let whatever was bound run."""
-        state = self.machine.jobs.get(job)
+        state = self.machine.state.jobs.get(job)
         if state is None:
             return
         for name in list(state.members):
@@ -90,7 +90,7 @@ class Bench:
 
     def end(self, job: str) -> None:
         """Let a job end."""
-        state = self.machine.jobs[job]
+        state = self.machine.state.jobs[job]
         for name in list(state.members):
             self.decide(
                 MemberExited(
@@ -116,16 +116,16 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
         if len(running) > nodes:
             bench.end(running.pop(0))
     shallow = statistics.mean(bench.spent)
-    while bench.machine.jobs[job := bench.submit(8, 50_000)].members:
+    while bench.machine.state.jobs[job := bench.submit(8, 50_000)].members:
         bench.start(job)
         running.append(job)
     for number in range(waiting):
         bench.submit(1 + number % 8, 100_000 + number)
     bench.spent.clear()
     for _ in range(min(events, 200)):
-        job = next(name for name, each in bench.machine.placed.items() if each.ran_at)
+        job = next(name for name, each in bench.machine.state.placed.items() if each.ran_at)
         bench.end(job)
-        for name, each in list(bench.machine.placed.items()):
+        for name, each in list(bench.machine.state.placed.items()):
             if not each.ran_at:
                 bench.start(name)
         bench.submit(2, 100_000)
@@ -134,7 +134,7 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
         "event_us": round(shallow, 1),
         "deep_us": round(statistics.mean(bench.spent), 1),
         "deep_max_us": round(max(bench.spent), 1),
-        "waiting": len(bench.machine.jobs) - len(bench.machine.placed),
+        "waiting": len(bench.machine.state.jobs) - len(bench.machine.state.placed),
     }
     planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
     if planned is not None:

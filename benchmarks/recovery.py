@@ -154,8 +154,8 @@ class Bench:
         return {
             "facts": written,
             "facts_behind_snapshot": written - kept,
-            "jobs_ever": machine.last_queued,
-            "jobs_now": len(machine.jobs),
+            "jobs_ever": machine.state.last_queued,
+            "jobs_now": len(machine.state.jobs),
         }
 
     async def ready_ms(self) -> float:

@@ -80,7 +80,7 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
             BEGIN,
         )
     if machine.soft.resolve_at is not None:
-        cellwork.resolve(machine, machine.asked)
+        cellwork.resolve(machine, machine.state.asked)
     sizes = (1, 1, 2, 4, 8)
     left, number = nodes * GPUS, 0
     while left > 0 or waiting > 0:
@@ -90,7 +90,7 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
         left -= gpus
         admitted = Admitted(job=f"j{number}", spec=spec(number, vc, gpus), submitted_at=BEGIN)
         machine.decide(Facts(service="admission", at=BEGIN, facts=(admitted,)), BEGIN)
-    for job in list(machine.placed.values()):
+    for job in list(machine.state.placed.values()):
         for node in job.members:
             machine.decide(
                 MemberStarted(node=node, identity=f"id-{node}", job=job.job, attempt=1, at=BEGIN),
@@ -109,9 +109,10 @@ class Nowhere:
 async def measure(machine: AllocatorMachine, rounds: int) -> dict[str, Any]:
     """Ask, and look how the machine decides meanwhile."""
     drafter: Any = Drafter(machine, Nowhere(), Still())  # type: ignore[arg-type]
-    queued = [name for name in machine.jobs if name not in machine.placed]
+    queued = [name for name in machine.state.jobs if name not in machine.state.placed]
     left = {
-        name: Duration((number + 1) * 1_000_000_000) for number, name in enumerate(machine.placed)
+        name: Duration((number + 1) * 1_000_000_000)
+        for number, name in enumerate(machine.state.placed)
     }
     asks = {
         "plan": Question(spec=spec(0, "a", 8, 4), remaining=left),
@@ -165,7 +166,11 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = full(arguments.nodes, arguments.waiting)
     found = asyncio.run(measure(machine, arguments.rounds))
-    counts = {"nodes": arguments.nodes, "jobs": len(machine.jobs), "placed": len(machine.placed)}
+    counts = {
+        "nodes": arguments.nodes,
+        "jobs": len(machine.state.jobs),
+        "placed": len(machine.state.placed),
+    }
     print(json.dumps({**counts, **found}))
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.ledger.job_state import Part, State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import Part, State
 from skep.machines.base import Record, Restarted, Send, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import QuarantineGpu, SetVcs
@@ -94,8 +94,8 @@ class Story:
         story.records = list(records)
         story.machine = replayed(records)
         story.now = Instant(story.now + seconds(100_000))
-        story.jobs, story.asks = story.machine.last_queued, story.machine.last_asked
-        story.epoch = story.machine.epoch
+        story.jobs, story.asks = story.machine.state.last_queued, story.machine.state.last_asked
+        story.epoch = story.machine.state.epoch
         story._begin()
         story._live(events)
         return story
@@ -145,7 +145,7 @@ class Story:
         for command in commands:
             if command.node not in self.silent:
                 self.tell(changed(command))
-        for job in list(self.machine.jobs.values()):
+        for job in list(self.machine.state.jobs.values()):
             for node, part in list(job.parts.items()):
                 if part is Part.BOUND and node not in self.silent and job.state is State.BOUND:
                     known: dict[str, Any] = {
@@ -164,7 +164,7 @@ class Story:
 
     def exit(self) -> None:
         """A job ends by itself."""
-        running = [job for job in self.machine.jobs.values() if job.state is State.RUNNING]
+        running = [job for job in self.machine.state.jobs.values() if job.state is State.RUNNING]
         if running:
             self._exits(
                 self.rng.choice(running),
@@ -187,11 +187,13 @@ class Story:
 
     def pack(self) -> None:
         """A tenant has a job that waits join one that runs."""
-        running = [job for job in self.machine.jobs.values() if job.state is State.RUNNING]
-        waiting = [job for job in self.machine.jobs.values() if job.state is State.QUEUED]
+        running = [job for job in self.machine.state.jobs.values() if job.state is State.RUNNING]
+        waiting = [job for job in self.machine.state.jobs.values() if job.state is State.QUEUED]
         if running and waiting:
             shared = [
-                job for job in running if f"{job.job}.{job.attempt}" in self.machine.cells.sets
+                job
+                for job in running
+                if f"{job.job}.{job.attempt}" in self.machine.state.cells.sets
             ]
             host = self.rng.choice(shared or running)
             guests = [job for job in waiting if job.spec.vc == host.spec.vc]
@@ -204,8 +206,8 @@ class Story:
 
     def cancel(self) -> None:
         """A tenant takes a job back."""
-        if self.machine.jobs:
-            self.tell(cancel_asked(int(self.rng.choice(list(self.machine.jobs))[1:])))
+        if self.machine.state.jobs:
+            self.tell(cancel_asked(int(self.rng.choice(list(self.machine.state.jobs))[1:])))
 
     def quarantine(self) -> None:
         """A GPU breaks, or is well again."""
@@ -273,10 +275,12 @@ def stored_digest(machine: AllocatorMachine) -> str:
     entries = msgspec.to_builtins(machine.snapshot())
     cells = next(each for each in entries if each["type"] == "cells-kept")
     placed = next(each for each in entries if each["type"] == "placed-kept")
-    jobs = [(job.job, str(job.state), job.attempt, job.order) for job in machine.jobs.values()]
+    jobs = [
+        (job.job, str(job.state), job.attempt, job.order) for job in machine.state.jobs.values()
+    ]
     nodes = [
         (node.joined.node, list(node.holdings), list(node.ghosts))
-        for node in machine.nodes.values()
+        for node in machine.state.nodes.values()
     ]
     placed = {key: placed[key] for key in PLACED_KEYS}
     known = [[cells.get(key) for key in KEPT_KEYS], placed, jobs, nodes]

@@ -98,7 +98,7 @@ class Cluster:
 
     def runs(self, job: str, attempt: int = 1, second: float = 3) -> None:
         """Every member of an attempt starts and makes its first mini-batch."""
-        for node in list(self.allocator.machine.jobs[job].members):
+        for node in list(self.allocator.machine.state.jobs[job].members):
             self.node(started(job, attempt, node, at=at(second)), second)
             stepped = MemberStepped(
                 node=node, identity=f"id-{node}", job=job, attempt=attempt, at=at(second + 0.5)
@@ -114,7 +114,7 @@ class Cluster:
         **fields: Any,
     ) -> None:
         """Every member of an attempt is gone."""
-        for node in list(self.allocator.machine.jobs[job].members):
+        for node in list(self.allocator.machine.state.jobs[job].members):
             ranks = (RankExit(rank=0, code=0 if outcome is Outcome.SUCCEEDED else 1),)
             event = exited(job, attempt, node, outcome, at=at(second), ranks=ranks, **fields)
             self.node(event, second)

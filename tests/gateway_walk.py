@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from skep.cells.check import check_cells
 from skep.cells.state import Cells
-from skep.machines.allocator import packs
-from skep.machines.allocator.jobs import Part
+from skep.ledger import sharing
+from skep.ledger.job_state import Part
 from skep.wire.admin import DrainNode, QuarantineGpu
 from skep.wire.changes import AskPack, AskUnpack
 from skep.wire.node import Manner, MemberChanged, MemberKnown, Outcome, Tier
@@ -27,10 +27,11 @@ def agrees(cluster: Cluster) -> None:
     machine, fold = cluster.allocator.machine, cluster.fold
     # A job with a reservation still waits.
     states = {
-        name: job.state.value.replace("reserved", "queued") for name, job in machine.jobs.items()
+        name: job.state.value.replace("reserved", "queued")
+        for name, job in machine.state.jobs.items()
     }
     assert {name: job.row.state.value for name, job in fold.active.items()} == states
-    for name, node in machine.nodes.items():
+    for name, node in machine.state.nodes.items():
         held: dict[int, set[tuple[str, int]]] = {}
         for attempt, holding in node.holdings.items():
             for device in holding.devices:
@@ -43,12 +44,12 @@ def agrees(cluster: Cluster) -> None:
         assert shown == held
         assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
         assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
-    for name, job in machine.jobs.items():
+    for name, job in machine.state.jobs.items():
         row = job_of(fold, name).row
-        assert sorted(row.beside) == sorted(packs.due(machine, job).beside), name
+        assert sorted(row.beside) == sorted(sharing.due(machine.state, job).beside), name
     counted = sum(one["used"] + one["borrowed"] for one in vcs_view(fold, ""))
     assert counted <= sum(len(node.taken) for node in fold.nodes.values()), "counted once"
-    agree_on_cells(machine.cells, fold)
+    agree_on_cells(machine.state.cells, fold)
 
 
 def agree_on_cells(told: Cells, fold: Fold) -> None:
@@ -149,7 +150,7 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
     for verb, which, size in steps:
         second += 1
         machine = cluster.allocator.machine
-        placed = sorted(machine.placed)
+        placed = sorted(machine.state.placed)
         job = placed[which % len(placed)] if placed else ""
         node = f"node-{1 + which % 2}"
         match verb:
@@ -172,7 +173,7 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
                 cluster.heard(bad, second)
             case "join":
                 cluster.join(joined("node-3", 2), second)
-            case "start" | "exit" | "fail" | "cancel" | "pack" | "unpack" if machine.jobs:
+            case "start" | "exit" | "fail" | "cancel" | "pack" | "unpack" if machine.state.jobs:
                 of_jobs(cluster, verb, job, second, which, size)
             case "lose":
                 second += 41
@@ -195,10 +196,10 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
 
 def answer_all(cluster: Cluster, second: float) -> None:
     """Have every node take the changes that it is told."""
-    for job in list(cluster.allocator.machine.jobs.values()):
+    for job in list(cluster.allocator.machine.state.jobs.values()):
         change = job.change
         for node in list(change.answers) if change is not None else ():
-            identity = cluster.allocator.machine.nodes[node].joined.identity
+            identity = cluster.allocator.machine.state.nodes[node].joined.identity
             assert change is not None
             cluster.heard(
                 MemberChanged(
@@ -220,28 +221,30 @@ def of_jobs(cluster: Cluster, verb: str, job: str, second: float, which: int, si
     machine = cluster.allocator.machine
     match verb:
         case "start" if job:
-            cluster.runs(job, machine.jobs[job].attempt, second)
+            cluster.runs(job, machine.state.jobs[job].attempt, second)
         case "exit" | "fail" if job:
-            live = [n for n, p in machine.jobs[job].parts.items() if p is not Part.GONE]
+            live = [n for n, p in machine.state.jobs[job].parts.items() if p is not Part.GONE]
             outcome = Outcome.SUCCEEDED if verb == "exit" else Outcome.EXITED
             if live:
-                cluster.exits(job, machine.jobs[job].attempt, second, outcome)
-        case "cancel" if machine.jobs:
-            cluster.cancel(sorted(machine.jobs)[which % len(machine.jobs)], second)
-        case "pack" if job and machine.jobs:
-            waits = [name for name in sorted(machine.jobs) if name not in machine.placed]
+                cluster.exits(job, machine.state.jobs[job].attempt, second, outcome)
+        case "cancel" if machine.state.jobs:
+            cluster.cancel(sorted(machine.state.jobs)[which % len(machine.state.jobs)], second)
+        case "pack" if job and machine.state.jobs:
+            waits = [
+                name for name in sorted(machine.state.jobs) if name not in machine.state.placed
+            ]
             wish = AskPack(job=(waits or [job])[size % len(waits or [job])], beside=job)
             cluster.heard(ask(int(second * 10), wish), second)
         case "unpack" if job:
             can = ("suspend", "release") if size > 1 else ()
-            for each in machine.jobs[job].live:
-                identity = machine.nodes[each].joined.identity
+            for each in machine.state.jobs[job].live:
+                identity = machine.state.nodes[each].joined.identity
                 known = MemberKnown(
                     node=each,
                     identity=identity,
                     job=job,
                     at=at(second),
-                    attempt=machine.jobs[job].attempt,
+                    attempt=machine.state.jobs[job].attempt,
                     tier=Tier.OBSERVED,
                     can=can,
                 )

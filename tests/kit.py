@@ -240,8 +240,9 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised", "_came")
-"""The same, of what a machine is made of: a queue's advice is soft, and who came to it lately."""
+HIDDEN = ("_advised", "_came", "delta")
+"""The same, of what a machine is made of: the advice of a queue and who came to it lately, and what
+the latest fact changed."""
 
 
 def durable(machine: Any) -> Any:
@@ -349,7 +350,7 @@ class Driver(Generic[M]):
 
     def check_cells(self) -> None:
         """Assert the invariants of the cells that the machine may have."""
-        cells = getattr(self.machine, "cells", None)
+        cells = getattr(getattr(self.machine, "state", None), "cells", None)
         if isinstance(cells, Cells):
             check_cells(cells)
 

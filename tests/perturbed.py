@@ -13,8 +13,8 @@ from unittest import mock
 
 from skep.cells.decide import bad_cells, cover, placement, reconfigure
 from skep.cells.forest import Forest
+from skep.ledger.queue import Head, JobQueue
 from skep.machines.allocator import AllocatorMachine, cellwork
-from skep.policy.queue import Head, JobQueue
 from skep.wire.reasons import Reason
 
 Patches = list[tuple[Any, str, Any]]

@@ -82,7 +82,7 @@ def test_a_log_by_rules_1_goes_on_by_rules_2() -> None:
         assert began[-1] == 2
         assert len(raised) == 1
         restated += len(raised[0].bad_cells)
-        check_cells(story.machine.cells)
+        check_cells(story.machine.state.cells)
         with perturbed(nothing_chosen):
             last = list(digests(story.records))[-1]
         assert last == digest(story.machine)
@@ -107,7 +107,7 @@ def test_whoever_was_demoted_by_a_smaller_quota_stays_so() -> None:
     ]
 
     def guaranteed(machine: AllocatorMachine) -> list[str]:
-        return [hold.job for hold in machine.cells.holds.values() if hold.guaranteed]
+        return [hold.job for hold in machine.state.cells.holds.values() if hold.guaranteed]
 
     assert guaranteed(decide.machine) == ["j1.1", "j2.1"]
     for perturbation in PERTURBATIONS:

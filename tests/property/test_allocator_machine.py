@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.state import Cells
+from skep.ledger.attempt_names import job_of
+from skep.ledger.attempts import request
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, Kept
-from skep.machines.allocator.cellwork import borrows, job_of, request
-from skep.machines.allocator.jobs import State
+from skep.machines.allocator.cellwork import borrows
 from skep.machines.allocator.placing import _limit
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
@@ -384,14 +386,14 @@ class Allocator(RuleBasedStateMachine):
             self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
 
     def cancel(self, _: str, data: st.DataObject) -> None:
-        if self.decide.machine.jobs:
-            job = data.draw(st.sampled_from(list(self.decide.machine.jobs)))
+        if self.decide.machine.state.jobs:
+            job = data.draw(st.sampled_from(list(self.decide.machine.state.jobs)))
             self.feed(cancel_asked(int(job[1:])))
             assert self.feed(cancel_asked(int(job[1:]))) == []
 
     def go_well(self, _: str, data: st.DataObject) -> None:
         """Every command arrives, and so does every answer. What can never run is given up."""
-        for job in list(self.decide.machine.jobs.values()):
+        for job in list(self.decide.machine.state.jobs.values()):
             if job.waits is not None and job.waits[0] is Reason.FITS_NO_CELL:
                 self.feed(cancel_asked(job.sequence))
         for agent in self.agents.values():
@@ -430,7 +432,7 @@ class Allocator(RuleBasedStateMachine):
     def replace_agent(self, node: str, data: st.DataObject) -> None:
         """Another machine takes a silent name: a fresh one, or one that had it and still runs."""
         agent, former = self.agents[node], self.former.setdefault(node, [])
-        if node not in self.decide.machine.nodes:
+        if node not in self.decide.machine.state.nodes:
             return
         self.second += 6
         comes_back = data.draw(st.booleans())
@@ -444,7 +446,7 @@ class Allocator(RuleBasedStateMachine):
         self.agents[node] = chosen
         while chosen.stream:
             self.feed(chosen.stream.popleft())
-        assert self.decide.machine.nodes[node].joined.identity == chosen.identity
+        assert self.decide.machine.state.nodes[node].joined.identity == chosen.identity
 
     def double(self, node: str, data: st.DataObject) -> None:
         """Another machine claims the name."""
@@ -503,7 +505,9 @@ class Allocator(RuleBasedStateMachine):
         self.shadow = restored(self.decide.machine)
 
     def advise(self, _: str, data: st.DataObject) -> None:
-        waiting = [job for job in self.decide.machine.jobs.values() if job.state is State.QUEUED]
+        waiting = [
+            job for job in self.decide.machine.state.jobs.values() if job.state is State.QUEUED
+        ]
         jobs = tuple(
             JobAdvice(job=job.job, why=Reason.PREDICTED_SHORTEST) for job in reversed(waiting)
         )
@@ -535,7 +539,7 @@ class Allocator(RuleBasedStateMachine):
     def a_snapshot_rebuilds_the_machine(self) -> None:
         again = restored(self.decide.machine)
         again.check()
-        check_cells(again.cells)
+        check_cells(again.state.cells)
         assert_durable_alike(again, self.decide.machine)
 
     @invariant()
@@ -546,8 +550,8 @@ class Allocator(RuleBasedStateMachine):
     @invariant()
     def the_bitmap_agrees(self) -> None:
         machine = self.decide.machine
-        cells = machine.cells
-        assert all(node.cpus_free >= 0 for node in machine.nodes.values())
+        cells = machine.state.cells
+        assert all(node.cpus_free >= 0 for node in machine.state.nodes.values())
         used = {gpu: holder for gpu, holder in self.bitmap.holder.items() if holder is not None}
         for gpu, (job, attempt) in used.items():
             name = f"{job}.{attempt}"
@@ -557,7 +561,7 @@ class Allocator(RuleBasedStateMachine):
         known = sum(user is not None for chain in cells.chains.values() for user in chain.user)
         assert known + sum(len(gpus) for gpus in cells.off_chain.values()) == len(used)
         unfinished = [job for job in self.bitmap.specs if job not in self.bitmap.ends]
-        assert list(machine.jobs) == unfinished
+        assert list(machine.state.jobs) == unfinished
         assert set(self.bitmap.ends.values()) <= {1}
 
     @invariant()
@@ -572,19 +576,19 @@ class Allocator(RuleBasedStateMachine):
     def what_is_claimed_is_waited_for_or_bound(self) -> None:
         """Whoever has a reservation waits for somebody who is being stopped, or for CPUs."""
         machine = self.decide.machine
-        for job in machine.reserved.values():
+        for job in machine.state.reserved.values():
             name = f"{job.job}.{job.attempt + 1}"
-            hold = machine.cells.holds[name]
-            chain = machine.cells.chains[hold.chain]
+            hold = machine.state.cells.holds[name]
+            chain = machine.state.cells.chains[hold.chain]
             users = [chain.user[leaf] for spot in hold.spots for leaf in spot.leaves]
             for user in users:
-                victim = machine.jobs.get(job_of(user.job)) if user is not None else None
+                victim = machine.state.jobs.get(job_of(user.job)) if user is not None else None
                 current = (
                     victim is not None
                     and user is not None
                     and (
                         user.job == f"{victim.job}.{victim.attempt}"
-                        and victim.job in machine.placed
+                        and victim.job in machine.state.placed
                     )
                 )
                 if victim is not None and current:
@@ -596,11 +600,11 @@ class Allocator(RuleBasedStateMachine):
     def nobody_waits_for_what_could_be_had(self) -> None:
         """The first of every queue does not fit now, whatever was remembered of earlier trials."""
         machine, now = self.decide.machine, self.decide.now
-        for queue in machine.queues.values():
+        for queue in machine.state.queues.values():
             head = queue.head()
             if head is None:
                 continue
-            job = machine.jobs[head.entry.job]
+            job = machine.state.jobs[head.entry.job]
             assert job.waits is not None, job
             if job.waits[0] is Reason.WAITS_FOR_PORT:
                 continue
@@ -608,22 +612,23 @@ class Allocator(RuleBasedStateMachine):
                 asked = request(job, job.attempt + 1, guaranteed=guaranteed)
                 limit = _limit(machine, job, asked.priority)
                 assert (
-                    placement.find_placement(machine.cells, asked, machine.loss(now), limit) is None
+                    placement.find_placement(machine.state.cells, asked, machine.loss(now), limit)
+                    is None
                 ), asked
 
     @invariant()
     def a_vc_that_uses_nothing_gets_all_it_owns(self) -> None:
         """Sharing safety: with healthy hardware, only its own jobs keep a VC from its cells."""
         machine = self.decide.machine
-        cells = machine.cells
+        cells = machine.state.cells
         if any(chain.bad for chain in cells.chains.values()):
             return
         busy = {hold.vc for hold in cells.holds.values() if hold.guaranteed}
-        for (vc, opportunistic), queue in machine.queues.items():
+        for (vc, opportunistic), queue in machine.state.queues.items():
             head = queue.head()
             if opportunistic or vc in busy or head is None:
                 continue
-            job = machine.jobs[head.entry.job]
+            job = machine.state.jobs[head.entry.job]
             asked = request(job, job.attempt + 1, guaranteed=True)
             fits = placement.find_placement(Cells(cells.cluster), asked) is not None
             assert (

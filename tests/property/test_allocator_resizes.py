@@ -78,13 +78,13 @@ class Cluster:
             self.open = command
         for fact in of(effects, JobChanged):
             if fact.goal is Goal.RESIZE and fact.result is Result.DONE:
-                allowed = self.machine.jobs[fact.job].spec.elastic
+                allowed = self.machine.state.jobs[fact.job].spec.elastic
                 assert allowed is not None
-                assert allowed.min <= self.machine.jobs[fact.job].size <= allowed.max
+                assert allowed.min <= self.machine.state.jobs[fact.job].size <= allowed.max
         self.settle()
 
     def settle(self) -> None:
-        for name, job in list(self.machine.jobs.items()):
+        for name, job in list(self.machine.state.jobs.items()):
             for node, part in list(job.parts.items()):
                 if part == "bound" and job.state == "bound":
                     self.decide(started(name, job.attempt, node))
@@ -108,7 +108,7 @@ class Cluster:
 
     def one(self, number: int) -> Any:
         """Return a job that holds GPUs, if there is one."""
-        placed = list(self.machine.placed.values())
+        placed = list(self.machine.state.placed.values())
         return placed[number % len(placed)] if placed else None
 
 
@@ -153,11 +153,11 @@ def test_every_gpu_is_somebodys_or_free_whatever_happens(
             again.apply(entry)
         assert_durable_alike(again, cluster.machine)
     # All of it comes free again.
-    for name in list(cluster.machine.jobs):
+    for name in list(cluster.machine.state.jobs):
         cluster.decide(cancel_asked(int(name[1:])))
-    for job in list(cluster.machine.jobs.values()):
+    for job in list(cluster.machine.state.jobs.values()):
         for node in job.live:
             cluster.decide(exited(job.job, job.attempt, node, outcome=Outcome.STOPPED))
-    assert cluster.machine.cells.holds == {}
-    assert all(not node.holdings for node in cluster.machine.nodes.values())
-    assert all(node.cpus_free == node.joined.cpus for node in cluster.machine.nodes.values())
+    assert cluster.machine.state.cells.holds == {}
+    assert all(not node.holdings for node in cluster.machine.state.nodes.values())
+    assert all(node.cpus_free == node.joined.cpus for node in cluster.machine.state.nodes.values())

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from skep.ids import job_sequence
+from skep.ledger.job_state import State
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Record, Restarted, Send, Tick
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import codec
@@ -153,11 +153,11 @@ class World:
 
     def cancel(self, name: str) -> None:
         raw = codec.encode({"job": name})
-        vc = self.allocator.jobs[name].spec.vc
+        vc = self.allocator.state.jobs[name].spec.vc
         self.tell(codec.CancelRequest(vc=vc, raw=raw, at=self.now))
 
     def ends(self, name: str) -> None:
-        job = self.allocator.jobs[name]
+        job = self.allocator.state.jobs[name]
         for node in list(job.live):
             self.tell(
                 MemberExited(
@@ -198,7 +198,7 @@ class World:
         for _ in range(steps):
             self.now = after(self.now, seconds(self.draw.randint(1, 20)))
             running = [
-                job.job for job in self.allocator.jobs.values() if job.state is State.RUNNING
+                job.job for job in self.allocator.state.jobs.values() if job.state is State.RUNNING
             ]
             if running and self.draw.random() < 0.3:
                 self.ends(self.draw.choice(running))
@@ -231,7 +231,7 @@ class World:
         return msgspec.json.decode(judged, type=Judgement).spec
 
     def state(self, name: str) -> State | None:
-        job = self.allocator.jobs.get(name)
+        job = self.allocator.state.jobs.get(name)
         return None if job is None else job.state
 
 
@@ -241,7 +241,7 @@ def twin(machine: AllocatorMachine) -> AllocatorMachine:
 
 
 def waiting(world: World) -> list[str]:
-    return [name for name, job in world.allocator.jobs.items() if job.state is State.QUEUED]
+    return [name for name, job in world.allocator.state.jobs.items() if job.state is State.QUEUED]
 
 
 @pytest.mark.parametrize("seed", range(WORLDS))
@@ -270,9 +270,9 @@ def _comes_true(world: World, name: str, option: Option) -> None:
     other = real.submit(option.spec)
     runs = real.state(other) not in (State.QUEUED, State.RESERVED)
     expected = option.outcome.start in (Start.NOW, Start.AFTER)
-    assert runs == expected, (option, real.allocator.jobs[other])
+    assert runs == expected, (option, real.allocator.state.jobs[other])
     if option.outcome.start is Start.NOW:
-        assert tuple(real.allocator.jobs[other].members.values()) == option.outcome.members
+        assert tuple(real.allocator.state.jobs[other].members.values()) == option.outcome.members
 
 
 def _plans(world: World) -> None:
@@ -280,12 +280,12 @@ def _plans(world: World) -> None:
     admitted = world.judge(wanted)
     real = world.twin()
     name = real.submit(wanted)
-    assert (admitted is None) == (name not in real.allocator.jobs)
+    assert (admitted is None) == (name not in real.allocator.state.jobs)
     if admitted is None:
         return
     outcome = world.ask(Question(spec=admitted)).outcome
     assert outcome is not None
-    job = real.allocator.jobs[name]
+    job = real.allocator.state.jobs[name]
     runs = job.state not in (State.QUEUED, State.RESERVED)
     assert runs == (outcome.start in (Start.NOW, Start.AFTER)), (outcome, job)
     if outcome.start is Start.NOW:
@@ -293,11 +293,11 @@ def _plans(world: World) -> None:
     stopped = {one.job for one in outcome.others if one.what in ("stops", "stores")}
     assert stopped == {
         each.job
-        for each in world.allocator.jobs.values()
+        for each in world.allocator.state.jobs.values()
         if each.state in (State.RUNNING, State.SUSPENDED)
         and (
             real.state(each.job) is State.QUEUED
-            or real.allocator.jobs[each.job].attempt > each.attempt
+            or real.allocator.state.jobs[each.job].attempt > each.attempt
         )
     }
 
@@ -312,21 +312,24 @@ def test_a_wait_ends_when_it_was_said_to(seed: int) -> None:
     name = world.draw.choice(names)
     left = {
         job.job: Duration(seconds(world.draw.randint(1, 100)))
-        for job in world.allocator.jobs.values()
+        for job in world.allocator.state.jobs.values()
         if job.state is State.RUNNING
     }
     outcome = world.ask(Question(job=name, remaining=left)).outcome
     assert outcome is not None
-    begin, attempts = world.now, {job.job: job.attempt for job in world.allocator.jobs.values()}
+    begin, attempts = (
+        world.now,
+        {job.job: job.attempt for job in world.allocator.state.jobs.values()},
+    )
     for other, lasts in sorted(left.items(), key=lambda one: one[1]):
         if world.state(name) not in (State.QUEUED, State.RESERVED):
             break
         world.now = Instant(begin + lasts)
-        job = world.allocator.jobs.get(other)
+        job = world.allocator.state.jobs.get(other)
         # One that was stopped meanwhile has run for less, and ends later.
         if job is not None and job.state is State.RUNNING and job.attempt == attempts[other]:
             world.ends(other)
-    job = world.allocator.jobs[name]
+    job = world.allocator.state.jobs[name]
     if outcome.start is Start.LATER and job.attempt == attempts[name] + 1:
         assert job.bound_at == outcome.at, (outcome, job)
     if job.state in (State.QUEUED, State.RESERVED):

@@ -211,7 +211,7 @@ class World:
             effects = self.machines[who].decide(event, self.now)
             self.machines[who].check()
             if who == "allocator":
-                check_cells(self.machines[who].cells)
+                check_cells(self.machines[who].state.cells)
             self.follow(who, effects)
         raise AssertionError("the world does not come to rest")
 

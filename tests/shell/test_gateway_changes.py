@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from skep.machines.allocator.jobs import OpenChange
+from skep.ledger.job_state import OpenChange
 from skep.wire.commands import Move, Suspend
 from skep.wire.node import Door, Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady, Tier
 from tests.gateway_kit import House, error, opened, submitted
@@ -32,7 +32,7 @@ async def running(house: House) -> str:
     await house.with_nodes()
     job = await submitted(house)
     house.cluster.runs(job)
-    (node,) = house.cluster.allocator.machine.jobs[job].members
+    (node,) = house.cluster.allocator.machine.state.jobs[job].members
     house.cluster.node(
         MemberKnown(
             node=node,
@@ -51,7 +51,7 @@ async def running(house: House) -> str:
 
 def answer(house: House, job: str, manner: Manner = Manner.BOUNDARY) -> None:
     """Have every node that was told to change its part of a job do so."""
-    state = house.cluster.allocator.machine.jobs[job]
+    state = house.cluster.allocator.machine.state.jobs[job]
     change = state.change
     assert isinstance(change, OpenChange)
     released = isinstance(change.change, Suspend) and change.change.release
@@ -120,7 +120,7 @@ async def test_a_job_is_suspended_with_its_gpus_given_back_and_resumed(house: Ho
 async def test_a_moved_job_has_another_attempt(house: House) -> None:
     job = await running(house)
     await ask(house, job, "migrate")
-    state = house.cluster.allocator.machine.jobs[job]
+    state = house.cluster.allocator.machine.state.jobs[job]
     assert state.successor is not None
     (node,) = state.successor.members
     who: dict[str, Any] = {"node": node, "identity": f"id-{node}", "job": job, "attempt": 2}
@@ -159,7 +159,7 @@ async def test_what_the_allocator_refuses_at_once_is_refused_in_the_answer(house
     assert told["reason"] == "cannot"
     assert "checkpoint" in told["text"]
     waits = await submitted(house)
-    while house.cluster.allocator.machine.jobs[waits].members:
+    while house.cluster.allocator.machine.state.jobs[waits].members:
         waits = await submitted(house)  # Until no GPU is left.
     told = await house.op.json("POST", f"/v1/jobs/{waits}/migrate", 409, {})
     assert error(told)[0] == "not-running"
@@ -216,7 +216,7 @@ async def test_a_gang_that_grows_and_shrinks_is_shown_as_it_is(house: House) -> 
     await house.with_nodes()
     job = await submitted(house, elastic={"min": 1, "max": 2})
     house.cluster.runs(job)
-    (node,) = house.cluster.allocator.machine.jobs[job].members
+    (node,) = house.cluster.allocator.machine.state.jobs[job].members
     house.cluster.node(
         MemberKnown(
             node=node,

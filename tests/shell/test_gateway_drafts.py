@@ -87,7 +87,7 @@ async def test_what_would_start_a_job_is_told_and_does(house: House) -> None:
     # With what was said, it starts.
     await house.op.json("DELETE", f"/v1/jobs/{second}", 202)
     third = (await house.op.json("POST", "/v1/jobs", 201, fewer["spec"]))["job"]
-    assert house.cluster.allocator.machine.jobs[third].state == "bound"
+    assert house.cluster.allocator.machine.state.jobs[third].state == "bound"
 
 
 @pytest.mark.asyncio

@@ -8,8 +8,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from skep.ledger.queue import Head, JobQueue
 from skep.machines.allocator import AllocatorMachine
-from skep.policy.queue import Head, JobQueue
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice

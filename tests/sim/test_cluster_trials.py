@@ -123,7 +123,7 @@ def test_two_that_go_together_stay_packed_and_two_that_hurt_each_other_are_parte
     alike = LENGTH / 0.8 * NS_PER_SECOND
     assert ended["j3"] - begun[0].at < 1.1 * alike
     assert ended["j4"] - ended["j2"] < seconds(LENGTH)
-    assert world.allocator.tries.open == {}
+    assert world.allocator.state.tries.open == {}
 
 
 def test_reports_of_changes_alone_lead_to_the_same_verdicts() -> None:
@@ -250,8 +250,8 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     assert ended[leaves] < LENGTH + 60
     assert ended[scales] < LENGTH / 1.8 + 60
     assert ended[flat] == pytest.approx(2 * LENGTH, abs=20)
-    assert world.allocator.tries.undoing == {}
-    pauses = world.allocator.lately.pauses
+    assert world.allocator.state.tries.undoing == {}
+    pauses = world.allocator.state.lately.pauses
     assert pauses["all seeks"] == [seconds(3)]
     assert pauses["vc:all"] == [seconds(3)] * 3
     assert truth.counts == {

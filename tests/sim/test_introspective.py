@@ -63,7 +63,7 @@ def played(
         Trace(name="t", jobs=tuple(jobs)), cluster, settings, speeds or Truth(), judge=judge
     )
     assert world.run()
-    assert world.allocator.tries.open == {}
+    assert world.allocator.state.tries.open == {}
     return world, facts
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from skep.machines.allocator.tries import COOLS
+from skep.ledger.records import COOLS
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict

@@ -134,13 +134,13 @@ def leaks(records: Sequence[Sequence[Any]]) -> Iterator[str]:
         except (AssertionError, LookupError) as error:
             yield f"after record {number}: {type(error).__name__} {error}"
             return
-    cells, fresh = machine.cells, Cells(machine.cells.cluster)
+    cells, fresh = machine.state.cells, Cells(machine.state.cells.cluster)
     left: dict[str, Collection[object]] = {
-        "jobs": machine.jobs,
+        "jobs": machine.state.jobs,
         "holds": cells.holds,
         "GPUs off chain": cells.off_chain,
         "borrowed GPUs": [vc for vc, count in cells.borrowed.items() if count],
-        "used nodes": [name for name, node in machine.nodes.items() if node.holdings],
+        "used nodes": [name for name, node in machine.state.nodes.items() if node.holdings],
     }
     yield from (f"at the end {what} are left: {list(some)}" for what, some in left.items() if some)
     if cells != fresh:
@@ -159,5 +159,5 @@ def _kept(machine: AllocatorMachine, number: int) -> Iterator[str]:
     for piece in msgspec.json.decode(msgspec.json.encode(machine.snapshot()), type=list[Kept]):
         copy.apply(piece)
     copy.check()
-    if copy.cells != machine.cells or copy.jobs != machine.jobs:
+    if copy.state.cells != machine.state.cells or copy.state.jobs != machine.state.jobs:
         yield f"after record {number}: a snapshot restores something else"

@@ -575,7 +575,7 @@ def test_the_inventory_is_that_of_the_agent_the_allocator_believes() -> None:
         for effect in judge(join):
             if isinstance(effect, Record):
                 admission(Facts(service="allocator", at=T0, facts=(effect.fact,)))
-    assert judge.machine.nodes["node-1"].joined == first
+    assert judge.machine.state.nodes["node-1"].joined == first
     assert admission.machine.nodes["node-1"].gpus == {"cpu": 4}
 
 

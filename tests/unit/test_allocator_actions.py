@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, acting
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
 from skep.policy.api import Policy
 from skep.policy.plan import Action, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
@@ -98,7 +98,7 @@ def quiet(decide: Driver[AllocatorMachine], effects: list[Effect], why: Reason) 
     (text,) = refusals(effects)
     assert str(why) in text
     assert not told(effects)
-    assert all(job.change is None for job in decide.machine.jobs.values())
+    assert all(job.change is None for job in decide.machine.state.jobs.values())
 
 
 def test_a_job_that_is_suspended_gives_its_gpus_to_the_next() -> None:
@@ -108,7 +108,7 @@ def test_a_job_that_is_suspended_gives_its_gpus_to_the_next() -> None:
     effects = decide(changed(command, released=True), 11)
     assert [fact.result for fact in of(effects, JobChanged)] == [Result.DONE]
     assert [fact.job for fact in of(effects, JobBound)] == ["j2"]
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert decide.machine.state.jobs["j1"].state is State.SUSPENDED
 
 
 def test_who_cannot_release_is_not_suspended_by_a_policy() -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_waits_is_packed_beside_another_and_taken_off_again() -> None
     ]
     assert (command.job, command.change) == ("j2", SuspendChange(release=True))
     effects = decide(changed(command, released=True), 21)
-    assert decide.machine.jobs["j2"].held is Reason.UNPACKED
+    assert decide.machine.state.jobs["j2"].held is Reason.UNPACKED
     assert not of(effects, GpusShared)
 
 
@@ -179,7 +179,7 @@ def test_a_job_moves_to_the_nodes_that_are_named() -> None:
     (move,) = told(decide(ready(bind), 20))
     decide(changed(move), 21)
     assert [fact.job for fact in of(decide(loaded(bind), 22), JobMoved)] == ["j1"]
-    assert list(decide.machine.jobs["j1"].members) == ["node-2"]
+    assert list(decide.machine.state.jobs["j1"].members) == ["node-2"]
 
 
 def test_without_room_a_move_is_no_mistake_and_nothing_begins() -> None:
@@ -205,10 +205,10 @@ def test_a_gang_grows_and_shrinks_to_the_size_that_is_named() -> None:
     assert isinstance(command.change, ResizeChange)
     assert command.change.world == 3
     decide(changed(command), 11)
-    assert decide.machine.jobs["j1"].size == 3
+    assert decide.machine.state.jobs["j1"].size == 3
     (command,) = told(do(decide, Resize("j1", WHY, 1), second=20))
     decide(changed(command), 21)
-    assert decide.machine.jobs["j1"].size == 1
+    assert decide.machine.state.jobs["j1"].size == 1
     assert Does.seen[-1].free == 3
 
 
@@ -227,7 +227,7 @@ def test_a_size_that_cannot_be_is_refused(
     effects = do(decide, Resize("j1", WHY, workers))
     assert refusals(effects)
     assert not told(effects)
-    assert decide.machine.jobs["j1"].size == 2
+    assert decide.machine.state.jobs["j1"].size == 2
 
 
 def test_what_is_under_way_is_no_mistake_and_goes_on() -> None:
@@ -260,7 +260,7 @@ def test_a_view_tells_how_a_job_goes_and_how_it_would() -> None:
         ScalePoint(gpus=4, nodes=1, step_ns=seconds(0.125)),
         ScalePoint(gpus=4, nodes=2, step_ns=seconds(0.25)),
     )
-    kind = next(iter(decide.machine.cells.chains.values())).topology.gpu
+    kind = next(iter(decide.machine.state.cells.chains.values())).topology.gpu
     scale = FamilyScale(family="bert", gpu_type=kind, points=points)
     decide(Outlook(at=at(20), jobs=(pace,), families=(scale,)), 20)
     (job,) = Does.seen[-1].jobs
@@ -286,7 +286,7 @@ def test_what_is_told_of_another_attempt_or_of_one_that_stands_is_passed_over() 
 def test_a_view_tells_free_cells_by_level_to_whom_asks_for_them() -> None:
     decide = running({"gpus": 1}, nodes=2)
     (levels,) = Does.seen[-1].free_cells.values()
-    sizes = next(iter(decide.machine.cells.chains.values())).topology.size[1:]
+    sizes = next(iter(decide.machine.state.cells.chains.values())).topology.size[1:]
     assert sum(count * size for count, size in zip(levels, sizes, strict=True)) == 7
     assert levels[-1] == 1
 
@@ -295,13 +295,13 @@ def test_who_goes_home_has_its_vcs_cells_there_whatever_that_breaks_up() -> None
     """Else it borrowed what others who are at home there take back, and they and it took turns."""
     decide = running({"gpus": 3}, {"gpus": 1}, {"gpus": 3}, nodes=2)
     machine = decide.machine
-    assert [job.live for job in machine.jobs.values()] == [["node-1"], ["node-1"], ["node-2"]]
+    assert [job.live for job in machine.state.jobs.values()] == [["node-1"], ["node-1"], ["node-2"]]
     (command,) = told(do(decide, Suspend("j2", WHY)))
     decide(changed(command, released=True), 11)
     decide(exited("j1", outcome=Outcome.SUCCEEDED), 12)
     decide.thorough = False
-    job = machine.jobs["j2"]
+    job = machine.state.jobs["j2"]
     assert acting.go_on(machine, job, (), at(13))
     assert not job.released
-    assert job.job not in machine.borrowed
+    assert job.job not in machine.state.borrowed
     machine.check()

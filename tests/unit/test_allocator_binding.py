@@ -250,7 +250,7 @@ def test_a_rendezvous_needs_a_port() -> None:
     assert facts_of(decide(admitted(3)))[1:] == [
         JobWaits(job="j3", why=Reason.WAITS_FOR_PORT, needs="node-1")
     ]
-    assert decide.machine.jobs["j2"].waits == (Reason.WAITS_FOR_PORT, "node-1")
+    assert decide.machine.state.jobs["j2"].waits == (Reason.WAITS_FOR_PORT, "node-1")
     assert places(decide(exited("j1"))) == {"j3": "node-1:0"}
     assert places(decide(exited("j3"))) == {"j2": "node-1:0"}
 
@@ -471,7 +471,7 @@ def test_an_end_that_nobody_may_reach_is_a_bug() -> None:
     decide = allocator(joined())
     decide(admitted(1))
     with pytest.raises(AssertionError, match="JobBound in bound"):
-        decide.machine.jobs["j1"].move("JobBound")
+        decide.machine.state.jobs["j1"].move("JobBound")
 
 
 def test_a_job_that_ended_is_forgotten() -> None:
@@ -479,8 +479,8 @@ def test_a_job_that_ended_is_forgotten() -> None:
     decide(admitted(1))
     (_, ended) = facts_of(decide(exited("j1")))
     assert isinstance(ended, JobEnded)
-    assert decide.machine.jobs == {}
-    assert decide.machine.placed == {}
+    assert decide.machine.state.jobs == {}
+    assert decide.machine.state.placed == {}
 
 
 def described(chains: dict[str, tuple[list[str], int]]) -> Driver[AllocatorMachine]:

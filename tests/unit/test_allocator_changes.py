@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.changing import RESUMES_MAX
-from skep.machines.allocator.jobs import State
 from skep.machines.allocator.rounds import ROUNDS_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import (
@@ -98,7 +98,7 @@ def of(effects: list[Effect], kind: type) -> list[Any]:
 
 
 def state(decide: Driver[AllocatorMachine]) -> State:
-    return decide.machine.jobs["j1"].state
+    return decide.machine.state.jobs["j1"].state
 
 
 def running(
@@ -111,7 +111,7 @@ def running(
     for node in nodes:
         decide(started("j1", node=node))
         decide(known("j1", node, can))
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     return decide
 
 
@@ -119,7 +119,7 @@ def suspended(decide: Driver[AllocatorMachine], *, release: bool = False) -> Non
     """Have j1, on one node, be suspended by its tenant."""
     (command,) = told(decide(ask(2, AskSuspend(job="j1", release=release))))
     assert over(decide(changed(command))) == [(2, Result.DONE, None)]
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert decide.machine.state.jobs["j1"].state is State.SUSPENDED
 
 
 def test_a_job_is_suspended_and_resumed() -> None:
@@ -135,7 +135,7 @@ def test_a_job_is_suspended_and_resumed() -> None:
     assert over(effects) == [(2, Result.DONE, None)]
     assert decide(changed(command), 16) == []
     assert state(decide) is State.SUSPENDED
-    assert len(decide.machine.placed) == 1
+    assert len(decide.machine.state.placed) == 1
 
     (command,) = told(decide(ask(3, AskResume(job="j1")), 40))
     assert command.change == Resume()
@@ -186,7 +186,7 @@ def test_of_two_requests_that_cross_the_later_one_decides() -> None:
     assert over(effects) == [(2, Result.DONE, None)]
     (resume,) = told(effects)
     assert over(decide(changed(resume))) == [(5, Result.DONE, None)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_a_gang_is_suspended_after_the_same_mini_batch_or_not_at_all() -> None:
@@ -205,7 +205,7 @@ def test_a_gang_is_suspended_after_the_same_mini_batch_or_not_at_all() -> None:
     assert one.change == two.change == Suspend(step=113)
     decide(changed(one, step=113))
     assert ends(decide(changed(two, step=113))) == [(Goal.SUSPEND, Result.DONE)]
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert decide.machine.state.jobs["j1"].state is State.SUSPENDED
 
 
 def test_a_gang_that_never_agrees_goes_on() -> None:
@@ -217,7 +217,7 @@ def test_a_gang_that_never_agrees_goes_on() -> None:
         effects = decide(changed(commands[1], Manner.UNCHANGED, step=10**number))
         commands = told(effects)
     assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_a_part_that_does_not_go_on_costs_the_attempt() -> None:
@@ -275,19 +275,19 @@ def test_the_end_of_a_job_ends_its_change() -> None:
 def test_who_gave_its_gpus_back_waits_for_the_very_same() -> None:
     decide = running("node-1")
     suspended(decide, release=True)
-    assert decide.machine.away
+    assert decide.machine.state.away
     effects = decide(admitted(3, gpus=4))
     assert [fact.job for fact in of(effects, JobBound)] == ["j3"]
     effects = decide(ask(4, AskResume(job="j1")))
     assert told(effects) == []
-    assert decide.machine.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "node-1:0,1,2,3")
+    assert decide.machine.state.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "node-1:0,1,2,3")
     effects = decide(exited("j3", outcome=Outcome.SUCCEEDED))
     (command,) = told(effects)
     assert command.change == Resume()
     assert len(of(effects, GpusRegained)) == 1
     assert over(decide(changed(command))) == [(4, Result.DONE, None)]
     # Its VC's cells cover it again.
-    assert not decide.machine.borrowed
+    assert not decide.machine.state.borrowed
 
 
 def test_a_suspended_job_comes_back_only_when_it_is_asked_to() -> None:

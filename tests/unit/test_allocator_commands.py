@@ -44,14 +44,14 @@ def test_a_bind_is_repeated_until_a_start_answers() -> None:
     assert decide.tick(4) == [BIND]
     decide(started("j1"))
     assert decide.tick(6) == []
-    assert decide.machine.soft.due == {}
+    assert decide.machine.soft.timers.due == {}
 
 
 def test_a_bind_is_repeated_until_an_end_answers() -> None:
     decide = one()
     decide(exited("j1"))
     assert decide.tick(2) == []
-    assert decide.machine.soft.due == {}
+    assert decide.machine.soft.timers.due == {}
 
 
 def test_a_stop_takes_the_place_of_the_bind_and_is_repeated_alone() -> None:
@@ -128,14 +128,14 @@ def test_every_restart_gives_nodes_their_whole_time_to_speak() -> None:
     lost_s = in_seconds(NODE_LOST_AFTER)
     decide.restart(100)
     assert others(decide.tick(100 + lost_s)) == [Send("skep.v1.cmd.node-1", bind(epoch=2))]
-    assert not decide.machine.nodes["node-1"].lost
+    assert not decide.machine.state.nodes["node-1"].lost
 
 
 def test_a_restart_without_facts() -> None:
     decide = Driver(AllocatorMachine)
     assert decide.restart() == []
     assert decide.machine.wake_at() is None
-    assert decide.machine.epoch == 1
+    assert decide.machine.state.epoch == 1
 
 
 def test_the_epoch_is_that_of_the_last_owner() -> None:

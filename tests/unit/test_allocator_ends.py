@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from skep.base.timers import STALE_MAX
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import STALE_TIMERS_MAX
 from skep.machines.allocator.jobs import LOSSES_MAX
 from skep.machines.base import Effect, Record, Send
 from skep.wire.facts import (
@@ -124,7 +124,7 @@ def test_a_part_that_ended_before_the_other_began_does_not_keep_the_gang_from_ru
         ran("node-2", 6),
         Record(JobRan(job="j1", attempt=1, at=at(6))),
     ]
-    assert [each for _, each in decide.machine.soft.timers if not each[0]] == [("", "j1", 1)]
+    assert [each for each in decide.machine.soft.timers.due if not each[0]] == [("", "j1", 1)]
 
 
 @pytest.mark.parametrize(
@@ -403,6 +403,6 @@ def test_limits_of_jobs_that_ended_are_forgotten() -> None:
         decide(exited(f"j{number}"))
         decide(heartbeat())
         decide.tick(number)
-    assert [node for node, *_ in soft.due if not node] == []
-    assert len(soft.timers) <= 2 * len(soft.due) + STALE_TIMERS_MAX
+    assert [node for node, *_ in soft.timers.due if not node] == []
+    assert len(soft.timers) <= 2 * len(soft.timers.due) + STALE_MAX
     decide.check_replay()

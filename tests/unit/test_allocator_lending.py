@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import AllocatorMachine, lending, outcome, placing
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.base import Effect, Tick
 from skep.units import Instant
 from skep.wire.changes import AskResume, AskSuspend
@@ -45,7 +45,7 @@ def runs(
     attempt: int = 1,
 ) -> str:
     job = f"j{number}"
-    (node,) = decide.machine.jobs[job].members
+    (node,) = decide.machine.state.jobs[job].members
     decide(started(job, attempt=attempt, node=node))
     if can is not None and attempt == 1:
         decide(known(job, node, can))
@@ -64,7 +64,7 @@ def lent_one(can: tuple[str, ...] | None = STORED) -> Driver[AllocatorMachine]:
     """Return the same with j3 on one of the idle GPUs."""
     decide = blocked()
     starts(decide, 3, can, gpus=1)
-    assert list(decide.machine.borrowed) == ["j3"]
+    assert list(decide.machine.state.borrowed) == ["j3"]
     return decide
 
 
@@ -106,14 +106,14 @@ def test_the_head_has_idle_gpus_of_another_tenant() -> None:
     assert bound(decide(admitted(2, gpus=4, **SCRIPT))) == [("j2", Reason.LENT_MEANWHILE, True)]
     assert bound(decide(admitted(3, gpus=2, **SCRIPT))) == [("j3", Reason.LENT_MEANWHILE, True)]
     assert bound(decide(admitted(4, gpus=4, vc="vision", **SCRIPT))) == []
-    assert decide.machine.jobs["j4"].state is State.RESERVED, "its cells are its own at once"
+    assert decide.machine.state.jobs["j4"].state is State.RESERVED, "its cells are its own at once"
 
 
 def test_a_job_is_promoted_where_it_is_at_its_turn() -> None:
     decide = lent_one()
     effects = decide(cancel_asked(2))
     assert [fact.job for fact in of(effects, JobPromoted)] == ["j3"]
-    assert not decide.machine.borrowed
+    assert not decide.machine.state.borrowed
 
 
 def test_later_jobs_wait_for_one_that_leaves_for_its_cells() -> None:
@@ -132,7 +132,7 @@ def test_later_jobs_wait_for_one_that_leaves_for_its_cells() -> None:
     assert (stopping.job, stopping.why) == ("j3", Reason.TO_OWN_CELLS)
     effects = decide(exited("j3", node=away, outcome=GONE))
     assert bound(effects) == [("j3", Reason.ARRIVAL, False), ("j4", Reason.ARRIVAL, False)]
-    assert list(decide.machine.jobs["j3"].members) == [home]
+    assert list(decide.machine.state.jobs["j3"].members) == [home]
 
 
 def test_a_job_that_was_taken_back_keeps_its_place_in_the_order() -> None:
@@ -155,11 +155,11 @@ def test_a_script_that_cannot_give_gpus_back_is_stopped_once_and_not_lent_any_ag
     assert bound(decide(exited("j3", outcome=GONE))) == [("j2", Reason.ARRIVAL, False)]
     decide(exited("j2"))
     runs(decide, 3, None, attempt=2)
-    assert not decide.machine.borrowed
+    assert not decide.machine.state.borrowed
     # Its second attempt is stopped by its node; meanwhile a larger job has come before it.
     decide(admitted(5, gpus=4, priority=1))
     effects = decide(exited("j3", attempt=2, outcome=GONE))
-    assert decide.machine.jobs["j3"].gives_back is False
+    assert decide.machine.state.jobs["j3"].gives_back is False
     assert "j3" not in [job for job, _, _ in bound(effects)]
 
 
@@ -168,7 +168,7 @@ def test_a_job_that_can_only_be_suspended_stands_until_its_turn() -> None:
     (command,) = told(decide(exited("j1")))
     assert command.change == Suspend(release=True)
     assert bound(decide(changed(command))) == [("j2", Reason.ARRIVAL, False)]
-    assert decide.machine.jobs["j3"].away
+    assert decide.machine.state.jobs["j3"].away
     effects = decide(exited("j2"))
     assert [fact.job for fact in of(effects, JobPromoted)] == ["j3"]
     assert not of(effects, JobStopping)
@@ -214,20 +214,20 @@ def test_a_borrowing_job_takes_no_cells_before_a_lent_one_that_comes_first() -> 
     starts(decide, 2, gpus=2, priority=9)
     starts(decide, 3, gpus=2, over_quota="opportunistic")
     decide(admitted(4, **SCRIPT, gpus=2, workers=2, priority=5))
-    for node in decide.machine.jobs["j4"].live:
+    for node in decide.machine.state.jobs["j4"].live:
         decide(started("j4", node=node))
         decide(known("j4", node, STORED))
-    assert list(decide.machine.borrowed) == ["j3", "j4"]
+    assert list(decide.machine.state.borrowed) == ["j3", "j4"]
     decide(exited("j1", node="node-1"))
-    assert list(decide.machine.borrowed) == ["j3", "j4"], "j4 needs both cells of nlp"
+    assert list(decide.machine.state.borrowed) == ["j3", "j4"], "j4 needs both cells of nlp"
     decide(exited("j2", node="node-2"))
-    assert list(decide.machine.borrowed) == ["j3"]
+    assert list(decide.machine.state.borrowed) == ["j3"]
 
 
 def lends_gang(decide: Driver[AllocatorMachine], number: int, *nodes: str) -> None:
     """Have a gang be lent these nodes; its turn is before jobs of no priority."""
     decide(admitted(number, **SCRIPT, gpus=2, workers=2, priority=5))
-    assert list(decide.machine.jobs[f"j{number}"].live) == list(nodes)
+    assert list(decide.machine.state.jobs[f"j{number}"].live) == list(nodes)
     for node in nodes:
         decide(started(f"j{number}", node=node))
         decide(known(f"j{number}", node, STORED))
@@ -243,7 +243,7 @@ def test_a_suspended_job_takes_no_gpus_back_before_a_lent_one_that_comes_first()
     assert starts(decide, 11, vc="cv", gpus=2, opportunistic=True) == "node-1"
     assert not told(decide(ask(12, AskResume(job="j1")))), "j3 needs both cells of nlp"
     decide(exited("j2", node="node-2"))
-    assert not decide.machine.borrowed, "j3 has them"
+    assert not decide.machine.state.borrowed, "j3 has them"
     (command,) = told(decide(exited("j3", node="node-3")) + decide(exited("j3", node="node-4")))
     assert (command.job, command.change) == ("j11", Suspend(release=True)), "j1 is the next one"
 
@@ -271,4 +271,6 @@ def test_a_lent_job_that_goes_on_while_others_leave_for_a_later_one_comes_first(
     for command in told(decide(ask(11, AskResume(job="j4")))):
         decide(changed(command))
     decide(changed(leaves))
-    assert sorted(decide.machine.borrowed) == ["j3", "j4"], "j3 has idle GPUs, no cells of nlp"
+    assert sorted(decide.machine.state.borrowed) == ["j3", "j4"], (
+        "j3 has idle GPUs, no cells of nlp"
+    )

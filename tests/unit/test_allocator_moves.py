@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import READY_WITHIN
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskMigrate, AskResume, AskSuspend, Goal, JobChanged, Result
@@ -84,7 +84,7 @@ def test_a_job_moves_in_one_fact() -> None:
     (stop,) = commands(effects, StopJob)
     assert (stop.node, stop.attempt) == ("node-1", 1)
     assert over(decide(changed(resume), 23)) == [(2, Result.DONE, None)]
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.state, job.attempt, list(job.members)) == (State.RUNNING, 2, ["node-2"])
     # The source's GPUs are free once it is gone.
     effects = decide(exited("j1", outcome=Outcome.STOPPED), 24)
@@ -123,7 +123,7 @@ def test_a_successor_that_ends_costs_nothing_before_the_source_stops() -> None:
     put_back(effects)
     assert not told(effects)
     assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
-    assert decide.machine.jobs["j1"].attempt == 1
+    assert decide.machine.state.jobs["j1"].attempt == 1
     # Its number is not used again.
     (bind,) = commands(decide(ask(3, AskMigrate(job="j1")), 13), BindJob)
     assert bind.attempt == 3
@@ -147,7 +147,7 @@ def test_a_successor_that_ends_while_it_is_sent_to_has_the_source_go_on() -> Non
     assert resume.order > move.order
     assert decide(changed(move), 22) == []
     assert ends(decide(changed(resume), 23)) == [(Goal.MIGRATE, Result.UNDONE)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_a_source_that_cannot_send_goes_on_and_the_successor_is_stopped() -> None:
@@ -193,7 +193,7 @@ def test_a_lost_destination_has_the_source_go_on() -> None:
         effects += decide(Tick(), second)
     put_back(effects)
     assert not of(effects, JobStopping)
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_whoever_needs_the_successors_gpus_gets_them() -> None:
@@ -214,7 +214,7 @@ def test_without_room_elsewhere_a_move_is_refused(to: str) -> None:
 def test_what_a_successor_can_do_counts_once_it_is_the_job() -> None:
     decide, bind, move = moving()
     decide(known("j1", "node-2", can=("suspend",)), 20)  # Attempt 1 was never there.
-    assert decide.machine.jobs["j1"].can == MOVES
+    assert decide.machine.state.jobs["j1"].can == MOVES
     decide(started("j1", attempt=2, node="node-2"))
     decide(changed(move), 21)
     (resume,) = told(decide(loaded(bind), 22))
@@ -310,7 +310,7 @@ def test_all_of_a_gang_goes_on_if_one_part_cannot_send() -> None:
     for one in back:
         effects = decide(changed(one), 25)
     assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -346,7 +346,7 @@ def test_a_gang_moves_to_the_nodes_that_are_named() -> None:
     assert sorted(bind.node for bind in binds) == ["node-3", "node-4"]
     decide, binds = gang("node-1,node-3")
     assert binds == []  # Its own GPUs on node-1 are not idle.
-    assert not decide.machine.jobs["j1"].asked
+    assert not decide.machine.state.jobs["j1"].asked
 
 
 # --- suspended jobs -----------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_a_suspended_job_moves_and_is_suspended_there(release: bool) -> None:
     assert stay.change == Suspend(release=release)
     effects = decide(changed(stay, released=release), 16)
     assert over(effects) == [(3, Result.DONE, None)]
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.state, job.released, job.attempt) == (State.SUSPENDED, release, 2)
     decide(exited("j1", outcome=Outcome.STOPPED), 17)
     (resume,) = told(decide(ask(4, AskResume(job="j1")), 18))
@@ -392,7 +392,7 @@ def test_a_suspended_job_that_could_not_move_stands_where_it_was(release: bool) 
     assert (stay.node, stay.attempt, stay.change) == ("node-1", 1, Suspend())
     effects = decide(changed(stay), 15)
     assert over(effects) == [(3, Result.UNDONE, Reason.NOT_TAKEN)]
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.state, job.released) == (State.SUSPENDED, release)
 
 
@@ -413,7 +413,7 @@ def test_a_gang_without_gpus_may_move_in_part_to_some_of_its_own() -> None:
     commands_ = told(decide(ask(2, AskSuspend(job="j1", release=True)), 10))
     for one in commands_:
         decide(changed(one, step=1, released=True), 11)
-    assert decide.machine.jobs["j1"].released
+    assert decide.machine.state.jobs["j1"].released
     decide(joined("node-3"), 12)
     binds = commands(decide(ask(3, AskMigrate(job="j1", to="node-1,node-3")), 12), BindJob)
     assert sorted(bind.node for bind in binds) == ["node-1", "node-3"]
@@ -439,4 +439,4 @@ def test_a_job_that_only_made_room_goes_on_where_it_moved() -> None:
     (resume,) = told(decide(loaded(bind), 16))
     assert (resume.node, resume.change) == ("node-2", Resume())
     assert over(decide(changed(resume), 17)) == [(4, Result.DONE, None)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, cellwork, dispatch
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.bearing import CarriedHold
@@ -129,7 +129,7 @@ def lost() -> Driver[AllocatorMachine]:
 
 def taken(decide: Driver[AllocatorMachine], chain: str = "cpux4") -> dict[int, str]:
     """Return which attempt has which GPU of a chain."""
-    user = decide.machine.cells.chains[chain].user
+    user = decide.machine.state.cells.chains[chain].user
     return {leaf: hold.job for leaf, hold in enumerate(user) if hold is not None}
 
 
@@ -151,10 +151,10 @@ def test_a_node_joins() -> None:
 def test_nodes_are_kept_in_the_order_in_which_they_joined() -> None:
     nodes = joined("node-3"), joined("node-1"), joined("node-2")
     decide = allocator(*nodes)
-    assert list(decide.machine.nodes) == ["node-3", "node-1", "node-2"]
+    assert list(decide.machine.state.nodes) == ["node-3", "node-1", "node-2"]
     # A node that joins again has its place, so nothing of the cells changes.
     assert facts_of(decide(again(nodes[1]))) == [NodeAdded(joined=again(nodes[1]))]
-    (chain,) = decide.machine.cells.cluster.chains.values()
+    (chain,) = decide.machine.state.cells.cluster.chains.values()
     assert [cell.node for cell in chain.nodes] == ["node-3", "node-1", "node-2"]
 
 
@@ -166,7 +166,7 @@ def test_a_further_node_moves_nobody() -> None:
         NodeAdded(joined=joined("node-2")),
         cells_set(joined("node-1"), joined("node-2"), carried=(carried,), nlp=4, cv=4),
     ]
-    hold = decide.machine.cells.holds["j1.1"]
+    hold = decide.machine.state.cells.holds["j1.1"]
     assert hold.guaranteed
 
 
@@ -177,11 +177,13 @@ def test_a_change_of_the_cells_does_not_list_the_jobs_that_stay_as_they_are() ->
         decide(admitted(number, gpus=2))
     decide(admitted(4, gpus=2, opportunistic=True))
     before = {
-        name: (hold.spots, hold.guaranteed) for name, hold in decide.machine.cells.holds.items()
+        name: (hold.spots, hold.guaranteed)
+        for name, hold in decide.machine.state.cells.holds.items()
     }
     assert facts_of(decide(nodes[2])) == [NodeAdded(joined=nodes[2]), cells_set(*nodes, nlp=8)]
     assert {
-        name: (hold.spots, hold.guaranteed) for name, hold in decide.machine.cells.holds.items()
+        name: (hold.spots, hold.guaranteed)
+        for name, hold in decide.machine.state.cells.holds.items()
     } == before
 
 
@@ -191,13 +193,13 @@ def test_a_change_of_too_many_running_jobs_at_once_is_refused(
     decide = allocator(joined("node-1"), nlp=4)
     for number in (1, 2, 3):
         decide(admitted(number, gpus=1))
-    before = decide.machine.cells
+    before = decide.machine.state.cells
     monkeypatch.setattr(cellwork, "CELLS_SET_BYTES_MAX", 300)
     (fact,) = facts_of(decide(SetVcs(vcs=vcs(nlp=1))))
     assert isinstance(fact, ClusterRefused)
     assert fact.problems[0].reason is Reason.TOO_LARGE
     assert "running jobs at once" in fact.problems[0].text
-    assert decide.machine.cells is before
+    assert decide.machine.state.cells is before
 
 
 def test_an_agent_that_restarts_hears_at_once_what_it_has_not_answered() -> None:
@@ -217,7 +219,7 @@ def test_an_agent_that_restarts_hears_at_once_what_it_has_not_answered() -> None
 def test_a_join_of_an_earlier_start_that_is_stored_late_changes_nothing() -> None:
     decide = allocator(again(joined(gpus=2)))
     assert decide(joined(gpus=9)) == []
-    assert decide.machine.nodes["node-1"].joined == again(joined(gpus=2))
+    assert decide.machine.state.nodes["node-1"].joined == again(joined(gpus=2))
 
 
 def test_an_inventory_that_grew_is_used() -> None:
@@ -237,13 +239,13 @@ def test_an_inventory_that_shrank_leaves_its_jobs_what_they_have() -> None:
     smaller = again(joined(gpus=1))
     decide(smaller)
     # j2's GPU is in no chain any more; its attempt goes on until its node ends it.
-    assert list(decide.machine.nodes["node-1"].holdings) == [("j1", 1), ("j2", 1)]
+    assert list(decide.machine.state.nodes["node-1"].holdings) == [("j1", 1), ("j2", 1)]
     effects = decide(admitted(3))
     assert not [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
     effects = decide(exited("j1"))
     assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)] == ["j3"]
     decide(exited("j2", outcome=Outcome.SIGNALLED))
-    assert list(decide.machine.nodes["node-1"].holdings) == [("j3", 1)]
+    assert list(decide.machine.state.nodes["node-1"].holdings) == [("j3", 1)]
 
 
 def test_gpus_that_were_gone_for_a_while_are_still_their_jobs() -> None:
@@ -253,7 +255,7 @@ def test_gpus_that_were_gone_for_a_while_are_still_their_jobs() -> None:
     decide(again(joined(gpus=1)))
     decide(again(joined(gpus=2), 3))
     decide(admitted(3))
-    assert decide.machine.jobs["j3"].state is State.QUEUED
+    assert decide.machine.state.jobs["j3"].state is State.QUEUED
     effects = decide(exited("j2"))
     assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)] == ["j3"]
 
@@ -451,7 +453,7 @@ def test_a_node_can_be_lost_again_before_its_ghost_is_gone() -> None:
     decide = lost()
     decide(heartbeat(), 42)
     assert facts_of(decide.tick(90))[0] == NodeLost(node="node-1")
-    node = decide.machine.nodes["node-1"]
+    node = decide.machine.state.nodes["node-1"]
     assert list(node.ghosts) == [("j1", 1), ("j1", 2)]
     assert len(node.holdings) == 2
 
@@ -471,7 +473,7 @@ def test_a_second_agent_of_a_living_name_is_refused() -> None:
     decide(heartbeat(), 20)
     assert decide(joined(identity=NEWCOMER), 25) == [refusal()]
     assert decide(heartbeat(identity=NEWCOMER), 25) == [refusal()]
-    assert decide.machine.nodes["node-1"].joined == joined()
+    assert decide.machine.state.nodes["node-1"].joined == joined()
 
 
 def test_a_silent_name_may_be_taken_over() -> None:
@@ -541,7 +543,7 @@ def test_a_name_that_was_taken_back_must_be_cleared_of_what_ran_there_before() -
     decide(started("j1"))
     decide(joined(identity=NEWCOMER), 6)
     decide(cleared(2), 6)
-    assert decide.machine.jobs["j1"].attempt == 2
+    assert decide.machine.state.jobs["j1"].attempt == 2
     effects = decide(again(joined()), 12)
     assert clear(4, "id-node-1") in effects
     assert not [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
@@ -673,7 +675,7 @@ def test_a_drained_node_stays_drained_when_its_agent_is_replaced() -> None:
     decide = allocator(joined())
     decide(DrainNode(node="node-1"))
     decide(joined(identity=NEWCOMER), 10)
-    assert decide.machine.nodes["node-1"].drained
+    assert decide.machine.state.nodes["node-1"].drained
     assert decide.now > T0
 
 

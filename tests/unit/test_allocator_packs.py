@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import State
 from skep.machines.allocator.packing import JOBS_PER_GPU_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
@@ -64,7 +64,7 @@ def full(
     decide(started("j1"))
     decide(known("j1", can=can))
     decide(admitted(2, **{"gpus": 1, **more}))
-    assert decide.machine.jobs["j2"].state is State.QUEUED
+    assert decide.machine.state.jobs["j2"].state is State.QUEUED
     return decide
 
 
@@ -93,7 +93,7 @@ def packed(*, answer: bool = True, guest: bool = True, **more: Any) -> Driver[Al
 
 def held(decide: Driver[AllocatorMachine]) -> dict[str, list[int]]:
     """Return who is on which GPUs by the cells, and check that one hold is there for all."""
-    cells = decide.machine.cells
+    cells = decide.machine.state.cells
     (chain,) = cells.chains.values()
     holds = {id(hold) for hold in chain.user if hold is not None}
     assert len(holds) == len([hold for hold in cells.holds.values() if not hold.claims])
@@ -104,7 +104,7 @@ def held(decide: Driver[AllocatorMachine]) -> dict[str, list[int]]:
 
 
 def quota_used(decide: Driver[AllocatorMachine]) -> int:
-    return sum(hold.gpus for hold in decide.machine.cells.holds.values() if hold.guaranteed)
+    return sum(hold.gpus for hold in decide.machine.state.cells.holds.values() if hold.guaranteed)
 
 
 def sent(effects: list[Effect], kind: type) -> list[Any]:
@@ -142,7 +142,7 @@ def test_gpus_with_fewest_jobs_are_taken_and_what_was_said_is_kept() -> None:
     (fact,) = of(effects, GpusShared)
     decide(changed(told(effects)[0]))
     assert (fact.devices, fact.share, fact.told) == ((1,), 0.25, 0.25)
-    assert decide.machine.jobs["j1"].told == (0.5, ("j2", "j3"))
+    assert decide.machine.state.jobs["j1"].told == (0.5, ("j2", "j3"))
     decide(started("j3"))
     decide(admitted(4, gpus=2))
     effects = pack(decide, "j4", number=52)
@@ -160,7 +160,7 @@ def test_a_partner_that_cannot_lower_its_share_stays_packed() -> None:
     (command,) = told(pack(decide))
     effects = decide(changed(command, Manner.UNCHANGED, detail="it holds 60 of 80 GB"))
     assert ends(effects) == [(Goal.SHARE, Result.UNDONE)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     assert not told(decide.tick()), "it is told once"
     assert held(decide) == {"j1": [0, 1], "j2": [0]}
 
@@ -183,7 +183,7 @@ def test_a_suspended_job_comes_back_beside_who_has_its_gpus() -> None:
     decide = full()
     (command,) = told(decide(ask(PACK, AskSuspend(job="j1", release=True))))
     decide(changed(command))
-    assert decide.machine.jobs["j2"].state is State.BOUND
+    assert decide.machine.state.jobs["j2"].state is State.BOUND
     decide(started("j2"))
     # It has two GPUs, and j2 one of them.
     assert over(pack(decide, "j1", "j2", 51)) == [(51, Result.REFUSED, Reason.TIED_ELSEWHERE)]
@@ -198,7 +198,7 @@ def test_a_suspended_job_comes_back_beside_who_has_its_gpus() -> None:
     resume = next(one for one in told(effects) if one.job == "j1")
     back = decide(changed(resume))
     assert over(back) == [(52, Result.DONE, None)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     # Its processes are those from before: what is theirs now is told once they go on.
     (share,) = told(back)
     assert (share.job, share.change) == ("j1", Share(share=0.5, beside=("j3",)))
@@ -295,8 +295,8 @@ def test_partners_end_in_any_order_and_the_hold_stays_with_who_is_left(
         assert held(decide) == {name: sorted(gpus) for name, gpus in used.items()}
         # The VC owns both GPUs and whoever is left holds its own as guaranteed ones.
         assert quota_used(decide) == len(set().union(*used.values()))
-    assert not decide.machine.cells.holds
-    assert not decide.machine.cells.sets
+    assert not decide.machine.state.cells.holds
+    assert not decide.machine.state.cells.sets
 
 
 def test_while_the_first_is_stopped_the_other_holds_the_cells() -> None:
@@ -306,7 +306,7 @@ def test_while_the_first_is_stopped_the_other_holds_the_cells() -> None:
     assert of(effects, JobStopping)
     assert quota_used(decide) == 1
     decide(admitted(3))
-    assert decide.machine.jobs["j3"].state is State.QUEUED, "no cell came free"
+    assert decide.machine.state.jobs["j3"].state is State.QUEUED, "no cell came free"
     effects = decide(exited("j1", outcome=Outcome.STOPPED))
     assert [one.change for one in told(effects)] == [Share()]
     assert not of(effects, JobBound)
@@ -334,7 +334,7 @@ def test_a_guaranteed_guest_of_a_borrower_is_promoted() -> None:
     decide(started("j3"))
     decide(admitted(4))
     assert of(pack(decide, "j4"), JobBound)
-    assert "j4" in decide.machine.borrowed
+    assert "j4" in decide.machine.state.borrowed
     assert [fact.job for fact in of(decide(exited("j3")), JobPromoted)] == ["j4"]
     assert quota_used(decide) == 1
 
@@ -347,7 +347,7 @@ def test_who_is_asked_to_leave_is_suspended_and_waits_for_its_gpus() -> None:
     effects = decide(changed(command))
     assert over(effects) == [(51, Result.DONE, None)]
     assert [one.change for one in told(effects)] == [Share()]
-    job = decide.machine.jobs["j2"]
+    job = decide.machine.state.jobs["j2"]
     assert (job.state, job.held, job.released) == (State.SUSPENDED, Reason.UNPACKED, True)
     effects = decide(exited("j1"))
     assert of(effects, GpusRegained), "it comes back by itself"
@@ -356,7 +356,7 @@ def test_who_is_asked_to_leave_is_suspended_and_waits_for_its_gpus() -> None:
     (share,) = told(decide(changed(resume)))
     assert (share.job, share.change) == ("j2", Share()), "its processes still keep to a half"
     assert of(decide(ask(52, AskUnpack(job="j2"))), type(None)) == []
-    assert decide.machine.jobs["j2"].told == (0.0, ())
+    assert decide.machine.state.jobs["j2"].told == (0.0, ())
 
 
 def test_who_brought_the_gpus_may_leave_as_well() -> None:
@@ -384,7 +384,7 @@ def test_who_cannot_leave_alive_stores_its_state_or_is_stopped(
     assert [fact.why for fact in of(effects, JobStopping)] == [Reason.UNPACKED]
     (requeued,) = of(decide(exited("j2", outcome=Outcome.STOPPED)), JobRequeued)
     assert (requeued.why, requeued.counted) == (Reason.UNPACKED, False)
-    assert decide.machine.jobs["j2"].losses == 0
+    assert decide.machine.state.jobs["j2"].losses == 0
     assert of(decide(exited("j1")), JobBound)
 
 
@@ -533,7 +533,7 @@ def test_it_moves_alone_and_the_others_keep_the_gpus() -> None:
     decide(started("j2"))
     decide(known("j2", can=(*EVERYTHING, "migrate")))
     decide(ask(51, AskMigrate(job="j2")))
-    assert decide.machine.jobs["j2"].successor is not None
+    assert decide.machine.state.jobs["j2"].successor is not None
     decide(exited("j1"))
     assert held(decide)["j2"] == [0]
 
@@ -554,7 +554,7 @@ def test_a_gang_that_shares_keeps_its_size() -> None:
 def test_a_request_waits_for_the_word_on_the_share() -> None:
     decide = packed(answer=False, size=1)
     assert not told(decide(ask(51, AskCheckpoint(job="j1"))))
-    (change,) = [job.change for job in decide.machine.jobs.values() if job.change is not None]
+    (change,) = [job.change for job in decide.machine.state.jobs.values() if job.change is not None]
     effects = decide(changed(_command(decide)))
     assert change.goal is Goal.SHARE
     assert [type(one.change) for one in told(effects)] == [Checkpoint]
@@ -576,6 +576,6 @@ def test_after_a_restart_whoever_was_not_told_its_share_is() -> None:
 def test_a_job_that_ends_beside_others_says_nothing_about_the_gpu() -> None:
     decide = packed(size=1)
     decide(exited("j2", outcome=Outcome.SIGNALLED))
-    assert not decide.machine.suspicion.signs
+    assert not decide.machine.state.suspicion.signs
     assert len(of(decide(exited("j1", outcome=Outcome.SIGNALLED)), JobEnded)) == 1
-    assert not decide.machine.suspicion.signs
+    assert not decide.machine.state.suspicion.signs

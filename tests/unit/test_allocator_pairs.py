@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from skep.machines.allocator import lately, pairs
+from skep.ledger import pairs
+from skep.ledger.delta import Delta, MoveCost
+from skep.machines.allocator import caches
 from skep.policy.plan import Unpack
 from skep.policy.registry import POLICIES
 from skep.wire.changes import AskSuspend, GpusRegained, JobChanging, Result
@@ -42,7 +44,7 @@ def test_a_suspended_job_goes_on_beside_who_is_on_other_gpus_if_it_can_rebind() 
     # It cannot after all: it stands as before, on none of them.
     decide(changed(resume, Manner.UNCHANGED, released=True))
     assert held(decide) == {"j2": [1], "j3": [0]}
-    assert decide.machine.jobs["j1"].tied
+    assert decide.machine.state.jobs["j1"].tied
     decide.machine.check()
 
 
@@ -66,7 +68,7 @@ def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, ke
     assert shown == ({"j1": ("j2", 1310), "j2": ("j1", 1310)} if kept else {})
     if kept:
         assert of(do(decide, Unpack("j2", WHY), second=21), JobChanging)
-        assert {job.mate for job in decide.machine.jobs.values()} == {""}
+        assert {job.mate for job in decide.machine.state.jobs.values()} == {""}
     decide.machine.check()
 
 
@@ -76,7 +78,7 @@ def test_where_no_policy_plans_nobody_is_noted_to_be_seen_anew() -> None:
     decide(judged(kept=True), 20)
     machine = decide.machine
     machine.soft.planned, machine.soft.touched = {}, {}
-    lately._show(machine, "j1")
-    pairs.parted(machine, machine.jobs["j1"])
-    assert {job.mate for job in machine.jobs.values()} == {""}
+    pairs.parted(machine.state, machine.state.jobs["j1"])
+    caches.follow(machine, Delta(views=("j1", MoveCost("j1"))))
+    assert {job.mate for job in machine.state.jobs.values()} == {""}
     assert machine.soft.touched == {}

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from skep.ledger.job_state import State
+from skep.ledger.snapshot import JobKept
 from skep.machines.allocator import AllocatorMachine, views
-from skep.machines.allocator.jobs import State
-from skep.machines.allocator.keep import JobKept
 from skep.machines.allocator.plans import HOLDS_TOLD
 from skep.machines.allocator.views import Planned, of_vc
 from skep.machines.base import Effect, Send
@@ -162,7 +162,7 @@ def test_who_fits_goes_ahead_of_a_large_one_under_backfill() -> None:
     assert of(decide(job(3, gpus=2)), JobBound) == ["j3"]
     decide(started("j1"))
     decide(exited("j1"))
-    assert decide.machine.jobs["j2"].state is State.QUEUED
+    assert decide.machine.state.jobs["j2"].state is State.QUEUED
 
 
 def test_a_shorter_job_preempts_and_the_longer_one_waits_held() -> None:
@@ -179,7 +179,7 @@ def test_a_shorter_job_preempts_and_the_longer_one_waits_held() -> None:
     bound = next(fact for fact in facts_of(effects) if isinstance(fact, JobBound))
     assert (bound.job, bound.ranked) == ("j2", Reason.PREDICTED_SHORTEST)
     assert why(effects) == [("j1", Reason.HELD_BY_POLICY, "shortest")]
-    kept = decide.machine.jobs["j1"]
+    kept = decide.machine.state.jobs["j1"]
     assert (kept.served, kept.starts, kept.waiting_since) == (seconds(100), 1, at(106))
     decide(started("j2"))
     assert of(decide(exited("j2"), 120), JobBound) == ["j1"]
@@ -206,11 +206,11 @@ def test_a_job_that_can_be_suspended_is_and_comes_back_by_its_turn() -> None:
         if isinstance(each, Send) and isinstance(each.message, ChangeJob)
     ]
     assert of(decide(changed(command, released=True), 106), JobBound) == ["j2"]
-    assert list(decide.machine.away) == ["j1"]
+    assert list(decide.machine.state.away) == ["j1"]
     decide(started("j2"))
     effects = decide(exited("j2"), 120)
     assert of(effects, GpusRegained) == ["j1"]
-    assert decide.machine.jobs["j1"].served == seconds(101)
+    assert decide.machine.state.jobs["j1"].served == seconds(101)
 
 
 def test_whose_gpus_were_taken_is_let_be_until_he_has_run_for_a_second() -> None:
@@ -256,7 +256,7 @@ def test_a_policy_that_raises_is_told_of_once_and_its_queue_served_in_order() ->
     effects = decide(job(1), 1)
     alarms = [fact for fact in facts_of(effects) if isinstance(fact, CellsAlarm)]
     assert [(one.rule, one.vcs, one.over) for one in alarms] == []
-    assert [(rule, where) for rule, _, where in decide.machine.alarms] == [
+    assert [(rule, where) for rule, _, where in decide.machine.state.alarms] == [
         (Reason.POLICY_FAILED, "nlp")
     ]
     assert of(effects, JobBound) == ["j1"]
@@ -275,7 +275,7 @@ def test_a_policy_may_not_touch_what_is_not_its_own() -> None:
     assert (alarm.rule, alarm.where) == (Reason.NOT_ITS_JOB, "nlp")
     assert "preempt j1" in alarm.text
     assert of(decide(admitted(2), 3), JobBound) == ["j2"]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_another_policy_takes_effect_at_once_and_none_does_too() -> None:
@@ -345,7 +345,7 @@ def test_nobody_is_stopped_while_he_goes_on_again() -> None:
     decide(changed(command, released=True), 106)
     decide(started("j2"))
     (resume,) = told(decide(exited("j2"), 120))
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert decide.machine.state.jobs["j1"].state is State.SUSPENDED
     effects = decide(job(3, 10, gpus=4), 121)
     assert of(effects, JobStopping) == []
     decide(changed(resume), 122)
@@ -357,7 +357,7 @@ def test_who_is_demoted_on_his_way_out_waits_from_then_on() -> None:
     decide = under("las")
     decide(job(1, 1000, gpus=4), 1)
     decide(started("j1"), 5)
-    kept = decide.machine.jobs["j1"]
+    kept = decide.machine.state.jobs["j1"]
     decide(cancel_asked(1), 50)
     assert kept.state is State.STOPPING
     kept.changes_hands(at(60), borrows=True)
@@ -380,7 +380,7 @@ def test_who_stood_with_his_gpus_waited_for_none() -> None:
         decide(changed(command, released=release), 10 * number + 1)
         (command,) = told(decide(ask(number + 1, AskResume(job="j1")), 10 * number + 5))
         decide(changed(command), 10 * number + 6)
-        assert decide.machine.jobs["j1"].state is State.RUNNING
+        assert decide.machine.state.jobs["j1"].state is State.RUNNING
         assert stood() is not release
 
 
@@ -397,7 +397,7 @@ def test_a_deep_queue_is_told_why_it_waits_bit_by_bit() -> None:
     while decide.machine.wake_at() == at(3):
         said.append(len(why(decide.tick(3))))
     assert max(said) <= HOLDS_TOLD + 1
-    waiting = [each for each in decide.machine.jobs.values() if each.state is State.QUEUED]
+    waiting = [each for each in decide.machine.state.jobs.values() if each.state is State.QUEUED]
     held = [each for each in waiting if each.waits and each.waits[0] is Reason.HELD_BY_POLICY]
     assert held == []
 
@@ -415,7 +415,7 @@ def test_a_snapshot_of_jobs_whose_service_was_not_counted_begins_to_count() -> N
             old.apply(JobKept(job=bare))
         else:
             old.apply(piece)
-    kept = old.jobs["j1"]
+    kept = old.state.jobs["j1"]
     assert (kept.since, kept.began_at, kept.served) == (kept.ran_at, kept.ran_at, 0)
 
 
@@ -426,7 +426,7 @@ def test_a_policy_that_cannot_be_made_any_more_is_told_and_its_queue_served(
     monkeypatch.delitem(POLICIES, "shortest")
     decide.restart(2)
     assert of(decide(job(1), 3), JobBound) == ["j1"]
-    ((rule, _, where),) = decide.machine.alarms
+    ((rule, _, where),) = decide.machine.state.alarms
     assert (rule, where) == (Reason.POLICY_FAILED, "nlp")
     effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}), 4)
     assert [fact.over for fact in facts_of(effects) if isinstance(fact, CellsAlarm)] == [True]

@@ -43,7 +43,7 @@ def filled(*nodes: NodeJoined, jobs: int, **changes: Any) -> Driver[AllocatorMac
     for number in range(1, jobs + 1):
         effects = decide(admitted(number, opportunistic=True, **changes), number)
         assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)]
-        for node in decide.machine.jobs[f"j{number}"].parts:
+        for node in decide.machine.state.jobs[f"j{number}"].parts:
             decide(started(f"j{number}", node=node))
     return decide
 
@@ -105,7 +105,7 @@ def test_a_guaranteed_job_stops_an_opportunistic_one_and_takes_its_place() -> No
         Send("skep.v1.cmd.node-1", bind("j2", order=3, settled=2, master_port=20001)),
         Record(JobWaits(job="j1", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (any type)")),
     ]
-    assert decide.machine.jobs["j1"].losses == 0
+    assert decide.machine.state.jobs["j1"].losses == 0
     assert bound(decide(exited("j2"))) == ["j1"]
 
 
@@ -114,7 +114,7 @@ def test_a_victim_that_succeeds_in_time_has_succeeded() -> None:
     decide(admitted(2))
     effects = decide(exited("j1"))
     assert bound(effects) == ["j2"]
-    assert list(decide.machine.jobs) == ["j2"]
+    assert list(decide.machine.state.jobs) == ["j2"]
 
 
 def test_while_victims_go_their_gpus_are_reserved() -> None:

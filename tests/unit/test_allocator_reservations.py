@@ -11,8 +11,8 @@ import pytest
 
 from skep.cells.decide import placement
 from skep.cells.state import Cells
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Send
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -68,7 +68,7 @@ def full(*nodes: NodeJoined, count: int, **quotas: int) -> Driver[AllocatorMachi
     decide = allocator(*nodes, **quotas)
     for number in range(1, count + 1):
         assert jobs(JobBound, decide(admitted(number, vc="lab", opportunistic=True), number))
-        (node,) = decide.machine.jobs[f"j{number}"].parts
+        (node,) = decide.machine.state.jobs[f"j{number}"].parts
         decide(started(f"j{number}", node=node))
     return decide
 
@@ -77,7 +77,7 @@ def placed(decide: Driver[AllocatorMachine], job: str) -> list[tuple[str, tuple[
     """Return a job's workers as (node, GPUs, level of the cell that covers them)."""
     return [
         (member.node, gpus, level)
-        for member in decide.machine.jobs[job].members.values()
+        for member in decide.machine.state.jobs[job].members.values()
         for gpus, level in zip(member.devices, member.levels or (0,) * 99, strict=False)
     ]
 
@@ -107,7 +107,7 @@ def test_nobody_else_is_offered_what_is_reserved() -> None:
 
 def test_a_cancelled_reservation_gives_everything_back() -> None:
     decide = full(joined(), count=4, nlp=4)
-    cells = decide.machine.cells
+    cells = decide.machine.state.cells
     before = {name: list(pool.left) for name, pool in cells.chains["cpux4"].pools.items()}
     decide(admitted(5, gpus=2), 9)
     effects = decide(cancel_asked(5))
@@ -115,13 +115,13 @@ def test_a_cancelled_reservation_gives_everything_back() -> None:
         ReservationDropped(job="j5", attempt=1, why=Reason.CANCELLED)
     ]
     assert jobs(JobEnded, effects) == ["j5"]
-    pools = decide.machine.cells.chains["cpux4"].pools
+    pools = decide.machine.state.cells.chains["cpux4"].pools
     assert {name: pool.left for name, pool in pools.items()} == before
     # The victims were told already; their GPUs are anybody's again.
     decide(admitted(6, vc="lab", opportunistic=True))
     assert jobs(JobBound, decide(exited("j4", outcome=GONE))) == ["j4"]
     assert jobs(JobBound, decide(exited("j3", outcome=GONE))) == ["j3"]
-    assert decide.machine.jobs["j6"].state is State.QUEUED
+    assert decide.machine.state.jobs["j6"].state is State.QUEUED
 
 
 def test_a_reservation_on_hardware_that_turns_bad_is_planned_anew() -> None:
@@ -144,7 +144,7 @@ def test_a_reservation_without_another_place_waits_for_healthy_hardware() -> Non
     decide = full(joined(gpus=2), count=2, nlp=2)
     decide(admitted(3, gpus=2), 9)
     assert jobs(ReservationDropped, decide(DrainNode(node="node-1"))) == ["j3"]
-    assert decide.machine.jobs["j3"].waits == (
+    assert decide.machine.state.jobs["j3"].waits == (
         Reason.WAITS_FOR_CELLS,
         "1 x 2 GPUs (any type) in cells of nlp",
     )
@@ -235,13 +235,13 @@ def test_idle_gpus_go_to_tenants_by_their_weights() -> None:
     for number in range(1, 13):
         decide(admitted(number, vc="nlp" if number <= 6 else "cv", opportunistic=True))
     decide(joined(gpus=6))
-    running = [job.spec.vc for job in decide.machine.placed.values()]
+    running = [job.spec.vc for job in decide.machine.state.placed.values()]
     assert running.count("cv") == 4
     assert running.count("nlp") == 2
     # Who has least for its weight is next, not who came first.
-    first = next(job.job for job in decide.machine.placed.values() if job.spec.vc == "cv")
+    first = next(job.job for job in decide.machine.state.placed.values() if job.spec.vc == "cv")
     bound = jobs(JobBound, decide(exited(first)))
-    assert [decide.machine.jobs[job].spec.vc for job in bound] == ["cv"]
+    assert [decide.machine.state.jobs[job].spec.vc for job in bound] == ["cv"]
 
 
 def test_what_did_not_fit_is_tried_again_when_something_came_free(
@@ -283,12 +283,12 @@ def test_a_job_beyond_its_vcs_cells_borrows_and_is_promoted() -> None:
     decide(admitted(1, gpus=2))
     decide(admitted(2, gpus=2, over_quota="opportunistic"))
     assert placed(decide, "j2") == [("node-1", (2, 3), 0)]
-    assert list(decide.machine.borrowed) == ["j2"]
-    assert decide.machine.borrowed_gpus("nlp") == 2
+    assert list(decide.machine.state.borrowed) == ["j2"]
+    assert decide.machine.state.cells.borrowed.get("nlp", 0) == 2
     effects = decide(exited("j1"))
     assert [(each.job, each.levels) for each in of(JobPromoted, effects)] == [("j2", (2,))]
-    assert decide.machine.borrowed == {}
-    assert decide.machine.borrowed_gpus("nlp") == 0
+    assert decide.machine.state.borrowed == {}
+    assert decide.machine.state.cells.borrowed.get("nlp", 0) == 0
     # Now that it is guaranteed cv's gang has the other half, and j2 is safe from it.
     assert jobs(JobBound, decide(admitted(3, vc="cv", gpus=2))) == ["j3"]
 
@@ -308,7 +308,7 @@ def test_who_borrows_yields_to_the_owner() -> None:
     decide(admitted(2, gpus=2, over_quota="opportunistic"))
     effects = decide(admitted(3, vc="cv", gpus=2))
     assert jobs(JobStopping, effects) == ["j2"]
-    assert decide.machine.jobs["j2"].stopped_why is Reason.PREEMPTED
+    assert decide.machine.state.jobs["j2"].stopped_why is Reason.PREEMPTED
     assert jobs(JobBound, decide(exited("j2", outcome=GONE))) == ["j3"]
     assert jobs(JobBound, decide(exited("j1"))) == ["j2"]
     assert placed(decide, "j2") == [("node-1", (0, 1), 2)]
@@ -327,7 +327,7 @@ def test_nobody_is_promoted_before_a_higher_priority_that_waits() -> None:
     decide(admitted(1, priority=5))
     decide(admitted(2, gpus=2, over_quota="opportunistic"))
     decide(admitted(4, gpus=2, priority=5))
-    assert list(decide.machine.borrowed) == ["j2"]
+    assert list(decide.machine.state.borrowed) == ["j2"]
     effects = decide(exited("j1"))
     assert jobs(JobPromoted, effects) == []
     assert jobs(JobBound, effects) == ["j4"]
@@ -346,7 +346,7 @@ def test_a_demotable_job_makes_room_without_being_stopped() -> None:
     assert jobs(JobStopping, effects) == []
     assert told(effects) == [("bind", "j2")]
     assert placed(decide, "j2") == [("node-1", (2, 3), 2)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     # Its VC's cells are its own again as soon as nobody more important has them.
     effects = decide(exited("j2"))
     assert [(each.job, each.levels) for each in of(JobPromoted, effects)] == [("j1", (2,))]
@@ -370,7 +370,7 @@ def test_what_a_lost_node_still_runs_keeps_nobody_from_the_vcs_cells() -> None:
     decide(heartbeat("node-2"), 20)
     decide.tick(41)
     assert placed(decide, "j1") == [("node-2", (0, 1, 2, 3), 3)]
-    holds = decide.machine.cells.holds
+    holds = decide.machine.state.cells.holds
     assert (holds["j1.1"].guaranteed, holds["j1.2"].guaranteed) == (False, True)
     # The ghost holds nobody's cells, yet its GPUs are taken until its node says otherwise.
     decide(heartbeat("node-1"), 42)
@@ -416,10 +416,10 @@ def test_who_was_demoted_is_promoted_when_its_vc_owns_more_again() -> None:
     decide(admitted(1, gpus=2))
     decide(admitted(2, gpus=2))
     decide(SetVcs(vcs=vcs(nlp=2)))
-    assert list(decide.machine.borrowed) == ["j2"]
+    assert list(decide.machine.state.borrowed) == ["j2"]
     effects = decide(SetVcs(vcs=vcs(nlp=4)))
     assert jobs(JobPromoted, effects) == ["j2"]
-    assert decide.machine.cells.holds["j2.1"].guaranteed
+    assert decide.machine.state.cells.holds["j2.1"].guaranteed
 
 
 def test_a_reservation_is_planned_anew_on_other_cells() -> None:
@@ -463,7 +463,7 @@ def test_chains_that_are_described_take_the_place_of_those_that_joined() -> None
     effects = decide(described("node-2", "node-1", **owners))
     (fact,) = of(CellsSet, effects)
     assert fact.fates == ()  # j1 has a whole node, which is one of nlp's cells.
-    hold = decide.machine.cells.holds["j1.1"]
+    hold = decide.machine.state.cells.holds["j1.1"]
     assert (hold.chain, hold.guaranteed) == ("main", True)
     decide(admitted(2, vc="cv", gpus=2, pinned="mine"))
     assert placed(decide, "j2") == [("node-2", (0, 1), 2)]
@@ -485,7 +485,7 @@ def test_a_job_on_hardware_that_is_in_no_chain_any_more_goes_on() -> None:
     # It comes back into a chain, and its GPUs are still its own.
     decide(SetVcs(vcs=vcs(nlp=12)))
     decide(admitted(4, gpus=4))
-    assert decide.machine.jobs["j4"].state is State.QUEUED
+    assert decide.machine.state.jobs["j4"].state is State.QUEUED
     assert jobs(JobBound, decide(exited("j3", node="node-3"))) == ["j4"]
 
 
@@ -494,7 +494,7 @@ def test_a_node_of_a_described_chain_that_never_joined_is_bad() -> None:
     owner = VirtualCluster(cells=(Quota(chain="main", level="node", count=2),))
     decide(described("node-1", "node-2", nlp=owner))
     decide(admitted(1, gpus=4))
-    assert decide.machine.jobs["j1"].state is State.QUEUED
+    assert decide.machine.state.jobs["j1"].state is State.QUEUED
     assert jobs(JobBound, decide(joined("node-2"))) == ["j1"]
     assert placed(decide, "j1") == [("node-2", (0, 1, 2, 3), 3)]
     decide(admitted(2, gpus=1))
@@ -510,7 +510,7 @@ def test_a_crash_in_the_middle_of_a_preemption() -> None:
     decide = full(joined(gpus=2), count=2, nlp=2)
     decide.machine.decide(admitted(3, gpus=2), decide.now)  # Its facts were never durable.
     decide.restart(8)
-    assert decide.machine.reserved == {}
+    assert decide.machine.state.reserved == {}
     assert jobs(CellsReserved, decide(admitted(3, gpus=2), 9)) == ["j3"]
     effects = decide.restart(10)  # Nor was it seen whether its commands went out.
     assert sorted(told(effects)) == [("stop", "j1"), ("stop", "j2")]
@@ -520,7 +520,7 @@ def test_a_crash_in_the_middle_of_a_preemption() -> None:
     assert jobs(JobBound, effects) == []
     assert jobs(JobBound, decide(exited("j2", outcome=GONE))) == ["j3"]
     assert told(decide.restart(12)) == [("bind", "j3")]
-    assert len(decide.machine.cells.holds) == 1
+    assert len(decide.machine.state.cells.holds) == 1
 
 
 def test_a_crash_in_the_middle_of_a_reconfiguration() -> None:
@@ -530,12 +530,12 @@ def test_a_crash_in_the_middle_of_a_reconfiguration() -> None:
     smaller = SetVcs(vcs=vcs(nlp=2, cv=2))
     decide.machine.decide(smaller, decide.now)
     decide.restart(8)
-    assert decide.machine.borrowed == {}
+    assert decide.machine.state.borrowed == {}
     effects = decide(smaller)
     before = msgspec.json.encode(decide.machine.snapshot()[1])
     decide.restart(9)
     assert msgspec.json.encode(decide.machine.snapshot()[1]) == before
-    assert list(decide.machine.borrowed) == ["j2"]
+    assert list(decide.machine.state.borrowed) == ["j2"]
     assert of(CellsSet, effects)
     assert of(CellsSet, decide(smaller)) == []  # Read again, it changes nothing.
 
@@ -548,8 +548,8 @@ def test_a_crash_in_the_middle_of_a_gang_launch() -> None:
     assert isinstance(send.message, BindJob)
     assert (send.message.node, send.message.order) == ("node-2", 1)
     decide(started("j1", node="node-2"))
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     assert told(decide.restart(4)) == []
     decide(exited("j1"))
     decide(exited("j1", node="node-2"))
-    assert decide.machine.cells.holds == {}
+    assert decide.machine.state.cells.holds == {}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import AskMigrate, AskResize, AskSuspend, Goal, Result
 from skep.wire.commands import BindJob, ChangeJob, RankPlan, Resize
@@ -45,8 +45,8 @@ def resized(decide: Driver[AllocatorMachine], workers: int, number: int = 2) -> 
 def held(decide: Driver[AllocatorMachine]) -> tuple[int, ...]:
     """Return the GPUs of node-1 that j1 holds, having checked that all agree on them."""
     machine = decide.machine
-    devices = machine.nodes["node-1"].holdings["j1", machine.jobs["j1"].attempt].devices
-    hold = machine.cells.holds[f"j1.{machine.jobs['j1'].attempt}"]
+    devices = machine.state.nodes["node-1"].holdings["j1", machine.state.jobs["j1"].attempt].devices
+    hold = machine.state.cells.holds[f"j1.{machine.state.jobs['j1'].attempt}"]
     assert hold.gpus == len(devices)
     return devices
 
@@ -61,8 +61,8 @@ def test_a_gang_grows_and_shrinks() -> None:
     assert isinstance(grow, Resize)
     assert (grow.world, grow.generation, grow.step) == (3, command.order, 0)
     assert grow.ranks == tuple(RankPlan(rank=i, local_rank=i, devices=(i,)) for i in range(3))
-    assert grow.master_address == decide.machine.nodes["node-1"].joined.address
-    job = decide.machine.jobs["j1"]
+    assert grow.master_address == decide.machine.state.nodes["node-1"].joined.address
+    job = decide.machine.state.jobs["j1"]
     assert (held(decide), job.size) == ((0, 1, 2), 1)
     effects = decide(changed(command))
     assert (ends(effects), over(effects)) == (
@@ -92,7 +92,7 @@ def test_the_meeting_place_is_a_port_of_its_own() -> None:
     decide = elastic()
     (command,) = told(resize(decide, 2))
     meets = command.change.master_port  # type: ignore[union-attr]
-    held_there = decide.machine.nodes["node-1"].holdings["j1", 1]
+    held_there = decide.machine.state.nodes["node-1"].holdings["j1", 1]
     assert (held_there.meets, meets != held_there.port) == (meets, True)
     (bound,) = of(decide(admitted(3)), JobBound)
     assert bound.master_port not in (meets, held_there.port)
@@ -104,7 +104,7 @@ def test_what_fails_gives_back_what_it_claimed() -> None:
     effects = decide(changed(command, Manner.UNCHANGED, detail="rank 1: no group"))
     assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
     assert [fact.workers for fact in of(effects, GangNarrowed)] == [1]
-    assert (held(decide), decide.machine.jobs["j1"].size) == ((0,), 1)
+    assert (held(decide), decide.machine.state.jobs["j1"].size) == ((0,), 1)
     assert over(resized(decide, 2, 3)) == [(3, Result.DONE, None)]
 
 
@@ -113,7 +113,7 @@ def test_a_shrink_that_fails_keeps_everything() -> None:
     (command,) = told(resize(decide, 2))
     effects = decide(changed(command, Manner.UNCHANGED))
     assert not of(effects, GangNarrowed)
-    assert (held(decide), decide.machine.jobs["j1"].size) == ((0, 1, 2), 3)
+    assert (held(decide), decide.machine.state.jobs["j1"].size) == ((0, 1, 2), 3)
 
 
 def test_what_is_not_free_now_is_refused_and_nothing_waits() -> None:
@@ -190,8 +190,8 @@ def test_cancellation_wins_and_frees_everything_when_all_are_gone() -> None:
     assert decide(changed(command)) == []
     assert held(decide) == (0, 1, 2), "its newcomers may still be there"
     decide(exited("j1", outcome=Outcome.STOPPED))
-    assert decide.machine.nodes["node-1"].holdings == {}
-    assert decide.machine.cells.holds == {}
+    assert decide.machine.state.nodes["node-1"].holdings == {}
+    assert decide.machine.state.cells.holds == {}
     assert len(of(decide(admitted(3, gpus=4)), JobBound)) == 1
 
 
@@ -202,8 +202,8 @@ def test_the_next_attempt_begins_with_the_workers_of_the_spec() -> None:
     assert len(of(effects, JobRequeued)) == 1
     (bound,) = of(effects, JobBound)
     assert [len(one.devices) for one in bound.members] == [1]
-    assert decide.machine.jobs["j1"].size == 1
-    assert decide.machine.nodes["node-1"].holdings["j1", 2].meets == 0
+    assert decide.machine.state.jobs["j1"].size == 1
+    assert decide.machine.state.nodes["node-1"].holdings["j1", 2].meets == 0
 
 
 def test_a_lost_node_wins() -> None:
@@ -213,11 +213,11 @@ def test_a_lost_node_wins() -> None:
     assert len(of(effects, JobRequeued)) == 1
     assert held_by_ghost(decide) == (0, 1, 2)
     decide(exited("j1", outcome=Outcome.STOPPED), 61)
-    assert decide.machine.cells.holds == {}
+    assert decide.machine.state.cells.holds == {}
 
 
 def held_by_ghost(decide: Driver[AllocatorMachine]) -> tuple[int, ...]:
-    return decide.machine.nodes["node-1"].holdings["j1", 1].devices
+    return decide.machine.state.nodes["node-1"].holdings["j1", 1].devices
 
 
 def test_a_suspended_gang_has_the_size_it_was_given() -> None:
@@ -225,9 +225,9 @@ def test_a_suspended_gang_has_the_size_it_was_given() -> None:
     resized(decide, 3)
     (command,) = told(decide(ask(3, AskSuspend(job="j1", release=True))))
     decide(changed(command))
-    assert decide.machine.jobs["j1"].released
-    assert decide.machine.cells.holds == {}
-    assert decide.machine.jobs["j1"].size == 3
+    assert decide.machine.state.jobs["j1"].released
+    assert decide.machine.state.cells.holds == {}
+    assert decide.machine.state.jobs["j1"].size == 3
 
 
 def test_who_borrows_grows_borrowed_and_is_promoted_whole() -> None:
@@ -238,8 +238,8 @@ def test_who_borrows_grows_borrowed_and_is_promoted_whole() -> None:
     decide(known("j2", can=CAN))
     (command,) = told(decide(ask(3, AskResize(job="j2", workers=2))))
     decide(changed(command))
-    assert not decide.machine.cells.holds["j2.1"].guaranteed
+    assert not decide.machine.state.cells.holds["j2.1"].guaranteed
     effects = decide(exited("j1"))
     (fact,) = of(effects, JobPromoted)
     assert len(fact.levels) == 2
-    assert decide.machine.jobs["j2"].state is State.RUNNING
+    assert decide.machine.state.jobs["j2"].state is State.RUNNING

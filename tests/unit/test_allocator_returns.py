@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import YIELDS_WITHIN
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Tick
 from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskResume, AskSuspend, Goal, GpusRegained, Result
@@ -33,7 +33,7 @@ def full(can: tuple[str, ...] = ABLE, **more: Any) -> Driver[AllocatorMachine]:
 
 
 def devices(decide: Driver[AllocatorMachine], job: str) -> tuple[tuple[int, ...], ...]:
-    (part,) = decide.machine.jobs[job].members.values()
+    (part,) = decide.machine.state.jobs[job].members.values()
     return part.devices
 
 
@@ -54,7 +54,7 @@ def test_a_job_goes_on_with_whichever_gpu_of_its_node_is_idle() -> None:
     assert [fact.job for fact in of(decide(admitted(5, gpus=1)), JobBound)] == ["j5"]
     assert devices(decide, "j5") == ((0,),)
     assert told(decide(ask(11, AskResume(job="j1")))) == []
-    assert decide.machine.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "1 GPUs of node-1")
+    assert decide.machine.state.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "1 GPUs of node-1")
 
     effects = decide(exited("j3"))
     (gpus,) = of(effects, GpusRegained)
@@ -64,7 +64,7 @@ def test_a_job_goes_on_with_whichever_gpu_of_its_node_is_idle() -> None:
     # Its VC's cells cover it there in the same decision: it is as good a place as any.
     assert len(of(effects, JobPromoted)) == 1
     assert over(decide(changed(command))) == [(11, Result.DONE, None)]
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.state, job.attempt, devices(decide, "j1")) == (State.RUNNING, 1, ((2,),))
     # What it had is nobody's but j5's, and what it has now comes free with its end.
     decide(exited("j1"))
@@ -87,7 +87,7 @@ def test_a_job_that_keeps_its_gpus_for_life_waits_for_the_very_same() -> None:
     decide(admitted(5, gpus=1))
     decide(ask(11, AskResume(job="j1")))
     assert told(decide(exited("j3"))) == []
-    assert decide.machine.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "node-1:0")
+    assert decide.machine.state.jobs["j1"].waits == (Reason.WAITS_FOR_ITS_GPUS, "node-1:0")
     (command,) = told(decide(exited("j5")))
     assert command.change == Resume()
 
@@ -104,11 +104,11 @@ def test_it_never_takes_what_a_guaranteed_job_has_claimed_or_has_a_right_to() ->
     effects += decide(admitted(4, vc="vision", gpus=2))
     for command in told(effects):
         decide(changed(command))
-    away = [job.job for job in decide.machine.away.values()]
+    away = [job.job for job in decide.machine.state.away.values()]
     assert away == ["j1", "j2"]
     effects = decide(exited("j4"))
     assert [fact.job for fact in of(effects, GpusRegained)] == ["j1", "j2"]
-    assert not decide.machine.borrowed, "they never were guaranteed"
+    assert not decide.machine.state.borrowed, "they never were guaranteed"
     # It yields again at once to whoever owns the cells.
     for command in told(effects):
         decide(changed(command))
@@ -133,7 +133,7 @@ def test_who_is_about_to_go_on_yields_once_it_does_and_loses_nothing() -> None:
     (suspend,) = [each for each in told(decide(changed(resume))) if each.job == "j1"]
     assert suspend.change == Suspend(release=True)
     assert [fact.job for fact in of(decide(changed(suspend)), JobBound)] == ["j4"]
-    assert decide.machine.jobs["j1"].attempt == 1
+    assert decide.machine.state.jobs["j1"].attempt == 1
 
 
 def test_who_never_goes_on_yields_by_its_end() -> None:
@@ -147,7 +147,7 @@ def test_who_never_goes_on_yields_by_its_end() -> None:
     decide(exited("j3"))
     decide(admitted(4, vc="vision", gpus=2))
     decide(Tick(), YIELDS_WITHIN / NS_PER_SECOND + 10)
-    assert decide.machine.jobs["j1"].state is State.STOPPING
+    assert decide.machine.state.jobs["j1"].state is State.STOPPING
 
 
 def test_a_gang_stays_on_its_nodes_and_each_rank_has_as_many_as_before() -> None:
@@ -156,7 +156,7 @@ def test_a_gang_stays_on_its_nodes_and_each_rank_has_as_many_as_before() -> None
     for node in ("node-1", "node-2"):
         decide(started("j1", node=node))
         decide(known("j1", node, ABLE))
-    before = dict(decide.machine.jobs["j1"].members)
+    before = dict(decide.machine.state.jobs["j1"].members)
     counts = {node: len(part.devices) for node, part in before.items()}
     assert sorted(counts.values()) == [2, 4]
     small = next(node for node, count in counts.items() if count == 2)
@@ -191,7 +191,7 @@ def test_who_cannot_go_on_there_gives_the_gpus_back_and_waits_for_its_own() -> N
     effects = decide(changed(command, Manner.UNCHANGED, released=True, detail="no memory there"))
     assert over(effects) == [(11, Result.UNDONE, Reason.NOT_TAKEN)]
     assert ends(effects) == [(Goal.RESUME, Result.UNDONE)]
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.state, job.released, devices(decide, "j1")) == (State.SUSPENDED, True, ((0,),))
     assert [fact.job for fact in of(decide(admitted(6, gpus=1)), JobBound)] == ["j6"]
     decide(exited("j6"))
@@ -234,7 +234,7 @@ def other_node(node: str) -> str:
 def runs(decide: Driver[AllocatorMachine], number: int, **fields: Any) -> str:
     """Have a job of one node start; return that node."""
     decide(admitted(number, **fields))
-    (node,) = decide.machine.jobs[f"j{number}"].members
+    (node,) = decide.machine.state.jobs[f"j{number}"].members
     decide(started(f"j{number}", node=node))
     decide(known(f"j{number}", node, ABLE))
     return node
@@ -252,7 +252,7 @@ def test_a_job_that_returns_has_its_vcs_cell_though_another_would_have_been_tigh
     effects = decide(ask(11, AskResume(job="j1")))
     assert [fact.job for fact in of(effects, GpusRegained)] == ["j1"]
     assert [fact.job for fact in of(effects, JobPromoted)] == ["j1"]
-    assert not decide.machine.borrowed
+    assert not decide.machine.state.borrowed
 
 
 def test_a_job_that_returns_is_promoted_once_a_cell_of_its_vc_covers_it() -> None:
@@ -264,7 +264,7 @@ def test_a_job_that_returns_is_promoted_once_a_cell_of_its_vc_covers_it() -> Non
     decide(exited("j3", node=home))
     effects = decide(ask(11, AskResume(job="j1")))
     assert not of(effects, JobPromoted)
-    assert list(decide.machine.borrowed) == ["j1"]
+    assert list(decide.machine.state.borrowed) == ["j1"]
     effects = decide(exited("j2", node=other_node(home)))
     assert [fact.job for fact in of(effects, JobPromoted)] == ["j1"]
 
@@ -297,4 +297,4 @@ def test_a_job_that_is_to_go_on_does_not_go_ahead_of_one_that_waits_before_it() 
         runs(decide, number, gpus=1, opportunistic=True)
     decide(admitted(5, gpus=4, priority=1))
     assert told(decide(ask(11, AskResume(job="j1")))) == []
-    assert decide.machine.jobs["j1"].away
+    assert decide.machine.state.jobs["j1"].away

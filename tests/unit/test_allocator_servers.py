@@ -34,7 +34,7 @@ def on_servers(*nodes: str, **more: Any) -> tuple[Driver[AllocatorMachine], list
     decide = allocator(*(joined(node, 4) for node in nodes or ("node-1",)))
     decide.machine.key = b"k"
     effects = decide(admitted(1, **given))
-    for node in decide.machine.jobs["j1"].members:
+    for node in decide.machine.state.jobs["j1"].members:
         decide(started("j1", node=node))
         decide(known("j1", node, CAN))
     return decide, effects
@@ -64,20 +64,20 @@ def test_a_script_is_started_with_its_servers_and_their_secret() -> None:
 
 def test_servers_come_and_go_without_a_gpu() -> None:
     decide, _ = on_servers()
-    before = decide.machine.jobs["j1"].members
+    before = decide.machine.state.jobs["j1"].members
     effects = resize(decide, servers=3)
     (command,) = told(effects)
     change = command.change
     assert isinstance(change, Resize)
     assert (change.world, change.servers, len(change.ranks)) == (1, 3, 1)
-    assert change.master_port == decide.machine.jobs["j1"].port, "where the attempt began"
+    assert change.master_port == decide.machine.state.jobs["j1"].port, "where the attempt began"
     assert not of(effects, GangWidened)
     effects = decide(changed(command))
     assert (ends(effects), over(effects)) == (
         [(Goal.RESIZE, Result.DONE)],
         [(2, Result.DONE, None)],
     )
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.servers, job.size, job.members) == (3, 1, before)
     assert over(resize(decide, 3, servers=3)) == [(3, Result.DONE, None)]
 
@@ -88,7 +88,7 @@ def test_workers_and_servers_change_together_or_not_at_all() -> None:
     assert isinstance(command.change, Resize)
     assert (command.change.world, command.change.servers) == (2, 1)
     decide(changed(command, Manner.UNCHANGED, detail="no"))
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.size, job.servers) == (1, 2)
     (command,) = told(resize(decide, 3, workers=3))
     assert isinstance(command.change, Resize)
@@ -103,7 +103,7 @@ def test_a_change_of_both_survives_the_allocator() -> None:
     (again,) = told(decide.restart())
     assert again.change == before.change
     decide(changed(again))
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     assert (job.size, job.servers) == (2, 1)
 
 
@@ -114,7 +114,7 @@ def test_another_attempt_begins_with_what_the_spec_says() -> None:
     decide(changed(command))
     effects = decide(exited("j1", outcome=Outcome.EXITED))
     (again,) = binds(effects)
-    assert again.servers == decide.machine.jobs["j1"].servers == 2
+    assert again.servers == decide.machine.state.jobs["j1"].servers == 2
     assert again.secret not in {"", first.secret}
 
 

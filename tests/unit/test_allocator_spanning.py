@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import State
 from skep.machines.allocator.spanning import ROUNDS_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import AskResize, AskSuspend, Goal, JobChanging, Result
@@ -29,7 +29,7 @@ def elastic(*gpus: int, workers: int = 1, **more: Any) -> Driver[AllocatorMachin
     """Return an allocator that runs the elastic job j1 on nodes with so many GPUs each."""
     decide = allocator(*(joined(f"node-{i + 1}", count) for i, count in enumerate(gpus)))
     decide(admitted(1, **{"gpus": 1, "workers": workers, "elastic": SIZES, **more}))
-    for node in decide.machine.jobs["j1"].live:
+    for node in decide.machine.state.jobs["j1"].live:
         decide(started("j1", node=node))
         decide(known("j1", node, can=CAN))
     return decide
@@ -102,8 +102,8 @@ def resized(decide: Driver[AllocatorMachine], workers: int, number: int = 2) -> 
 def held(decide: Driver[AllocatorMachine]) -> dict[str, tuple[int, ...]]:
     """Return the ranks that j1 has GPUs for, having checked that all agree on them."""
     machine = decide.machine
-    job = machine.jobs["j1"]
-    hold = machine.cells.holds[f"j1.{job.attempt}"]
+    job = machine.state.jobs["j1"]
+    hold = machine.state.cells.holds[f"j1.{job.attempt}"]
     assert hold.gpus == sum(len(one.devices) for one in job.members.values())
     assert {rank for one in job.members.values() for rank in one.numbers} >= set(range(job.size))
     return {name: member.numbers for name, member in job.members.items()}
@@ -115,7 +115,7 @@ def of_size(command: ChangeJob) -> Resize:
 
 
 def size(decide: Driver[AllocatorMachine]) -> int:
-    return decide.machine.jobs["j1"].size
+    return decide.machine.state.jobs["j1"].size
 
 
 def test_a_gang_grows_onto_another_node_and_leaves_it_again() -> None:
@@ -174,7 +174,7 @@ def test_a_gang_grows_onto_another_node_and_leaves_it_again() -> None:
     assert [(fact.node, fact.workers) for fact in of(effects, GangNarrowed)] == [("node-2", 0)]
     assert held(decide) == {"node-1": (0,)}
     assert decide(gone(begin, Outcome.SUCCEEDED)) == [], "it had said so already"
-    assert decide.machine.nodes["node-2"].holdings == {}
+    assert decide.machine.state.nodes["node-2"].holdings == {}
     assert len(of(decide(exited("j1")), JobEnded)) == 1
 
 
@@ -340,10 +340,10 @@ def test_cancellation_wins_and_frees_everything_when_all_are_gone(stage: str) ->
         ("node-2", begin.order),
     ]
     decide(exited("j1", outcome=Outcome.STOPPED))
-    assert decide.machine.nodes["node-2"].holdings, "its newcomers may still be there"
+    assert decide.machine.state.nodes["node-2"].holdings, "its newcomers may still be there"
     effects = decide(gone(begin))
     assert len(of(effects, JobEnded)) == 1
-    assert decide.machine.cells.holds == {}
+    assert decide.machine.state.cells.holds == {}
 
 
 def test_a_gang_that_ends_meanwhile_has_succeeded_though_its_newcomers_are_stopped() -> None:
@@ -371,12 +371,12 @@ def test_a_failed_rank_of_the_gang_ends_the_attempt() -> None:
     assert len(of(effects, JobStopping)) == 1
     effects = decide(gone(begin))
     assert len(of(effects, JobEnded)) == 1
-    assert decide.machine.cells.holds == {}
+    assert decide.machine.state.cells.holds == {}
 
 
 def test_who_wants_all_on_one_node_does_not_leave_it() -> None:
     decide = elastic(1, 2, hard=True)
-    name = decide.machine.jobs["j1"].live[0]
+    name = decide.machine.state.jobs["j1"].live[0]
     assert name == "node-1"
     assert over(resize(decide, 2)) == [(2, Result.REFUSED, Reason.NO_ROOM)]
 
@@ -396,7 +396,7 @@ def borrowing() -> Driver[AllocatorMachine]:
     """Return an allocator where j1 borrows what lab owns."""
     decide = allocator(joined("node-1", 1), joined("node-2", 1), lab=2)
     decide(admitted(1, vc="lab", gpus=1, workers=1, elastic=SIZES, opportunistic=True))
-    node = decide.machine.jobs["j1"].live[0]
+    node = decide.machine.state.jobs["j1"].live[0]
     decide(started("j1", node=node))
     decide(known("j1", node, can=CAN))
     return decide
@@ -419,7 +419,7 @@ def test_who_must_make_room_while_newcomers_get_ready_gives_them_up_and_is_suspe
     (command,) = told(effects)
     assert command.change == Suspend(release=True)
     effects = decide(changed(command))
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert decide.machine.state.jobs["j1"].state is State.SUSPENDED
     assert [fact.job for fact in of(effects, JobBound)] == ["j5"]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, suspects
-from skep.machines.allocator.keep import AllocatorKept
+from skep.ledger import gpu_health
+from skep.ledger.snapshot import AllocatorKept
+from skep.machines.allocator import AllocatorMachine
 from skep.units import Instant, seconds
 from skep.wire.admin import QuarantineGpu, SetVcs
 from skep.wire.cluster import QuarantineRule
@@ -110,8 +111,8 @@ def test_a_gpu_on_which_several_jobs_fail_that_run_elsewhere_is_quarantined(
     assert (fact.node, fact.device, fact.quarantine) == ("node-1", 2, True)
     assert fact.why is Reason.REPEATED_FAILURES
     assert fact.detail.endswith("failed there and ran elsewhere")
-    assert world.machine.nodes["node-1"].quarantined == {2: None}
-    assert list(world.machine.suspicion.ruled) == ["node-1/2"]
+    assert world.machine.state.nodes["node-1"].quarantined == {2: None}
+    assert list(world.machine.state.suspicion.ruled) == ["node-1/2"]
 
 
 def test_an_operator_takes_it_back_and_nothing_old_speaks_against_it() -> None:
@@ -119,7 +120,7 @@ def test_an_operator_takes_it_back_and_nothing_old_speaks_against_it() -> None:
     assert len(world.found) == 1
     world.fate = on_gpu(set())
     world.tell(QuarantineGpu(node="node-1", device=2, quarantine=False))
-    assert world.machine.suspicion.ruled == {}
+    assert world.machine.state.suspicion.ruled == {}
     loaded(world)
     assert [fact.quarantine for fact in world.found] == [True, False]
 
@@ -151,10 +152,10 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     world = World(on_gpu({("node-1", 2)}), rule)
     for number in range(3):
         loaded(world, jobs=8)
-        assert len(world.machine.suspicion.signs.get("node-1/2", {})) <= 9, number
-    suspicion = world.machine.suspicion
+        assert len(world.machine.state.suspicion.signs.get("node-1/2", {})) <= 9, number
+    suspicion = world.machine.state.suspicion
     kept = {job for signs in suspicion.signs.values() for job in signs}
-    assert set(suspicion.failed) | set(suspicion.ran) <= kept | set(world.machine.jobs)
+    assert set(suspicion.failed) | set(suspicion.ran) <= kept | set(world.machine.state.jobs)
 
 
 def test_the_snapshot_keeps_it() -> None:
@@ -162,9 +163,9 @@ def test_the_snapshot_keeps_it() -> None:
     for _ in range(4):
         world.submit()
     world.run(30)
-    assert world.machine.suspicion.signs
+    assert world.machine.state.suspicion.signs
     [kept] = [one for one in world.machine.snapshot() if isinstance(one, AllocatorKept)]
-    assert kept.suspicion == world.machine.suspicion
+    assert kept.suspicion == world.machine.state.suspicion
 
 
 @pytest.mark.parametrize("seed", effort.slow_after(3, range(16)))
@@ -183,7 +184,7 @@ def test_jobs_that_fail_wherever_they_run_have_nothing_quarantined(seed: int) ->
         world.run(world.second + rng.randrange(20))
     world.run(world.second + 900)
     assert world.found == [], f"seed {seed}"
-    assert len(world.machine.suspicion.signs) <= suspects.SUSPECTS_MAX
+    assert len(world.machine.state.suspicion.signs) <= gpu_health.SUSPECTS_MAX
 
 
 @pytest.mark.slow

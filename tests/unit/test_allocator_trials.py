@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from skep.ledger import records, trial_facts
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, Kept, paces, trials, tries
-from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send
 from skep.policy.plan import Pack
 from skep.policy.registry import POLICIES
@@ -82,8 +83,8 @@ def leaves(decide: Driver[AllocatorMachine], effects: list[Effect], second: floa
     (command,) = [each for each in told(effects) if isinstance(each.change, SuspendChange)]
     assert (command.job, command.change) == ("j2", SuspendChange(release=True))
     decide(changed(command, released=True), second)
-    assert decide.machine.tries.undoing == {}
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.tries.undoing == {}
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
     decide.machine.check()
 
 
@@ -151,7 +152,7 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     leaves(decide, effects, 41)
     # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
     (cools,) = tries.cooling(decide.machine, "nlp", at(41))
-    assert cools.until == at(40) + tries.COOLS
+    assert cools.until == at(40) + records.COOLS
 
 
 @pytest.mark.parametrize("name", ["j1", "j2"])
@@ -162,8 +163,8 @@ def test_the_end_of_a_job_makes_its_trial_void(name: str) -> None:
     assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
     assert name in fact.detail
     assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
-    assert decide.machine.tries.undoing == {}
-    assert name not in decide.machine.tries.solo
+    assert decide.machine.state.tries.undoing == {}
+    assert name not in decide.machine.state.tries.solo
 
 
 def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made() -> None:
@@ -171,8 +172,8 @@ def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made()
     machine = decide.machine
     decide(exited("j2"), 30)
     decide(exited("j1", outcome=Outcome.PORT_BUSY), 31)
-    job = machine.jobs["j1"]
-    assert (job.attempt, job.mixed, machine.tries.solo["j1"]) == (2, False, PACE)
+    job = machine.state.jobs["j1"]
+    assert (job.attempt, job.mixed, machine.state.tries.solo["j1"]) == (2, False, PACE)
     assert paces.solo(machine, job) == PACE
     decide(started("j1", attempt=2), 40)
     pace = JobPace(job="j1", attempt=2, steps=10, rate_milli=PACE // 2)
@@ -190,7 +191,7 @@ def test_the_loss_of_its_node_makes_a_trial_void() -> None:
     decide = begun()
     (fact,) = of(decide.tick(60), TrialOver)
     assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_a_verdict_comes_once_and_only_of_what_is_open_and_runs() -> None:
@@ -221,7 +222,7 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
     effects = do(decide, TRY)
     assert not of(effects, TrialBegun)
     assert not of(effects, GpusShared)
-    assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.jobs["j1"]], at(1)) == (
+    assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.state.jobs["j1"]], at(1)) == (
         Reason.NOT_MEASURED,
         "j1",
     )
@@ -231,21 +232,21 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
 def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
     decide = begun()
     leaves(decide, decide(judged(kept=False), 60), 61)
-    cool = tries.COOLS / NS_PER_SECOND
+    cool = records.COOLS / NS_PER_SECOND
     assert not of(do(decide, TRY, second=70), TrialBegun)
-    jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
+    jobs = [decide.machine.state.jobs[name] for name in ("j2", "j1")]
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
         Reason.TRIAL_COOLS,
-        " ".join(tries.families(jobs)),
+        " ".join(trial_facts.families(jobs)),
     )
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
 
 
 def test_what_hurt_is_not_tried_again_for_twice_as_long() -> None:
     decide = begun()
-    leaves(decide, decide(judged(kept=False, loss=-tries.HURTS), 60), 61)
-    cool = tries.COOLS / NS_PER_SECOND
-    jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
+    leaves(decide, decide(judged(kept=False, loss=-trial_facts.HURTS), 60), 61)
+    cool = records.COOLS / NS_PER_SECOND
+    jobs = [decide.machine.state.jobs[name] for name in ("j2", "j1")]
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(59 + 2 * cool)) is not None
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + 2 * cool)) is None
 
@@ -253,7 +254,7 @@ def test_what_hurt_is_not_tried_again_for_twice_as_long() -> None:
 def test_a_job_in_an_open_trial_is_in_no_other() -> None:
     decide = begun()
     assert not of(do(decide, Pack("j3", "j1", WHY, trial=True), second=20), GpusShared)
-    jobs = [decide.machine.jobs[name] for name in ("j3", "j1")]
+    jobs = [decide.machine.state.jobs[name] for name in ("j3", "j1")]
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(20)) == (Reason.TRIAL_OPEN, "j1")
 
 
@@ -262,39 +263,39 @@ def test_whoever_joins_without_a_trial_makes_it_void() -> None:
     effects = do(decide, Pack("j3", "j1", WHY), second=20)
     assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
     (cools,) = tries.cooling(decide.machine, "nlp", at(21))
-    assert cools.until == at(20) + tries.COOLS_VOID
+    assert cools.until == at(20) + trial_facts.COOLS_VOID
 
 
 def test_a_job_is_tried_so_often_within_an_hour() -> None:
     decide = measured()
     decide.thorough = False
-    begun = decide.machine.tries.begun["j1"] = [at(9)] * tries.JOB_MAX
+    begun = decide.machine.state.tries.begun["j1"] = [at(9)] * trial_facts.JOB_MAX
     decide.machine.soft.touched["j1"] = None
     assert not of(do(decide, TRY), TrialBegun)
-    hour = tries.HOUR / NS_PER_SECOND
+    hour = trial_facts.HOUR / NS_PER_SECOND
     assert [each.trial_after for each in Does.seen[-1].jobs] == [at(9 + hour), 0, 0]
     begun.pop()
     decide.machine.soft.touched["j1"] = None
     assert of(do(decide, TRY, second=11), TrialBegun)
     assert [each.trial_after for each in Does.seen[-1].jobs] == [0, 0, 0]
-    decide.machine.tries.begun["vc:nlp"] = [at(9)] * tries.VC_LEAST
+    decide.machine.state.tries.begun["vc:nlp"] = [at(9)] * trial_facts.VC_LEAST
     assert tries.limits(decide.machine, "vc:nlp") == {"trial_after": at(9 + hour), "move_after": 0}
 
 
 def test_what_is_no_success_again_cools_for_twice_as_long() -> None:
     machine = measured().machine
     (begun,) = of(do(measured(), TRY), TrialBegun)
-    cools = machine.tries.cooling
+    cools = machine.state.tries.cooling
     now, rests = at(10), []
     for number in range(6):
-        machine.tries.open[number] = msgspec.structs.replace(begun, trial=number)
-        machine.tries.of_job |= {each.job: number for each in begun.jobs}
+        machine.state.tries.open[number] = msgspec.structs.replace(begun, trial=number)
+        machine.state.tries.of_job |= {each.job: number for each in begun.jobs}
         over = TrialOver(
             trial=number, jobs=(), verdict=Verdict.UNDONE, why=Reason.TRIAL_LOSES, at=now
         )
-        tries.apply(machine, over)
+        trial_facts.apply(machine.state, over)
         (cool,) = cools["nlp"].values()
-        rests.append((cool.until - now) // tries.COOLS)
+        rests.append((cool.until - now) // records.COOLS)
         now = cool.until
     assert rests == [1, 2, 4, 8, 8, 8]
 
@@ -303,41 +304,46 @@ def test_what_is_no_success_while_it_cools_as_it_was_void_cools_for_an_hour() ->
     machine = measured().machine
     (begun,) = of(do(measured(), TRY), TrialBegun)
     for number, why in enumerate((Reason.TRIAL_DISTURBED, Reason.TRIAL_LOSES, Reason.TRIAL_LOSES)):
-        machine.tries.open[number] = msgspec.structs.replace(begun, trial=number)
-        machine.tries.of_job |= {each.job: number for each in begun.jobs}
+        machine.state.tries.open[number] = msgspec.structs.replace(begun, trial=number)
+        machine.state.tries.of_job |= {each.job: number for each in begun.jobs}
         verdict = Verdict.VOID if why is Reason.TRIAL_DISTURBED else Verdict.UNDONE
-        tries.apply(machine, TrialOver(trial=number, jobs=(), verdict=verdict, why=why, at=at(10)))
-    (cool,) = machine.tries.cooling["nlp"].values()
-    assert (cool.until, cool.times) == (at(10) + tries.COOLS, 1)
+        trial_facts.apply(
+            machine.state, TrialOver(trial=number, jobs=(), verdict=verdict, why=why, at=at(10))
+        )
+    (cool,) = machine.state.tries.cooling["nlp"].values()
+    assert (cool.until, cool.times) == (at(10) + records.COOLS, 1)
 
 
 def test_a_larger_vc_may_try_more() -> None:
     machine = measured().machine
-    machine.tries.begun = {
-        "vc:nlp": [at(9)] * tries.VC_LEAST,
-        "moves vc:nlp": [at(9)] * tries.VC_MOST,
+    machine.state.tries.begun = {
+        "vc:nlp": [at(9)] * trial_facts.VC_LEAST,
+        "moves vc:nlp": [at(9)] * trial_facts.VC_MOST,
     }
-    vc = machine.cells.cluster.vcs["nlp"]
-    machine.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
-    assert tries.limits(machine, "vc:nlp") == {"trial_after": 0, "move_after": at(9) + tries.HOUR}
+    vc = machine.state.cells.cluster.vcs["nlp"]
+    machine.state.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
+    assert tries.limits(machine, "vc:nlp") == {
+        "trial_after": 0,
+        "move_after": at(9) + trial_facts.HOUR,
+    }
 
 
 def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() -> None:
     decide = measured()
     decide.thorough = False
     machine = decide.machine
-    machine.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
+    machine.state.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
     assert not of(do(decide, TRY), TrialBegun)
     (tired,) = tries.cooling(machine, "nlp", at(10))
-    assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + tries.HOUR)
+    assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + trial_facts.HOUR)
     assert of(do(decide, msgspec.structs.replace(TRY, job="j3"), second=11), TrialBegun)
 
 
 def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
     decide = measured()
     decide.thorough = False
-    begun = decide.machine.tries.begun
-    earlier = [at(6 - 3600)] * tries.PAIR_MAX
+    begun = decide.machine.state.tries.begun
+    earlier = [at(6 - 3600)] * trial_facts.PAIR_MAX
     begun["pair nlp j1 j2"], begun["pair nlp j8 j9"] = list(earlier), list(earlier)
     assert tries.cooling(decide.machine, "nlp", at(5))
     assert not tries.cooling(decide.machine, "nlp", at(6))
@@ -348,35 +354,37 @@ def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
 
 def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
     decide = running({"gpus": 4, "size": SizeHint(family="bert")}, {"gpus": 4, "name": "digits"})
-    assert tries.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")
+    assert trial_facts.families(list(decide.machine.state.jobs.values())) == ("bert", "nlp/digits")
 
 
 def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
     decide = begun()
     machine = decide.machine
     for number in range(1_000):
-        machine.tries.begun[f"x{number}"] = [at(number)] * tries.JOB_MAX
-        machine.lately.pauses[f"vc:x{number}"] = [number]
+        machine.state.tries.begun[f"x{number}"] = [at(number)] * trial_facts.JOB_MAX
+        machine.state.lately.pauses[f"vc:x{number}"] = [number]
     kept = [msgspec.json.encode(each) for each in machine.snapshot()]
     assert max(map(len, kept)) < 64 * KIB
     for number in range(20):
-        machine.tries.begun[f"vc:{number}"] = [at(number)] * tries.VC_MOST
-        machine.tries.begun[f"moves vc:{number}"] = [at(number)] * (tries.VC_MOST // 2)
+        machine.state.tries.begun[f"vc:{number}"] = [at(number)] * trial_facts.VC_MOST
+        machine.state.tries.begun[f"moves vc:{number}"] = [at(number)] * (trial_facts.VC_MOST // 2)
     kept = [msgspec.json.encode(each) for each in machine.snapshot()]
     assert max(map(len, kept)) < 256 * KIB
     again = AllocatorMachine()
     for piece in kept:
         restored: Kept = msgspec.json.decode(piece, type=Kept)
         again.apply(restored)
-    assert (again.tries, again.lately) == (machine.tries, machine.lately)
-    assert list(again.lately.pauses) == list(machine.lately.pauses)
+    assert (again.state.tries, again.state.lately) == (machine.state.tries, machine.state.lately)
+    assert list(again.state.lately.pauses) == list(machine.state.lately.pauses)
 
 
 def test_families_with_blanks_do_not_share_a_cool_down() -> None:
     one, other = ("a b", "c"), ("a", "b c")
-    assert tries.key(Kind.PACK, one) != tries.key(Kind.PACK, other)
-    assert tries.key_by_rules_1(Kind.PACK, one) == tries.key_by_rules_1(Kind.PACK, other)
-    cool = tries.Cooling(Kind.PACK, one, at(9))
-    known = tries.Tries(cooling={"nlp": {tries.key_by_rules_1(Kind.PACK, one): cool}})
-    tries.raise_rules(known)
-    assert known.cooling == {"nlp": {tries.key(Kind.PACK, one): cool}}
+    assert trial_facts.key(Kind.PACK, one) != trial_facts.key(Kind.PACK, other)
+    assert trial_facts.key_by_rules_1(Kind.PACK, one) == trial_facts.key_by_rules_1(
+        Kind.PACK, other
+    )
+    cool = records.Cooling(Kind.PACK, one, at(9))
+    known = records.Tries(cooling={"nlp": {trial_facts.key_by_rules_1(Kind.PACK, one): cool}})
+    trial_facts.raise_rules(known)
+    assert known.cooling == {"nlp": {trial_facts.key(Kind.PACK, one): cool}}

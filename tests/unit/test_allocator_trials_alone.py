@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from skep.machines.allocator import AllocatorMachine, paces, packs, trials
-from skep.machines.allocator.jobs import State
+from skep.ledger import sharing
+from skep.ledger.job_state import State
+from skep.machines.allocator import AllocatorMachine, paces, trials
 from skep.machines.base import Effect
 from skep.perf.progress import WINDOW
 from skep.policy.plan import Pack
@@ -70,7 +71,7 @@ def parted() -> Driver[AllocatorMachine]:
     decide = shared()
     paced(decide, PACE // 3, 20)
     done(decide, decide(judged(kept=False, second=PARTED), PARTED), PARTED)
-    assert not packs.shares(decide.machine, decide.machine.jobs["j1"])
+    assert not sharing.shares(decide.machine.state, decide.machine.state.jobs["j1"])
     return decide
 
 
@@ -124,7 +125,7 @@ def test_what_it_made_alone_before_it_stood_counts_until_it_has_gone_on_for_a_wh
         paced(decide, PACE // 2, PARTED + SETTLES)
         done(decide, decide(ask(10, AskSuspend(job="j1")), GOES), GOES)
         done(decide, decide(ask(11, AskResume(job="j1")), GOES), GOES)
-        assert decide.machine.jobs["j1"].state is State.RUNNING
+        assert decide.machine.state.jobs["j1"].state is State.RUNNING
         paced(decide, PACE // 8, GOES + 5)
         return decide
 
@@ -151,7 +152,7 @@ def test_what_was_told_while_gpus_were_shared_is_never_taken_as_of_a_job_alone()
     late = PARTED + 3 * SETTLES
     waits(decide, PARTED + 5, late)
     assert decide.machine.soft.paces["j1"][0].rate_milli == PACE // 3
-    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE
+    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, late + 1)
     waits(decide, late + 2, late + 2 + AGAIN_AFTER)
     before = host(do(decide, AGAIN, second=late + 3 + AGAIN_AFTER))
@@ -163,7 +164,7 @@ def test_who_is_being_changed_when_it_is_looked_at_is_looked_at_again() -> None:
     paced(decide, PACE // 2, PARTED + SETTLES - 5)
     effects = decide(ask(10, AskCheckpoint(job="j1")), PARTED + SETTLES - 1)
     waits(decide, PARTED + SETTLES, PARTED + SETTLES)
-    assert decide.machine.jobs["j1"].change is not None
+    assert decide.machine.state.jobs["j1"].change is not None
     assert decide.machine.soft.telling.settled == {}
     done(decide, effects, PARTED + SETTLES + 2)
     waits(decide, PARTED + SETTLES + 3, PARTED + SETTLES + 3 + AGAIN_AFTER)
@@ -175,10 +176,10 @@ def test_a_rate_told_at_once_is_still_of_gpus_that_were_shared() -> None:
     decide = parted()
     paced(decide, PACE // 3, PARTED + AGAIN_AFTER)
     waits(decide, PARTED + SETTLES, PARTED + 2 * SETTLES)
-    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE
+    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, PARTED + 2 * SETTLES + 1)
     waits(decide, PARTED + 2 * SETTLES + 2, PARTED + 2 * SETTLES + 2 + AGAIN_AFTER)
-    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE // 2
+    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
@@ -186,7 +187,7 @@ def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
     decide.restart(PARTED + 1)
     paced(decide, PACE // 2, PARTED + SETTLES)
     waits(decide, PARTED + SETTLES + 2, PARTED + SETTLES + 2)
-    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE // 2
+    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from skep.machines.allocator import AllocatorMachine, trials, tries
-from skep.machines.allocator.jobs import State
+from skep.ledger import trial_facts
+from skep.ledger.job_state import State
+from skep.machines.allocator import AllocatorMachine, trials
 from skep.machines.base import Effect
 from skep.policy.plan import Migrate, Preempt, Resize, Suspend
 from skep.policy.registry import POLICIES
@@ -68,8 +69,8 @@ def runs(**fields: Any) -> Driver[AllocatorMachine]:
 def arrive(decide: Driver[AllocatorMachine], effects: list[Effect], second: float) -> None:
     """Have a move that was begun be done; what it left ends."""
     (bind,) = commands(effects, BindJob)
-    before = decide.machine.jobs["j1"].attempt
-    source = next(iter(decide.machine.jobs["j1"].members))
+    before = decide.machine.state.jobs["j1"].attempt
+    source = next(iter(decide.machine.state.jobs["j1"].members))
     can = structs.replace(known("j1", bind.node, CAN), attempt=bind.attempt)
     decide(can, second)
     (move,) = told(decide(ready(bind), second))
@@ -127,7 +128,7 @@ def test_a_move_on_trial_is_recorded_with_it_and_measured_once_it_is_done() -> N
     assert [each.since for message in opened(effects) for each in message.open] == [0]
     assert not of(decide(judged(kept=True), 11), TrialOver)  # Nobody can tell yet.
     arrive(decide, effects, 20)
-    assert decide.machine.tries.done == {1: at(23)}
+    assert decide.machine.state.tries.done == {1: at(23)}
     assert [each.since for each in decide.machine.soft.telling.told] == [at(23)]
     assert Does.seen[-1].jobs[0].trial == 1
 
@@ -137,8 +138,8 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
     assert Does.seen[-1].jobs[0].pause == seconds(3)
     decide(admitted(2, gpus=4, size=SizeHint(family="gpt")), 40)
     assert [job.pause for job in Does.seen[-1].jobs] == [seconds(3)] * 2
-    assert Does.seen[-1].quiet_since == decide.machine.jobs["j2"].submitted_at
-    assert decide.machine.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
+    assert Does.seen[-1].quiet_since == decide.machine.state.jobs["j2"].submitted_at
+    assert decide.machine.state.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
 
 
 def test_a_trial_is_compared_with_the_mean_of_many_windows_where_there_is_one() -> None:
@@ -171,7 +172,7 @@ def test_a_move_that_loses_goes_back() -> None:
     effects = decide(judged(kept=False), 90)
     assert verdicts(effects) == [(Verdict.UNDONE, Reason.TRIAL_LOSES)]
     arrive(decide, effects, 100)
-    assert list(decide.machine.jobs["j1"].members) == ["node-1"]
+    assert list(decide.machine.state.jobs["j1"].members) == ["node-1"]
     assert [(each.kind, each.families) for each in Does.seen[-1].cooling] == [
         ("migrate", ("bert",))
     ]
@@ -185,7 +186,7 @@ def test_who_has_no_place_to_go_back_to_stays() -> None:
     assert verdicts(effects) == [(Verdict.KEPT, Reason.TRIAL_STAYS)]
     assert not of(effects, SuccessorBound)
     # It was no gain all the same: the like is not tried again soon.
-    job = decide.machine.jobs["j1"]
+    job = decide.machine.state.jobs["j1"]
     refused = trials.refusal(decide.machine, Kind.MIGRATE, [job], at(95))
     assert refused is not None
     assert refused[0] is Reason.TRIAL_COOLS
@@ -196,7 +197,7 @@ def test_a_move_without_a_verdict_in_time_stays() -> None:
     effects = decide.tick(10 + trials.LASTS_MADE_READY / NS_PER_SECOND)
     assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.VOID]
     assert not of(effects, SuccessorBound)
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_a_move_that_comes_to_nothing_is_void() -> None:
@@ -204,7 +205,7 @@ def test_a_move_that_comes_to_nothing_is_void() -> None:
     (bind,) = commands(do(decide, MOVE), BindJob)
     effects = decide(exited("j1", attempt=2, node=bind.node, outcome=Outcome.EXITED), 20)
     assert verdicts(effects) == [(Verdict.VOID, Reason.TRIAL_DISTURBED)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
 
 
 def test_a_move_for_others_is_always_tried_and_may_cost_little() -> None:
@@ -225,10 +226,10 @@ def test_who_is_suspended_while_it_is_tried_leaves_at_once() -> None:
 def test_moves_of_a_job_are_few_within_an_hour() -> None:
     decide = runs(gpus=4)
     decide.thorough = False
-    decide.machine.tries.begun["moves j1"] = [at(1)] * tries.JOB_MOVES_MAX
+    decide.machine.state.tries.begun["moves j1"] = [at(1)] * trial_facts.JOB_MOVES_MAX
     decide.machine.soft.touched["j1"] = None
     assert not of(do(decide, MOVE), SuccessorBound)
-    refused = trials.refusal(decide.machine, Kind.DEFRAG, [decide.machine.jobs["j1"]], at(20))
+    refused = trials.refusal(decide.machine, Kind.DEFRAG, [decide.machine.state.jobs["j1"]], at(20))
     assert refused == (Reason.TRIALS_ENOUGH, "moves j1")
 
 
@@ -236,7 +237,7 @@ def test_moves_of_a_job_are_few_within_an_hour() -> None:
 def test_whose_rate_nobody_knows_is_not_tried(action: Migrate | Resize) -> None:
     decide = running(ELASTIC, nodes=2)
     assert not of(do(decide, action), TrialBegun)
-    assert decide.machine.jobs["j1"].change is None
+    assert decide.machine.state.jobs["j1"].change is None
 
 
 # --- growth --------------------------------------------------------------------------------------
@@ -266,8 +267,8 @@ def back(decide: Driver[AllocatorMachine], effects: list[Effect], second: float)
     assert shrinks(effects) == [2]
     (command,) = told(effects)
     decide(changed(command), second)
-    assert decide.machine.jobs["j1"].size == 2
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.jobs["j1"].size == 2
+    assert decide.machine.state.tries.undoing == {}
     assert Does.seen[-1].jobs[0].trial == 0
 
 
@@ -283,7 +284,7 @@ def test_a_growth_without_a_verdict_in_time_is_shrunk_back() -> None:
     effects = decide.tick(10 + trials.LASTS_MADE_READY / NS_PER_SECOND)
     # Its node was not heard of for so long that it is lost: nothing is left to be put back.
     assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.VOID]
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_a_growth_that_is_undone_is_shrunk_back_after_a_restart() -> None:
@@ -295,11 +296,11 @@ def test_a_growth_that_is_undone_is_shrunk_back_after_a_restart() -> None:
 def test_ranks_that_will_not_shrink_keep_their_size_in_the_end() -> None:
     decide = grown()
     effects = decide(judged(kept=False), 90)
-    for second in range(91, 91 + tries.SHRINKS_MAX):
+    for second in range(91, 91 + trial_facts.SHRINKS_MAX):
         (command,) = told(effects)
         effects = decide(changed(command, Manner.UNCHANGED), second)
     assert not shrinks(effects)
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_a_growth_that_comes_to_nothing_is_void() -> None:
@@ -307,7 +308,7 @@ def test_a_growth_that_comes_to_nothing_is_void() -> None:
     (command,) = told(do(decide, GROW))
     effects = decide(changed(command, Manner.UNCHANGED), 20)
     assert verdicts(effects) == [(Verdict.VOID, Reason.TRIAL_DISTURBED)]
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_who_has_grown_shrinks_at_once_for_others() -> None:
@@ -317,17 +318,17 @@ def test_who_has_grown_shrinks_at_once_for_others() -> None:
     assert verdicts(effects) == [(Verdict.VOID, Reason.TRIAL_DISTURBED)]
     (command,) = told(effects)
     decide(changed(command), 41)
-    assert decide.machine.jobs["j1"].size == 1
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.jobs["j1"].size == 1
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_who_has_grown_and_is_suspended_is_as_small_as_before_once_it_runs_again() -> None:
     decide = grown()
     (command,) = told(do(decide, Preempt("j1", WHY), second=40))
     decide(changed(command, released=True), 41)
-    assert decide.machine.tries.undoing["j1"].workers == 2
+    assert decide.machine.state.tries.undoing["j1"].workers == 2
     decide(exited("j1"), 42)
-    assert decide.machine.tries.undoing == {}
+    assert decide.machine.state.tries.undoing == {}
 
 
 def test_a_shrink_is_no_trial() -> None:

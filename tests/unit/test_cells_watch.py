@@ -13,8 +13,8 @@ from skep.cells.check import check_cells, safe
 from skep.cells.forest import Draft
 from skep.cells.patrol import Patrol, unsafe_levels
 from skep.cells.state import Cells
+from skep.ledger.snapshot import AllocatorKept
 from skep.machines.allocator import AllocatorMachine, watch
-from skep.machines.allocator.keep import AllocatorKept
 from skep.machines.base import Effect, Restarted, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import SetVcs
@@ -46,11 +46,11 @@ class Machine:
 
     @property
     def cells(self) -> Cells:
-        return self.machine.cells
+        return self.machine.state.cells
 
     @property
     def chain(self) -> ChainState:
-        return next(iter(self.machine.cells.chains.values()))
+        return next(iter(self.machine.state.cells.chains.values()))
 
     def __call__(self, event: Any, later_s: float = 0.001) -> list[Effect]:
         self.now = Instant(self.now + seconds(later_s))
@@ -168,7 +168,7 @@ def test_what_is_broken_raises_one_alarm_and_nobody_ends(plant: Callable[[Any], 
     assert found
     assert all(alarm.chain == made.chain.topology.name for alarm in found)
     assert made.round() == [], "one that is known is not told again"
-    assert len(made.machine.alarms) == len(found)
+    assert len(made.machine.state.alarms) == len(found)
 
 
 def test_an_alarm_tells_its_story_and_ends_when_all_is_in_order() -> None:
@@ -186,13 +186,13 @@ def test_an_alarm_tells_its_story_and_ends_when_all_is_in_order() -> None:
     again = AllocatorMachine()
     for fact in made.facts:
         again.apply(fact)
-    assert again.alarms == made.machine.alarms
+    assert again.state.alarms == made.machine.state.alarms
     [kept] = [entry for entry in made.machine.snapshot() if isinstance(entry, AllocatorKept)]
-    assert kept.alarms == tuple(made.machine.alarms.values())
+    assert kept.alarms == tuple(made.machine.state.alarms.values())
     made.chain.forest.owed[made.chain.topology.top] -= 5
     over = alarms(made.submit("vision", 1)) + made.round()
     assert [(one.where, one.over) for one in over] == [("node", True)]
-    assert made.machine.alarms == {}
+    assert made.machine.state.alarms == {}
 
 
 def test_a_miscount_that_is_put_right_ends_with_a_round() -> None:
@@ -229,7 +229,7 @@ def test_a_split_that_is_not_safe_is_an_alarm_of_its_own_decision(
                 safe(made.chain)
             except AssertionError:
                 broken = True
-            told = [one for one in made.machine.alarms if one[0] is Reason.CELLS_UNSAFE]
+            told = [one for one in made.machine.state.alarms if one[0] is Reason.CELLS_UNSAFE]
             assert broken == bool(told) == bool(list(unsafe_levels(made.chain))), f"seed {seed}"
             seen += broken
     assert seen, "the bug never showed"

@@ -56,7 +56,7 @@ def test_another_policy_shows_in_decisions_and_in_what_comes_of_them(
 ) -> None:
     process = history(SEED).roles["allocator"].process
     machine: Any = process.machine if process is not None else None
-    vc = next(iter(machine.cells.cluster.vcs))
+    vc = next(iter(machine.state.cells.cluster.vcs))
     words = ("--from", str(log), "--policy", f"{vc}=srtf", "--differences", "2")
     code, told = run(capsys, *words)
     assert code == exits.OK, "the history itself is as it was"

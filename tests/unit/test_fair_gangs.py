@@ -212,7 +212,7 @@ def test_a_gang_of_two_nodes_gets_its_tenants_share_and_no_more() -> None:
     nodes = [member.node for member in reserved.members]
     bound = []
     for job in stopped:
-        node = next(iter(decide.machine.jobs[job].members))
+        node = next(iter(decide.machine.state.jobs[job].members))
         assert node in nodes
         bound += [f for f in facts_of(decide(exited(job, node=node))) if isinstance(f, JobBound)]
     assert [fact.job for fact in bound] == ["j20"]

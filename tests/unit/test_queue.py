@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.policy.queue import Entry, Head, JobQueue
+from skep.ledger.queue import Entry, Head, JobQueue
 from skep.wire.reasons import Reason
 
 A, B, C = Entry(0, 1, "j1"), Entry(0, 2, "j2"), Entry(0, 3, "j3")

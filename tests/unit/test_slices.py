@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
+from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import State
 from skep.wire.changes import AskResume, AskSuspend
 from tests.kit import Driver, admitted, allocator, joined, started
 from tests.support.slices import Shift, counts, jain, spread, turns
@@ -57,7 +57,7 @@ class Slicing:
 
     def quantum(self, runs: Shift) -> None:
         """Ask for the turns of one quantum, and count who has a slot in it."""
-        jobs = self.decide.machine.jobs
+        jobs = self.decide.machine.state.jobs
         wanted = [f"j{number + 1}" for number in runs]
         for job in [job for job in jobs if job not in wanted]:
             if jobs[job].state in (State.RUNNING, State.SUSPENDED):
@@ -78,7 +78,7 @@ class Slicing:
         """Have the node do at once what it is told, and what follows from its answers."""
         for command in told(self.decide(event)):
             self._do(changed(command))
-        for job in list(self.decide.machine.jobs.values()):
+        for job in list(self.decide.machine.state.jobs.values()):
             if job.state is State.BOUND:
                 self._do(started(job.job))
                 self._do(known(job.job, can=self.can))
@@ -88,7 +88,7 @@ def shares(shifts: list[Shift], *can: str) -> list[int]:
     slicing = Slicing(("suspend", "release", *can))
     for shift in shifts:
         slicing.quantum(shift)
-    assert all(job.attempt == 1 for job in slicing.decide.machine.jobs.values())
+    assert all(job.attempt == 1 for job in slicing.decide.machine.state.jobs.values())
     return [slicing.given[f"j{number}"] for number in range(1, JOBS + 1)]
 
 

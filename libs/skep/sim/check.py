@@ -38,9 +38,10 @@ from typing import Any
 import msgspec
 
 from skep.cells.nodes import NodeState
+from skep.ledger.queue import JobQueue
 from skep.machines.agent import StartRank
+from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
-from skep.policy.queue import JobQueue
 from skep.sim.logs import FactLog, LogRecord
 from skep.sim.model import AdmissionModel, AllocatorModel
 from skep.sim.processes import Host, Run
@@ -51,7 +52,7 @@ from skep.wire.node import Outcome
 
 SOFT = {
     "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns"),
-    "AllocatorMachine": ("soft", "effects", "key"),
+    "ClusterState": ("delta",),
     "AgentMachine": (
         "_effects",
         "progress",
@@ -285,8 +286,9 @@ class Watch:
 
 def durable(machine: AnyMachine) -> dict[str, Any]:
     """Return what a machine must know again after a crash, by name; dicts as ordered pairs."""
-    soft = SOFT[type(machine).__name__]
-    return {name: _plain(value) for name, value in vars(machine).items() if name not in soft}
+    known = machine.state if isinstance(machine, AllocatorMachine) else machine
+    soft = SOFT[type(known).__name__]
+    return {name: _plain(value) for name, value in vars(known).items() if name not in soft}
 
 
 def _plain(value: Any) -> Any:

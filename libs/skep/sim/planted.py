@@ -20,6 +20,7 @@ from skep.cells.decide import rebind
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells
+from skep.ledger.snapshot import NodeKept
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.agent.parts import PartState
@@ -37,7 +38,6 @@ from skep.machines.allocator import (
     trials,
     views,
 )
-from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
 from skep.sim.driver import Process
 from skep.sim.history import run_seed
@@ -137,7 +137,7 @@ def _refuses_nothing(_told: Any) -> dict[str, str]:
 
 
 def _any_home(machine: Any, job: Any) -> str:
-    return str(job.chain) if job.chain in machine.cells.chains else ""
+    return str(job.chain) if job.chain in machine.state.cells.chains else ""
 
 
 def _told_nothing(_member: Any) -> tuple[Any, ...]:
@@ -206,7 +206,7 @@ def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any, *_: Any) -> Non
 
 def _places_the_held(machine: Any, planned: Any, plan: Any, _turns: Any, now: Any) -> None:
     for hold in plan.holds:
-        placing.serve(machine, machine.jobs[hold.job], Reason.BY_POLICY, now, 10, ())
+        placing.serve(machine, machine.state.jobs[hold.job], Reason.BY_POLICY, now, 10, ())
 
 
 def _does_nothing(*_: Any) -> None:

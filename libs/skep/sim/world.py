@@ -345,7 +345,7 @@ class World:
             if not role.up or left:
                 return f"{role.name} is at {process.step} with {left}"
         allocator: Any = self._machine("allocator", AllocatorMachine)
-        for name, node in allocator.nodes.items():
+        for name, node in allocator.state.nodes.items():
             if node.lost:
                 return f"{name} is lost"
             held = list(node.holdings) or list(node.ghosts) or list(node.open_orders)

@@ -245,7 +245,7 @@ class Again:
     def _event(self, one: Input) -> Any:
         """Return the event that an input was; None if the log does not hold it."""
         if one.restarted:
-            return Restarted(self._machine.epoch)
+            return Restarted(self._epoch())
         if one.unknown:
             return None
         if one.message is not None:
@@ -317,6 +317,11 @@ class Again:
                 kind = type(fact).__name__
                 found.given[kind] = found.given.get(kind, 0) + 1
 
+    def _epoch(self) -> int:
+        machine = self._machine
+        known = machine.state if isinstance(machine, AllocatorMachine) else machine
+        return int(known.epoch)
+
     def _resync(self, counter: int, recorded: tuple[Any, ...]) -> None:
         """Go on from what was recorded; what a start forgets stays as it is."""
         self._resyncs += 1
@@ -365,9 +370,9 @@ def _silent_at(one: Input, event: Any, lost: Sequence[str]) -> Sequence[str]:
 def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant) -> None:
     """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
     soft = machine.soft
-    soft.last_heard = dict.fromkeys(machine.nodes, now)
+    soft.last_heard = dict.fromkeys(machine.state.nodes, now)
     for name in silent:
-        if name in machine.nodes:
+        if name in machine.state.nodes:
             patience = max(machine.node_lost_after, TAKE_OVER_AFTER)
             soft.last_heard[name] = Instant(now - patience - 1)
 

@@ -55,7 +55,7 @@ def run(
 
 
 def _result(world: World, *, cut: bool) -> RunResult:
-    cells, ledger = world.allocator.cells, world.ledger
+    cells, ledger = world.allocator.state.cells, world.ledger
     owned = {
         vc: sum(
             chain.topology.size[level] * count

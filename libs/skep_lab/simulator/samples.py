@@ -38,7 +38,7 @@ class Samples:
 
     def _look(self, at: Instant) -> Sample:
         allocated = free = whole = parted = 0
-        for chain in self._allocator.cells.chains.values():
+        for chain in self._allocator.state.cells.chains.values():
             shape = chain.topology
             busy = chain.forest.busy[shape.node_level]
             allocated += sum(busy)
@@ -60,8 +60,8 @@ class Samples:
         )
 
     def _vcs(self) -> dict[str, int]:
-        found = dict.fromkeys(self._allocator.cells.cluster.vcs, 0)
-        for hold in self._allocator.cells.holds.values():
+        found = dict.fromkeys(self._allocator.state.cells.cluster.vcs, 0)
+        for hold in self._allocator.state.cells.holds.values():
             if not hold.claims:
                 found[hold.vc] = found.get(hold.vc, 0) + hold.gpus
         return found

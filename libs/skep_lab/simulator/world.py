@@ -134,7 +134,7 @@ class World:
         self._admit(everyone)
         self._inbox.append(everyone)
         self._settle()
-        for chain in self.allocator.cells.chains.values() if self._in_order else ():
+        for chain in self.allocator.state.cells.chains.values() if self._in_order else ():
             chain.forest.in_order = True
             for pool in chain.pools.values():
                 pool.in_order = True

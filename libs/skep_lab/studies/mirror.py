@@ -112,7 +112,7 @@ class Mirror:
         for fact in facts:
             self.follow(fact)
         for vc in self.total:
-            queue = machine.queues.get((vc, False))
+            queue = machine.state.queues.get((vc, False))
             head = queue.head() if queue is not None else None
             if head is None:
                 continue

@@ -92,11 +92,11 @@ class Replay:
     def _judge(self, world: World, facts: list[AllocatorFact]) -> None:
         machine = world.allocator
         self.events += 1
-        for chain in machine.cells.chains.values():
+        for chain in machine.state.cells.chains.values():
             safe(chain)
         if self.events % CHECK_EVERY == 0:
             machine.check()
-            check_cells(machine.cells)
+            check_cells(machine.state.cells)
         for fact in facts:
             self._note(fact, world.now)
         if self._watch is not None:

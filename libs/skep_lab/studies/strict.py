@@ -162,7 +162,7 @@ class _Watcher:
 
     def judge(self, world: World, facts: list[AllocatorFact]) -> None:
         machine, now = world.allocator, world.now
-        for chain in machine.cells.chains.values():
+        for chain in machine.state.cells.chains.values():
             safe(chain)
         for fact in facts:
             self._note(fact, now)
@@ -214,20 +214,20 @@ def wanted_idle(machine: AllocatorMachine) -> int:
     """
     most = 0
     tried: dict[Request, None] = {}
-    for job in machine.jobs.values():
+    for job in machine.state.jobs.values():
         unable = job.spec.over_quota == "auto" and not cellwork.lends(job)
         if job.state.value != "queued" or job.spec.opportunistic or unable:
             continue
         asked = Request.of(job.spec, "", guaranteed=False)
         if asked not in tried and job.spec.gpus > most:
             tried[asked] = None
-            if placement.find_placement(machine.cells, asked) is not None:
+            if placement.find_placement(machine.state.cells, asked) is not None:
                 most = job.spec.gpus
     return most
 
 
 def _busy(machine: AllocatorMachine) -> int:
-    return sum(hold.gpus for hold in machine.cells.holds.values() if not hold.claims)
+    return sum(hold.gpus for hold in machine.state.cells.holds.values() if not hold.claims)
 
 
 def run(

@@ -32,7 +32,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from skep.machines.allocator.tries import COOLS, HOUR, JOB_MAX, JOB_MOVES_MAX
+from skep.ledger.records import COOLS
+from skep.ledger.trial_facts import HOUR, JOB_MAX, JOB_MOVES_MAX
 from skep.units import NS_PER_SECOND, after, seconds
 from skep.wire.resizes import GangWidened
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict

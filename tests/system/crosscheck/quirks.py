@@ -225,7 +225,7 @@ class Stalled(World):
             model = START_UP_S.get((run.job.model, run.job.gpus), 10.0)
             work.done -= min(seconds(model), span)
             agents._reckon(run, work, work.rate, 1.0, at)
-            job = self.allocator.jobs[run.name]
+            job = self.allocator.state.jobs[run.name]
             soft.left[run.name] = Duration(work.left() + at - job.since), job.served
             soft.touched[run.name] = None
 

@@ -1,6 +1,6 @@
-"""The allocator's behaviour: `machine` decides, `jobs` says how lives go, `dispatch` acts."""
+"""The allocator's behaviour: `machine` decides, `skep.ledger` has the state, `dispatch` acts."""
 
-from skep.machines.allocator.keep import Kept
+from skep.ledger.snapshot import Kept
 from skep.machines.allocator.machine import AllocatorMachine
 
 __all__ = ["AllocatorMachine", "Kept"]

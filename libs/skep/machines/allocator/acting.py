@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skep.ledger import sharing
+from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import (
     changing,
     moving,
     packing,
-    packs,
     placing,
     resizing,
     returns,
     trials,
     views,
 )
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import Refused
 from skep.policy.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
 from skep.units import Instant
@@ -70,7 +70,7 @@ def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> Refused
         case Resize(job=name, workers=workers, servers=servers):
             wish = AskResize(job=name, workers=workers, servers=servers or None)
         case Pack(beside=beside):
-            other = machine.jobs.get(beside)
+            other = machine.state.jobs.get(beside)
             if other is None or other.spec.vc != job.spec.vc or other is job:
                 return Refused(Reason.NOT_ITS_JOB, f"beside {beside}")
             return None
@@ -183,7 +183,7 @@ def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant
 def _pack(machine: AllocatorMachine, job: JobState, action: Pack, now: Instant) -> int:
     if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
         return 0  # Who was to leave others waits for GPUs of its own.
-    host = machine.jobs[action.beside]
+    host = machine.state.jobs[action.beside]
     tried = trials.pack(machine, job, host, action.needed_milli, now) if action.trial else None
     if action.trial and tried is None:
         return 0
@@ -196,7 +196,7 @@ def _pack(machine: AllocatorMachine, job: JobState, action: Pack, now: Instant) 
 
 
 def _unpack(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
-    if not _calm(job) or not _changes(job) or not packs.shares(machine, job):
+    if not _calm(job) or not _changes(job) or not sharing.shares(machine.state, job):
         return 0
     changing.leave(machine, job, None, now, detail)
     return len(job.live)
@@ -220,7 +220,7 @@ def _resize(machine: AllocatorMachine, job: JobState, action: Resize, now: Insta
     workers, servers = action.workers, action.servers
     wish = AskResize(job=job.job, workers=workers, servers=servers or None)
     same = (workers, servers or job.servers) == (job.size, job.servers)
-    if same or packs.shares(machine, job) or not _able(machine, job, wish):
+    if same or sharing.shares(machine.state, job) or not _able(machine, job, wish):
         return 0
     tries = action.trial and workers > job.size
     tried = trials.grow(machine, job, action, now) if tries else None

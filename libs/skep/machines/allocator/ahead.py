@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from skep.ledger.job_state import JobState, Part, State
 from skep.machines.allocator import paces
-from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.allocator.machine import AllocatorMachine
 from skep.machines.base import Record, Send, Tick
 from skep.units import Duration, Instant, after, seconds
@@ -78,7 +78,7 @@ class Ahead:
         self._facts: list[Any] = []
         self._orders: list[Any] = []
         self._others: dict[str, Touched] = {}
-        self._held = frozenset((*machine.placed, *machine.reserved))
+        self._held = frozenset((*machine.state.placed, *machine.state.reserved))
         """Jobs that have GPUs, or a claim on some, before anything is played on."""
         self._decisions = 0
         self._ends: list[tuple[Instant, str]] = []
@@ -87,7 +87,7 @@ class Ahead:
         self._ended: list[str] = []
         self._limits = False
         """Whether a time limit ended one of them."""
-        for job in machine.jobs.values():
+        for job in machine.state.jobs.values():
             if job.job in left:
                 self._foresee(job, left[job.job])
 
@@ -110,7 +110,7 @@ class Ahead:
             machine.soft.check_at = None
             self.tell(Tick())  # It asked for a further decision at once: one is bounded.
         runs, claimed = self._has(), self._claimed()
-        waits = machine.jobs[self._name].waits if self._name in machine.jobs else None
+        waits = machine.state.jobs[self._name].waits if self._name in machine.state.jobs else None
         # Who makes room for it lets others in, who may have others make room in turn.
         self._obey(to_the_end=True)
         if runs or claimed or self._has():
@@ -121,7 +121,9 @@ class Ahead:
         found = self._made(Start.LATER if self._has() else Start.UNKNOWN, others)
         why, needs = waits or (Reason.WAITS_BEHIND, "")
         unknown = (
-            0 if self._has() else sum(job.job not in self._until for job in machine.placed.values())
+            0
+            if self._has()
+            else sum(job.job not in self._until for job in machine.state.placed.values())
         )
         return replace(
             found,
@@ -135,11 +137,11 @@ class Ahead:
     # --- the job ---------------------------------------------------------------------------------
 
     def _has(self) -> bool:
-        job = self._machine.jobs.get(self._name)
+        job = self._machine.state.jobs.get(self._name)
         return job is not None and job.state not in (State.QUEUED, State.RESERVED)
 
     def _claimed(self) -> bool:
-        job = self._machine.jobs.get(self._name)
+        job = self._machine.state.jobs.get(self._name)
         return job is not None and job.state is State.RESERVED
 
     def _made(self, start: Start, others: Iterable[Touched] | None = None) -> Outcome:
@@ -170,7 +172,7 @@ class Ahead:
                 others=shown,
                 others_more=more,
             )
-        job, began = self._machine.jobs[self._name], bound.at
+        job, began = self._machine.state.jobs[self._name], bound.at
         limit, length = job.spec.limits.time, self._length(job)
         return Outcome(
             start=start,
@@ -230,14 +232,14 @@ class Ahead:
                     self._touch(name, Touch.STOPS, Reason.PREEMPTED)
             case JobBound():
                 self._touch(fact.job, Touch.STARTS, fact.ranked)
-                self._begins(self._machine.jobs[fact.job])
+                self._begins(self._machine.state.jobs[fact.job])
             case JobRan() | JobChanged():
                 self._expect(fact.job)
             case _:
                 pass
 
     def _touch(self, name: str, what: Touch, why: Reason | None, size: int = 0) -> None:
-        job = self._machine.jobs.get(name)
+        job = self._machine.state.jobs.get(name)
         if job is None or name in (self._name, self._instead):
             return
         if name not in self._held and what is not Touch.STARTS:
@@ -279,7 +281,7 @@ class Ahead:
 
     def _expect(self, name: str) -> None:
         """Look at a job again when it is over, if it runs until then."""
-        job, until = self._machine.jobs.get(name), self._until.get(name)
+        job, until = self._machine.state.jobs.get(name), self._until.get(name)
         if job is not None and until is not None and job.state is State.RUNNING:
             at = Instant(max(self._now, job.since + until - job.served))
             heapq.heappush(self._ends, (at, name))
@@ -303,7 +305,7 @@ class Ahead:
         return True
 
     def _end(self, name: str) -> None:
-        job = self._machine.jobs.get(name)
+        job = self._machine.state.jobs.get(name)
         if job is None or job.state is not State.RUNNING:
             return  # It stands; it is looked at again once it runs.
         if job.served + max(0, self._now - job.since) < self._until[name]:
@@ -314,7 +316,7 @@ class Ahead:
             self.tell(self._exited(job, node, Exit.SUCCEEDED))
 
     def _exited(self, job: JobState, node: str, outcome: Exit) -> MemberExited:
-        held = self._machine.nodes[node].holdings.get((job.job, job.attempt))
+        held = self._machine.state.nodes[node].holdings.get((job.job, job.attempt))
         return MemberExited(
             node=node,
             identity=job.members[node].identity,
@@ -361,7 +363,7 @@ class Ahead:
                     at=self._now,
                 )
             case ChangeJob():
-                job = self._machine.jobs.get(order.job)
+                job = self._machine.state.jobs.get(order.job)
                 if job is None or job.parts.get(order.node, Part.GONE) is Part.GONE:
                     return None
                 change = order.change

@@ -17,7 +17,7 @@ def free_cells(machine: AllocatorMachine, vc: str) -> dict[str, tuple[int, ...]]
     guaranteed job uses; pinned ones are not among them, as they serve only jobs that name the pin.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for name, chain in machine.cells.chains.items():
+    for name, chain in machine.state.cells.chains.items():
         counts = [0] * (chain.topology.top + 1)
         owns = False
         for (owner, pin), pool in chain.pools.items():

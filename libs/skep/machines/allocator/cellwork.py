@@ -6,44 +6,29 @@ attempt while the next one is bound elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from skep.cells import rules1
 from skep.cells.decide import bad_cells, placement
 from skep.cells.decide.gpu_choice import Loss
 from skep.cells.decide.reconfigure import decide_outcome
-from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
-from skep.cells.install import Carried, ReconfiguredJob, as_before, install_cluster
-from skep.cells.nodes import Holding
+from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
+from skep.cells.install import Carried, as_before
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
+from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.demand import SHAPES_MAX
-from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant, after, seconds
 from skep.wire import codec
 from skep.wire.admin import QuarantineGpu
 from skep.wire.bearing import BadCellBound, BadCellReturned, CarriedHold, Fate, RulesRaised, SetLed
 from skep.wire.cluster import Cluster
-from skep.wire.facts import (
-    CellsReserved,
-    CellsSet,
-    ClusterRefused,
-    EpochBegan,
-    GpuQuarantined,
-    JobBound,
-    JobDemoted,
-    JobFate,
-    JobPromoted,
-    Member,
-    ReservationDropped,
-)
-from skep.wire.moves import SuccessorBound
+from skep.wire.facts import CellsSet, ClusterRefused, GpuQuarantined, JobFate, Member
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+from skep.ledger import attempt_names, attempts
 
 JOINS_WITHIN = seconds(0.25)
 """Joins that come within this of one another are told together."""
@@ -52,32 +37,6 @@ JOINS_AT_ONCE = 32
 
 CELLS_SET_BYTES_MAX = codec.RECORD_BYTES_MAX * 3 // 4
 """What a fact about other cells may fill of a record; the rest is for what follows in it."""
-
-
-def holder(job: str, attempt: int) -> str:
-    """Return the name under which cells know an attempt."""
-    return f"{job}.{attempt}"
-
-
-def job_of(name: str) -> str:
-    """Return the job whose attempt cells know under a name."""
-    return name.rpartition(".")[0]
-
-
-def attempt_of(name: str) -> int:
-    """Return the number of the attempt that cells know under a name."""
-    return int(name.rpartition(".")[2])
-
-
-def named(name: str) -> tuple[str, int]:
-    """Return job and number of the attempt that cells know under a name."""
-    return job_of(name), attempt_of(name)
-
-
-def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
-    """Return what an attempt of a job asks of the cells, for as many workers as it has now."""
-    name = holder(job.job, attempt)
-    return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
 
 
 def borrows(job: JobState) -> bool:
@@ -98,20 +57,20 @@ def lends(job: JobState) -> bool:
 
 def short(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
-    promised = machine.asked.vcs.get(vc)
+    promised = machine.state.asked.vcs.get(vc)
     owned = sum(
         count * chain.topology.size[level]
-        for chain in machine.cells.chains.values()
+        for chain in machine.state.cells.chains.values()
         for (owner, pin), pool in chain.pools.items()
         if owner == vc and not pin
         for level, count in enumerate(pool.total)
     )
-    return not machine.nodes or (promised is not None and owned < promised.gpus)
+    return not machine.state.nodes or (promised is not None and owned < promised.gpus)
 
 
 def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
     """Return a placement as parts of a gang: one for each node, ranks in the order of nodes."""
-    shape = machine.cells.chains[where.chain].topology
+    shape = machine.state.cells.chains[where.chain].topology
     parts: dict[str, list[Spot]] = {}
     for spot in where.spots:
         parts.setdefault(shape.node(spot.leaves[0]), []).append(spot)
@@ -123,7 +82,7 @@ def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
         made.append(
             Member(
                 node=node,
-                identity=machine.nodes[node].joined.identity,
+                identity=machine.state.nodes[node].joined.identity,
                 first_rank=rank,
                 devices=devices,
                 levels=levels if any(levels) else (),
@@ -131,48 +90,6 @@ def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
         )
         rank += len(spots)
     return tuple(made)
-
-
-def hold(
-    machine: AllocatorMachine, job: JobState, fact: JobBound | CellsReserved, *, claims: bool
-) -> CellHold:
-    """Return what a recorded placement holds or claims."""
-    asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
-    made = CellHold(
-        asked, Placement(fact.chain, spots(machine, fact.chain, fact.members)), claims=claims
-    )
-    if not made.spots[0].level:
-        made.priority = OPPORTUNISTIC
-    return made
-
-
-def spots(machine: AllocatorMachine, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:
-    """Return the GPUs of a gang as leaves of a chain, in the order of ranks."""
-    shape, made = machine.cells.chains[chain].topology, {}
-    for member in members:
-        levels = member.levels or (0,) * len(member.devices)
-        for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
-            leaves = [shape.leaf(member.node, device) for device in devices]
-            made[rank] = Spot(tuple(leaf for leaf in leaves if leaf is not None), level)
-    return tuple(made[rank] for rank in sorted(made))
-
-
-def holding(job: JobState, member: Member, port: int) -> Holding:
-    """Return what a part of an attempt holds on its node, with the gang's port if it is there."""
-    workers, wanted = len(member.devices), job.spec.resources
-    return Holding(
-        member=member, cpus=wanted.cpus * workers, port=port, memory=int(wanted.memory) * workers
-    )
-
-
-def take(machine: AllocatorMachine, job: JobState, fact: JobBound | SuccessorBound) -> None:
-    """Have an attempt hold its parts of nodes, each of which owes an answer to its order."""
-    attempt = fact.job, fact.attempt
-    for member in fact.members:
-        port = fact.master_port if member.first_rank == 0 else 0
-        node = machine.nodes[member.node]
-        node.take(attempt, holding(job, member, port))
-        node.open_orders[attempt] = fact.order
 
 
 def gpus_of(job: JobState) -> str:
@@ -186,9 +103,9 @@ def gpus_of(job: JobState) -> str:
 def owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
     """Return by node the CPUs and memory that reservations will take there, below zero."""
     found: dict[str, tuple[int, int]] = {}
-    for job in machine.reserved.values():
-        hold = machine.cells.holds[holder(job.job, job.following)]
-        shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
+    for job in machine.state.reserved.values():
+        hold = machine.state.cells.holds[attempt_names.holder(job.job, job.following)]
+        shape, wanted = machine.state.cells.chains[hold.chain].topology, job.spec.resources
         for spot in hold.spots if wanted.cpus or wanted.memory else ():
             node = shape.node(spot.leaves[0])
             cpus, memory = found.get(node, (0, 0))
@@ -198,7 +115,7 @@ def owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
 
 def idle_gpus(machine: AllocatorMachine) -> int:
     """Return the most idle GPUs of a chain, wherever they are."""
-    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
+    shapes = [(chain.topology, chain.forest) for chain in machine.state.cells.chains.values()]
     return max(
         (
             sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
@@ -210,7 +127,7 @@ def idle_gpus(machine: AllocatorMachine) -> int:
 
 def idle_on_one_node(machine: AllocatorMachine) -> int:
     """Return the most idle GPUs of a node: no worker with more of them can start now."""
-    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
+    shapes = [(chain.topology, chain.forest) for chain in machine.state.cells.chains.values()]
     return max(
         (shape.node_size - min(forest.busy[shape.node_level]) for shape, forest in shapes),
         default=0,
@@ -222,8 +139,8 @@ def home(machine: AllocatorMachine, job: JobState) -> str | None:
     chains: dict[str, None] = {}
     for member in (job.members[name] for name in job.live):
         for device in (device for devices in member.devices for device in devices):
-            found = machine.cells.find(member.node, device)
-            if found is None or not machine.cells.chains[found[0]].is_idle(found[1]):
+            found = machine.state.cells.find(member.node, device)
+            if found is None or not machine.state.cells.chains[found[0]].is_idle(found[1]):
                 return None
             chains[found[0]] = None
     return next(iter(chains)) if len(chains) == 1 else None
@@ -231,7 +148,7 @@ def home(machine: AllocatorMachine, job: JobState) -> str | None:
 
 def _fits_vacant(machine: AllocatorMachine, asked: Request) -> bool:
     """Return whether the cells would hold a request if nothing ran: tried once for its like."""
-    soft, cells = machine.soft, machine.cells
+    soft, cells = machine.soft, machine.state.cells
     if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
         soft.vacant, soft.fits_vacant = Cells(cells.cluster), {}
     known, like = soft.fits_vacant, asked._replace(job="")
@@ -244,7 +161,7 @@ def _fits_vacant(machine: AllocatorMachine, asked: Request) -> bool:
 
 def fits_own(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether the cells of its VC would hold a job if nothing else ran."""
-    asked = request(job, job.following, guaranteed=True)
+    asked = attempts.request(job, job.following, guaranteed=True)
     return _fits_vacant(machine, asked)
 
 
@@ -275,8 +192,8 @@ def follow_join(machine: AllocatorMachine, now: Instant) -> None:
     soft = machine.soft
     alone = now - soft.joined_at > JOINS_WITHIN
     soft.joined_at = now
-    if alone or len(machine.nodes) <= JOINS_AT_ONCE:
-        resolve(machine, machine.asked)
+    if alone or len(machine.state.nodes) <= JOINS_AT_ONCE:
+        resolve(machine, machine.state.asked)
     elif soft.resolve_at is None or soft.resolve_at > after(now, JOINS_WITHIN):
         soft.resolve_at = after(now, JOINS_WITHIN)
 
@@ -287,20 +204,24 @@ def resolve(machine: AllocatorMachine, asked: Cluster, *, may_refuse: bool = Fal
     With `may_refuse`, a change that says more of running jobs than one record holds is refused.
     """
     machine.soft.resolve_at = None
-    inventory = [node.joined for node in machine.nodes.values()]
+    inventory = [node.joined for node in machine.state.nodes.values()]
     cluster = resolved(asked, inventory)
-    if cluster == machine.cells.cluster and asked == machine.asked:
+    if cluster == machine.state.cells.cluster and asked == machine.state.asked:
         return
-    decided = decide_outcome(machine.cells, cluster)
+    decided = decide_outcome(machine.state.cells, cluster)
     fates = tuple(
-        JobFate(job=job_of(name), fate=each.fate, attempt=attempt_of(name))
+        JobFate(
+            job=attempt_names.job_of(name), fate=each.fate, attempt=attempt_names.attempt_of(name)
+        )
         for each in decided.carried
         if each.fate in (Fate.DEMOTED, Fate.RELEASED)
-        for name in machine.cells.holds[each.hold].partners or (each.hold,)
+        for name in machine.state.cells.holds[each.hold].partners or (each.hold,)
     )
     # Only what changes is told: a record could not list all jobs of a large cluster.
     carried = tuple(
-        _told(each) for each in decided.carried if each != as_before(machine.cells.holds[each.hold])
+        _told(each)
+        for each in decided.carried
+        if each != as_before(machine.state.cells.holds[each.hold])
     )
     fact = CellsSet(
         cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
@@ -318,7 +239,10 @@ def resolve(machine: AllocatorMachine, asked: Cluster, *, may_refuse: bool = Fal
 
 def _told(each: Carried) -> CarriedHold:
     """Return what becomes of a hold, as a fact says it."""
-    (job, attempt), (leads, number) = named(each.hold), named(each.leads)
+    (job, attempt), (leads, number) = (
+        attempt_names.named(each.hold),
+        attempt_names.named(each.leads),
+    )
     other = each.leads != each.hold
     return CarriedHold(
         job=job,
@@ -331,21 +255,6 @@ def _told(each: Carried) -> CarriedHold:
     )
 
 
-def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[ReconfiguredJob]]:
-    """Return the cells that were set, with the same jobs, and what that means for each."""
-    if machine.rules < 2:
-        return rules1.reconfigure(machine.cells, fact.cluster)
-    return install_cluster(machine.cells, fact.cluster, tuple(carried_of(fact)), fact.bad_cells)
-
-
-def carried_of(fact: CellsSet) -> Iterator[Carried]:
-    """Yield what becomes of each hold that a fact lists, as the cells take it."""
-    for each in fact.carried:
-        name = holder(each.job, each.attempt)
-        leads = holder(each.leads, each.leads_attempt) if each.leads else name
-        yield Carried(name, each.chain, each.levels, each.fate, leads)
-
-
 def follows(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:
     """Return the fact of what has to follow for the cells."""
     match step:
@@ -354,99 +263,26 @@ def follows(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:
         case bad_cells.Relieve(cell):
             return BadCellReturned(cell=cell)
         case bad_cells.Lead(name, leader):
-            (job, attempt), (before, earlier) = named(leader), named(name)
+            (job, attempt), (before, earlier) = (
+                attempt_names.named(leader),
+                attempt_names.named(name),
+            )
             return SetLed(job=job, attempt=attempt, before=before, attempt_before=earlier)
         case _:
             assert_never(step)
 
 
-def apply_bearing(
-    machine: AllocatorMachine, fact: BadCellBound | BadCellReturned | SetLed | RulesRaised
-) -> None:
-    """Take over who bears what is bad, or who leads a set."""
-    match fact:
-        case BadCellBound():
-            machine.cells.bind_bad_cell(fact.cell)
-        case BadCellReturned():
-            machine.cells.unbind_bad_cell(fact.cell)
-        case SetLed():
-            machine.cells.set_leader(
-                holder(fact.before, fact.attempt_before), holder(fact.job, fact.attempt)
-            )
-            for name in (fact.before, fact.job):
-                if name in machine.jobs:
-                    machine.note_borrowed(machine.jobs[name])
-        case RulesRaised():
-            machine.unstated = False
-
-
-def began(machine: AllocatorMachine, fact: EpochBegan) -> None:
-    """Take over that an epoch began, and by which rules its facts are applied."""
-    raised = machine.rules < fact.rules
-    machine.unstated = machine.unstated or (raised and machine.epoch > 0)
-    machine.epoch = fact.epoch
-    follow_rules(machine, fact.rules)
-
-
-def follow_rules(machine: AllocatorMachine, rules: int) -> None:
-    """Have facts be applied by a version of the rules from here on."""
-    machine.rules = rules
-    machine.cells.choosers = rules1.RULES1 if rules < 2 else None
-
-
 def state_bad_cells(machine: AllocatorMachine) -> None:
     """Record which cells VCs bear, where earlier rules chose them and no fact says so."""
-    if machine.unstated:
-        machine.record(RulesRaised(rules=machine.rules, bad_cells=machine.cells.bound_bad_cells()))
-
-
-def apply_hold(
-    machine: AllocatorMachine, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
-) -> None:
-    """Take over what an attempt claims, and which cells of its VC it has or loses."""
-    name, job = holder(fact.job, fact.attempt), machine.jobs.get(fact.job)
-    machine.soft.changes += not isinstance(fact, CellsReserved)  # A claim frees nothing.
-    if isinstance(fact, JobDemoted):
-        machine.cells.demote(name)
-        if job is not None:  # Else it has ended, but a lost node may still run it.
-            machine.note_borrowed(job, fact.at)
-        return
-    assert job is not None, fact
-    match fact:
-        case CellsReserved():
-            machine.queue(job).remove(job.entry)
-            job.move("CellsReserved")
-            job.ranked = fact.ranked
-            machine.cells.enter(hold(machine, job, fact, claims=True))
-            machine.reserved[job.job] = job
-            machine.soft.ripe[job.job] = None
-        case ReservationDropped():
-            job.move("ReservationDropped")
-            # A claim lost to another job: that one's placement settles who bears bad hardware.
-            machine.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
-            del machine.reserved[job.job]
-            machine.queue(job).add(job.entry)
-        case JobPromoted():
-            spots = machine.cells.holds[name].spots
-            pairs = zip(spots, fact.levels, strict=True)
-            machine.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
-            machine.note_borrowed(job, fact.at)
-
-
-def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:
-    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
-    return [
-        (name, node.joined.node, device)
-        for node in machine.nodes.values()
-        for attempt, held in node.holdings.items()
-        for device in held.devices
-        if not machine.cells.covers(name := holder(*attempt), node.joined.node, device)
-    ]
+    if machine.state.unstated:
+        machine.record(
+            RulesRaised(rules=machine.state.rules, bad_cells=machine.state.cells.bound_bad_cells())
+        )
 
 
 def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
     """Record that a GPU is to count as bad, or as good again, if that is news."""
-    node = machine.nodes.get(event.node)
+    node = machine.state.nodes.get(event.node)
     if node is not None and (event.device in node.quarantined) is not event.quarantine:
         machine.record(
             GpuQuarantined(
@@ -458,24 +294,6 @@ def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
         )
 
 
-def health(machine: AllocatorMachine, names: Sequence[str]) -> None:
-    """Have the cells know which GPUs of these nodes are bad: also all of nodes that never came."""
-    for name in names:
-        node = machine.nodes.get(name)
-        machine.cells.set_health(name, node.bad if node is not None else _absent)
-
-
-def _absent(_device: int, _kind: str) -> bool:
-    return True
-
-
-def node_names(cluster: Cluster) -> list[str]:
-    """Return every node of a cluster once."""
-    return list(
-        dict.fromkeys(cell.node for chain in cluster.chains.values() for cell in chain.nodes)
-    )
-
-
 def loss(machine: AllocatorMachine, now: Instant) -> Loss:
     """Return how to weigh victims: the GPU-seconds that stopping each would lose.
 
@@ -483,11 +301,11 @@ def loss(machine: AllocatorMachine, now: Instant) -> Loss:
     """
 
     def lost(name: str) -> float:
-        shared = machine.cells.sets.get(name)
+        shared = machine.state.cells.sets.get(name)
         return sum(alone(each) for each in (shared.partners if shared else (name,)))
 
     def alone(name: str) -> float:
-        job = machine.jobs.get(job_of(name))
+        job = machine.state.jobs.get(attempt_names.job_of(name))
         if job is None or job.state is State.STOPPING or not job.bound_at:
             return 0.0
         return job.size * job.spec.resources.gpus * max(0, now - job.bound_at) / 1e9 + 1.0

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skep.ledger import attempt_names, sharing
+from skep.ledger.job_state import GIVES_WAY, JobState, OpenChange, Part, State
 from skep.machines.allocator import (
-    cellwork,
     changes,
     dispatch,
     moving,
     packing,
-    packs,
     resizing,
     returns,
     rounds,
@@ -26,7 +26,6 @@ from skep.machines.allocator import (
     spanning,
     views,
 )
-from skep.machines.allocator.jobs import GIVES_WAY, JobState, OpenChange, Part, State
 from skep.machines.allocator.outcome import Refused
 from skep.units import Instant, after
 from skep.wire.changes import (
@@ -71,9 +70,9 @@ RESUMES_MAX = 3
 
 def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
     """Take a request that admission passed on. The latest one waits for the end of a change."""
-    if fact.number <= machine.last_asked:
+    if fact.number <= machine.state.last_asked:
         return  # Read again after a restart.
-    job = machine.jobs.get(fact.ask.job)
+    job = machine.state.jobs.get(fact.ask.job)
     taken = AskTaken(job=fact.ask.job, number=fact.number, ask=fact.ask)
     if job is None:
         changes.over(machine, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
@@ -149,9 +148,9 @@ def _depends(wish: Ask) -> bool:
 def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> Refused | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
-        case AskUnpack() if not packs.shares(machine, job):
+        case AskUnpack() if not sharing.shares(machine.state, job):
             return Refused(Reason.NOT_PACKED)
-        case AskResize() if packs.shares(machine, job):
+        case AskResize() if sharing.shares(machine.state, job):
             return Refused(Reason.PACKED, "unpack it first")
         case AskSuspend(release=True) if "release" not in job.can:
             return Refused(Reason.CANNOT, "release (`skep show` tells what it can)")
@@ -178,7 +177,7 @@ def heard(
     now: Instant,
 ) -> None:
     """Take what a node says about its part of an attempt."""
-    job = machine.jobs.get(event.job)
+    job = machine.state.jobs.get(event.job)
     if job is None:
         return
     if job.attempt != event.attempt:
@@ -283,12 +282,12 @@ def after_change(machine: AllocatorMachine, job: JobState, now: Instant) -> None
 
 def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Have a job make room that was waited for, as it changed its size or was about to go on."""
-    if ("", job.job, -job.attempt) not in machine.soft.due or job.change is not None:
+    if ("", job.job, -job.attempt) not in machine.soft.timers.due or job.change is not None:
         return
     if job.released:
         return  # It has made room.
-    claimers = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
-    other = cellwork.job_of(claimers[0]) if claimers else returns.waits_for(machine, job)
+    claimers = machine.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
+    other = attempt_names.job_of(claimers[0]) if claimers else returns.waits_for(machine, job)
     if other:
         give_way(machine, job, now, f"for {other}", memory=False)
 
@@ -428,7 +427,7 @@ def _stored(
 
 def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
     """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
-    claimed = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
+    claimed = machine.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
     waits = bool(claimed) or bool(returns.waits_for(machine, job))
     return wanted or (why is Reason.PREEMPTED and waits)
@@ -472,7 +471,7 @@ def begin(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=goal,
             change=change,
             nodes=tuple(job.live),
@@ -506,7 +505,7 @@ def _round(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=open_change.goal,
             change=change,
             nodes=nodes,
@@ -582,7 +581,7 @@ def _goes_on(job: JobState) -> bool:
 def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> bool:
     """Have a victim make room once what it changes is over or undone, within YIELDS_WITHIN."""
     soft, late = machine.soft, ("", job.job, -job.attempt)
-    begins = late not in soft.due
+    begins = late not in soft.timers.due
     if begins:
         soft.remind(after(now, dispatch.YIELDS_WITHIN), late)
     change = job.change
@@ -609,7 +608,7 @@ def leave(
 
 def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
     """Stop a job that could not leave its GPUs alive, unless all others have left them."""
-    if packs.shares(machine, job):
+    if sharing.shares(machine.state, job):
         dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
     elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
         begin(machine, job, Goal.RESUME, Resume(), now, Reason.ALONE)
@@ -623,13 +622,13 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     are. Who asked for a suspension has to ask for its end; whom a policy rules waits for its word.
     """
     soft = machine.soft
-    looked = soft.changes, machine.last_asked
+    looked = soft.changes, machine.state.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
     rule = {vc for vc in soft.planned if views.rules(machine, vc)}
     able = [
         job
-        for job in machine.away.values()
+        for job in machine.state.away.values()
         if job.spec.opportunistic
         or job.spec.vc not in rule
         or (job.asked is not None and _wants_away(job))
@@ -693,10 +692,10 @@ def reclaim(
     users = returns.lent(machine, job)
     for name in users:
         machine.soft.returning[job.job] = None
-        other = machine.jobs.get(cellwork.job_of(name))
-        if other is not None and cellwork.holder(other.job, other.attempt) == name:
+        other = machine.state.jobs.get(attempt_names.job_of(name))
+        if other is not None and attempt_names.holder(other.job, other.attempt) == name:
             give_way(machine, other, now, f"for {job.job}", memory=False)
-        elif other is not None and other.succeeds(cellwork.attempt_of(name)):
+        elif other is not None and other.succeeds(attempt_names.attempt_of(name)):
             machine.give_up_move(other, now, f"{job.job} needed the GPUs")
     return users
 

@@ -6,16 +6,18 @@ what a crash may forget: timers, heartbeats and advice.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from skep.base.timers import TimerHeap
 from skep.cells.holds import Request
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
+from skep.ledger import attempt_names, size_facts
+from skep.ledger.job_state import GIVES_WAY, JobState, Part, State, Successor
+from skep.ledger.state import Place
 from skep.machines.allocator import cellwork, changes, resizes, suspects, watch
-from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, Successor
 from skep.machines.allocator.views import Planned
 from skep.machines.base import Record, Send
 from skep.units import Duration, Instant, after, seconds
@@ -61,8 +63,6 @@ READY_WITHIN = seconds(600)
 """What a successor gets to import, build and warm up: compiling a large model takes minutes."""
 YIELDS_WITHIN = seconds(15)
 """How long who waits for GPUs waits for the end of a change of size, before the gang is stopped."""
-STALE_TIMERS_MAX = 1000
-"""Replaced reminders that may lie about: few to keep, and worth sorting out together."""
 LOSS_FACTS_MAX = 1000
 """With so many facts a decision gives up no further node: one record has to hold them."""
 assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
@@ -107,9 +107,8 @@ class Soft:
 
     def __init__(self) -> None:
         """Start knowing nothing."""
-        self.timers: list[tuple[Instant, Reminder]] = []
-        self.due: dict[Reminder, Instant] = {}
-        """When each reminder falls due; what `timers` has beyond it was replaced or called off."""
+        self.timers = TimerHeap[Reminder]()
+        """When each reminder falls due."""
         self.last_heard: dict[str, Instant] = {}
         """When each node was heard, or could first have been."""
         self.speaking: dict[str, None] = {}
@@ -143,7 +142,7 @@ class Soft:
         self.patrol: Patrol | None = None
         self.patrol_at = Instant(0)
         """When the watch next goes on with its round."""
-        self.seen: dict[watch.Place, None] = {}
+        self.seen: dict[Place, None] = {}
         """What was found broken in this round."""
         self.looked = -1, -1
         """`changes` and the latest request when suspended jobs were last looked at."""
@@ -177,10 +176,8 @@ class Soft:
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
-        timers, due = self.timers, self.due
-        while timers and due.get(timers[0][1]) != timers[0][0]:
-            heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
-        first = timers[0][0] if timers else None
+        timer = self.timers.first_due()
+        first = None if timer is None else Instant(timer)
         if self.check_at is not None and (first is None or self.check_at < first):
             first = self.check_at
         if self.resolve_at is not None and (first is None or self.resolve_at < first):
@@ -194,38 +191,25 @@ class Soft:
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
         """Ask for a reminder, in place of the same one asked for earlier."""
-        self.due[reminder] = at
-        heapq.heappush(self.timers, (at, reminder))
-        if len(self.timers) > 2 * len(self.due) + STALE_TIMERS_MAX:
-            self.timers = sorted((at, reminder) for reminder, at in self.due.items())
+        self.timers.set_timer(reminder, at)
 
     def call_off(self, reminder: Reminder) -> None:
         """Do without a reminder."""
-        self.due.pop(reminder, None)
-
-    def pop_due(self, now: Instant) -> list[Reminder]:
-        """Return the reminders that have fallen due, earliest first."""
-        fallen = []
-        while self.timers and self.timers[0][0] <= now:
-            at, reminder = heapq.heappop(self.timers)
-            if self.due.get(reminder) == at:
-                del self.due[reminder]
-                fallen.append(reminder)
-        return fallen
+        self.timers.cancel(reminder)
 
 
 def restarted(machine: AllocatorMachine, now: Instant) -> None:
     """Take up every command that may not have been sent, and give every node time to speak."""
     soft = machine.soft = Soft()
-    for name in machine.nodes:
+    for name in machine.state.nodes:
         soft.last_heard[name] = now
-    if machine.nodes:
+    if machine.state.nodes:
         soft.check_at = after(now, machine.node_check_every)
-    soft.ripe = dict.fromkeys(machine.reserved)
+    soft.ripe = dict.fromkeys(machine.state.reserved)
     cellwork.state_bad_cells(machine)
     # Nodes may have joined that the cells had yet to follow.
-    cellwork.resolve(machine, machine.asked)
-    for job in machine.jobs.values():
+    cellwork.resolve(machine, machine.state.asked)
+    for job in machine.state.jobs.values():
         if job.lent and job.state is State.STOPPING:
             soft.anew[job.job] = None
         for name in job.parts:
@@ -239,7 +223,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
             for name in job.successor.members:
                 command(machine, name, job.job, job.successor.attempt, now)
             soft.remind(after(now, READY_WITHIN), ("", job.job, job.successor.attempt))
-    for name, node in machine.nodes.items():
+    for name, node in machine.state.nodes.items():
         for attempt in node.ghosts:
             command(machine, name, *attempt, now)
         clear(machine, name, now)
@@ -259,13 +243,13 @@ def awake(machine: AllocatorMachine, now: Instant) -> None:
 def tick(machine: AllocatorMachine, now: Instant) -> None:
     """Do what has fallen due."""
     soft = machine.soft
-    for node, name, attempt in soft.pop_due(now):
+    for node, name, attempt in soft.timers.pop_due(now):
         if node and not name:
             clear(machine, node, now)
         elif node:
             command(machine, node, name, attempt, now)
         else:
-            job = machine.jobs.get(name)
+            job = machine.state.jobs.get(name)
             if job is not None and attempt < 0:
                 _hurry(machine, job, -attempt, now)
             elif job is not None and job.succeeds(attempt):
@@ -273,7 +257,7 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
             elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
                 stop(machine, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
     if soft.resolve_at is not None and soft.resolve_at <= now:
-        cellwork.resolve(machine, machine.asked)
+        cellwork.resolve(machine, machine.state.asked)
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, machine.node_check_every)
         _look_for_lost_nodes(machine, now)
@@ -283,11 +267,11 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
 
 def _hurry(machine: AllocatorMachine, job: JobState, attempt: int, now: Instant) -> None:
     """Stop who was to make room once it had changed its size, or went on, and has not."""
-    claimers = machine.cells.claimers(cellwork.holder(job.job, attempt))
+    claimers = machine.state.cells.claimers(attempt_names.holder(job.job, attempt))
     open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
     alive = job.state in (State.RUNNING, State.SUSPENDED)
     if job.attempt == attempt and alive and claimers and open_still:
-        stop(machine, job, Reason.PREEMPTED, now, f"for {cellwork.job_of(claimers[0])}")
+        stop(machine, job, Reason.PREEMPTED, now, f"for {attempt_names.job_of(claimers[0])}")
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
@@ -304,7 +288,7 @@ def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
 
 def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None:
     """Note that a node lives; one that was lost must first confirm what it still holds."""
-    node = machine.nodes.get(event.node)
+    node = machine.state.nodes.get(event.node)
     if node is None:
         return
     if node.joined.identity != event.identity:
@@ -329,13 +313,13 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
 
 
 def _ask_to_join(machine: AllocatorMachine, event: Heartbeat) -> None:
-    again = JoinAgain(epoch=machine.epoch, node=event.node, identity=event.identity)
+    again = JoinAgain(epoch=machine.state.epoch, node=event.node, identity=event.identity)
     machine.effects.append(Send(subjects.command(event.node), again))
 
 
 def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
     """Take in a node, or refuse a second agent of its name while the first is alive."""
-    node = machine.nodes.get(event.node)
+    node = machine.state.nodes.get(event.node)
     replaced = node is not None and node.joined.identity != event.identity
     if node is not None and replaced:
         if not _silent(machine, node, now):
@@ -353,7 +337,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
     if machine.soft.check_at is None:
         machine.soft.check_at = after(now, machine.node_check_every)
     if node is None or node.joined != event:
-        machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
+        machine.record(NodeAdded(joined=event, clear=machine.state.order if replaced else 0))
         cellwork.follow_join(machine, now)
     if node is not None and node.lost:
         _back(machine, event.node, now)
@@ -390,20 +374,20 @@ def _replace(machine: AllocatorMachine, node: NodeState, now: Instant) -> None:
 
 def _refuse(machine: AllocatorMachine, name: str, identity: str) -> None:
     text = f"another agent named {name} is alive: give this one another name"
-    refusal = RefuseNode(epoch=machine.epoch, node=name, identity=identity, text=text)
+    refusal = RefuseNode(epoch=machine.state.epoch, node=name, identity=identity, text=text)
     machine.effects.append(Send(subjects.command(name), refusal))
 
 
 def _back(machine: AllocatorMachine, name: str, now: Instant) -> None:
     machine.record(NodeBack(node=name))
-    for attempt in list(machine.nodes[name].ghosts):
+    for attempt in list(machine.state.nodes[name].ghosts):
         command(machine, name, *attempt, now)
     clear(machine, name, now)
 
 
 def _look_for_lost_nodes(machine: AllocatorMachine, now: Instant) -> None:
     machine.soft.losing = False
-    for name, node in machine.nodes.items():
+    for name, node in machine.state.nodes.items():
         heard = machine.soft.last_heard.setdefault(name, now)
         if not node.lost and now - heard > machine.node_lost_after:
             _lose(machine, name, now)
@@ -416,11 +400,11 @@ def _look_for_lost_nodes(machine: AllocatorMachine, now: Instant) -> None:
 def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
     """Give up what runs on a node; its GPUs stay taken until it confirms that they are free."""
     machine.record(NodeLost(node=name))
-    node = machine.nodes[name]
+    node = machine.state.nodes[name]
     for job_name, attempt in list(node.holdings):
         if (job_name, attempt) in node.ghosts:
             continue
-        job = machine.jobs[job_name]
+        job = machine.state.jobs[job_name]
         if job.succeeds(attempt):
             machine.give_up_move(job, now, f"{name} was lost")
             continue
@@ -451,7 +435,7 @@ def stop(
         JobStopping(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             why=why,
             at=now,
             detail=detail,
@@ -481,7 +465,7 @@ def drop(
             attempt=successor.attempt,
             why=why,
             at=now,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             detail=detail,
         )
     )
@@ -497,7 +481,7 @@ def command(
 
     Says nothing if nothing is owed, so a reminder may come late or twice.
     """
-    node = machine.nodes[name]
+    node = machine.state.nodes[name]
     key: Attempt = (job_name, attempt)
     message = _owed(machine, node, key)
     if message is not None and not node.lost:
@@ -507,17 +491,17 @@ def command(
 
 def clear(machine: AllocatorMachine, name: str, now: Instant) -> None:
     """Have a node's new owner end what is left of an earlier time there, if that is owed."""
-    node = machine.nodes[name]
+    node = machine.state.nodes[name]
     if node.clearing and not node.lost:
         message = ClearNode(
-            order=node.clearing, epoch=machine.epoch, node=name, identity=node.joined.identity
+            order=node.clearing, epoch=machine.state.epoch, node=name, identity=node.joined.identity
         )
         machine.effects.append(Send(subjects.command(name), message))
         machine.soft.remind(after(now, RESEND_AFTER), (name, "", 0))
 
 
 def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
-    job = machine.jobs.get(job_name)
+    job = machine.state.jobs.get(job_name)
     return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
 
 
@@ -528,7 +512,7 @@ def _owed(
     name = node.joined.node
     if key in node.ghosts:
         return _stop_command(machine, node, key, node.ghosts[key], 0.0)
-    job = machine.jobs.get(key[0])
+    job = machine.state.jobs.get(key[0])
     if job is not None and job.succeeds(key[1]):
         assert job.successor is not None
         listens = name in job.successor.doors
@@ -540,7 +524,7 @@ def _owed(
         return _stop_command(machine, node, key, job.order, grace_s)
     if job.parts[name] is Part.BOUND:
         return _bind_command(machine, job, name, job)
-    return changes.owed(machine, job, node, machine.epoch)
+    return changes.owed(machine, job, node, machine.state.epoch)
 
 
 def _stop_command(
@@ -548,8 +532,8 @@ def _stop_command(
 ) -> StopJob:
     return StopJob(
         order=order,
-        epoch=machine.epoch,
-        settled=node.settled(machine.order),
+        epoch=machine.state.epoch,
+        settled=node.settled(machine.state.order),
         node=node.joined.node,
         identity=node.joined.identity,
         job=key[0],
@@ -562,16 +546,16 @@ def _stop_command(
 def _bind_command(
     machine: AllocatorMachine, job: JobState, name: str, made: JobState | Successor
 ) -> BindJob:
-    node, member = machine.nodes[name], made.members[name]
+    node, member = machine.state.nodes[name], made.members[name]
     first = next(member for member in made.members.values() if member.first_rank == 0)
     joins, world = 0, job.size
-    if isinstance(made, JobState) and (joins := resizes.came(machine, made, name)):
+    if isinstance(made, JobState) and (joins := size_facts.came(machine.state, made, name)):
         world = 1 + max(one.numbers[-1] for one in made.members.values())
     ranks = resizes.plans(member, world)
     return BindJob(
         order=joins or made.order,
-        epoch=machine.epoch,
-        settled=node.settled(machine.order),
+        epoch=machine.state.epoch,
+        settled=node.settled(machine.state.order),
         node=name,
         identity=member.identity,
         job=job.job,
@@ -583,7 +567,7 @@ def _bind_command(
         world=world,
         node_rank=list(made.members).index(name),
         nodes=len(made.members),
-        master_address=machine.nodes[first.node].joined.address,
+        master_address=machine.state.nodes[first.node].joined.address,
         master_port=made.port,
         env=job.spec.env,
         workdir=job.spec.workdir or "",

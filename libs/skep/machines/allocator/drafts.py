@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.ahead import DECISIONS_MAX, Ahead
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.machine import AllocatorMachine
 from skep.units import Instant
 from skep.wire.codec import Facts
@@ -69,7 +69,7 @@ def answer(machine: AllocatorMachine, question: Question, now: Instant, apart: A
 
     if question.spec is not None:
         return Answer(at=now, outcome=submitted(question.spec))
-    job = machine.jobs.get(question.job)
+    job = machine.state.jobs.get(question.job)
     if job is None:
         return Answer(at=now, problem=f"the allocator knows of no unfinished job {question.job}")
     if job.state is not State.QUEUED and job.state is not State.RESERVED:
@@ -94,7 +94,7 @@ def _submitted(
     machine: AllocatorMachine, spec: JobSpec, instead: str, now: Instant, left: Mapping[str, int]
 ) -> Outcome:
     """Use up a machine: submit a job, or cancel one and try whether that one starts instead."""
-    name = f"j{machine.last_queued + 1}"
+    name = f"j{machine.state.last_queued + 1}"
     ahead = Ahead(machine, name, now, left, instead)
     if instead:
         ahead.tell(Facts(service="admission", at=now, facts=(CancelAsked(job=instead),)))
@@ -163,7 +163,7 @@ def _changes(machine: AllocatorMachine, job: JobState, *, others: bool) -> Itera
         lower = replace(having(pinned=""), service_class="opportunistic")
         yield Reason.AS_OPPORTUNISTIC, "opportunistic", lower
     if others and not wanted.pinned:
-        names = [vc for vc in machine.cells.cluster.vcs if vc != spec.vc]
+        names = [vc for vc in machine.state.cells.cluster.vcs if vc != spec.vc]
         for vc in names[:KINDS_MAX]:
             yield Reason.IN_ANOTHER_VC, vc, replace(spec, vc=vc)
 
@@ -173,7 +173,7 @@ def _kinds(machine: AllocatorMachine, wanted: Resources) -> list[str]:
     if wanted.gpu_type is None:
         return []
     asked = wanted.gpu_type.split(TYPES_APART)
-    there = dict.fromkeys(each.topology.gpu for each in machine.cells.chains.values())
+    there = dict.fromkeys(each.topology.gpu for each in machine.state.cells.chains.values())
     return [kind for kind in there if kind not in asked][:KINDS_MAX]
 
 
@@ -217,7 +217,7 @@ def _urgent(tries: _Tries, machine: AllocatorMachine, job: JobState) -> None:
     others = sorted(
         {
             each.spec.priority + 1
-            for each in machine.jobs.values()
+            for each in machine.state.jobs.values()
             if each.spec.vc == job.spec.vc and each.spec.priority >= mine
         }
     )

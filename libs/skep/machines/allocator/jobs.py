@@ -12,290 +12,18 @@ resumed, by JobChanged (`changes`).
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
-from skep.policy.queue import Entry
+from skep.ledger import job_state
 from skep.units import Instant
-from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
-from skep.wire.commands import Change
-from skep.wire.facts import End, JobEnded, Member, MemberGone
-from skep.wire.node import Door, MemberExited, Outcome
-from skep.wire.packs import GpusShared
+from skep.wire.facts import End, JobEnded, MemberGone
+from skep.wire.node import MemberExited, Outcome
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec
 
 LOSSES_MAX = 20
 """Attempts a job may lose to Skep's own reasons: a job that takes every node down must end."""
-
-
-class State(StrEnum):
-    """Where an unfinished job is."""
-
-    QUEUED = "queued"
-    RESERVED = "reserved"
-    BOUND = "bound"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    STOPPING = "stopping"
-
-
-TRANSITIONS: dict[tuple[State, str], State] = {
-    (State.QUEUED, "JobBound"): State.BOUND,
-    (State.QUEUED, "CellsReserved"): State.RESERVED,
-    (State.RESERVED, "JobBound"): State.BOUND,
-    (State.RESERVED, "ReservationDropped"): State.QUEUED,
-    (State.BOUND, "JobRan"): State.RUNNING,
-    (State.BOUND, "JobStopping"): State.STOPPING,
-    (State.RUNNING, "JobStopping"): State.STOPPING,
-    (State.RUNNING, "JobChanged"): State.SUSPENDED,
-    (State.SUSPENDED, "JobChanged"): State.RUNNING,
-    (State.SUSPENDED, "JobStopping"): State.STOPPING,
-    (State.SUSPENDED, "JobRequeued"): State.QUEUED,
-    (State.BOUND, "JobRequeued"): State.QUEUED,
-    (State.RUNNING, "JobRequeued"): State.QUEUED,
-    (State.STOPPING, "JobRequeued"): State.QUEUED,
-}
-"""Which fact moves a job where. JobEnded ends it from any state; a JobChanged that suspends or
-resumes nothing leaves it where it is."""
-
-
-class Part(StrEnum):
-    """Where one node's part of an attempt is."""
-
-    BOUND = "bound"
-    RAN = "ran"
-    GONE = "gone"
-
-
-class OpenChange(msgspec.Struct):
-    """A change of an attempt that is under way: the round it is in, and who has answered."""
-
-    goal: Goal
-    change: Change
-    order: int
-    why: Reason
-    begun_at: Instant
-    round: int
-    undoing: bool
-    asked: AskTaken | None
-    detail: str
-    answers: dict[str, MemberAnswered | None]
-    """By node that was told: its answer, or None."""
-    far: int = 0
-    """The furthest mini-batch that any part was told to be at."""
-    stops_at: Instant = Instant(0)
-    """When ranks were first told to stop; 0: they were not."""
-
-
-class Successor(msgspec.Struct):
-    """An attempt that is to take over from the one that runs."""
-
-    attempt: int
-    order: int
-    members: dict[str, Member]
-    port: int
-    bound_at: Instant
-    chain: str
-    secret: str
-    doors: dict[str, tuple[Door, ...]] = {}
-    loaded: dict[str, int] = {}
-    learned: dict[str, MemberLearned] = {}
-
-
-class JobState(msgspec.Struct):
-    """An unfinished job."""
-
-    job: str
-    sequence: int
-    spec: JobSpec
-    submitted_at: Instant
-    trace: str
-    state: State = State.QUEUED
-    attempt: int = 0
-    order: int = 0
-    retries_used: int = 0
-    losses: int = 0
-    cancelled: bool = False
-    waits: tuple[Reason, str] | None = None
-    members: dict[str, Member] = {}
-    parts: dict[str, Part] = {}
-    gone: list[MemberGone] = []
-    port: int = 0
-    bound_at: Instant = Instant(0)
-    ran_at: Instant = Instant(0)
-    stopped_why: Reason | None = None
-    stopped_detail: str = ""
-    chain: str = ""
-    learned: dict[str, MemberLearned] = {}
-    """By node: what Skep can do with its part of the attempt."""
-    asked: AskTaken | None = None
-    """The latest request, while it waits for its turn."""
-    change: OpenChange | None = None
-    released: bool = False
-    """The attempt is suspended and holds no GPUs."""
-    held: Reason | None = None
-    """Why it is suspended: somebody has to ask for its return, unless it only made room."""
-    suspended_at: Instant = Instant(0)
-    stayed: bool = False
-    """It has not given its GPUs back since it was last suspended."""
-    suspended_ns: int = 0
-    """How long the attempt was suspended before: its time limit does not run meanwhile."""
-    successor: Successor | None = None
-    resized: int = 0
-    """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
-    rebound: bool = False
-    """The attempt is not, or was not always, on the GPUs that its nodes were told to start it on:
-    whoever is to go on is told on which."""
-    stood_on: dict[str, Member] = {}
-    """By node: what the attempt had before it was given other GPUs to go on with, until it does."""
-    tied: bool = False
-    """Its ranks could not go on with other GPUs, though they had said so."""
-    served_by: int = 0
-    """Parameter servers of the attempt since their number was changed; 0: it was not."""
-    secret: str = ""
-    """What the attempt's parameter servers ask for."""
-    spent: int = 0
-    """The highest number of an attempt: a successor that was given up keeps its number."""
-
-    packed: GpusShared | None = None
-    """The decision by which an attempt of it is on GPUs that others hold."""
-    told: tuple[float, tuple[str, ...]] = (0.0, ())
-    """What the attempt was told last: its share of each device's memory, and beside which jobs."""
-    mixed: bool = False
-    """The attempt shared GPUs at some time: its end says nothing about them."""
-    mate: str = ""
-    """The job beside which it made more than in turns, when that was tried."""
-    mate_milli: int = 0
-    """What both made together, in thousandths of one alone."""
-
-    served: int = 0
-    """How long it ran in all attempts until `since`, in nanoseconds."""
-    since: Instant = Instant(0)
-    """When it last began or ceased to run."""
-    began_at: Instant = Instant(0)
-    """When it first ran, on what is not borrowed; 0: it never has."""
-    waiting_since: Instant = Instant(0)
-    """When it last came to its queue, or gave its GPUs back. While it borrows it waits on."""
-    owed: int = 0
-    """For how long it should have run longer, as its policy noted when it last suspended it."""
-    owed_at: Instant = Instant(0)
-    owed_ran: int = 0
-    """How long it had run in all attempts at `owed_at`, and has since on what it borrowed."""
-    starts: int = 0
-    ranked: Reason = Reason.ARRIVAL
-    """Why it was next when its reservation was made."""
-    lent: bool = False
-    """The attempt began on GPUs that no cell of its VC covered, and has had no such cell since."""
-    gives_back: bool | None = None
-    """Whether its latest attempt could be suspended without its GPUs, or stored; None: unknown."""
-
-    @property
-    def following(self) -> int:
-        """Return the number of the job's next attempt."""
-        return max(self.attempt, self.spent) + 1
-
-    @property
-    def size(self) -> int:
-        """Return how many ranks train, or are to: every attempt begins with those of the spec."""
-        return self.resized or self.spec.resources.workers
-
-    def outside(self, name: str) -> bool:
-        """Return whether a node's ranks are only to join the gang."""
-        return self.members[name].first_rank >= self.size
-
-    @property
-    def away(self) -> bool:
-        """Return whether it stands without GPUs and may go on: not while it is being stopped."""
-        return self.released and self.state is State.SUSPENDED
-
-    @property
-    def deserted(self) -> bool:
-        """Return whether only ranks are left that were to join the gang."""
-        return bool(self.live) and all(self.outside(name) for name in self.live)
-
-    @property
-    def servers(self) -> int:
-        """Return how many parameter servers it has, or is to have."""
-        return self.served_by or (self.spec.ps.servers if self.spec.ps is not None else 0)
-
-    def succeeds(self, attempt: int) -> bool:
-        """Return whether this is the number of the successor that the attempt has."""
-        return self.successor is not None and self.successor.attempt == attempt
-
-    @property
-    def entry(self) -> Entry:
-        """Return the job's place in its queue."""
-        return Entry(-self.spec.priority, self.sequence, self.job)
-
-    @property
-    def queue(self) -> tuple[str, bool]:
-        """Return which queue it waits in: VC, and whether opportunistic."""
-        return self.spec.vc, self.spec.opportunistic
-
-    @property
-    def live(self) -> list[str]:
-        """Return the nodes that still have a part of the attempt."""
-        return [name for name, part in self.parts.items() if part is not Part.GONE]
-
-    @property
-    def known(self) -> bool:
-        """Return whether every part of the attempt has said what it can do."""
-        return all(name in self.learned for name in self.live)
-
-    @property
-    def can(self) -> tuple[str, ...]:
-        """Return what every part of the attempt can do; nothing before all have said so."""
-        parts = [self.learned.get(name) for name in self.live if not self.outside(name)]
-        if not parts or any(part is None for part in parts):
-            return ()
-        first, *others = (part.can for part in parts if part is not None)
-        return tuple(each for each in first if all(each in other for other in others))
-
-    @property
-    def over(self) -> bool:
-        """Return whether every part of the attempt is gone."""
-        return all(part is Part.GONE for part in self.parts.values())
-
-    def ran(self, at: Instant, *, borrows: bool) -> None:
-        """Note that an attempt runs in all its parts, for the first time."""
-        self.move("JobRan")
-        self.ran_at = at
-        self.starts += 1
-        self.goes(at, borrows=borrows)
-
-    def goes(self, at: Instant, *, borrows: bool) -> None:
-        """Note that it runs from here on."""
-        self.since = at
-        if not borrows:
-            self.began_at = self.began_at or at
-
-    def stands(self, at: Instant, *, borrows: bool) -> None:
-        """Note that it ceases to run, if it does run, and whether that was on borrowed GPUs."""
-        if self.state is State.RUNNING:
-            # A clock that was set back takes nothing away that was served.
-            going = max(0, at - self.since)
-            self.served, self.since = self.served + going, at
-            if borrows:
-                self.owed_ran += going  # No turn in its VC: none is owed for it.
-
-    def changes_hands(self, at: Instant, *, borrows: bool) -> None:
-        """Note that from here on it runs on borrowed GPUs, or on those of its VC's cells."""
-        if borrows and self.state in (State.RUNNING, State.STOPPING):
-            self.waiting_since = at
-        if self.state is not State.RUNNING:
-            return
-        self.stands(at, borrows=not borrows)
-        if not borrows:
-            self.began_at = self.began_at or at
-
-    def move(self, fact: str) -> None:
-        """Change state as the table says; any other change is a bug."""
-        step = self.state, fact
-        assert step in TRANSITIONS, f"{self.job}: {fact} in {self.state}"
-        self.state = TRANSITIONS[step]
 
 
 class Verdict(NamedTuple):
@@ -307,17 +35,6 @@ class Verdict(NamedTuple):
     counted: bool = False
 
 
-FAILURES: dict[Outcome, Reason] = {
-    Outcome.EXITED: Reason.EXITED_NONZERO,
-    Outcome.SIGNALLED: Reason.KILLED_BY_SIGNAL,
-    Outcome.NOT_STARTED: Reason.NOT_STARTED,
-    Outcome.PORT_BUSY: Reason.PORT_BUSY,
-    Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
-}
-
-GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED, Reason.TO_OWN_CELLS)
-"""Why an attempt may be stopped for others: another one follows, and no retry is counted."""
-
 RETRY_KEYS = {
     Outcome.EXITED: "exit",
     Outcome.SIGNALLED: "signal",
@@ -326,7 +43,7 @@ RETRY_KEYS = {
 """Which word of `limits.retry_on` covers which outcome."""
 
 
-def part_gone(job: JobState, told: MemberExited) -> MemberGone:
+def part_gone(job: job_state.JobState, told: MemberExited) -> MemberGone:
     """Return the fact that a part is over; its last values are of use to searches only."""
     gone = MemberGone(
         job=job.job,
@@ -342,7 +59,7 @@ def part_gone(job: JobState, told: MemberExited) -> MemberGone:
     return msgspec.structs.replace(gone, values=told.values, values_step=told.values_step)
 
 
-def ended(job: JobState, end: End, why: Reason, now: Instant, detail: str) -> JobEnded:
+def ended(job: job_state.JobState, end: End, why: Reason, now: Instant, detail: str) -> JobEnded:
     """Return the fact that a job is over, with what its last attempt came to."""
     gone = job.gone
     last = max(gone, key=lambda each: each.values_step, default=None)
@@ -362,7 +79,7 @@ def ended(job: JobState, end: End, why: Reason, now: Instant, detail: str) -> Jo
     )
 
 
-def judge(job: JobState) -> Verdict:
+def judge(job: job_state.JobState) -> Verdict:
     """Return what follows from an attempt whose every part is gone.
 
     An attempt that succeeded everywhere has succeeded, even if a stop was under way. Otherwise the
@@ -376,17 +93,17 @@ def judge(job: JobState) -> Verdict:
         return Verdict(End.CANCELLED, Reason.CANCELLED)
     if job.stopped_why is Reason.TIME_LIMIT:
         return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
-    if job.stopped_why in GIVES_WAY:
+    if job.stopped_why in job_state.GIVES_WAY:
         return Verdict(None, job.stopped_why, job.stopped_detail)
     if job.stopped_why is Reason.NOT_TAKEN:
         return _lost(job, Reason.NOT_TAKEN, job.stopped_detail)
     if job.stopped_why is Reason.NODE_LOST:
         return _lost(job, Reason.NODE_LOST, job.stopped_detail)
-    failed = next((gone for gone in job.gone if gone.outcome in FAILURES), None)
+    failed = next((gone for gone in job.gone if gone.outcome in job_state.FAILURES), None)
     if failed is None:
         stopped = next(gone for gone in job.gone if gone.outcome is Outcome.STOPPED)
         return _lost(job, Reason.NODE_STOPPED, _told_by(stopped))
-    why, detail = FAILURES[failed.outcome], _told_by(failed)
+    why, detail = job_state.FAILURES[failed.outcome], _told_by(failed)
     if failed.outcome not in RETRY_KEYS:
         return _lost(job, why, detail)
     limits = job.spec.limits
@@ -399,7 +116,7 @@ def _told_by(gone: MemberGone) -> str:
     return f"{gone.node}: {gone.detail}" if gone.detail else gone.node
 
 
-def _lost(job: JobState, why: Reason, detail: str) -> Verdict:
+def _lost(job: job_state.JobState, why: Reason, detail: str) -> Verdict:
     if job.losses >= LOSSES_MAX:
         text = f"{LOSSES_MAX} attempts were lost; the last: {why} ({detail})"
         return Verdict(End.FAILED, Reason.RETRIES_USED_UP, text)

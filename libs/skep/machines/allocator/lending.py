@@ -29,11 +29,12 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from skep.ledger import attempts
+from skep.ledger.job_state import JobState, State
+from skep.ledger.queue import Entry, JobQueue
 from skep.machines.allocator import cellwork, changing, dispatch, placing, returns, views
 from skep.machines.allocator.demand import SHAPES_MAX
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome
-from skep.policy.queue import Entry, JobQueue
 from skep.units import Instant
 from skep.wire.changes import Goal
 from skep.wire.commands import Checkpoint
@@ -64,7 +65,7 @@ class Line:
         came = self._queue.came()
         came, self._new = (list(self._queue.entries) if self._new else came), False
         for entry in came:
-            job = machine.jobs.get(entry.job)
+            job = machine.state.jobs.get(entry.job)
             if job is not None and job.state is State.QUEUED and cellwork.lends(job):
                 heapq.heappush(self._heaps.setdefault(job.spec.resources, []), entry)
 
@@ -84,7 +85,7 @@ class Line:
     def _first(self, machine: AllocatorMachine, shape: Resources) -> JobState | None:
         heap = self._heaps[shape]
         while heap:
-            job = machine.jobs.get(heap[0].job)
+            job = machine.state.jobs.get(heap[0].job)
             if job is not None and self._queue.holds(heap[0]) and cellwork.lends(job):
                 return job
             heapq.heappop(heap)
@@ -128,14 +129,14 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
 def _lines(machine: AllocatorMachine) -> dict[str, Line]:
     """Return the VCs in which jobs wait that their policy does not place, brought up to date."""
     soft, found = machine.soft, {}
-    for (vc, opportunistic), queue in machine.queues.items():
+    for (vc, opportunistic), queue in machine.state.queues.items():
         if opportunistic or not queue.entries or views.rules(machine, vc):
             continue
         line = soft.lines.get(vc)
         if line is None:
             line = soft.lines[vc] = Line(queue)
         line.bring_up(machine)
-        if vc in machine.cells.cluster.vcs:
+        if vc in machine.state.cells.cluster.vcs:
             found[vc] = line
     return found
 
@@ -180,7 +181,7 @@ def take_turn(machine: AllocatorMachine, job: JobState, now: Instant) -> Outcome
         return LEAVING
     if soft.failed.get(job.queue) == (job.job, soft.changes):
         return BLOCKED
-    asked = cellwork.request(job, job.following, guaranteed=True)
+    asked = attempts.request(job, job.following, guaranteed=True)
     if placing.find(machine, job, asked, now) is None:
         soft.failed[job.queue] = job.job, soft.changes
         return BLOCKED

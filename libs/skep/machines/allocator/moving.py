@@ -27,8 +27,9 @@ import msgspec
 
 from skep.cells.decide import placement
 from skep.cells.holds import Placement
+from skep.ledger import attempts
+from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.machines.allocator import cellwork, changes, dispatch, rounds
-from skep.machines.allocator.jobs import JobState, OpenChange, State, Successor
 from skep.machines.allocator.outcome import Refused
 from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
@@ -66,10 +67,10 @@ def begin(
         gpus = f"{job.size} x {job.spec.resources.gpus} GPUs"
         return Refused(Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}")
     made = cellwork.members(machine, where)
-    port = machine.nodes[made[0].node].port()
+    port = machine.state.nodes[made[0].node].port()
     if port is None or len(made) > GANG_NODES_MAX:
         return Refused(Reason.WAITS_FOR_PORT, made[0].node)
-    order, attempt = machine.order + 1, job.following
+    order, attempt = machine.state.order + 1, job.following
     text = f"{job.job}.{attempt}.{order}"
     secret = hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
     machine.record(
@@ -89,7 +90,7 @@ def begin(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=Goal.MIGRATE,
             change=Move(targets=()),
             nodes=(),
@@ -114,8 +115,8 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
     for guaranteed in (True, False):
         if guaranteed and job.spec.opportunistic:
             continue
-        asked = cellwork.request(job, job.following, guaranteed=guaranteed)
-        where = placement.find_placement(machine.cells, asked, limit=limit)
+        asked = attempts.request(job, job.following, guaranteed=guaranteed)
+        where = placement.find_placement(machine.state.cells, asked, limit=limit)
         if where is not None and not (where.victims or where.cancels or where.demoted):
             return where
     return None
@@ -123,8 +124,8 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
 
 def lent(machine: AllocatorMachine, job: JobState, to: str) -> list[str]:
     """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
-    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = placement.find_placement(machine.cells, asked, limit=_limit(machine, job, to))
+    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+    where = placement.find_placement(machine.state.cells, asked, limit=_limit(machine, job, to))
     return list(where.victims) if where is not None else []
 
 
@@ -133,7 +134,7 @@ def _limit(machine: AllocatorMachine, job: JobState, to: str) -> Callable[[str],
     named = [name.strip() for name in to.split(",") if name.strip()]
 
     def limit(name: str) -> int:
-        node = machine.nodes.get(name)
+        node = machine.state.nodes.get(name)
         if node is None or (name not in named if named else name in job.members):
             return 0
         return node.workers(wanted)
@@ -213,7 +214,7 @@ def _tell(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=Goal.MIGRATE,
             change=change,
             nodes=told,
@@ -311,7 +312,7 @@ def _sent(
             attempt=successor.attempt,
             source=source,
             at=now,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             step=step,
             trace=job.trace,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from skep.cells.decide.reach import reachable_gpus
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
-from skep.machines.allocator import cellwork
+from skep.ledger import attempt_names
 from skep.policy.view import HOLDING, JobView, NodeView
 from skep.wire.node import NodeJoined
 
@@ -54,12 +54,12 @@ class Seats:
     def views(self, machine: AllocatorMachine, vc: str) -> tuple[NodeView, ...]:
         """Return the nodes that the VC has cells on, or could have."""
         made: dict[str, dict[str, _Made]] = {}
-        lent = any(machine.cells.borrowed.values())
-        for name, chain in machine.cells.chains.items():
+        lent = any(machine.state.cells.borrowed.values())
+        for name, chain in machine.state.cells.chains.items():
             found = reachable_gpus(chain, vc)
             if found is None:
                 continue
-            shape, states, stale = chain.topology, machine.nodes, self._stale
+            shape, states, stale = chain.topology, machine.state.nodes, self._stale
             before = self._made.get(name, {}) if self._shapes.get(name) is shape else {}
             self._shapes[name] = shape
             now = made[name] = {}
@@ -102,7 +102,7 @@ class Seats:
             more = _lent(machine, state)
             cpus, memory = cpus + more[0], memory + more[1]
         pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
-        node, shape = state.joined.node, machine.cells.chains[chain].topology
+        node, shape = state.joined.node, machine.state.cells.chains[chain].topology
         there = self._on.get(node, {})
         return NodeView(
             node=node,
@@ -130,7 +130,7 @@ def _lent(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
     """Return the CPUs and memory of a node that opportunistic jobs hold: they yield them."""
     cpus = memory = 0
     for attempt, holding in node.holdings.items():
-        hold = machine.cells.hold_of(cellwork.holder(*attempt))
+        hold = machine.state.cells.hold_of(attempt_names.holder(*attempt))
         if hold is not None and not hold.guaranteed:
             cpus, memory = cpus + holding.cpus, memory + holding.memory
     return cpus, memory

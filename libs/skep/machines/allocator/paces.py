@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skep.machines.allocator.jobs import JobState, State
+from skep.ledger.job_state import JobState, State
 from skep.perf import scaling
 from skep.units import Instant
 from skep.wire.advice import JobPace, Outlook, ScalePoint
@@ -38,7 +38,7 @@ def heard(machine: AllocatorMachine, event: Outlook, now: Instant) -> None:
             if view is not None and view.spec.size.family in families:
                 soft.touched[name] = None
     for pace in event.jobs:
-        job = machine.jobs.get(pace.job)
+        job = machine.state.jobs.get(pace.job)
         if job is not None and job.spec.vc in soft.planned and job.attempt == pace.attempt:
             _goes(machine, job, pace, now)
 
@@ -118,7 +118,7 @@ def _alone(machine: AllocatorMachine, job: JobState) -> int:
         if rate:
             return rate
     attempt, rate = soft.telling.alone.get(job.job, (0, 0))
-    return rate if attempt == job.attempt else machine.tries.solo.get(job.job, 0)
+    return rate if attempt == job.attempt else machine.state.tries.solo.get(job.job, 0)
 
 
 def best(pace: JobPace) -> int:
@@ -138,11 +138,11 @@ def _points(machine: AllocatorMachine, job: JobState) -> tuple[ScalePoint, ...]:
     family, scales = job.spec.size.family or "", machine.soft.scales
     if not family or not scales:
         return NO_POINTS
-    chain = machine.cells.chains.get(job.chain) if job.members else None
+    chain = machine.state.cells.chains.get(job.chain) if job.members else None
     kind = chain.topology.gpu if chain is not None else job.spec.resources.gpu_type or ""
     if kind:
         return scales.get((family, kind), NO_POINTS)
-    kinds = dict.fromkeys(each.topology.gpu for each in machine.cells.chains.values())
+    kinds = dict.fromkeys(each.topology.gpu for each in machine.state.cells.chains.values())
     return max(
         (scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
         key=len,

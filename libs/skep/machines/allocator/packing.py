@@ -20,8 +20,9 @@ from skep.cells.decide.gpu_choice import closest_leaves
 from skep.cells.holds import CellHold
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.topology import Topology
-from skep.machines.allocator import cellwork, changes, dispatch, packs, returns
-from skep.machines.allocator.jobs import JobState, State
+from skep.ledger import attempt_names, sharing
+from skep.ledger.job_state import JobState, State
+from skep.machines.allocator import cellwork, changes, dispatch, returns
 from skep.machines.allocator.outcome import Refused
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
@@ -79,12 +80,12 @@ def begin(
     if job.released:
         _regain(machine, job, wish, seat, now, why)
     else:
-        port = machine.nodes[seat.member.node].port()
+        port = machine.state.nodes[seat.member.node].port()
         if port is None:
             return Refused(Reason.WAITS_FOR_PORT, seat.member.node)
         _bind(machine, job, wish, seat, port, now, why)
     for name, _ in seat.beside:
-        lower(machine, machine.jobs[name], now)
+        lower(machine, machine.state.jobs[name], now)
     return None
 
 
@@ -115,7 +116,7 @@ def _bind(
         JobBound(
             job=job.job,
             attempt=attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             members=(seat.member,),
             master_port=port,
             why=Reason.PACKED,
@@ -166,19 +167,19 @@ def _decision(
 
 def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Refused:
     """Return GPUs of the named job for a guest: those with fewest jobs on them; or why not."""
-    partner = machine.jobs.get(wish.beside)
+    partner = machine.state.jobs.get(wish.beside)
     if partner is None or partner.spec.vc != job.spec.vc:
         return Refused(Reason.UNKNOWN_JOB, f"{wish.beside} is no unfinished job of {job.spec.vc}")
     if partner.state is not State.RUNNING:
         return Refused(Reason.PARTNER_NOT_RUNNING, f"{partner.job} is {partner.state}")
     if len(partner.members) > 1:
         return Refused(Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}")
-    name = cellwork.holder(partner.job, partner.attempt)
-    hold = machine.cells.hold_of(name)
-    node = machine.nodes[partner.live[0]]
-    if hold is None or name in machine.cells.off_chain or not node.usable:
+    name = attempt_names.holder(partner.job, partner.attempt)
+    hold = machine.state.cells.hold_of(name)
+    node = machine.state.nodes[partner.live[0]]
+    if hold is None or name in machine.state.cells.off_chain or not node.usable:
         return Refused(Reason.NODE_CLOSED, node.joined.node)
-    shape = machine.cells.chains[hold.chain].topology
+    shape = machine.state.cells.chains[hold.chain].topology
     refusal = _unfit(machine, job, hold, shape, node)
     if refusal is not None:
         return refusal
@@ -236,7 +237,7 @@ def _devices(
         theirs, need = tuple(mine) if same else theirs, len(mine)
     if len(theirs) < need:
         return Refused(Reason.PARTNER_TOO_SMALL, f"it needs {need}, and {len(theirs)} are there")
-    crowds = {device: packs.on(node, device) for device in theirs}
+    crowds = {device: sharing.on(node, device) for device in theirs}
     roomy = [device for device in theirs if len(crowds[device]) < JOBS_PER_GPU_MAX]
     if len(roomy) < need:
         most = max(len(crowd) for crowd in crowds.values())
@@ -262,13 +263,13 @@ def _devices(
 
 
 def _claimed(machine: AllocatorMachine, node: NodeState, device: int) -> bool:
-    found = machine.cells.find(node.joined.node, device)
-    return found is None or found[1] in machine.cells.chains[found[0]].claim
+    found = machine.state.cells.find(node.joined.node, device)
+    return found is None or found[1] in machine.state.cells.chains[found[0]].claim
 
 
 def _stays(machine: AllocatorMachine, attempt: Attempt) -> bool:
     """Return whether an attempt runs, and nothing is under way with it but a word on its share."""
-    job = machine.jobs.get(attempt[0])
+    job = machine.state.jobs.get(attempt[0])
     if job is None or job.attempt != attempt[1] or job.state is not State.RUNNING:
         return False
     changes = job.change is not None and not isinstance(job.change.change, Share)
@@ -313,16 +314,16 @@ def _shared(
     beside: dict[Attempt, None] = {}
     told: list[float] = []
     for device in (device for each in devices for device in each):
-        there = packs.on(node, device)
+        there = sharing.on(node, device)
         beside |= dict.fromkeys(there)
-        said = [packs.said_for(machine, each) for each in there] + [wish.share]
+        said = [sharing.said_for(machine.state, each) for each in there] + [wish.share]
         even = said.count(0.0)
         left = 1.0 - sum(said)
-        if left < 0 or (even and left < 1 / 10**packs.SHARE_DIGITS):
+        if left < 0 or (even and left < 1 / 10**sharing.SHARE_DIGITS):
             return Refused(
                 Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"
             )
-        told.append(wish.share or round(left / even, packs.SHARE_DIGITS))
+        told.append(wish.share or round(left / even, sharing.SHARE_DIGITS))
     member = Member(
         node=node.joined.node, identity=node.joined.identity, first_rank=0, devices=devices
     )
@@ -336,7 +337,7 @@ def follow(machine: AllocatorMachine, now: Instant) -> None:
     """Tell whoever's partners have come or gone."""
     marked, machine.soft.reshare = machine.soft.reshare, {}
     for name in marked:
-        job = machine.jobs.get(name)
+        job = machine.state.jobs.get(name)
         if job is not None:
             lower(machine, job, now)
 
@@ -348,7 +349,7 @@ def lower(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
     """
     if job.state is not State.RUNNING or job.change is not None:
         return False
-    share = packs.due(machine, job)
+    share = sharing.due(machine.state, job)
     if (share.share, share.beside) == job.told:
         return False
     why = Reason.PACKED if share.beside else Reason.ALONE
@@ -370,7 +371,7 @@ def _tell(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=goal,
             change=change,
             nodes=tuple(job.live),

@@ -17,9 +17,10 @@ from skep.cells.decide.fair_share import place_yielding
 from skep.cells.decide.search import Limit
 from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
+from skep.ledger import attempt_names, attempts
+from skep.ledger.job_state import JobState, Part, State
 from skep.machines.allocator import cellwork, changing, returns, servers, suspects
 from skep.machines.allocator.dispatch import command
-from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.units import Instant
 from skep.wire.changes import Goal
@@ -69,12 +70,12 @@ def serve(
         `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
     """
     soft, attempt = machine.soft, job.following
-    asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
     if only is not None:
         asked = asked._replace(priority=0)
     where = _place(machine, job, asked, now, only)
     if where is None and cellwork.borrows(job) and only is None:
-        where = _place(machine, job, cellwork.request(job, attempt, guaranteed=False), now, only)
+        where = _place(machine, job, attempts.request(job, attempt, guaranteed=False), now, only)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         why, needs, aside = cellwork.why_not(machine, job, asked)
@@ -87,7 +88,7 @@ def serve(
 
 def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
-    asked = cellwork.request(job, job.following, guaranteed=False)
+    asked = attempts.request(job, job.following, guaranteed=False)
     where = _place(machine, job, asked, now, ())
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
@@ -97,7 +98,7 @@ def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) ->
 
 def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
-    asked = cellwork.request(job, job.following, guaranteed=False)
+    asked = attempts.request(job, job.following, guaranteed=False)
     where = suspects.place(machine, job, asked, _open_to(machine, job, asked), now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
@@ -114,7 +115,7 @@ def find(
 
 def share(machine: AllocatorMachine, vc: str) -> float:
     """Return what a VC has of what is idle, by its weight."""
-    return machine.borrowed_gpus(vc) / machine.cells.cluster.vcs[vc].weight
+    return machine.state.cells.borrowed.get(vc, 0) / machine.state.cells.cluster.vcs[vc].weight
 
 
 def take_up(
@@ -127,18 +128,18 @@ def take_up(
     for it, as it would have them if it had not borrowed.
     """
     if job.state is State.RESERVED:
-        asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+        asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
         if _place(machine, job, asked, now, only) is None:
             return BLOCKED
         machine.record(
             ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS)
         )
         return serve(machine, job, Reason.BY_POLICY, now, room, only)
-    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = _place(machine, job, asked, now, only)
     if where is None:
         return BLOCKED
-    hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
+    hold = machine.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
     if hold is not None and job.state is not State.STOPPING and promote(machine, job, now):
         return Done(1)
     return LEAVING if _leaves(machine, job, now) else BLOCKED
@@ -181,15 +182,15 @@ def _give(
     for name in where.demoted:
         machine.record(
             JobDemoted(
-                job=cellwork.job_of(name),
-                attempt=cellwork.attempt_of(name),
+                job=attempt_names.job_of(name),
+                attempt=attempt_names.attempt_of(name),
                 why=Reason.PREEMPTED,
                 detail=f"for {job.job}",
                 at=now,
             )
         )
     for name in where.cancels:
-        other = machine.jobs[cellwork.job_of(name)]
+        other = machine.state.jobs[attempt_names.job_of(name)]
         machine.record(
             ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED)
         )
@@ -251,7 +252,7 @@ def _yielding(
     machine: AllocatorMachine, job: JobState, asked: Request, limit: Limit, now: Instant
 ) -> Placement | None:
     """Return a place for which opportunistic jobs of tenants above their share are stopped."""
-    cells = machine.cells
+    cells = machine.state.cells
     used = dict.fromkeys(cells.cluster.vcs, 0)
     going = {
         name: None
@@ -275,11 +276,11 @@ def _yielding(
 
 def _goes_on(machine: AllocatorMachine, name: str) -> bool:
     """Return whether an attempt runs or is about to, and nobody has asked it to stop."""
-    job = machine.jobs.get(cellwork.job_of(name))
+    job = machine.state.jobs.get(attempt_names.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
     attempt = job.following if job.state is State.RESERVED else job.attempt
-    return cellwork.holder(job.job, attempt) == name
+    return attempt_names.holder(job.job, attempt) == name
 
 
 def bind(
@@ -293,7 +294,7 @@ def bind(
 ) -> Outcome:
     """Give a job its GPUs and tell its nodes, unless it has to wait for a port."""
     first = made[0].node
-    port = machine.nodes[first].port()
+    port = machine.state.nodes[first].port()
     if port is None:
         # One is free as soon as any job there ends, and the gang keeps its turn.
         machine.soft.failed[job.queue] = job.job, machine.soft.changes
@@ -303,7 +304,7 @@ def bind(
         JobBound(
             job=job.job,
             attempt=job.following,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             members=made,
             master_port=port,
             why=why,
@@ -330,7 +331,7 @@ def _reserve(
 ) -> int:
     """Claim the cells, then stop the jobs that still use them; return what that costs."""
     users = _with_partners(machine, where)
-    victims = tuple(cellwork.job_of(name) for name in users)
+    victims = tuple(attempt_names.job_of(name) for name in users)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
@@ -356,13 +357,13 @@ def _reserve(
 
 def users(machine: AllocatorMachine, job: JobState) -> list[str]:
     """Return who uses what a job claims."""
-    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
-    return machine.cells.users(hold.chain, hold.spots)
+    hold = machine.state.cells.holds[attempt_names.holder(job.job, job.following)]
+    return machine.state.cells.users(hold.chain, hold.spots)
 
 
 def _with_partners(machine: AllocatorMachine, where: Placement) -> list[str]:
     """Return the victims of a placement, and beside each whoever shares those GPUs with it."""
-    cells = machine.cells
+    cells = machine.state.cells
     users = cells.users(where.chain, where.spots)
     by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
     for name in users:
@@ -389,11 +390,11 @@ def stop_victim(
     machine: AllocatorMachine, name: str, job: JobState, now: Instant, *, memory: bool = False
 ) -> bool:
     """Have one attempt leave what a job claims; return whether that begins with this."""
-    victim = machine.jobs.get(cellwork.job_of(name))
-    current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
+    victim = machine.state.jobs.get(attempt_names.job_of(name))
+    current = victim is not None and attempt_names.holder(victim.job, victim.attempt) == name
     if victim is not None and current:
         return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
-    if victim is not None and victim.succeeds(cellwork.attempt_of(name)):
+    if victim is not None and victim.succeeds(attempt_names.attempt_of(name)):
         machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
         return True
     return False
@@ -408,11 +409,11 @@ def promote(machine: AllocatorMachine, job: JobState, now: Instant, *, home: boo
     """
     changes = machine.soft.changes
     known = machine.soft.uncovered.get(job.job) == changes and not home
-    if job.job not in machine.borrowed or known:
+    if job.job not in machine.state.borrowed or known:
         return False
-    hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
+    hold = machine.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
     anywhere = home or _returned(job)
-    cover = partial(find_cover, machine.cells) if anywhere else partial(_cover, machine, job)
+    cover = partial(find_cover, machine.state.cells) if anywhere else partial(_cover, machine, job)
     away = not home and not returns.kept(machine).keys().isdisjoint(job.live)
     spots = cover(hold) if hold is not None and not away else None
     if spots is None:
@@ -440,14 +441,14 @@ def _cover(machine: AllocatorMachine, job: JobState, hold: CellHold) -> tuple[Sp
     Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
     gang would wait for a whole one: such a job goes on borrowing.
     """
-    spots = find_cover(machine.cells, hold)
+    spots = find_cover(machine.state.cells, hold)
     if spots is None:
         return None
-    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
-    anew = placement.find_placement(machine.cells, asked)
+    asked = attempts.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = placement.find_placement(machine.state.cells, asked)
     if anew is None or anew.chain != hold.chain:
         return spots
-    chain = machine.cells.chains[hold.chain]
+    chain = machine.state.cells.chains[hold.chain]
     pool = chain.pools[hold.vc, hold.pin]
     return spots if cover_cost(chain, pool, spots) <= cover_cost(chain, pool, anew.spots) else None
 
@@ -475,7 +476,7 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
     owed = cellwork.owed(machine)
 
     def limit(name: str) -> int:
-        node = machine.nodes.get(name)
+        node = machine.state.nodes.get(name)
         if node is None:
             return 0
         cpus, memory = owed.get(name, (0, 0))
@@ -489,9 +490,9 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
 
 
 def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
-    hold = machine.cells.hold_of(cellwork.holder(job, attempt))
+    hold = machine.state.cells.hold_of(attempt_names.holder(job, attempt))
     if hold is None:
-        return job in machine.away and machine.away[job].attempt == attempt
+        return job in machine.state.away and machine.state.away[job].attempt == attempt
     return not hold.guaranteed
 
 
@@ -500,7 +501,7 @@ def has_room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...])
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return True
-    return all(machine.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
+    return all(machine.state.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
 
 
 def more_victims(
@@ -509,13 +510,13 @@ def more_victims(
     """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
     loss = machine.loss(now)
     for part in made:
-        node = machine.nodes[part.node]
+        node = machine.state.nodes[part.node]
         coming = _coming(machine, node)
-        names = [cellwork.holder(*attempt) for attempt in node.holdings]
+        names = [attempt_names.holder(*attempt) for attempt in node.holdings]
         for name in sorted(names, key=loss):
             if node.workers(job.spec.resources, *coming) >= len(part.devices):
                 break
-            other = machine.jobs.get(cellwork.job_of(name))
+            other = machine.state.jobs.get(attempt_names.job_of(name))
             if other is not None and _yields(machine, other.job, other.attempt):
                 stop_victim(machine, name, job, now, memory=True)
                 coming = _coming(machine, node)
@@ -525,7 +526,7 @@ def _coming(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
     """Return the CPUs and memory of a node that come free because their jobs are being stopped."""
     cpus = memory = 0
     for (name, _), holding in node.holdings.items():
-        other = machine.jobs.get(name)
+        other = machine.state.jobs.get(name)
         gone = other is None or other.state is State.STOPPING
         if gone or other is None or other.parts.get(node.joined.node) is Part.GONE:
             cpus, memory = cpus + holding.cpus, memory + holding.memory

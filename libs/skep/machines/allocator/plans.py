@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import (
     acting,
     cellwork,
@@ -26,7 +27,6 @@ from skep.machines.allocator import (
     watch,
 )
 from skep.machines.allocator.demand import SHAPES_MAX
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.views import Planned
 from skep.policy.capacity import room_on
@@ -53,7 +53,7 @@ HOLDS_TOLD = 50
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
-    if machine.soft.unmade or machine.alarms:
+    if machine.soft.unmade or machine.state.alarms:
         watch.no_policy(machine, now)
     if not machine.soft.planned:
         return 0
@@ -79,7 +79,7 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
     """
     for planned in machine.soft.planned.values():
         for name in list(planned.going):
-            job = machine.jobs.get(name)
+            job = machine.state.jobs.get(name)
             goes = job is not None and job.state is State.SUSPENDED and not job.released
             if job is None or not goes or placing.promote(machine, job, now, home=True):
                 del planned.going[name]
@@ -121,7 +121,7 @@ def _in_vain(machine: AllocatorMachine, planned: Planned) -> bool:
     demand, changes = planned.demand, machine.soft.changes
     if not (planned.whole and planned.policy.only_orders and demand.in_vain(changes)):
         return False
-    if planned.fallen or planned.misfits or planned.returning or machine.alarms:
+    if planned.fallen or planned.misfits or planned.returning or machine.state.alarms:
         return False
     planned.due, planned.look_at, planned.changes = False, None, changes
     planned.open, planned.outside = bool(demand), demand.outside()
@@ -201,20 +201,20 @@ def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
     """Yield the jobs of a VC that want idle GPUs, up to LENDS_LOOK of them."""
     if not planned.misfits and not planned.borrowers:
         return
-    misfits = sorted(planned.misfits, key=lambda name: machine.jobs[name].entry)
+    misfits = sorted(planned.misfits, key=lambda name: machine.state.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
     # Else who stands might borrow what is being left for another.
     stand = {} if returns.kept(machine) else planned.views
     wanting = (
         job
         for name in names
-        if (job := machine.jobs.get(name)) is not None
+        if (job := machine.state.jobs.get(name)) is not None
         and (
             job.state is State.QUEUED
             or (job.away and (stand.get(name) is not None or name in planned.misfits))
         )
         and (cellwork.borrows(job) or name in planned.misfits)
-        and name not in machine.parked
+        and name not in machine.state.parked
     )
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
 
@@ -267,7 +267,7 @@ def _meant(plan: Plan) -> dict[str, None]:
 
 def _job(machine: AllocatorMachine, planned: Planned, name: str) -> JobState | None:
     """Return a job that the policy may decide about."""
-    return machine.jobs.get(name) if planned.views.get(name) is not None else None
+    return machine.state.jobs.get(name) if planned.views.get(name) is not None else None
 
 
 # --- actions -------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
     if wanted.cpus or wanted.memory:
         return True
     port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
-    return port or any(chain.bad for chain in machine.cells.chains.values())
+    return port or any(chain.bad for chain in machine.state.cells.chains.values())
 
 
 # --- who is held ---------------------------------------------------------------------------------
@@ -453,9 +453,9 @@ def _hold(
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
     freed = views.freed(machine, planned.vc)
     for name in _unsaid(machine, planned, turns, said):
-        if planned.views[name] is None or name in machine.parked:
+        if planned.views[name] is None or name in machine.state.parked:
             continue
-        job = machine.jobs[name]
+        job = machine.state.jobs[name]
         borrows = views.borrowing(machine, job)
         away = job.away and job.change is None
         if job.state is not State.QUEUED and not away and not borrows:
@@ -484,4 +484,4 @@ def _unsaid(
         return [name for name in names if name not in turns]
     maybe = dict.fromkeys((*planned.unsaid, *said, *machine.soft.touched))
     rest = [name for name in maybe if name in names and name not in turns]
-    return sorted(rest, key=lambda name: machine.jobs[name].sequence)
+    return sorted(rest, key=lambda name: machine.state.jobs[name].sequence)

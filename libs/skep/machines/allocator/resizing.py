@@ -19,8 +19,9 @@ import msgspec
 from skep.cells.chain import ChainState
 from skep.cells.decide import placement
 from skep.cells.holds import Placement
+from skep.ledger import attempt_names, attempts
+from skep.ledger.job_state import JobState
 from skep.machines.allocator import cellwork, changes, dispatch, resizes, spanning
-from skep.machines.allocator.jobs import JobState
 from skep.machines.allocator.outcome import Refused
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, Result
@@ -76,7 +77,7 @@ def begin(
     """
     workers, servers = workers or job.size, servers or job.servers
     name = next(name for name in job.live if job.members[name].first_rank == 0)
-    node = machine.nodes[name]
+    node = machine.state.nodes[name]
     # Ranks on parameter servers meet nowhere: they find them where the attempt began.
     port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
@@ -90,7 +91,7 @@ def begin(
     if len(job.live) > 1:
         spanning.begin(machine, job, name, workers, port, now, why)
         return None
-    order = machine.order + 1
+    order = machine.state.order + 1
     # An order is never used twice, and neither may a generation be.
     resize = Resize(
         generation=order,
@@ -125,14 +126,14 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
     workers to share, else (unless it insists) anywhere in its chain. Nobody makes room: who asks
     for more gets what is free now, or is told that it is not.
     """
-    cells = machine.cells
-    holder = cellwork.holder(job.job, job.attempt)
+    cells = machine.state.cells
+    holder = attempt_names.holder(job.job, job.attempt)
     hold = cells.holds.get(holder)
     if hold is None or holder in cells.off_chain:
         return ()
     chain = cells.chains[hold.chain]
     wanted = msgspec.structs.replace(job.spec.resources, workers=workers)
-    asked = cellwork.request(job, job.attempt, guaranteed=hold.guaranteed)
+    asked = attempts.request(job, job.attempt, guaranteed=hold.guaranteed)
     within, hard = asked.within, asked.hard
     asked = asked._replace(
         members=((workers, wanted.gpus),), gpu=chain.topology.gpu, within="", hard=False
@@ -140,7 +141,7 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
     for near in _nearness(chain, job, within, hard=hard):
 
         def limit(name: str, near: dict[str, None] | None = near) -> int:
-            node, mine = machine.nodes[name], job.live
+            node, mine = machine.state.nodes[name], job.live
             there = (job.job, job.attempt) in node.holdings
             if (there and name not in mine) or (near is not None and name not in near):
                 return 0
@@ -207,7 +208,7 @@ def _widen(
                 at=now,
                 trace=job.trace,
                 member=msgspec.structs.replace(part, first_rank=first),
-                order=machine.order + 1 if new else 0,
+                order=machine.state.order + 1 if new else 0,
             )
         )
 

@@ -18,15 +18,15 @@ import msgspec
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
-from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
-from skep.machines.allocator import cellwork, packs
-from skep.machines.allocator.jobs import JobState
-from skep.wire.changes import GpusRegained
+from skep.cells.holds import CellHold, Placement
+from skep.ledger.job_state import JobState
+from skep.machines.allocator import cellwork
 from skep.wire.commands import RankPlan
 from skep.wire.facts import Member
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+from skep.ledger import attempt_names, attempts
 
 ABILITY = "rebind"
 """What every rank must have said it can, for its attempt to return to other GPUs."""
@@ -59,9 +59,9 @@ def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
     if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
         return []
     (node,) = job.live
-    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = placement.find_placement(
-        machine.cells, asked, limit=lambda name: job.size if name == node else 0
+        machine.state.cells, asked, limit=lambda name: job.size if name == node else 0
     )
     return list(where.victims) if where is not None else []
 
@@ -69,7 +69,7 @@ def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
 def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     live = [job.members[name] for name in job.live]
     found = [
-        machine.cells.find(member.node, device)
+        machine.state.cells.find(member.node, device)
         for member in live
         for devices in member.devices
         for device in devices
@@ -78,34 +78,34 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     if len(chains) != 1 or "" in chains:
         return []
     name = next(iter(chains))
-    chain = machine.cells.chains[name]
+    chain = machine.state.cells.chains[name]
     for leaf in (each[1] for each in found if each is not None):
         user = chain.user[leaf]
         if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
             return []
-    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-    spots = cellwork.spots(machine, name, live)
+    asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+    spots = attempts.spots(machine.state, name, live)
     if (
         not asked.guaranteed
-        or find_cover(machine.cells, CellHold(asked, Placement(name, spots))) is None
+        or find_cover(machine.state.cells, CellHold(asked, Placement(name, spots))) is None
     ):
         return []
-    return machine.cells.users(name, spots)
+    return machine.state.cells.users(name, spots)
 
 
 def waits_for(machine: AllocatorMachine, job: JobState) -> str:
     """Return a suspended job that is to go on with what this one borrows; empty: there is none."""
-    holder = cellwork.holder(job.job, job.attempt)
+    holder = attempt_names.holder(job.job, job.attempt)
     for name in machine.soft.returning:
-        other = machine.jobs.get(name)
+        other = machine.state.jobs.get(name)
         if other is not None and other.away and holder in lent(machine, other):
             return name
     for planned in machine.soft.planned.values():
-        moves = machine.jobs.get(planned.leaving.get(holder, ""))
+        moves = machine.state.jobs.get(planned.leaving.get(holder, ""))
         if moves is not None and moves.away:
             return moves.job
         for name in planned.returning:
-            other = machine.jobs.get(name)
+            other = machine.state.jobs.get(name)
             if other is not None and other.away and holder in lent(machine, other):
                 return name
     return ""
@@ -118,12 +118,12 @@ def kept(machine: AllocatorMachine) -> dict[str, None]:
     """
     found: dict[str, None] = {}
     for name in machine.soft.returning:
-        job = machine.jobs.get(name)
+        job = machine.state.jobs.get(name)
         found |= dict.fromkeys(job.live if job is not None and job.away else ())
     for planned in machine.soft.planned.values():
         found |= planned.awaited
         for name in planned.returning:
-            job = machine.jobs.get(name)
+            job = machine.state.jobs.get(name)
             found |= dict.fromkeys(job.live if job is not None else ())
     return found
 
@@ -135,7 +135,7 @@ def moves(job: JobState) -> bool:
 
 def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
     """Return idle GPUs of the nodes on which an attempt is, in the chain in which it was."""
-    chain = machine.cells.chains.get(job.chain)
+    chain = machine.state.cells.chains.get(job.chain)
     if chain is None:
         return None  # Other cells were set since: only what it had is known to be of its kind.
     shape, live = chain.topology, [job.members[name] for name in job.live]
@@ -149,7 +149,7 @@ def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
         if known != leaves:
             return None
         parts[shape.node_index[member.node]] = known
-    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+    asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
     found = rebind(chain, asked, parts)
     if found is None:
         return None
@@ -182,47 +182,3 @@ def plans(member: Member) -> tuple[RankPlan, ...]:
         RankPlan(rank=rank, local_rank=i, devices=devices)
         for i, (rank, devices) in enumerate(pairs)
     )
-
-
-# --- facts ---------------------------------------------------------------------------------------
-
-
-def apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
-    """Take over that an attempt has GPUs again."""
-    attempt = job.job, job.attempt
-    if fact.members:
-        job.stood_on = {member.node: job.members[member.node] for member in fact.members}
-        job.rebound = True
-        _have(machine, job, fact.members)
-    live = [job.members[name] for name in job.live]
-    if packs.decided(job, fact.attempt) is not None:
-        packs.enter(machine, job, fact.attempt, fact.chain, live)
-    else:
-        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-        spots = cellwork.spots(machine, fact.chain, live)
-        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-        hold = CellHold(asked, where)
-        hold.priority = OPPORTUNISTIC
-        machine.cells.enter(hold)
-    for name in job.live:
-        machine.nodes[name].suspend(attempt, suspended=False)
-    job.released, job.chain = False, fact.chain
-    del machine.away[job.job]
-    machine.note_borrowed(job)
-
-
-def apply_refused(machine: AllocatorMachine, job: JobState) -> None:
-    """Take over that an attempt stands as before, on none of the GPUs it was to go on with.
-
-    Its processes know only those that they had: it returns to them, and to no others.
-    """
-    _have(machine, job, tuple(job.stood_on[name] for name in job.live))
-    job.tied, job.stood_on = True, {}
-
-
-def _have(machine: AllocatorMachine, job: JobState, members: tuple[Member, ...]) -> None:
-    attempt = job.job, job.attempt
-    for member in members:
-        node = machine.nodes[member.node]
-        node.alter(attempt, msgspec.structs.replace(node.holdings[attempt], member=member))
-    job.members = {**job.members, **{member.node: member for member in members}}

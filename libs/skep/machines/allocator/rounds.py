@@ -6,7 +6,7 @@ is; the next is counted from there (the two-phase clock; DL2, section 4.2).
 
 from __future__ import annotations
 
-from skep.machines.allocator.jobs import OpenChange
+from skep.ledger.job_state import OpenChange
 
 FIRST_STEP = 1
 """The mini-batch first named to a gang on several nodes: almost always past, and whoever is past it

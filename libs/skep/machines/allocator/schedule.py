@@ -12,6 +12,9 @@ import heapq
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import Placement
+from skep.ledger import attempt_names
+from skep.ledger.job_state import JobState, State
+from skep.ledger.queue import Entry, Head
 from skep.machines.allocator import (
     cellwork,
     changing,
@@ -22,9 +25,7 @@ from skep.machines.allocator import (
     plans,
     views,
 )
-from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.outcome import Done
-from skep.policy.queue import Entry, Head
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
 from skep.wire.facts import ReservationDropped
@@ -40,12 +41,12 @@ def advised(machine: AllocatorMachine, event: QueueAdvice, now: Instant) -> None
         return
     orders: dict[tuple[str, bool], list[Entry]] = {}
     for advice in event.jobs:
-        job = machine.jobs.get(advice.job)
+        job = machine.state.jobs.get(advice.job)
         if machine.soft.planned and job is not None:
             views.predicted(machine, job, advice)
         if job is not None and job.state is State.QUEUED:
             orders.setdefault(job.queue, []).append(job.entry)
-    for key, queue in machine.queues.items():
+    for key, queue in machine.state.queues.items():
         queue.advise(orders.get(key, ()))
     machine.soft.advice_until = event.expires_at
 
@@ -54,7 +55,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
     """Bind what has its cells, then guaranteed jobs, then opportunistic ones on what is idle."""
     if 0 < machine.soft.advice_until <= now:
         machine.soft.advice_until = Instant(0)
-        for queue in machine.queues.values():
+        for queue in machine.state.queues.values():
             queue.advise(())
     if machine.soft.reshare:
         packing.follow(machine, now)
@@ -78,7 +79,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
                 machine.soft.check_at = now  # Go on in the next decision.
                 return
         bound += _lent_alone(machine, lent, now, placing.MEMBERS_BOUND_MAX - bound)
-    if machine.borrowed:
+    if machine.state.borrowed:
         _promote(machine, now)
 
 
@@ -101,7 +102,7 @@ def _serve_queues(
     bound = 0
     turns = [
         (_turn(machine, vc, head, opportunistic=opportunistic), vc)
-        for (vc, kind), queue in machine.queues.items()
+        for (vc, kind), queue in machine.state.queues.items()
         if kind is opportunistic
         and queue.entries
         and (kind or not _held_back(machine, vc))
@@ -110,7 +111,7 @@ def _serve_queues(
     heapq.heapify(turns)
     while turns and bound < room:
         vc = turns[0][1]
-        queue = machine.queues[vc, opportunistic]
+        queue = machine.state.queues[vc, opportunistic]
         head = queue.head()
         assert head is not None, vc
         cost = _lent_before(machine, lent.get(vc, []), head.claim, now)
@@ -135,7 +136,7 @@ def _lent_alone(
     """Give jobs that were lent GPUs their turns in VCs whose queue is empty."""
     taken = 0
     for vc, line in lent.items():
-        queue = machine.queues.get((vc, False))
+        queue = machine.state.queues.get((vc, False))
         while line and not (queue and queue.entries) and not _held_back(machine, vc):
             cost = _lent_before(machine, line, None, now)
             if not cost:
@@ -168,7 +169,7 @@ def _take_back(machine: AllocatorMachine, now: Instant) -> None:
     A job of its VC that has an earlier turn by now is served first.
     """
     for name in list(machine.soft.returning):
-        job = machine.jobs.get(name)
+        job = machine.state.jobs.get(name)
         lent = views.lines(machine)
         waits = job is not None and job.away and job.change is None
         if job is not None and waits and not views.behind(machine, job, lent):
@@ -185,8 +186,8 @@ def _nobody_waits(machine: AllocatorMachine) -> bool:
 
     So it is after most events of a cluster that is not full, however many VCs it has.
     """
-    others = len(machine.placed) + len(machine.reserved) + len(machine.parked)
-    return len(machine.jobs) == others
+    others = len(machine.state.placed) + len(machine.state.reserved) + len(machine.state.parked)
+    return len(machine.state.jobs) == others
 
 
 def _held_back(machine: AllocatorMachine, vc: str) -> bool:
@@ -197,7 +198,9 @@ def _held_back(machine: AllocatorMachine, vc: str) -> bool:
     if views.rules(machine, vc):
         return True
     names = machine.soft.returning
-    return any(machine.jobs[name].spec.vc == vc for name in names if name in machine.jobs)
+    return any(
+        machine.state.jobs[name].spec.vc == vc for name in names if name in machine.state.jobs
+    )
 
 
 def _returned(
@@ -214,7 +217,7 @@ def _returned(
         if kind is opportunistic and (kind or not _held_back(machine, vc))
     ]
     machine.soft.returned.clear()
-    heads = {vc: machine.queues[vc, opportunistic].head() for vc in back}
+    heads = {vc: machine.state.queues[vc, opportunistic].head() for vc in back}
     having = {vc for _, vc in turns}
     return [
         (_turn(machine, vc, head, opportunistic=opportunistic), vc)
@@ -229,9 +232,9 @@ def _turn(
     """Return what orders the VCs: of opportunistic jobs, what they have of what is idle."""
     if not opportunistic:
         return 0.0, head.claim
-    owned = machine.cells.cluster.vcs.get(vc)
+    owned = machine.state.cells.cluster.vcs.get(vc)
     weight = owned.weight if owned is not None else 1.0
-    return machine.borrowed_gpus(vc) / weight, head.claim
+    return machine.state.cells.borrowed.get(vc, 0) / weight, head.claim
 
 
 def _finish(machine: AllocatorMachine, now: Instant) -> int:
@@ -245,17 +248,17 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
             machine.soft.check_at = now
             break
         del ripe[key]
-        job = machine.reserved.get(key)
+        job = machine.state.reserved.get(key)
         if job is None:
             continue
-        name = cellwork.holder(job.job, job.following)
-        hold = machine.cells.holds[name]
-        chain = machine.cells.chains[hold.chain]
+        name = attempt_names.holder(job.job, job.following)
+        hold = machine.state.cells.holds[name]
+        chain = machine.state.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
             machine.record(
                 ReservationDropped(job=job.job, attempt=job.following, why=Reason.NODE_LOST)
             )
-        elif not machine.cells.claim_is_free(name):
+        elif not machine.state.cells.claim_is_free(name):
             stopped = placing.stop_all(
                 machine, job, placing.users(machine, job), now, placing.MEMBERS_BOUND_MAX - cost
             )
@@ -281,7 +284,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
 
     What could not be placed is not tried again before something came free.
     """
-    job = machine.jobs[head.entry.job]
+    job = machine.state.jobs[head.entry.job]
     if machine.soft.failed.get(job.queue) == (job.job, machine.soft.changes):
         return 0
     return outcome.cost(placing.serve(machine, job, head.ranked, now, room))
@@ -290,7 +293,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
 def _promote(machine: AllocatorMachine, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
     lent = views.lines(machine)
-    for job in list(machine.borrowed.values()):
+    for job in list(machine.state.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
             continue  # It has its turn in its policy's plan.
         if views.lent(machine, job):

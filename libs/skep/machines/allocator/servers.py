@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator.jobs import JobState
+from skep.ledger.job_state import JobState
 from skep.machines.allocator.outcome import Refused
 from skep.wire.reasons import Reason
 
@@ -22,7 +22,7 @@ def secret(machine: AllocatorMachine, job: JobState) -> str:
     """Return what the servers of a job's next attempt are to ask for; empty if it has none."""
     if job.spec.ps is None:
         return ""
-    text = f"{job.job}.{job.following}.{machine.order + 1} parameter servers"
+    text = f"{job.job}.{job.following}.{machine.state.order + 1} parameter servers"
     return hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
 
 

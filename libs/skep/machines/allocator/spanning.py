@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skep.ledger.job_state import JobState, OpenChange, State
 from skep.machines.allocator import changes, dispatch, resizing
-from skep.machines.allocator.jobs import JobState, OpenChange, State
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, MemberAnswered
 from skep.wire.commands import Resize
@@ -51,14 +51,14 @@ def begin(
 ) -> None:
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
-    order = machine.order + 1
+    order = machine.state.order + 1
     resize = Resize(
         generation=order,
         world=workers,
         ranks=(),
         master_port=port,
         at=at,
-        master_address=machine.nodes[at].joined.address,
+        master_address=machine.state.nodes[at].joined.address,
         prepare=True,
     )
     machine.record(
@@ -212,7 +212,7 @@ def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -
     if not nodes:
         resizing.conclude(machine, job, why, now)
         return
-    order = machine.order + 1
+    order = machine.state.order + 1
     resize = Resize(
         generation=order,
         world=job.size,
@@ -248,13 +248,13 @@ def _tell(
     assert isinstance(earlier, Resize), job
     at = next(name for name in job.members if job.members[name].first_rank == 0)
     resize = Resize(
-        generation=machine.order + 1,
+        generation=machine.state.order + 1,
         world=world,
         ranks=(),
         agree=True,
         at=at,
         master_port=earlier.master_port,
-        master_address=machine.nodes[at].joined.address,
+        master_address=machine.state.nodes[at].joined.address,
     )
     _record(
         machine, job, change, resize, job.live, now, number=number, undoing=undoing, detail=detail
@@ -278,7 +278,7 @@ def _record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.order + 1,
+            order=machine.state.order + 1,
             goal=Goal.RESIZE,
             change=resize,
             nodes=tuple(nodes),

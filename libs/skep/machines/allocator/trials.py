@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from skep.machines.allocator import changing, moving, paces, packs, resizing, tries
-from skep.machines.allocator.jobs import JobState, State
+from skep.ledger import sharing, trial_facts
+from skep.ledger.job_state import JobState, State
+from skep.ledger.records import Undo
+from skep.ledger.trial_facts import MOVES, counted, families, key
+from skep.machines.allocator import changing, moving, paces, resizing
 from skep.machines.allocator.outcome import Refused
-from skep.machines.allocator.tries import MOVES, Undo, counted, families, key
 from skep.machines.base import Send
 from skep.perf.progress import WINDOW
 from skep.policy.plan import Migrate, Resize
@@ -76,7 +78,7 @@ def refusal(
     machine: AllocatorMachine, kind: Kind, jobs: Sequence[JobState], now: Instant
 ) -> Refused | None:
     """Return why a trial with these jobs is not to be begun now, None if it may."""
-    known = machine.tries
+    known = machine.state.tries
     for job in jobs:
         if job.job in known.of_job or job.job in known.undoing:
             return Refused(Reason.TRIAL_OPEN, job.job)
@@ -85,7 +87,7 @@ def refusal(
     if cools is not None and now < cools.until:
         return Refused(Reason.TRIAL_COOLS, " ".join(named))
     for name in counted(kind, [job.job for job in jobs], vc):
-        if now < tries.full(machine, name):
+        if now < trial_facts.full(machine.state, name):
             return Refused(Reason.TRIALS_ENOUGH, name)
     if len(known.open) >= OPEN_MAX:
         return Refused(Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open")
@@ -115,13 +117,13 @@ def pack(
     that shares its GPUs already nothing is tried: whose doing a loss is could not be told.
     """
     jobs = guest, host
-    if packs.shares(machine, host) or refusal(machine, Kind.PACK, jobs, now) is not None:
+    if sharing.shares(machine.state, host) or refusal(machine, Kind.PACK, jobs, now) is not None:
         return None
     # A guest that was suspended goes on with its attempt; one in the queue begins its next.
     numbers = guest.attempt if guest.released else guest.following, host.attempt
     befores = tuple(_before(machine, *pair, Kind.PACK) for pair in zip(jobs, numbers, strict=True))
     return TrialBegun(
-        trial=machine.tries.latest + 1,
+        trial=machine.state.tries.latest + 1,
         kind=Kind.PACK,
         vc=guest.spec.vc,
         jobs=befores,
@@ -145,9 +147,9 @@ def move(
     if job.state is not State.RUNNING or refusal(machine, kind, (job,), now) is not None:
         return None
     needed = min(action.needed_milli, DEFRAG_MILLI) if action.defrag else action.needed_milli
-    place = () if packs.shares(machine, job) else tuple(job.live)
+    place = () if sharing.shares(machine.state, job) else tuple(job.live)
     return TrialBegun(
-        trial=machine.tries.latest + 1,
+        trial=machine.state.tries.latest + 1,
         kind=kind,
         vc=job.spec.vc,
         jobs=(_before(machine, job, job.following, kind),),
@@ -167,7 +169,7 @@ def grow(
     if job.state is not State.RUNNING or refusal(machine, Kind.GROW, (job,), now) is not None:
         return None
     return TrialBegun(
-        trial=machine.tries.latest + 1,
+        trial=machine.state.tries.latest + 1,
         kind=Kind.GROW,
         vc=job.spec.vc,
         jobs=(_before(machine, job, job.attempt, Kind.GROW),),
@@ -210,7 +212,7 @@ def _rate(machine: AllocatorMachine, job: JobState) -> int:
 
 def judged(machine: AllocatorMachine, event: Judged, now: Instant) -> None:
     """Take a verdict: the first one that comes of an open trial is the trial's."""
-    trial = machine.tries.open.get(event.trial)
+    trial = machine.state.tries.open.get(event.trial)
     if trial is None or not _since(machine, trial):
         return
     if event.kept:
@@ -225,7 +227,7 @@ def judged(machine: AllocatorMachine, event: Judged, now: Instant) -> None:
 
 def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> str:
     """Have a job that moved go back to its nodes; return why it cannot, empty if that begins."""
-    job, to = machine.jobs[trial.jobs[0].job], ",".join(trial.nodes)
+    job, to = machine.state.jobs[trial.jobs[0].job], ",".join(trial.nodes)
     if not trial.nodes:
         return "it shared its GPUs there"
     if job.asked is not None or not job.known:
@@ -238,11 +240,11 @@ def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> st
 
 def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
-    known, soft = machine.tries, machine.soft
+    known, soft = machine.state.tries, machine.soft
     if soft.telling.unsure:
         told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
         soft.telling.unsure = {
-            name: at for name, at in told.items() if at > now and name in machine.jobs
+            name: at for name, at in told.items() if at > now and name in machine.state.jobs
         }
     if soft.telling.unsettled:
         _settle(machine, now)
@@ -255,7 +257,7 @@ def review(machine: AllocatorMachine, now: Instant) -> None:
         elif trial.until <= now:
             _over(machine, trial, Verdict.VOID, Reason.NO_VERDICT, now)
     for name, undo in list(known.undoing.items()):
-        job = machine.jobs[name]
+        job = machine.state.jobs[name]
         if job.change is None and job.asked is None and job.successor is None:
             _put_back(machine, job, undo, now)
 
@@ -269,14 +271,14 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
     """
     left, telling = dict[str, tuple[Instant, Instant]](), machine.soft.telling
     for name, (since, at) in telling.unsettled.items():
-        job = machine.jobs.get(name)
+        job = machine.state.jobs.get(name)
         if at > now:
             left[name] = since, at
         elif not at:
             left[name] = now, after(now, SETTLES)
         elif job is None or job.spec.vc not in machine.soft.planned:
             pass
-        elif job.state is State.RUNNING and not packs.shares(machine, job):
+        elif job.state is State.RUNNING and not sharing.shares(machine.state, job):
             pace = machine.soft.paces.get(name)
             if job.change is None and pace is not None and pace[1] > after(since, WINDOW):
                 telling.settled[name] = job.attempt
@@ -296,7 +298,7 @@ def _put_back(machine: AllocatorMachine, job: JobState, undo: Undo, now: Instant
     if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
         changing.leave(machine, job, None, now, "after a trial")
     ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
-    if ready and not (resizing.refusal(job, undo.workers) or packs.shares(machine, job)):
+    if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(machine.state, job)):
         resizing.begin(machine, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
 
 
@@ -326,10 +328,9 @@ def _over(
 
 
 def check(machine: AllocatorMachine) -> None:
-    """Assert that what is known fits together, and that nobody is left as a trial left him."""
-    tries.check(machine)
-    for name, undo in machine.tries.undoing.items():
-        job = machine.jobs[name]
+    """Assert that no job is left as a trial left it."""
+    for name, undo in machine.state.tries.undoing.items():
+        job = machine.state.jobs[name]
         calm = job.change is None and job.asked is None and job.successor is None
         stands = undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED)
         assert not (calm and stands), (name, undo)
@@ -343,17 +344,19 @@ def _disturbed(machine: AllocatorMachine, trial: TrialBegun) -> str:
 def _split(machine: AllocatorMachine, trial: TrialBegun) -> str:
     """Return why the jobs of a pack are not together any more, or not alone."""
     for each in trial.jobs:
-        job = machine.jobs.get(each.job)
+        job = machine.state.jobs.get(each.job)
         if job is None or job.attempt != each.attempt:
             return f"{each.job} is over"
         if job.state not in (State.BOUND, State.RUNNING) and not _resumes(job):
             return f"{each.job} is {job.state}"
     guest, others = trial.jobs[0], {(each.job, each.attempt) for each in trial.jobs[1:]}
-    live = machine.jobs[guest.job].live
-    if set(packs.partners(machine, live, (guest.job, guest.attempt))) != others:
+    live = machine.state.jobs[guest.job].live
+    if set(sharing.partners(machine.state, live, (guest.job, guest.attempt))) != others:
         return "others came to those GPUs, or left them"
     for name, attempt in sorted(others):
-        beside = set(packs.partners(machine, machine.jobs[name].live, (name, attempt)))
+        beside = set(
+            sharing.partners(machine.state, machine.state.jobs[name].live, (name, attempt))
+        )
         if not beside <= {(each.job, each.attempt) for each in trial.jobs}:
             return f"others came to the GPUs of {name}"
     return ""
@@ -367,11 +370,11 @@ def _resumes(job: JobState) -> bool:
 def _strays(machine: AllocatorMachine, trial: TrialBegun) -> str:
     """Return why a job is not, and is not about to be, as it was moved or grown to be."""
     each, moves = trial.jobs[0], trial.kind in MOVES
-    job = machine.jobs.get(each.job)
+    job = machine.state.jobs.get(each.job)
     if job is None:
         return f"{each.job} is over"
     goal = job.change.goal if job.change is not None else None
-    if trial.trial not in machine.tries.done:
+    if trial.trial not in machine.state.tries.done:
         mine = job.attempt == each.attempt or job.succeeds(each.attempt)
         if mine and goal is (Goal.MIGRATE if moves else Goal.RESIZE):
             return ""
@@ -382,20 +385,20 @@ def _strays(machine: AllocatorMachine, trial: TrialBegun) -> str:
         return f"{each.job} is changed again: {goal}"
     if trial.grown and job.size != trial.grown:
         return f"{each.job} has {job.size} workers"
-    if packs.shares(machine, job):
+    if sharing.shares(machine.state, job):
         return f"others came to the GPUs of {each.job}"
     return ""
 
 
 def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
     """Return when all jobs of a trial began to run as they are; 0: some have yet to."""
-    jobs = [machine.jobs[each.job] for each in trial.jobs]
+    jobs = [machine.state.jobs[each.job] for each in trial.jobs]
     if any(job.state is not State.RUNNING for job in jobs):
         return Instant(0)
     if any(job.change is not None and job.change.goal is not Goal.SHARE for job in jobs):
         return Instant(0)
     if trial.kind is not Kind.PACK:
-        return machine.tries.done.get(trial.trial, Instant(0))
+        return machine.state.tries.done.get(trial.trial, Instant(0))
     return max(trial.at, *(job.since for job in jobs))
 
 
@@ -417,7 +420,7 @@ def tell(machine: AllocatorMachine, now: Instant) -> None:
             needed_milli=trial.needed_milli,
             jobs=trial.jobs,
         )
-        for trial in machine.tries.open.values()
+        for trial in machine.state.tries.open.values()
     )
     if opened != soft.telling.told or (opened and soft.telling.again <= now):
         machine.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))

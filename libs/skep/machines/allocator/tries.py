@@ -5,329 +5,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from skep.cells.levels import gpus_owned
-from skep.machines.allocator import lately, paces, packs, pairs
-from skep.machines.allocator.jobs import JobState, State
 from skep.policy.view import TrialView
-from skep.units import Duration, Instant, after, seconds
-from skep.wire.changes import Goal, JobChanged, Result
-from skep.wire.facts import AllocatorFact
-from skep.wire.packs import GpusShared
-from skep.wire.reasons import Reason
-from skep.wire.trials import Kind, TrialBegun, TrialFact, TrialOver, Verdict
+from skep.units import Instant, after
+from skep.wire.trials import Kind
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
-
-MOVES = (Kind.MIGRATE, Kind.DEFRAG)
-
-COOLS = seconds(3600.0)
-"""How long what was not worth it is not tried again between jobs of the same families of a VC."""
-DOUBLED_MAX = 4
-"""So often at most that time doubles: each time that it is no success again when it may be."""
-HURTS = -250
-"""Thousandths: what is worse than was needed by so much counts as if it had failed twice. What is
-hardly worse may be better another time."""
-COOLS_VOID = seconds(600.0)
-"""Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
-gives no samples, so the worst there is ends like that."""
-HOUR = seconds(3600.0)
-PAIR_MAX = 3
-"""Packs of the same two jobs that are tried within an hour: what goes well together comes apart
-when there are GPUs for both, and is not brought together anew for all who come for a while."""
-JOB_MAX = 6
-JOB_MOVES_MAX = 3
-"""Trials begun within an hour that touch one job, and of these moves, each of which costs its job
-one pause, or two. A pack that is undone costs its guest some seconds."""
-GPU_MAX, VC_LEAST, VC_MOST = 3, 60, 2000
-"""Likewise of a VC: so many for each of its GPUs, between bounds, and half as many moves. What a
-policy can waste is about a per cent, whatever the VC's size."""
-COOLING_MAX = 200
-"""What is remembered of a VC's failures: the latest."""
-SHRINKS_MAX = 3
-"""How often ranks are asked to be as few as before; then the gang keeps its size."""
-PAIR = "pair"
-GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
-"""States of a job of which nothing is left that a trial has changed."""
-
-
-class Cooling(msgspec.Struct, frozen=True):
-    """What is not tried again before `until`: it was no success `times` times in a row."""
-
-    kind: Kind
-    families: tuple[str, ...]
-    until: Instant
-    times: int = 1
-
-    @property
-    def known(self) -> Instant:
-        """Return until when it is remembered that it was no success."""
-        return after(self.until, Duration(COOLS << self.times))
-
-
-class Undo(msgspec.Struct):
-    """What has yet to be put back of a job: a guest leaves its host, a gang has `workers` again."""
-
-    trial: int
-    kind: Kind
-    attempt: int
-    why: Reason
-    workers: int = 0
-    servers: int = 0
-    refused: int = 0
-    """How often its ranks would not."""
-
-
-class Tries(msgspec.Struct):
-    """What is known of trials: durable."""
-
-    latest: int = 0
-    open: dict[int, TrialBegun] = {}
-    of_job: dict[str, int] = {}
-    """The open trial of each job that is in one."""
-    done: dict[int, Instant] = {}
-    """By open trial of a move or a growth: since when the job runs as it is to be measured."""
-    cooling: dict[str, dict[str, Cooling]] = {}
-    """By VC, by kind and families: what is not tried again for now."""
-    begun: dict[str, list[Instant]] = {}
-    """By whom or what is counted: when trials were begun, oldest first, of the last hour."""
-    solo: dict[str, int] = {}
-    """By unfinished job that was packed on trial: its rate on GPUs of its own."""
-    undoing: dict[str, Undo] = {}
-
-
-def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
-    """Return what jobs are alike by, each's family or else its name and VC, in order."""
-    return tuple(sorted(job.spec.size.family or f"{job.spec.vc}/{job.spec.name}" for job in jobs))
-
-
-def key(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of: no two lists of families share one, blanks or not."""
-    return msgspec.json.encode((kind, *named)).decode()
-
-
-def key_by_rules_1(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of in logs by rules 1, where families with blanks can coincide."""
-    return " ".join((kind, *named))
-
-
-def raise_rules(tries: Tries) -> None:
-    """Name the cool-downs that earlier rules left as they are named now."""
-    for vc, known in tries.cooling.items():
-        tries.cooling[vc] = {key(each.kind, each.families): each for each in known.values()}
-
-
-def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
-    """Return under what names a trial is counted: all of a job and VC, and what moves."""
-    whom = *jobs, f"vc:{vc}"
-    if kind is Kind.PACK:
-        return *whom, " ".join((PAIR, vc, *sorted(jobs)))
-    return *whom, *((f"moves {name}" for name in whom) if kind in MOVES else ())
-
-
-def full(machine: AllocatorMachine, name: str) -> Instant:
-    """Return until when nothing is begun that is counted under a name; not after now: it may be."""
-    begun, moves = machine.tries.begun.get(name, ()), name.startswith("moves ")
-    if name.startswith(f"{PAIR} "):
-        most = PAIR_MAX
-    elif "vc:" in name:
-        most = _most_of_vc(machine, name.partition("vc:")[2]) // (2 if moves else 1)
-    else:
-        most = JOB_MOVES_MAX if moves else JOB_MAX
-    return after(begun[-most], HOUR) if len(begun) >= most else Instant(0)
-
-
-def _most_of_vc(machine: AllocatorMachine, vc: str) -> int:
-    gpus = gpus_owned(machine.cells.cluster, vc) if vc in machine.cells.cluster.vcs else 0
-    return min(max(GPU_MAX * gpus, VC_LEAST), VC_MOST)
-
-
-# --- for policies --------------------------------------------------------------------------------
-
-
-def number(machine: AllocatorMachine, job: JobState) -> int:
-    """Return the open trial of a job, or the one whose change is being put back; 0: none."""
-    undo = machine.tries.undoing.get(job.job)
-    return machine.tries.of_job.get(job.job, undo.trial if undo is not None else 0)
+from skep.ledger import records, trial_facts
 
 
 def limits(machine: AllocatorMachine, name: str) -> dict[str, Any]:
     """Return until when no trial of a job, or of `vc:` and a VC, is begun, as views tell it."""
-    return {"trial_after": full(machine, name), "move_after": full(machine, f"moves {name}")}
+    return {
+        "trial_after": trial_facts.full(machine.state, name),
+        "move_after": trial_facts.full(machine.state, f"moves {name}"),
+    }
 
 
 def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:
     """Return what is not to be tried in a VC now."""
     cools = tuple(
         TrialView(each.kind, each.families, each.until)
-        for each in machine.tries.cooling.get(vc, {}).values()
+        for each in machine.state.tries.cooling.get(vc, {}).values()
         if now < each.until
     )
-    return cools + tuple(_tired(machine.tries, vc, now))
+    return cools + tuple(_tired(machine.state.tries, vc, now))
 
 
-def _tired(tries: Tries, vc: str, now: Instant) -> Iterator[TrialView]:
+def _tired(tries: records.Tries, vc: str, now: Instant) -> Iterator[TrialView]:
     """Yield whose packs were tried often enough, for the rest of the hour."""
     for name, begun in tries.begun.items():
-        if len(begun) >= PAIR_MAX and name.startswith(f"{PAIR} {vc} "):
-            until = after(begun[-PAIR_MAX], HOUR)
+        if len(begun) >= trial_facts.PAIR_MAX and name.startswith(f"{trial_facts.PAIR} {vc} "):
+            until = after(begun[-trial_facts.PAIR_MAX], trial_facts.HOUR)
             if now < until:
                 yield TrialView(Kind.PACK, (), until, tuple(name.split(" ")[2:]))
-
-
-# --- facts ---------------------------------------------------------------------------------------
-
-
-def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
-    """Take over one fact."""
-    tries = machine.tries
-    match fact:
-        case TrialBegun():
-            tries.latest = fact.trial
-            tries.open[fact.trial] = fact
-            for each in fact.jobs:
-                tries.of_job[each.job] = fact.trial
-                if fact.kind is Kind.PACK:
-                    tries.solo[each.job] = each.solo_milli
-            for name in counted(fact.kind, [each.job for each in fact.jobs], fact.vc):
-                recent = [at for at in tries.begun.get(name, ()) if fact.at - HOUR < at]
-                tries.begun[name] = [*recent, fact.at]
-            _prune(tries, fact.at)
-        case TrialOver():
-            trial = tries.open.pop(fact.trial)
-            tries.done.pop(fact.trial, None)
-            if trial.kind is Kind.PACK:
-                pairs.judged(machine, fact, trial.needed_milli)
-            for each in trial.jobs:
-                del tries.of_job[each.job]
-                if each.job not in machine.jobs:
-                    _forget(tries, each.job)
-            if fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS:
-                _cool(tries, trial, fact, key if machine.rules > 1 else key_by_rules_1)
-            if fact.verdict is not Verdict.KEPT:
-                _put_back(machine, trial, fact)
-
-
-def follow(machine: AllocatorMachine, fact: AllocatorFact) -> None:
-    """Take over what any fact means for trials: what is measured by now, what is put back."""
-    tries, name = machine.tries, getattr(fact, "job", "")
-    if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):
-        machine.soft.telling.touched = machine.soft.telling.stale = True
-    if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
-        _changed(machine, fact)
-    elif isinstance(fact, JobChanged) and fact.goal is Goal.RESUME and machine.jobs[name].mixed:
-        paces.disturbed(machine, machine.jobs[name])  # It may be alone from now on.
-    for other, undo in list(tries.undoing.items()):
-        if not _owed(machine, other, undo):
-            del tries.undoing[other]
-            if machine.soft.planned:
-                machine.soft.touched[other] = None
-
-
-def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
-    """Take over that a job was moved, or has another size, or that it came to nothing."""
-    tries, undo = machine.tries, machine.tries.undoing.get(fact.job)
-    if fact.result is not Result.DONE:
-        if undo is not None and fact.goal is Goal.RESIZE:
-            undo.refused += 1
-        return
-    machine.soft.telling.unsure[fact.job] = Instant(0)
-    for known in (tries.solo, machine.soft.telling.alone, machine.soft.telling.settled):
-        known.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
-    if machine.jobs[fact.job].mixed:
-        machine.soft.telling.unsettled[fact.job] = Instant(0), Instant(0)
-    opened = tries.of_job.get(fact.job, 0)
-    trial = tries.open.get(opened)
-    if trial is None or trial.kind is Kind.PACK or opened in tries.done:
-        return
-    job = machine.jobs[fact.job]
-    moved = fact.goal is Goal.MIGRATE and trial.kind in MOVES
-    if job.attempt == trial.jobs[0].attempt and (moved or job.size == trial.grown):
-        tries.done[opened] = fact.at
-
-
-def _cool(
-    tries: Tries, trial: TrialBegun, fact: TrialOver, name_of: Callable[[Kind, Sequence[str]], str]
-) -> None:
-    known, named = tries.cooling.get(trial.vc, {}), name_of(trial.kind, trial.families)
-    before = known.get(named)
-    times = before.times if before is not None and fact.at < before.known else 0
-    if fact.why is Reason.TRIAL_DISTURBED:
-        until = after(fact.at, COOLS_VOID)
-    else:
-        # Of several at a time each says the same; one that was void said nothing.
-        again = not times or before is None or before.until <= fact.at
-        hurts = again and fact.gain_milli <= HURTS
-        times = min(times + again + hurts, DOUBLED_MAX)
-        until = after(fact.at, Duration(COOLS << (times - 1)))
-    if before is not None:  # One may be void: what another has shown stands.
-        until = max(until, before.until)
-    cools = {name: each for name, each in known.items() if fact.at < each.known and name != named}
-    cools[named] = Cooling(trial.kind, trial.families, until, times)
-    while len(cools) > COOLING_MAX:
-        del cools[next(iter(cools))]
-    tries.cooling[trial.vc] = cools
-
-
-def _put_back(machine: AllocatorMachine, trial: TrialBegun, fact: TrialOver) -> None:
-    """Note what of a job has to be put back; one that moved goes back at once or never."""
-    tried = trial.jobs[0]
-    undo = Undo(trial.trial, trial.kind, tried.attempt, fact.why, trial.workers, trial.servers)
-    job = machine.jobs.get(tried.job)
-    resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
-    # Whoever has the gang be of another size meanwhile wants that size.
-    if trial.kind not in MOVES and not resizes and _owed(machine, tried.job, undo):
-        machine.tries.undoing[tried.job] = undo
-
-
-def _owed(machine: AllocatorMachine, name: str, undo: Undo) -> bool:
-    """Return whether something is left to be put back."""
-    job = machine.jobs.get(name)
-    if job is None or (job.state in GONE and undo.kind is Kind.GROW):
-        return False
-    if undo.kind is Kind.GROW:
-        return job.size > undo.workers and undo.refused < SHRINKS_MAX
-    return job.attempt == undo.attempt and packs.shares(machine, job)
-
-
-def ended(machine: AllocatorMachine, job: JobState) -> None:
-    """Take over that a job is over: of one in an open trial, its verdict forgets it."""
-    lately.ended(machine, job.job)
-    pairs.parted(machine, job)
-    if job.job not in machine.tries.of_job:
-        _forget(machine.tries, job.job)
-
-
-def _forget(tries: Tries, name: str) -> None:
-    tries.solo.pop(name, None)
-    tries.begun.pop(name, None)
-    tries.begun.pop(f"moves {name}", None)
-
-
-def _prune(tries: Tries, now: Instant) -> None:
-    """Forget pairs of which nothing was tried for an hour: they may both be over."""
-    old = [
-        name
-        for name, begun in tries.begun.items()
-        if name.startswith(f"{PAIR} ") and begun[-1] <= now - HOUR
-    ]
-    for name in old:
-        del tries.begun[name]
-
-
-def check(machine: AllocatorMachine) -> None:
-    """Assert that whatever is known of trials is of jobs that there are."""
-    tries = machine.tries
-    assert tries.of_job == {
-        each.job: number for number, trial in tries.open.items() for each in trial.jobs
-    }
-    assert all(number == trial.trial <= tries.latest for number, trial in tries.open.items())
-    assert tries.done.keys() <= tries.open.keys()
-    assert all(_owed(machine, name, undo) for name, undo in tries.undoing.items())
-    for name in tries.solo:
-        assert name in machine.jobs or name in tries.of_job, name

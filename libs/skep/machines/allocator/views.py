@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellviews, cellwork, lately, paces, packs, pairs, tries
+from skep.ledger import attempt_names, move_costs, pairs, sharing, trial_facts
+from skep.ledger.job_state import GIVES_WAY, JobState, State
+from skep.machines.allocator import cellviews, cellwork, paces, tries
 from skep.machines.allocator.demand import Demand
-from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policy.api import Policy
 from skep.policy.registry import NoPolicy, make
@@ -197,11 +198,11 @@ def borrowing(machine: AllocatorMachine, job: JobState) -> bool:
     its tenant has suspended, or is sharing or moving, is left as it is.
     """
     if job.state is State.RESERVED:
-        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
+        hold = machine.state.cells.holds[attempt_names.holder(job.job, job.following)]
         return not hold.guaranteed and not job.spec.opportunistic
     runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
-    shares = job.mixed and packs.shares(machine, job)
-    return runs and job.job in machine.borrowed and job.successor is None and not shares
+    shares = job.mixed and sharing.shares(machine.state, job)
+    return runs and job.job in machine.state.borrowed and job.successor is None and not shares
 
 
 def comes_anew(machine: AllocatorMachine, job: JobState) -> bool:
@@ -237,10 +238,10 @@ def lines(machine: AllocatorMachine) -> dict[str, list[JobState]]:
     found: dict[str, list[JobState]] = {}
     anew = machine.soft.anew
     for name in list(anew):
-        if name not in machine.jobs or machine.jobs[name].state is not State.STOPPING:
+        if name not in machine.state.jobs or machine.state.jobs[name].state is not State.STOPPING:
             del anew[name]
-    begins_anew = [machine.jobs[name] for name in anew if name not in machine.borrowed]
-    for job in (*machine.borrowed.values(), *machine.away.values(), *begins_anew):
+    begins_anew = [machine.state.jobs[name] for name in anew if name not in machine.state.borrowed]
+    for job in (*machine.state.borrowed.values(), *machine.state.away.values(), *begins_anew):
         if job.lent and lent(machine, job):
             found.setdefault(job.spec.vc, []).append(job)
     for line in found.values():
@@ -263,18 +264,9 @@ def behind(machine: AllocatorMachine, job: JobState, lent_jobs: dict[str, list[J
     line = lent_jobs.get(job.spec.vc)
     if line and line[-1].entry < job.entry:
         return True
-    queue = machine.queues.get((job.spec.vc, False))
+    queue = machine.state.queues.get((job.spec.vc, False))
     head = queue.head() if queue is not None else None
     return head is not None and head.claim < job.entry
-
-
-def ended(machine: AllocatorMachine, job: JobState) -> None:
-    """Keep what service a job had had, where a policy may learn from it."""
-    vc = machine.cells.cluster.vcs.get(job.spec.vc)
-    if vc is not None and vc.policy != FIFO and not job.spec.opportunistic:
-        kept = machine.served.setdefault(job.spec.vc, [])
-        kept.append(job.served * job.size * job.spec.resources.gpus)
-        del kept[:-ENDED_KEPT]
 
 
 # --- what happened -------------------------------------------------------------------------------
@@ -311,13 +303,13 @@ def predicted(machine: AllocatorMachine, job: JobState, advice: JobAdvice) -> No
 def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
     """Make the views again of jobs about which something is new; `due`: that asks for a plan."""
     soft = machine.soft
-    if soft.planned_for is not machine.cells.cluster:
+    if soft.planned_for is not machine.state.cells.cluster:
         _take_up(machine)
     if not soft.planned or not soft.touched:
         return
     touched, soft.touched = soft.touched, {}
     for name in touched:
-        job = machine.jobs.get(name)
+        job = machine.state.jobs.get(name)
         if job is None:
             soft.left.pop(name, None)
             paces.forget(machine, name)
@@ -335,7 +327,7 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
 
 def _take_up(machine: AllocatorMachine) -> None:
     """Follow the cluster: a VC whose policy is another than before begins anew."""
-    soft, cluster = machine.soft, machine.cells.cluster
+    soft, cluster = machine.soft, machine.state.cells.cluster
     soft.planned_for = cluster
     before, soft.planned, soft.unmade = soft.planned, {}, {}
     for name, vc in cluster.vcs.items():
@@ -354,7 +346,7 @@ def _take_up(machine: AllocatorMachine) -> None:
             soft.planned[name] = known
             known.due = True
             known.fits.clear()
-    for job in machine.jobs.values() if soft.planned else ():
+    for job in machine.state.jobs.values() if soft.planned else ():
         planned = soft.planned.get(job.spec.vc)
         if planned is not None and not job.spec.opportunistic:
             planned.show(machine, job)
@@ -367,12 +359,12 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     """Return what a policy sees of a job; None if there is nothing to be decided about it."""
     waits = borrowing(machine, job)
     phase = Phase.WAITING if waits else _phase(job)
-    if phase is None or job.job in machine.parked:
+    if phase is None or job.job in machine.state.parked:
         return None
     spec, gpus = job.spec, job.spec.resources.gpus
     expected = spec.size.run_time
     attempt = job.job, job.attempt
-    partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
+    partners = sharing.partners(machine.state, job.live, attempt) if job.mixed else ()
     since, served, pace = job.since, job.served, paces.shown(machine, job)
     if job.state is State.RUNNING and phase is not Phase.RUNNING and not waits:
         # It runs until its change is done; what it had when that began counts.
@@ -401,14 +393,14 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         nodes=() if phase is Phase.WAITING else _nodes(machine, job),
         devices=() if phase in (Phase.WAITING, Phase.RESERVED) else _devices(job),
         chain=job.chain,
-        borrows=job.job in machine.borrowed and not waits,
+        borrows=job.job in machine.state.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
-        pause=lately.pause(machine, job),
-        trial=tries.number(machine, job),
+        pause=move_costs.pause(machine.state, job),
+        trial=trial_facts.number(machine.state, job),
         measured=paces.solo(machine, job, pace) > 0,
         **tries.limits(machine, job.job),
-        **pairs.shown(machine, job),
+        **pairs.shown(machine.state, job),
         **pace,
     )
 
@@ -460,8 +452,8 @@ def _left(machine: AllocatorMachine, job: JobState, served: int) -> Duration | N
 def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], ...]:
     if job.state is not State.RESERVED:
         return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
-    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
-    shape, counts = machine.cells.chains[hold.chain].topology, dict[str, int]()
+    hold = machine.state.cells.holds[attempt_names.holder(job.job, job.following)]
+    shape, counts = machine.state.cells.chains[hold.chain].topology, dict[str, int]()
     for spot in hold.spots:
         node = shape.node(spot.leaves[0])
         counts[node] = counts.get(node, 0) + len(spot.leaves)
@@ -482,7 +474,7 @@ def freed(machine: AllocatorMachine, vc: str) -> int:
     """Return how often something of a VC's cells came free, whatever others did."""
     return sum(
         pool.freed
-        for chain in machine.cells.chains.values()
+        for chain in machine.state.cells.chains.values()
         for (owner, _), pool in chain.pools.items()
         if owner == vc
     )
@@ -492,7 +484,7 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
     whole = 0
     parts: dict[str, PinView] = {}
-    for chain in machine.cells.chains.values():
+    for chain in machine.state.cells.chains.values():
         for (vc, pin), pool in chain.pools.items():
             if vc != planned.vc:
                 continue
@@ -513,10 +505,10 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         free_cells=cellviews.free_cells(machine, planned.vc) if planned.policy.sees_cells else {},
         changed=freed(machine, planned.vc),
-        ended=tuple(machine.served.get(planned.vc, ())),
+        ended=tuple(machine.state.served.get(planned.vc, ())),
         cooling=tries.cooling(machine, planned.vc, now) if planned.policy.sees_rates else (),
         **tries.limits(machine, f"vc:{planned.vc}"),
-        quiet_since=machine.lately.came.get(planned.vc, Instant(0)),
+        quiet_since=machine.state.lately.came.get(planned.vc, Instant(0)),
     )
 
 

@@ -8,11 +8,12 @@ run on, and an operator is told. An alarm is over once the same place is found i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from skep.cells.patrol import Broken, Patrol, check_hold, unsafe_levels
-from skep.machines.allocator import cellwork
+from skep.ledger import attempt_names
+from skep.ledger.state import Place
 from skep.machines.base import Record
 from skep.units import Instant, after, seconds
 from skep.wire import codec
@@ -55,9 +56,6 @@ WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError
 OF_POLICIES = (Reason.POLICY_FAILED, Reason.NOT_ITS_JOB)
 """What is said of policies: it is over with the next plan that is right, or another policy."""
 
-Place = tuple[Reason, str, str]
-"""What is broken: rule, chain, and where."""
-
 
 def look(machine: AllocatorMachine, now: Instant) -> None:
     """Look at what a decision may have broken."""
@@ -68,16 +66,16 @@ def look(machine: AllocatorMachine, now: Instant) -> None:
     ]
     if not facts:
         return
-    cells = machine.cells
+    cells = machine.state.cells
     found: list[Broken] = []
     for chain in cells.chains.values():
         _collect(found, unsafe_levels(chain))
     for fact in facts:
         if type(fact) in HOLDS:
-            _collect(found, check_hold(cells, cellwork.holder(fact.job, fact.attempt)))
-    if machine.alarms:
+            _collect(found, check_hold(cells, attempt_names.holder(fact.job, fact.attempt)))
+    if machine.state.alarms:
         broken = {_place(each) for each in found}
-        for place in [each for each in machine.alarms if each[0] is Reason.CELLS_UNSAFE]:
+        for place in [each for each in machine.state.alarms if each[0] is Reason.CELLS_UNSAFE]:
             if place not in broken:
                 _over(machine, place, now)
     if found:
@@ -91,15 +89,17 @@ def go_round(machine: AllocatorMachine, now: Instant) -> None:
         return
     soft.patrol_at = after(now, ROUND_EVERY)
     patrol = soft.patrol
-    if patrol is None or patrol.over or patrol.cells is not machine.cells:
-        patrol = soft.patrol = Patrol(machine.cells)
+    if patrol is None or patrol.over or patrol.cells is not machine.state.cells:
+        patrol = soft.patrol = Patrol(machine.state.cells)
         soft.seen = {}
     found: list[Broken] = []
     _collect(found, patrol.step(ROUND_GPUS))
     _raise(machine, found, now)
     if patrol.over:
         for place in [
-            each for each in machine.alarms if each not in soft.seen and each[0] not in OF_POLICIES
+            each
+            for each in machine.state.alarms
+            if each not in soft.seen and each[0] not in OF_POLICIES
         ]:
             _over(machine, place, now)
 
@@ -107,14 +107,14 @@ def go_round(machine: AllocatorMachine, now: Instant) -> None:
 def policy_wrong(machine: AllocatorMachine, vc: str, rule: Reason, text: str, now: Instant) -> None:
     """Say once of a VC's policy what is wrong with its plans."""
     place = rule, "", vc
-    known = machine.alarms.get(place)
-    if known is None and len(machine.alarms) < ALARMS_MAX:
+    known = machine.state.alarms.get(place)
+    if known is None and len(machine.state.alarms) < ALARMS_MAX:
         machine.record(CellsAlarm(rule=rule, chain="", where=vc, vcs=(vc,), text=text, at=now))
 
 
 def no_policy(machine: AllocatorMachine, now: Instant) -> None:
     """Say which policies cannot be made, and take back what was said of those no VC has now."""
-    for place in list(machine.alarms):
+    for place in list(machine.state.alarms):
         soft = machine.soft
         gone = place[2] not in soft.planned and place[2] not in soft.unmade
         if place[0] in OF_POLICIES and gone:
@@ -125,17 +125,8 @@ def no_policy(machine: AllocatorMachine, now: Instant) -> None:
 
 def policy_right(machine: AllocatorMachine, vc: str, rule: Reason, now: Instant) -> None:
     """Take back what was said of a VC's policy."""
-    if (rule, "", vc) in machine.alarms:
+    if (rule, "", vc) in machine.state.alarms:
         _over(machine, (rule, "", vc), now)
-
-
-def apply(machine: AllocatorMachine, fact: CellsAlarm) -> None:
-    """Take over that something is broken, or no more."""
-    place = fact.rule, fact.chain, fact.where
-    if fact.over:
-        machine.alarms.pop(place, None)
-    else:
-        machine.alarms[place] = fact
 
 
 def _collect(found: list[Broken], look: Iterator[Broken]) -> None:
@@ -152,8 +143,8 @@ def _raise(machine: AllocatorMachine, found: list[Broken], now: Instant) -> None
     for broken in found:
         place = _place(broken)
         machine.soft.seen[place] = None
-        room = fresh < ALARMS_AT_ONCE and len(machine.alarms) < ALARMS_MAX
-        if place not in machine.alarms and room:
+        room = fresh < ALARMS_AT_ONCE and len(machine.state.alarms) < ALARMS_MAX
+        if place not in machine.state.alarms and room:
             fresh += 1
             machine.record(
                 CellsAlarm(
@@ -169,7 +160,7 @@ def _raise(machine: AllocatorMachine, found: list[Broken], now: Instant) -> None
 
 
 def _over(machine: AllocatorMachine, place: Place, now: Instant) -> None:
-    alarm = machine.alarms[place]
+    alarm = machine.state.alarms[place]
     machine.record(
         CellsAlarm(
             rule=alarm.rule,
@@ -190,10 +181,15 @@ def _place(broken: Broken) -> Place:
 def _story(machine: AllocatorMachine, broken: Broken) -> tuple[str, ...]:
     """Return the latest facts that name the chain, the place, or a VC concerned."""
     names = dict.fromkeys((broken.chain, *broken.vcs, *broken.where.split("/")))
-    node = machine.nodes.get(broken.where)
+    node = machine.state.nodes.get(broken.where)
     if node is not None:
         names.update(dict.fromkeys(job for job, _ in node.holdings))
-    wanted = [f'"{name}"'.encode() for name in names if name]
+    return story_of(machine, [name for name in names if name])
+
+
+def story_of(machine: AllocatorMachine, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the latest facts that name one of these, each cut to STORY_CHARS, oldest first."""
+    wanted = [f'"{name}"'.encode() for name in names]
     told: list[str] = []
     for fact in reversed(machine.soft.story):
         text = _encoded(fact)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from skep.base.timers import NEVER, TimerHeap
 from skep.policy.capacity import Ground, Room
 from skep.policy.gandiva.shares import (
     OWED_SLICES_MAX,
@@ -29,7 +30,7 @@ from skep.policy.gandiva.shares import (
     may_yield,
     owed,
 )
-from skep.policy.incremental import NEVER, Change, Times, add, changes, due, keep
+from skep.policy.incremental import Change, add, changes, keep, set_or_cancel
 from skep.policy.preempt import QUEUED
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Instant
@@ -117,7 +118,7 @@ class Books:
         """By node: sizes of the jobs on it, in the order of the view."""
         self.awake: dict[str, None] = {}
         """Suspended jobs that a plan has to look at."""
-        self.slices, self.stands = Times(), Times()
+        self.slices, self.stands = TimerHeap[str](), TimerHeap[str]()
         """When each that may be suspended has run for a slice; when each that has run before has
         stood back for one."""
         self._counts: dict[str, dict[int, int]] = {}
@@ -135,7 +136,7 @@ class Books:
         """How many of them are found again in a plan."""
         self._kinds: dict[str, Kind | None] = {}
         """By job; None: it has all of its time."""
-        self._quiet = Times()
+        self._quiet = TimerHeap[str]()
         self._ranks: dict[Alike, dict[str, Rank]] = {}
         self._ranked: dict[str, tuple[Alike, ...]] = {}
         self._unranked: dict[str, None] = {}
@@ -168,16 +169,16 @@ class Books:
         self._unranked.update(touched)
         for node in touched:
             self.wake(self.homes.get(node, ()))
-        self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
+        self.awake.update(dict.fromkeys(self._quiet.pop_due(view.now)))
         for times in (self.slices, self.stands):
-            times.pass_by(view.now)
+            times.pop_due(view.now)
         again, self._again = self._again[: self._part], self._again[self._part :]
         self._bound(again)
 
     def wake(self, names: Iterable[str]) -> None:
         """Have the next plan look at these."""
         for name in names:
-            self._quiet.drop(name)
+            self._quiet.cancel(name)
             self.awake[name] = None
 
     def _settle(self) -> None:
@@ -186,7 +187,7 @@ class Books:
             until = self._quiet_until(self.waiting[name])
             if until > self.now:
                 del self.awake[name]
-                self._quiet.put(name, until)
+                self._quiet.set_timer(name, until)
 
     def _bound(self, names: Iterable[str]) -> None:
         """Find bounds again of those that are let be."""
@@ -195,13 +196,13 @@ class Books:
             if job is not None and is_home(job) and name not in self.awake:
                 until = self._quiet_until(job)
                 if until > self.now:
-                    self._quiet.put(name, until)
+                    self._quiet.set_timer(name, until)
                 else:
                     self.wake((name,))
 
     def near(self, until: int) -> list[JobView]:
         """Return who is let be, and yet could be owed enough by then."""
-        return [self.waiting[name] for _, name in self._quiet.peek(until)]
+        return [self.waiting[name] for _, name in self._quiet.upcoming(until)]
 
     # --- what plans ask for ----------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Books:
                 add(self._stays, job.pin, sign * job.gpus)
             if may_yield(job):
                 keep(self.able, job, come)
-                due(self.slices, name, job.since + self._slice, come)
+                set_or_cancel(self.slices, name, job.since + self._slice, come)
         if job.phase in QUEUED:
             self._queue(job, come)
 
@@ -322,7 +323,7 @@ class Books:
         name = job.job
         keep(self.waiting, job, come)
         if job.began_at:
-            due(self.stands, name, job.waiting_since + self._slice, come)
+            set_or_cancel(self.stands, name, job.waiting_since + self._slice, come)
         if not is_home(job):
             keep(self.loose, job, come)
             return
@@ -338,7 +339,7 @@ class Books:
             self.awake[name] = None
         else:
             self.awake.pop(name, None)
-            self._quiet.drop(name)
+            self._quiet.cancel(name)
 
     def _follow_nodes(self, view: VcView, touched: dict[str, None]) -> None:
         """Take over nodes that are different; in `touched` are those with other jobs."""

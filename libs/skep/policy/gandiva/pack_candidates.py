@@ -10,9 +10,10 @@ from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator
 from heapq import merge
 
+from skep.base.timers import TimerHeap
 from skep.policy.capacity import Place
 from skep.policy.gandiva.rules import profiled
-from skep.policy.incremental import Times, keep
+from skep.policy.incremental import keep
 from skep.policy.view import JobView, Phase
 from skep.units import Instant
 
@@ -40,7 +41,7 @@ class Couples:
         self._known: object = None
         """What the blocked ones looked by."""
         self._resting: dict[str, JobView] = {}
-        self._rests = Times()
+        self._rests = TimerHeap[str]()
 
     def count(self, job: JobView, come: bool, now: Instant) -> None:
         """Take a job in, or out as it was."""
@@ -48,15 +49,15 @@ class Couples:
             return
         if come and now < job.trial_after:
             self._resting[job.job] = job
-            self._rests.put(job.job, job.trial_after)
+            self._rests.set_timer(job.job, job.trial_after)
         elif not come and self._resting.pop(job.job, None) is not None:
-            self._rests.drop(job.job)
+            self._rests.cancel(job.job)
         else:
             self._count(job, come)
 
     def follow(self, now: Instant) -> None:
         """Take in who has been let be for long enough."""
-        for name in self._rests.pop(now):
+        for name in self._rests.pop_due(now):
             self._count(self._resting.pop(name), come=True)
 
     def _count(self, job: JobView, come: bool) -> None:

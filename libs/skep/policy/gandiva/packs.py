@@ -14,9 +14,10 @@ from math import inf
 
 from msgspec.structs import replace
 
+from skep.base.timers import TimerHeap
 from skep.policy.gandiva.rules import MILLI, Rules, on_them, turns_give
 from skep.policy.gandiva.state import Known
-from skep.policy.incremental import Change, Times, add, changes, due
+from skep.policy.incremental import Change, add, changes, set_or_cancel
 from skep.policy.plan import Action, Pack, Plan, Suspend
 from skep.policy.preempt import QUEUED
 from skep.policy.view import HOLDING, JobView, Phase, VcView
@@ -60,7 +61,7 @@ class Units:
         """By the job that leads: who is to go on beside it, as it did before."""
         self._joins: dict[str, JobView] = {}
         """Those of them where the one that leads runs."""
-        self._parting = Times()
+        self._parting = TimerHeap[str]()
         """By the job that leads: when it is not followed any more."""
         self._leads: dict[str, str] = {}
         """By each job of a pack: who leads."""
@@ -77,11 +78,11 @@ class Units:
         """By pin: the highest priority of those; beyond all if one of them is late."""
         self._late: dict[str, dict[str, None]] = {}
         """By pin: who came a slice ago and has never run, and not LATE_SLICES ago yet."""
-        self._comes = Times()
+        self._comes = TimerHeap[str]()
         """When those will be, or are no more."""
         self._minds: dict[str, dict[str, None]] = {}
         """By pin: units that yield to higher priorities only, and to who is late."""
-        self._trials, self._moves = Times(), Times()
+        self._trials, self._moves = TimerHeap[str](), TimerHeap[str]()
         """When each job may be in a trial, or be moved, again."""
         self._shown: dict[str, tuple[JobView, JobView]] = {}
         """Each unit, and as it is seen by those that plan turns."""
@@ -113,7 +114,7 @@ class Units:
             self._rest(old, new)
         stale.update(self._pack(shared))
         stale.update(self._pair(paired))
-        for name in [*self._comes.pop(view.now)]:
+        for name in self._comes.pop_due(view.now):
             self._comes_late(self._jobs[name])
             pins[self._jobs[name].pin] = None
         for pin in pins:
@@ -144,7 +145,7 @@ class Units:
             if not job.began_at:
                 self._late.get(job.pin, {}).pop(job.job, None)
                 at = job.waiting_since + self.rules.slice_ns
-                due(self._comes, job.job, at, come=sign > 0)
+                set_or_cancel(self._comes, job.job, at, come=sign > 0)
 
     def _comes_late(self, job: JobView) -> None:
         """Note that a job has come a slice ago and not run yet, or that this was not for trials."""
@@ -152,7 +153,7 @@ class Units:
         late = self._late.setdefault(job.pin, {})
         if self._now < ends:
             late[job.job] = None
-            self._comes.put(job.job, ends)
+            self._comes.set_timer(job.job, ends)
         else:
             late.pop(job.job, None)
 
@@ -164,15 +165,15 @@ class Units:
         assert job is not None
         for times, before, at in zip((self._trials, self._moves), was, ends, strict=True):
             if at != before and at > self._now:
-                times.put(job.job, at)
+                times.set_timer(job.job, at)
             elif at != before:
-                times.drop(job.job)
+                times.cancel(job.job)
 
     def rests(self) -> Iterator[Instant]:
         """Yield until when some job is to be let be, and when one that has come is late."""
         for times in (self._trials, self._moves, self._comes):
-            times.pass_by(self._now)
-            first = times.first()
+            times.pop_due(self._now)
+            first = times.first_due()
             if first is not None:
                 yield Instant(first)
 
@@ -206,13 +207,13 @@ class Units:
     def _pair(self, paired: dict[str, None]) -> dict[str, None]:
         """Find again whom these jobs follow, or are followed by; return whose unit may change."""
         stale = dict[str, None]()
-        over = [*self._parting.pop(self._now)]
+        over = self._parting.pop_due(self._now)
         for name in (*paired, *over):
             first = self._pairs.get(name)
             if first is not None:
                 guest = self._apart.pop(first)
                 self._joins.pop(first, None)
-                self._parting.drop(first)
+                self._parting.cancel(first)
                 for each in (first, guest.job):
                     del self._pairs[each]
                     stale[each] = None
@@ -229,7 +230,7 @@ class Units:
                 stale.update({leads.job: None, guest.job: None})
                 if leads.phase is Phase.RUNNING:
                     self._joins[leads.job] = guest
-                    self._parting.put(leads.job, leads.since + self.rules.slice_ns // 2)
+                    self._parting.set_timer(leads.job, leads.since + self.rules.slice_ns // 2)
         return stale
 
     # --- how they are seen ------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from skep.base.timers import TimerHeap
 from skep.policy.capacity import Room
 from skep.policy.gandiva.pack_candidates import Couples
 from skep.policy.gandiva.rules import Rules, movable
-from skep.policy.incremental import Times, add, due, keep
+from skep.policy.incremental import add, keep, set_or_cancel
 from skep.policy.preempt import QUEUED
 from skep.policy.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.units import Instant, after
@@ -49,7 +50,7 @@ class Known:
         """By node: how many units are there, suspended ones included, by their GPUs there."""
         self._fresh: dict[str, dict[int, int]] = {}
         """By pin: how many wait that have been nowhere, by their GPUs."""
-        self._hangs: dict[str, Times] = {}
+        self._hangs: dict[str, TimerHeap[str]] = {}
         """By pin: when those will not deserve their GPUs any more that make nothing of them."""
         self._hung: dict[str, Reason] = {}
 
@@ -89,7 +90,9 @@ class Known:
             keep(self.scattered, job, come)
         known = _hangs(job, self._rules) if movable(job, "release") else None
         if known is not None:
-            due(self._hangs.setdefault(job.pin, Times()), job.job, known[1], come)
+            set_or_cancel(
+                self._hangs.setdefault(job.pin, TimerHeap[str]()), job.job, known[1], come
+            )
             self._hung.pop(job.job, None)
 
     def follow(self, now: Instant) -> None:
@@ -119,11 +122,11 @@ class Known:
             times = self._hangs.get(pin)
             if times is None:
                 continue
-            for name in times.pop(self.now):
+            for name in times.pop_due(self.now):
                 told = _hangs(self.jobs[name], self._rules)
                 assert told is not None, name
                 self._hung[name] = told[0]
-            looks.append(times.first(apart))
+            looks.append(times.first_due(apart))
         found = [
             (self.jobs[name], why)
             for name, why in self._hung.items()

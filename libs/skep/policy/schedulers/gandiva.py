@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from skep.base.timers import NEVER
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import Bound, Place, Price, clear_cheapest, make_room_at
 from skep.policy.gandiva.deficits import Books, is_home
@@ -19,7 +20,7 @@ from skep.policy.gandiva.improve import improve
 from skep.policy.gandiva.packs import Units, weight
 from skep.policy.gandiva.rules import Rules
 from skep.policy.gandiva.shares import OWED_SLICES_MAX
-from skep.policy.incremental import NEVER, Change
+from skep.policy.incremental import Change
 from skep.policy.parts import once, span
 from skep.policy.plan import Plan, Suspend, Turn
 from skep.policy.view import JobView, Phase, VcView
@@ -512,8 +513,8 @@ class _Turns:
         if len(books.waiting) == len(placed) or not (there or self._gone or self._leaving):
             return None
         soonest = self._now + max(self._slice // LOOK_PARTS, NS_PER_SECOND // LOOK_PARTS)
-        looks = [next(books.stands.peek(NEVER, placed), (NEVER, ""))[0]]
-        looks.append(next(books.slices.peek(NEVER, self._gone), (NEVER, ""))[0])
+        looks = [next(books.stands.upcoming(NEVER, placed), (NEVER, ""))[0]]
+        looks.append(next(books.slices.upcoming(NEVER, self._gone), (NEVER, ""))[0])
         looks += [self._now + self._slice for _ in self._actions[:1]]
         near = books.near(min(looks))
         looks += self._crosses([*(job for job in without if not _fresh(job)), *near], placed)

@@ -5,44 +5,41 @@ When both have to stand for others, they may go on together without another tria
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from skep.machines.allocator.jobs import JobState
+from skep.ledger.job_state import JobState
+from skep.ledger.state import ClusterState
 from skep.wire.trials import TrialOver, Verdict
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 MILLI = 1000
 
 
-def judged(machine: AllocatorMachine, fact: TrialOver, needed_milli: int) -> None:
+def judged(state: ClusterState, fact: TrialOver, needed_milli: int) -> None:
     """Take over a verdict: a trial of two jobs is a pack."""
     if len(fact.jobs) != 2:
         return
-    pair = [machine.jobs.get(name) for name in fact.jobs]
+    pair = [state.jobs.get(name) for name in fact.jobs]
     kept = fact.verdict is Verdict.KEPT and all(job is not None for job in pair)
     for job, other in zip(pair, reversed(fact.jobs), strict=True):
         if job is None:
             continue
         if kept or job.mate == other:
-            parted(machine, job)
+            parted(state, job)
         if kept:
             job.mate, job.mate_milli = other, max(MILLI, needed_milli + fact.gain_milli)
 
 
-def parted(machine: AllocatorMachine, job: JobState) -> None:
+def parted(state: ClusterState, job: JobState) -> None:
     """Forget with whom a job goes well: its rates may not say so any more."""
-    other = machine.jobs.get(job.mate)
+    other = state.jobs.get(job.mate)
     if other is not None and other.mate == job.job:
         other.mate, other.mate_milli = "", 0
-        if machine.soft.planned:
-            machine.soft.touched[other.job] = None
+        state.delta.views += (other.job,)
     job.mate, job.mate_milli = "", 0
 
 
-def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
+def shown(state: ClusterState, job: JobState) -> dict[str, Any]:
     """Return what of a job's view is known of this."""
-    if job.mate not in machine.jobs:
+    if job.mate not in state.jobs:
         return {}
     return {"mate": job.mate, "mate_milli": job.mate_milli}

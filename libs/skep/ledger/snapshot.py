@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
-from skep.machines.allocator import cellwork, watch
-from skep.machines.allocator.jobs import JobState, State
-from skep.machines.allocator.lately import Lately
-from skep.machines.allocator.suspects import Suspicion
-from skep.machines.allocator.tries import Cooling, Tries, raise_rules
+from skep.ledger import cell_facts
+from skep.ledger.job_state import JobState, State
+from skep.ledger.records import Cooling, Lately, Suspicion, Tries
+from skep.ledger.state import ClusterState, apply_alarm
+from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
 
 PIECE = 200
 """Names in one piece of what is kept of trials."""
@@ -94,47 +90,47 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
 Kept = AllocatorKept | TriedKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
 
 
-def keep(machine: AllocatorMachine) -> Iterator[Kept]:
-    """Yield what `restore` makes the same machine from."""
+def keep(state: ClusterState) -> Iterator[Kept]:
+    """Yield what `restore` makes the same state from."""
     yield AllocatorKept(
-        epoch=machine.epoch,
-        order=machine.order,
-        last_queued=machine.last_queued,
-        asked=machine.asked,
-        queues=tuple(machine.queues),
-        alarms=tuple(machine.alarms.values()),
-        suspicion=machine.suspicion,
-        last_asked=machine.last_asked,
-        served=machine.served,
-        tries=msgspec.structs.replace(machine.tries, begun={}, solo={}, cooling={}),
-        lately=msgspec.structs.replace(machine.lately, pauses={}),
-        rules=machine.rules,
-        unstated=machine.unstated,
+        epoch=state.epoch,
+        order=state.order,
+        last_queued=state.last_queued,
+        asked=state.asked,
+        queues=tuple(state.queues),
+        alarms=tuple(state.alarms.values()),
+        suspicion=state.suspicion,
+        last_asked=state.last_asked,
+        served=state.served,
+        tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}),
+        lately=msgspec.structs.replace(state.lately, pauses={}),
+        rules=state.rules,
+        unstated=state.unstated,
     )
-    yield from _tried(machine)
-    yield take_snapshot(machine.cells)
-    for node in machine.nodes.values():
+    yield from _tried(state)
+    yield take_snapshot(state.cells)
+    for node in state.nodes.values():
         yield _node(node)
-    for job in machine.jobs.values():
+    for job in state.jobs.values():
         yield JobKept(job)
     yield PlacedKept(
-        jobs=tuple(machine.placed),
-        parked=tuple(machine.parked),
-        reserved=tuple(machine.reserved),
-        borrowed=tuple(machine.borrowed),
-        away=tuple(machine.away),
+        jobs=tuple(state.placed),
+        parked=tuple(state.parked),
+        reserved=tuple(state.reserved),
+        borrowed=tuple(state.borrowed),
+        away=tuple(state.away),
     )
 
 
-def _tried(machine: AllocatorMachine) -> Iterator[TriedKept]:
-    tries = machine.tries
+def _tried(state: ClusterState) -> Iterator[TriedKept]:
+    tries = state.tries
     for begun in _begun(tries.begun):
         yield TriedKept(begun=begun)
     for each in _pieces(tries.solo, PIECE):
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
         yield TriedKept(cooling=each)
-    for each in _pieces(machine.lately.pauses, PIECE):
+    for each in _pieces(state.lately.pauses, PIECE):
         yield TriedKept(pauses=each)
 
 
@@ -170,48 +166,48 @@ def _node(node: NodeState) -> NodeKept:
     )
 
 
-def restore(machine: AllocatorMachine, kept: Kept) -> None:
+def restore(state: ClusterState, kept: Kept) -> None:
     """Take over one piece of what was kept, in the order in which it was."""
     match kept:
         case AllocatorKept():
-            machine.epoch, machine.order = kept.epoch, kept.order
-            machine.rules, machine.unstated = kept.rules, kept.unstated
-            machine.last_queued, machine.asked = kept.last_queued, kept.asked
-            machine.last_asked, machine.served = kept.last_asked, kept.served
-            machine.tries, machine.lately = kept.tries, kept.lately
+            state.epoch, state.order = kept.epoch, kept.order
+            state.rules, state.unstated = kept.rules, kept.unstated
+            state.last_queued, state.asked = kept.last_queued, kept.asked
+            state.last_asked, state.served = kept.last_asked, kept.served
+            state.tries, state.lately = kept.tries, kept.lately
             for vc, opportunistic in kept.queues:
-                machine.queue_of(vc, opportunistic=opportunistic)
-            machine.suspicion = kept.suspicion
+                state.queue_of(vc, opportunistic=opportunistic)
+            state.suspicion = kept.suspicion
             for alarm in kept.alarms:
-                watch.apply(machine, alarm)
+                apply_alarm(state, alarm)
         case TriedKept():
-            machine.tries.begun.update(kept.begun)
-            machine.tries.solo.update(kept.solo)
-            machine.tries.cooling.update(kept.cooling)
-            if machine.rules > 1:
-                raise_rules(machine.tries)  # A snapshot may name them as earlier rules did.
-            machine.lately.pauses.update(kept.pauses)
+            state.tries.begun.update(kept.begun)
+            state.tries.solo.update(kept.solo)
+            state.tries.cooling.update(kept.cooling)
+            if state.rules > 1:
+                raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
+            state.lately.pauses.update(kept.pauses)
         case CellsSnapshot():
-            machine.cells = restore_cells(kept)
-            cellwork.follow_rules(machine, machine.rules)
+            state.cells = restore_cells(kept)
+            cell_facts.follow_rules(state, state.rules)
         case NodeKept():
-            machine.nodes[kept.joined.node] = _restored(kept)
+            state.nodes[kept.joined.node] = _restored(kept)
         case JobKept():
             job = kept.job
             if not job.since:  # Kept by a program that did not count service.
                 job.since = job.ran_at or job.submitted_at
                 job.waiting_since, job.began_at = job.submitted_at, job.ran_at
-            machine.jobs[job.job] = job
+            state.jobs[job.job] = job
             if job.state is State.QUEUED:
-                machine.queue(job).add(job.entry)
+                state.queue(job).add(job.entry)
         case PlacedKept():
-            machine.placed = {name: machine.jobs[name] for name in kept.jobs}
-            machine.parked = {name: machine.jobs[name] for name in kept.parked}
-            for job in machine.parked.values():
-                machine.queue(job).remove(job.entry)
-            machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
-            machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
-            machine.away = {name: machine.jobs[name] for name in kept.away}
+            state.placed = {name: state.jobs[name] for name in kept.jobs}
+            state.parked = {name: state.jobs[name] for name in kept.parked}
+            for job in state.parked.values():
+                state.queue(job).remove(job.entry)
+            state.reserved = {name: state.jobs[name] for name in kept.reserved}
+            state.borrowed = {name: state.jobs[name] for name in kept.borrowed}
+            state.away = {name: state.jobs[name] for name in kept.away}
 
 
 def _restored(kept: NodeKept) -> NodeState:

@@ -8,20 +8,16 @@ goes on elsewhere leaves a set, and the others stay. The cells have one hold for
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from skep.cells.nodes import Attempt, NodeState
-from skep.machines.allocator import cellwork, paces
-from skep.machines.allocator.jobs import JobState
-from skep.units import Instant
+from skep.ledger import attempt_names, attempts
+from skep.ledger.job_state import JobState
+from skep.ledger.state import ClusterState
 from skep.wire.commands import Share
 from skep.wire.facts import Member
 from skep.wire.packs import GpusShared
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 SHARE_DIGITS = 4
 """Shares are told in ten-thousandths of a device's memory: 8 MB of 80 GB."""
@@ -34,23 +30,23 @@ def decided(job: JobState, attempt: int) -> GpusShared | None:
 
 
 def enter(
-    machine: AllocatorMachine, job: JobState, attempt: int, chain: str, members: Sequence[Member]
+    state: ClusterState, job: JobState, attempt: int, chain: str, members: Sequence[Member]
 ) -> None:
     """Have an attempt use GPUs that others hold."""
     packed = job.packed
     assert packed is not None, job
-    leaves = [leaf for spot in cellwork.spots(machine, chain, members) for leaf in spot.leaves]
-    asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
-    machine.cells.share(asked, cellwork.holder(*packed.beside[0]), leaves)
+    leaves = [leaf for spot in attempts.spots(state, chain, members) for leaf in spot.leaves]
+    asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    state.cells.share(asked, attempt_names.holder(*packed.beside[0]), leaves)
     for member in members:
-        held = machine.nodes[member.node].holdings[job.job, attempt]
-        machine.nodes[member.node].alter((job.job, attempt), replace(held, guest=True))
+        held = state.nodes[member.node].holdings[job.job, attempt]
+        state.nodes[member.node].alter((job.job, attempt), replace(held, guest=True))
     if job.released:
         job.mixed = True  # Its processes run already: they are told once they have gone on.
     else:
         told(job, Share(share=packed.told, beside=tuple(name for name, _ in packed.beside)))
-    paces.disturbed(machine, job)
-    parted(machine, packed.beside)
+    state.delta.disturbed += (job.job,)
+    parted(state, packed.beside)
 
 
 ALONE = Share()
@@ -67,13 +63,13 @@ def on(node: NodeState, device: int) -> list[Attempt]:
     return [attempt for attempt, held in node.holdings.items() if device in held.devices]
 
 
-def partners(machine: AllocatorMachine, nodes: Iterable[str], attempt: Attempt) -> list[Attempt]:
+def partners(state: ClusterState, nodes: Iterable[str], attempt: Attempt) -> list[Attempt]:
     """Return the attempts that share GPUs of these nodes with one."""
     found: dict[Attempt, None] = {}
-    if _nobody_shares(machine):
+    if _nobody_shares(state):
         return []
     for name in nodes:
-        node = machine.nodes[name]
+        node = state.nodes[name]
         held = node.holdings.get(attempt)
         for device in held.devices if held is not None else ():
             found.update(dict.fromkeys(on(node, device)))
@@ -81,56 +77,67 @@ def partners(machine: AllocatorMachine, nodes: Iterable[str], attempt: Attempt) 
     return list(found)
 
 
-def _nobody_shares(machine: AllocatorMachine) -> bool:
+def _nobody_shares(state: ClusterState) -> bool:
     """Return whether no GPU at all is held by two attempts, which is almost always so."""
-    return not machine.cells.sets and not machine.cells.off_chain
+    return not state.cells.sets and not state.cells.off_chain
 
 
-def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:
+def parted(state: ClusterState, others: Iterable[Attempt]) -> None:
     """Note of attempts that somebody has come to them, or gone: who leads, and what is theirs."""
     for name, attempt in others:
-        job = machine.jobs.get(name)
+        job = state.jobs.get(name)
         if job is not None and job.attempt == attempt:
-            machine.note_borrowed(job)
-            machine.soft.reshare[name] = None
-            machine.soft.telling.unsure[name] = Instant(0)
-            paces.disturbed(machine, job)
-            if machine.soft.planned:
-                machine.soft.touched[name] = None
+            state.note_borrowed(job)
+            state.delta.partners += (name,)
+            state.delta.disturbed += (name,)
+            state.delta.views += (name,)
 
 
-def shares(machine: AllocatorMachine, job: JobState) -> bool:
+def give_back(state: ClusterState, name: str) -> None:
+    """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has ended.
+
+    Args:
+        state: Changed.
+        name: The attempt, as the cells know it.
+    """
+    state.cells.stand_back(name)
+    shared = state.cells.sets.get(name)
+    parted(state, map(attempt_names.named, shared.partners if shared is not None else ()))
+    state.delta.freed += 1
+
+
+def shares(state: ClusterState, job: JobState) -> bool:
     """Return whether a job shares some of its GPUs."""
-    return bool(partners(machine, job.live, (job.job, job.attempt)))
+    return bool(partners(state, job.live, (job.job, job.attempt)))
 
 
-def due(machine: AllocatorMachine, job: JobState) -> Share:
+def due(state: ClusterState, job: JobState) -> Share:
     """Return what a job is to keep to: the least of what is left to it on any of its GPUs."""
-    if _nobody_shares(machine):
+    if _nobody_shares(state):
         return ALONE
     mine, beside = (job.job, job.attempt), dict[str, None]()
     parts: list[float] = []
     for name in job.live:
-        node = machine.nodes[name]
+        node = state.nodes[name]
         held = node.holdings.get(mine)
         for device in held.devices if held is not None else ():
             there = on(node, device)
             beside |= {other: None for other, _ in there if other != job.job}
             if len(there) > 1:
-                parts.append(part(machine, mine, there))
+                parts.append(part(state, mine, there))
     return Share(share=min(parts, default=0.0), beside=tuple(beside))
 
 
-def part(machine: AllocatorMachine, mine: Attempt, there: Iterable[Attempt]) -> float:
+def part(state: ClusterState, mine: Attempt, there: Iterable[Attempt]) -> float:
     """Return what of a device is for one of those on it: what was said, else an even share."""
-    said = {attempt: said_for(machine, attempt) for attempt in there}
+    said = {attempt: said_for(state, attempt) for attempt in there}
     left = max(0.0, 1.0 - sum(said.values()))
     even = sum(not share for share in said.values())
     return round(said[mine] or left / max(1, even), SHARE_DIGITS)
 
 
-def said_for(machine: AllocatorMachine, attempt: Attempt) -> float:
+def said_for(state: ClusterState, attempt: Attempt) -> float:
     """Return the share that was asked for an attempt, 0.0 if none was."""
-    job = machine.jobs.get(attempt[0])
+    job = state.jobs.get(attempt[0])
     packed = decided(job, attempt[1]) if job is not None else None
     return packed.share if packed is not None else 0.0

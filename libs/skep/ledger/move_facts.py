@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
-from skep.machines.allocator import cellwork
-from skep.machines.allocator.jobs import JobState, Part, Successor
+from skep.ledger import attempt_names, attempts, sharing
+from skep.ledger.job_state import JobState, Part, Successor
+from skep.ledger.state import ClusterState
 from skep.wire.facts import Member
 from skep.wire.moves import (
     JobMoved,
@@ -17,41 +16,38 @@ from skep.wire.moves import (
     SuccessorReady,
 )
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
-
-def apply(machine: AllocatorMachine, fact: MoveFact) -> None:
+def apply(state: ClusterState, fact: MoveFact) -> None:
     """Take over one fact."""
-    job = machine.jobs[fact.job]
+    job = state.jobs[fact.job]
     match fact:
         case SuccessorBound():
-            _apply_bound(machine, job, fact)
+            _apply_bound(state, job, fact)
         case SuccessorReady():
             assert job.successor is not None, fact
             job.successor.doors = {**job.successor.doors, fact.node: fact.doors}
-            machine.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
+            state.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
         case SuccessorLoaded():
             assert job.successor is not None, fact
             job.successor.loaded = {**job.successor.loaded, fact.node: fact.step}
         case JobMoved():
-            _apply_moved(machine, job, fact)
+            _apply_moved(state, job, fact)
         case SuccessorDropped():
             assert job.successor is not None, fact
-            _haunt(machine, job.job, fact.attempt, job.successor.members, fact.order)
+            _haunt(state, job.job, fact.attempt, job.successor.members, fact.order)
             job.successor = None
 
 
-def _apply_bound(machine: AllocatorMachine, job: JobState, fact: SuccessorBound) -> None:
-    spots = cellwork.spots(machine, fact.chain, fact.members)
-    asked = cellwork.request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
+def _apply_bound(state: ClusterState, job: JobState, fact: SuccessorBound) -> None:
+    spots = attempts.spots(state, fact.chain, fact.members)
+    asked = attempts.request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
     # As a victim it is given up: nobody needs it while the job runs elsewhere.
     hold = CellHold(asked._replace(lazy=False), Placement(fact.chain, spots))
     if not spots[0].level:
         hold.priority = OPPORTUNISTIC
-    machine.cells.enter(hold)
-    cellwork.take(machine, job, fact)
-    machine.order = fact.order
+    state.cells.enter(hold)
+    attempts.take(state, job, fact)
+    state.order = fact.order
     job.spent = fact.attempt
     job.successor = Successor(
         attempt=fact.attempt,
@@ -64,28 +60,28 @@ def _apply_bound(machine: AllocatorMachine, job: JobState, fact: SuccessorBound)
     )
 
 
-def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> None:
+def _apply_moved(state: ClusterState, job: JobState, fact: JobMoved) -> None:
     successor = job.successor
     assert successor is not None, fact
     left = {name: job.members[name] for name in job.live}
-    _haunt(machine, job.job, job.attempt, left, fact.order)
+    _haunt(state, job.job, job.attempt, left, fact.order)
     job.attempt, job.order, job.port = successor.attempt, successor.order, successor.port
     job.members, job.chain = successor.members, successor.chain
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
     job.waits, job.released = None, False  # It holds what its successor got.
-    machine.away.pop(job.job, None)
+    state.away.pop(job.job, None)
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
-    machine.note_borrowed(job, fact.at)
+    state.note_borrowed(job, fact.at)
 
 
 def _haunt(
-    machine: AllocatorMachine, name: str, attempt: int, members: dict[str, Member], order: int
+    state: ClusterState, name: str, attempt: int, members: dict[str, Member], order: int
 ) -> None:
     """Have what is left of an attempt be stopped: it holds its GPUs until that is confirmed."""
-    machine.order = order
+    state.order = order
     for node in members:
-        machine.nodes[node].ghosts[name, attempt] = order
-        machine.nodes[node].open_orders[name, attempt] = order
-    machine.give_back(cellwork.holder(name, attempt))
+        state.nodes[node].ghosts[name, attempt] = order
+        state.nodes[node].open_orders[name, attempt] = order
+    sharing.give_back(state, attempt_names.holder(name, attempt))

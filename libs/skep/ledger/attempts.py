@@ -1,0 +1,65 @@
+"""What an attempt of a job is called, asks for and holds, in the cells and on nodes.
+
+An attempt is held in the cells under a name of its own (`j3.2`): a lost node may still run an
+attempt while the next one is bound elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.cells.nodes import Holding
+from skep.ledger import attempt_names
+from skep.ledger.job_state import JobState
+from skep.ledger.state import ClusterState
+from skep.wire.facts import CellsReserved, JobBound, Member
+from skep.wire.moves import SuccessorBound
+
+
+def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
+    """Return what an attempt of a job asks of the cells, for as many workers as it has now."""
+    name = attempt_names.holder(job.job, attempt)
+    return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
+
+
+def hold(
+    state: ClusterState, job: JobState, fact: JobBound | CellsReserved, *, claims: bool
+) -> CellHold:
+    """Return what a recorded placement holds or claims."""
+    asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
+    made = CellHold(
+        asked, Placement(fact.chain, spots(state, fact.chain, fact.members)), claims=claims
+    )
+    if not made.spots[0].level:
+        made.priority = OPPORTUNISTIC
+    return made
+
+
+def spots(state: ClusterState, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:
+    """Return the GPUs of a gang as leaves of a chain, in the order of ranks."""
+    shape, made = state.cells.chains[chain].topology, {}
+    for member in members:
+        levels = member.levels or (0,) * len(member.devices)
+        for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
+            leaves = [shape.leaf(member.node, device) for device in devices]
+            made[rank] = Spot(tuple(leaf for leaf in leaves if leaf is not None), level)
+    return tuple(made[rank] for rank in sorted(made))
+
+
+def holding(job: JobState, member: Member, port: int) -> Holding:
+    """Return what a part of an attempt holds on its node, with the gang's port if it is there."""
+    workers, wanted = len(member.devices), job.spec.resources
+    return Holding(
+        member=member, cpus=wanted.cpus * workers, port=port, memory=int(wanted.memory) * workers
+    )
+
+
+def take(state: ClusterState, job: JobState, fact: JobBound | SuccessorBound) -> None:
+    """Have an attempt hold its parts of nodes, each of which owes an answer to its order."""
+    attempt = fact.job, fact.attempt
+    for member in fact.members:
+        port = fact.master_port if member.first_rank == 0 else 0
+        node = state.nodes[member.node]
+        node.take(attempt, holding(job, member, port))
+        node.open_orders[attempt] = fact.order

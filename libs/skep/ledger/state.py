@@ -1,0 +1,96 @@
+"""The state of the cluster, and what can be read from it. Only `fold.apply` changes it.
+
+`jobs` holds the life of a job, `cells` who holds which GPU, `nodes` what else a node has.
+"""
+
+from __future__ import annotations
+
+from skep.cells.nodes import NodeState
+from skep.cells.state import Cells
+from skep.ledger.attempt_names import holder
+from skep.ledger.delta import Delta
+from skep.ledger.job_state import JobState
+from skep.ledger.queue import JobQueue
+from skep.ledger.records import Lately, Suspicion, Tries
+from skep.units import Instant
+from skep.wire.bearing import RULES
+from skep.wire.cluster import Cluster
+from skep.wire.facts import CellsAlarm
+from skep.wire.reasons import Reason
+
+Place = tuple[Reason, str, str]
+"""What is broken: rule, chain, and where."""
+
+
+class ClusterState:
+    """Jobs, nodes, cells, trials and GPU health, all of them derived from facts."""
+
+    def __init__(self) -> None:
+        """Start with no nodes and no jobs."""
+        self.epoch = 0
+        self.rules = RULES
+        """The version of the rules by which facts of this epoch are applied."""
+        self.unstated = False
+        """Whether VCs bear bad cells that no fact names: those that earlier rules chose."""
+        self.order = 0
+        self.last_queued = 0
+        self.asked = Cluster()
+        """The cluster as the operator wrote it; `cells.cluster` is what follows from it."""
+        self.cells = Cells(self.asked)
+        self.nodes: dict[str, NodeState] = {}
+        """In the order in which they first joined."""
+        self.jobs: dict[str, JobState] = {}
+        self.placed: dict[str, JobState] = {}
+        """The jobs that hold GPUs: every one that is neither queued nor has a reservation."""
+        self.parked: dict[str, JobState] = {}
+        """Queued jobs that no cell can hold as things are: no job behind them waits for them."""
+        self.reserved: dict[str, JobState] = {}
+        """Jobs whose GPUs are claimed and still used by others."""
+        self.borrowed: dict[str, JobState] = {}
+        """Guaranteed jobs that run opportunistically for now."""
+        self.away: dict[str, JobState] = {}
+        """Suspended jobs that have given back their GPUs."""
+        self.served: dict[str, list[int]] = {}
+        """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
+        self.last_asked = 0
+        """The latest request for a change that was taken, by its sequence in SUBMIT."""
+        self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.suspicion = Suspicion()
+        self.tries = Tries()
+        self.lately = Lately()
+        self.alarms: dict[Place, CellsAlarm] = {}
+        """Invariants of the cells that were found broken and have not been found to hold since."""
+        self.delta = Delta()
+        """What the latest fact changed."""
+
+    def queue(self, job: JobState) -> JobQueue:
+        """Return the queue a job waits in."""
+        return self.queue_of(job.spec.vc, job.spec.opportunistic)
+
+    def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:
+        """Return the queue of a VC and service class."""
+        queue = self.queues.get((vc, opportunistic))
+        if queue is None:
+            queue = self.queues[vc, opportunistic] = JobQueue()
+        return queue
+
+    def note_borrowed(self, job: JobState, at: Instant | None = None) -> None:
+        """Note whether a guaranteed job holds GPUs opportunistically; `at`: from then on."""
+        hold = self.cells.holds.get(holder(job.job, job.attempt))
+        borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
+        job.lent = job.lent and (borrows or hold is None)
+        if at and borrows is not (job.job in self.borrowed):
+            job.changes_hands(at, borrows=borrows)
+        if borrows and job.job in self.placed:
+            self.borrowed[job.job] = job
+        else:
+            self.borrowed.pop(job.job, None)
+
+
+def apply_alarm(state: ClusterState, fact: CellsAlarm) -> None:
+    """Take over that an invariant was found broken, or found to hold again."""
+    place = fact.rule, fact.chain, fact.where
+    if fact.over:
+        state.alarms.pop(place, None)
+    else:
+        state.alarms[place] = fact
