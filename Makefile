@@ -64,7 +64,7 @@ check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
-	@$(BIN)/python -m benchmarks.overview $(ARGS)
+	@$(BIN)/python -m benchmarks overview $(ARGS)
 
 chaos: $(READY) ## Attack a cluster with random faults, check every promise (ARGS="--seed 2")
 	@$(BIN)/python -m tests.system.chaos $(ARGS)

@@ -1,1 +1,1 @@
-"""Benchmarks: each module measures one thing and prints JSON."""
+"""Benchmarks, each a module; `python -m benchmarks NAME` runs one (see `__main__`)."""

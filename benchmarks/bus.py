@@ -1,7 +1,6 @@
-"""Measure accepted submissions per second on three bus servers against one. Prints JSON.
+"""Measure accepted submissions per second on three bus servers against one.
 
-    python -m benchmarks.bus [--jobs 12000] [--window 256] [--runs 3] [--alone]
-                                [--out FILE]
+    python -m benchmarks bus [--jobs 12000] [--window 256] [--runs 3] [--alone]
 
 The servers are processes on loopback with the configuration that containers get, synced at every
 write; on three of them every stream has three copies. A bare client publishes specs with `--window`
@@ -18,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -236,26 +234,17 @@ async def submit(cluster: Cluster, processes: Processes, given: argparse.Namespa
         return figures
 
 
-def main() -> int:
-    """Return the exit code."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--window", type=int, default=WINDOW, help="publishes in flight")
     parser.add_argument("--runs", type=int, default=RUNS, help="fresh clusters of each size")
     parser.add_argument("--alone", action="store_true", help="the bus without services")
-    parser.add_argument("--out", type=Path, help="write the JSON there too")
-    given = parser.parse_args()
-    document: Figures = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_before": round(os.getloadavg()[0], 1),
-        },
-        "jobs": given.jobs,
-        "window": given.window,
-        "services": not given.alone,
-    }
+
+
+def run(given: argparse.Namespace) -> Figures:
+    """Return the rate of every run, and of each size the middle one."""
+    found: Figures = {}
     for servers, name in ((1, "one_server"), (3, "three_servers")):
         say(f"{servers} bus servers")
         runs = []
@@ -263,13 +252,5 @@ def main() -> int:
             with running(servers, alone=given.alone) as (cluster, processes):
                 runs.append(asyncio.run(submit(cluster, processes, given)))
         rates = [run["accepted_per_second"] for run in runs]
-        document[name] = {"accepted_per_second": round(statistics.median(rates)), "runs": runs}
-    text = json.dumps(document, indent=1)
-    if given.out:
-        given.out.write_text(text + "\n")
-    print(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        found[name] = {"accepted_per_second": round(statistics.median(rates)), "runs": runs}
+    return found

@@ -1,7 +1,7 @@
 """Measure cells on 65,536 GPUs: 8 racks of 1,024 nodes of 8 GPUs, five levels.
 
-    python -m benchmarks.cells                 (progress to stderr, JSON to stdout)
-    python -m benchmarks.cells --nodes 64      (a cluster of 4,096 GPUs)
+    python -m benchmarks cells
+    python -m benchmarks cells --nodes 64      (a cluster of 4,096 GPUs)
 
 Requests go through the allocator's `decide`, which also applies what it records, with the VC's
 policy, every leaf bound and the commands to the nodes made. `cell` rows take a cell of a random
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import resource
 import sys
@@ -372,19 +371,17 @@ def watch(wanted: Cluster, count: int) -> dict[str, Any]:
     return clock.summary()
 
 
-def main() -> int:
-    """Measure, and print the JSON."""
-    assert __doc__ is not None
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.cells", description=__doc__, formatter_class=raw
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--nodes", type=int, default=1024, help="of each of the eight racks")
     parser.add_argument("--requests", type=int, default=10_000, help="of each row")
-    chosen = parser.parse_args()
-    nodes, count = chosen.nodes, chosen.requests
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return every row, in ms of CPU time."""
+    nodes, count = given.nodes, given.requests
     tenants = {"racks": racks, "nodes": node_cells, "all levels": all_levels}
-    report: dict[str, Any] = {"gpus": RACKS * nodes * GPUS, "unit": "ms of CPU time"}
+    report: dict[str, Any] = {"gpus": RACKS * nodes * GPUS, "unit": "ms"}
 
     def row(name: str, measure: Callable[[], Any]) -> None:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -418,9 +415,4 @@ def main() -> int:
         },
     )
     report["max_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps(report, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report

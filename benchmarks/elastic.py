@@ -1,6 +1,6 @@
-"""Measures how long training stands still when a gang changes its size; prints JSON.
+"""Measure how long training stands still when a gang changes its size.
 
-    python -m benchmarks.elastic [--megabytes 12.5 300] [--rounds 3] [--no-torchrun] [--svg FILE]
+    python -m benchmarks elastic [--megabytes 12.5 300] [--rounds 3] [--no-torchrun] [--svg FILE]
 
 Gangs of real processes on this machine, over gloo. Each round goes from two ranks to three and back
 to two. `pause_ms` is what the slowest of the ranks that stay stood still: from the end of the last
@@ -46,20 +46,21 @@ DEADLINE_S = 180.0
 COLOURS = ("#4878a8", "#e49444", "#85b6b2", "#d1615d", "#a87c9f", "#6a9f58", "#967662")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, draw."""
-    parser = argparse.ArgumentParser(prog="benchmarks.elastic")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--megabytes", type=float, nargs="+", default=[12.5, 300.0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-torchrun", action="store_true")
-    parser.add_argument("--svg", type=Path)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--svg", type=Path, help="draw the pauses into this file")
 
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the pauses for each size of the state, Skep's and torchrun's."""
     results = []
-    for megabytes in options.megabytes:
+    for megabytes in given.megabytes:
         result: dict[str, Any] = {"megabytes": megabytes}
-        result["skep"] = measure_skep(megabytes, options.rounds)
-        if not options.no_torchrun:
+        result["skep"] = measure_skep(megabytes, given.rounds)
+        if not given.no_torchrun:
             result["torchrun"] = measure_torchrun(megabytes)
             for way in ("2->3", "3->2"):
                 ours, theirs = result["skep"][way], result["torchrun"][way]
@@ -67,11 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stands = theirs["gap_ms"] - ours["step_ms"]
                 theirs["times_slower"] = round(stands / ours["pause_ms"]["median"], 1)
         results.append(result)
-    load = os.getloadavg()
-    print(json.dumps({"load": load, "cpus": os.cpu_count(), "results": results}, indent=2))
-    if options.svg is not None:
-        options.svg.write_text(picture(results), encoding="utf-8")
-    return 0
+    if given.svg is not None:
+        given.svg.write_text(picture(results), encoding="utf-8")
+    return {"sizes": results}
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -267,7 +266,3 @@ def picture(results: list[dict[str, Any]]) -> str:
         parts.append(svg.text(149 + 90 * index, 64, name))
     height = 110 + 44 * len(rows)
     return svg.page(940, height, "Training stands still when a gang changes its size", parts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""What a tenant waits for an acknowledgement while others flood the bus; prints JSON.
+"""What a tenant waits for an acknowledgement while others flood the bus.
 
-    python -m benchmarks.flood [--tenants 20] [--seconds 20] [--direct]
+    python -m benchmarks flood [--tenants 20] [--seconds 20] [--direct]
 
 So many tenants write submissions into their connections as fast as these take them, and never read
 an answer. One more submits one after the other, five in a second, and measures. First it does so
@@ -103,7 +103,7 @@ def summary(took: list[float]) -> dict[str, Any]:
     return {"count": len(ordered), "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0)}
 
 
-async def run(folder: Path, tenants: int, seconds: float, *, direct: bool) -> dict[str, Any]:
+async def measure(folder: Path, tenants: int, seconds: float, *, direct: bool) -> dict[str, Any]:
     """Start a bus with its door, measure alone and under the flood; return the figures."""
     vcs = [f"flood-{number}" for number in range(tenants)] + [QUIET]
     passwords = new_passwords((), vcs)
@@ -152,13 +152,9 @@ async def run(folder: Path, tenants: int, seconds: float, *, direct: bool) -> di
         await boot.close()
         await server.kill()
     return {
-        "tenants": tenants,
-        "door": not direct,
         "alone": summary(alone),
         "flooded": summary(flooded),
         "stored_per_s": round(info.state.messages / seconds),
-        "load": os.getloadavg()[0],
-        "cores": os.cpu_count(),
     }
 
 
@@ -175,18 +171,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def main() -> int:
-    """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(description="Waiting while other tenants flood the bus.")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--tenants", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--direct", action="store_true", help="without the door")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the waits of one tenant, alone and while the others flood."""
     with tempfile.TemporaryDirectory(prefix="skep-flood-") as folder:
-        told = asyncio.run(run(Path(folder), given.tenants, given.seconds, direct=given.direct))
-    print(json.dumps(told, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return asyncio.run(measure(Path(folder), given.tenants, given.seconds, direct=given.direct))

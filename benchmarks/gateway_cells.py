@@ -1,7 +1,7 @@
 """Measure what the gateway's view of the cells of 65,536 GPUs costs, and whom it holds up.
 
-    python -m benchmarks.gateway_cells                (progress to stderr, JSON to stdout)
-    python -m benchmarks.gateway_cells --nodes 64     (a cluster of 4,096 GPUs)
+    python -m benchmarks gateway_cells
+    python -m benchmarks gateway_cells --nodes 64     (a cluster of 4,096 GPUs)
 
 The facts are those of an allocator that fills half of the cluster. `first` makes the cells of all
 rows, `fact` takes over one more fact with them made, `copy` and `keep` are taken of them before a
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import random
 import sys
 import time
@@ -101,15 +100,14 @@ async def held_up(reading: Reading) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    """Measure, and print the JSON."""
-    assert __doc__ is not None
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.gateway_cells", description=__doc__, formatter_class=raw
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--nodes", type=int, default=1024, help="of each of the eight racks")
-    nodes = parser.parse_args().nodes
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the cost of each part of the view, and by how much the event loop was late."""
+    nodes = given.nodes
     print("filling ...", file=sys.stderr, flush=True)
     reading = Reading(nodes)
     fill(reading, nodes * RACKS)
@@ -131,9 +129,4 @@ def main() -> int:
     report: dict[str, Any] = {"gpus": RACKS * nodes * 8, "unit": "ms", **clock.summary()}
     report["held up"] = asyncio.run(held_up(reading))
     report["misfits"] = fold.holdings.mirror.misfits
-    print(json.dumps(report, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report

@@ -1,6 +1,6 @@
-"""How many job reports one core takes through the introspector. Prints one JSON object.
+"""How many job reports one core takes through the introspector.
 
-    python -m benchmarks.introspector [--jobs 8000] [--seconds 12] [--trials 0]
+    python -m benchmarks introspector [--jobs 8000] [--seconds 12] [--trials 0]
 
 Each of `jobs / 8` nodes reports 8 one-GPU jobs once a (virtual) second. Measured is what the
 service does with the bytes: decode each report, decide on it, and once a second decide on what to
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import time
 from typing import Any
@@ -116,10 +115,7 @@ def measure(jobs: int, seconds: int, trials: int = 0) -> dict[str, Any]:
         decode_s += time.process_time() - started
     reports = nodes * JOBS_PER_NODE * seconds
     return {
-        "jobs": nodes * JOBS_PER_NODE,
         "nodes": nodes,
-        "seconds": seconds,
-        "trials": trials,
         "job_reports": reports,
         "job_reports_per_core_second": round(reports / processor_s),
         "job_reports_per_core_second_lowest": round(min(per_second)),
@@ -134,15 +130,13 @@ def measure(jobs: int, seconds: int, trials: int = 0) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--jobs", type=int, default=8000)
     parser.add_argument("--seconds", type=int, default=12)
     parser.add_argument("--trials", type=int, default=0)
-    asked = parser.parse_args()
-    print(json.dumps(measure(asked.jobs, asked.seconds, asked.trials), indent=2))
 
 
-if __name__ == "__main__":
-    main()
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the rates of reports."""
+    return measure(given.jobs, given.seconds, given.trials)

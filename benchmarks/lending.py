@@ -1,7 +1,7 @@
 """Measure what lending idle GPUs costs each decision, behind a head that waits.
 
-    python -m benchmarks.lending                        (JSON to stdout)
-    python -m benchmarks.lending --waiting 1000 --nodes 16
+    python -m benchmarks lending
+    python -m benchmarks lending --waiting 1000 --nodes 16
 
 One VC has a gang at the head of its queue that waits for all of its GPUs, and many jobs behind it.
 The same events (opportunistic jobs of another VC that end and arrive) are decided with
@@ -13,9 +13,7 @@ Times are CPU time of the thread, microseconds for one event.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -149,23 +147,20 @@ def measure(nodes: int, waiting: int, over_quota: OverQuota, case: str) -> dict[
     }
 
 
-def main() -> int:
-    """Print what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--waiting", type=int, default=10_000, help="jobs behind the head (10000)")
     parser.add_argument("--nodes", type=int, default=64, help="of eight GPUs (64)")
-    options = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the cost of an end and of an arrival in each case, with lending and without."""
+    found: dict[str, Any] = {}
     for case in ("full", "idle", "shapes"):
-        told: dict[str, Any] = {"case": case, "waiting": options.waiting}
+        told: dict[str, Any] = {}
         for word in ("wait", "auto"):
-            told[word] = measure(options.nodes, options.waiting, word, case)
+            told[word] = measure(given.nodes, given.waiting, word, case)
         for key in ("end_us", "arrival_us"):
-            told[f"{key}_ratio"] = round(told["auto"][key] / told["wait"][key], 2)
-        print(json.dumps(told))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            told[f"{key[:-3]}_ratio"] = round(told["auto"][key] / told["wait"][key], 2)
+        found[case] = told
+    return found

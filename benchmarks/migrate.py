@@ -1,4 +1,4 @@
-"""Measures how long training stands still when it moves to another process, and prints JSON.
+"""Measure how long training stands still when it moves to another process.
 
     warm   the successor has imported, built, done a step without meaning, and listens; the source
            sends its state over TCP (loopback)
@@ -12,7 +12,6 @@ Milliseconds, medians. `--svg FILE` draws them. The checkpoint is on tmpfs if th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -141,29 +140,23 @@ class Job:
         self.process.wait()
 
 
-def main() -> int:
-    """Measure, draw, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--megabytes", type=int, nargs="*", default=[12, 100, 300])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--svg", type=Path)
-    arguments = parser.parse_args()
+    parser.add_argument("--svg", type=Path, help="draw the phases into this file")
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the phases of both kinds of move for each size."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  asked, not assumed
     sizes = {}
-    for megabytes in arguments.megabytes:
+    for megabytes in given.megabytes:
         with tempfile.TemporaryDirectory(prefix="skep-", dir=base) as folder:
-            sizes[str(megabytes)] = measure(Path(folder), megabytes, arguments.repeats)
-    result = {
-        "unit": "ms",
-        "repeats": arguments.repeats,
-        "load_1m": round(os.getloadavg()[0], 1),
-        "tmpfs": base is not None,
-        "megabytes": sizes,
-    }
-    if arguments.svg is not None:
-        arguments.svg.write_text(picture(sizes), encoding="utf-8")
-    print(json.dumps(result, indent=2))
-    return 0
+            sizes[str(megabytes)] = measure(Path(folder), megabytes, given.repeats)
+    if given.svg is not None:
+        given.svg.write_text(picture(sizes), encoding="utf-8")
+    return {"unit": "ms", "tmpfs": base is not None, "megabytes": sizes}
 
 
 def measure(folder: Path, megabytes: int, repeats: int) -> dict[str, Any]:
@@ -277,7 +270,3 @@ def _median(values: Iterable[float]) -> float:
 
 def _ms(phases: dict[str, int]) -> dict[str, float]:
     return {name: ns / 1e6 for name, ns in phases.items()}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,10 @@
-"""Measure Skep on this machine and print one JSON document.
+"""Measure latency, throughput, recovery and memory of a cluster on this machine.
 
 A cluster of 16 agents with 8 slots each runs jobs that are `/bin/true`. "Accepted" is JetStream's
 acknowledgement, which follows a synced write; "started" is the exec of the job's process. Each
 figure names what limits it.
 
-    python -m benchmarks.overview [--quick] [--out FILE]
+    python -m benchmarks overview [--quick]
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -348,12 +347,22 @@ def resident(cluster: Cluster) -> Figures:
     return found
 
 
-async def main(quick: bool) -> Figures:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
+    parser.add_argument("--quick", action="store_true", help="a tenth of the jobs")
+
+
+def run(given: argparse.Namespace) -> Figures:
+    """Return every figure, and what limits it."""
+    return asyncio.run(measure(given.quick))
+
+
+async def measure(quick: bool) -> Figures:
     """Run every measurement."""
     scale = 10 if quick else 1
     home = Path(tempfile.mkdtemp(prefix="skep-bench-"))
     cluster = Cluster(home)
-    figures: Figures = {"machine": {"cores": os.cpu_count(), "python": platform.python_version()}}
+    figures: Figures = {}
     try:
         say(f"starting {NODES} agents with {GPUS} slots each")
         await cluster.up()
@@ -386,14 +395,3 @@ async def main(quick: bool) -> Figures:
         "aim": ">= 10000 events/s of processor time; 65,536 GPUs within 3 times of 512",
     }
     return figures
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the jobs")
-    parser.add_argument("--out", type=Path, help="write the JSON there too")
-    arguments = parser.parse_args()
-    document = json.dumps(asyncio.run(main(arguments.quick)), indent=2)
-    if arguments.out is not None:
-        arguments.out.write_text(document + "\n")
-    print(document)

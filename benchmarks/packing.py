@@ -1,6 +1,6 @@
-"""Packs jobs on one device and measures whether it was worth it, by mini-batch rates alone.
+"""Pack jobs on one device and measure whether it was worth it, by mini-batch rates alone.
 
-    python -m benchmarks.packing [--seconds 2] [--svg FILE]
+    python -m benchmarks packing [--seconds 2] [--svg FILE]
 
 Two ways to share, each with real PyTorch processes:
 
@@ -9,7 +9,7 @@ Two ways to share, each with real PyTorch processes:
     core   one CPU core: jobs that compute all, 40 % and 20 % of the time
 
 Each pair runs alone, then together, then alone again; a pair whose rates alone differ by more than
-15 % is judged by nobody (the machine was busy otherwise). Prints JSON: the sum of rates relative to
+15 % is judged by nobody (the machine was busy otherwise). Results are the sum of rates relative to
 running alone, and whether packing is kept (above 1.1) or undone.
 """
 
@@ -123,27 +123,23 @@ class Job:
         return line
 
 
-def main() -> int:
-    """Measure and print."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--svg", type=Path, help="also draw the sums as bars")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the rates of each pair, and whether packing it is worth it."""
     with tempfile.TemporaryDirectory() as folder:
         accelerator.create(folder, 0, 16 * GIB)
         rows = []
         for pair in (*_fake_pairs(folder), *_core_pairs()):
             rows.append(_measure(pair, given.seconds))
             print(f"{pair.name}: {rows[-1]['sum']}", file=sys.stderr)
-    print(
-        json.dumps(
-            {"seconds": given.seconds, "load_average": os.getloadavg()[0], "pairs": rows}, indent=2
-        )
-    )
     if given.svg:
         given.svg.write_text(picture(rows), encoding="utf-8")
-    return 0
+    return {"pairs": rows}
 
 
 def _measure(pair: Pair, seconds: float) -> dict[str, Any]:
@@ -263,7 +259,3 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> str:
         svg.text(at, height - 12, "worth it", fill=svg.FAINT, anchor="middle"),
     ]
     return svg.page(WIDTH, height, "Rates of two jobs on one device, relative to alone", parts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

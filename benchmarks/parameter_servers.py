@@ -1,4 +1,4 @@
-"""Measure how long workers stand still when a parameter-server job changes. Prints JSON.
+"""Measure how long workers stand still when a parameter-server job changes.
 
 One job of two workers on one server: a server is added, another one, one is removed, a worker is
 added, one is removed, each while training goes on; then the same job is saved, ended and started
@@ -180,28 +180,23 @@ def drawn(results: dict[str, Any]) -> str:
     return svg.page(860, y + 10, title, parts)
 
 
-def main() -> int:
-    """Measure, print, draw."""
-    parser = argparse.ArgumentParser(description="Measure hot scaling of parameter-server jobs.")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="parameters")
     parser.add_argument("--svg", type=Path, help="draw the pauses into this file")
-    options = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the pauses of every change for each size of the model."""
     results = {}
     zygote = Zygote()
     try:
-        for size in options.sizes:
+        for size in given.sizes:
             hidden = max((size - CLASSES) // (DATA + CLASSES + 1), 1)
             with tempfile.TemporaryDirectory(prefix="skep-bench-ps-") as folder:
                 results[f"{size / 1e6:g} M parameters"] = hot(zygote, Path(folder), hidden)
     finally:
         zygote.close()
-    load = os.getloadavg()
-    json.dump({"load": [round(each, 1) for each in load], **results}, sys.stdout, indent=2)
-    print()
-    if options.svg:
-        options.svg.write_text(drawn(results))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if given.svg:
+        given.svg.write_text(drawn(results))
+    return results

@@ -1,7 +1,7 @@
 """Measure what a policy costs the allocator: jobs arriving and ending in one VC, and a deep queue.
 
-    python -m benchmarks.policies                       (JSON to stdout)
-    python -m benchmarks.policies --policy tiresias-l --waiting 1000
+    python -m benchmarks policies
+    python -m benchmarks policies --policy tiresias-l --waiting 1000
 
 `fifo` takes the path without any policy. Times are CPU time of the thread, in microseconds: `event`
 for each arrival or end where nobody waits, `deep` the same behind so many jobs that wait, `view`
@@ -11,9 +11,7 @@ for making the view alone there.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -130,7 +128,6 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
                 bench.start(name)
         bench.submit(2, 100_000)
     told: dict[str, Any] = {
-        "policy": policy,
         "event_us": round(shallow, 1),
         "deep_us": round(statistics.mean(bench.spent), 1),
         "deep_max_us": round(max(bench.spent), 1),
@@ -145,23 +142,15 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
     return told
 
 
-def main() -> int:
-    """Print what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--policy", action="append")
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--waiting", type=int, default=1000)
     parser.add_argument("--events", type=int, default=1000)
-    told = parser.parse_args()
-    rows = [
-        measure(name, told.nodes, told.waiting, told.events)
-        for name in told.policy or ("fifo", "backfill", "srtf", "tiresias-l")
-    ]
-    print(json.dumps({"nodes": told.nodes, "rows": rows}, indent=2))
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what each policy costs."""
+    names = given.policy or ("fifo", "backfill", "srtf", "tiresias-l")
+    return {name: measure(name, given.nodes, given.waiting, given.events) for name in names}

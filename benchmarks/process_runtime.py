@@ -1,6 +1,6 @@
-"""Measure the process runtime: how fast runs of /bin/true start and end. Prints JSON.
+"""Measure the process runtime: how fast runs of /bin/true start and end.
 
-    python -m benchmarks.process_runtime [--runs 1000] [--live 0] [--parallel 16]
+    python -m benchmarks process_runtime [--runs 1000] [--live 0] [--parallel 16]
 
 `one_by_one`: each run is started, its end awaited and forgotten before the next one. `parallel`:
 that many at a time, as an agent with as many slots does. `--live` keeps other runs alive beside.
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -126,8 +124,6 @@ async def bench(runs: int, live: int, parallel: int) -> dict[str, Any]:
                 await one.run("/bin/sleep", "3600")
             pid = await one.runtime.ping()
             return {
-                "runs": runs,
-                "live_runs_beside": live,
                 "open_ms": round(opened_ms, 1),
                 "runner_rss_mib_before": _resident_mib(pid),
                 "one_by_one": await one.series(runs, 1),
@@ -139,18 +135,13 @@ async def bench(runs: int, live: int, parallel: int) -> dict[str, Any]:
             await one.runtime.close()
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the process runtime.")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--runs", type=int, default=1000, help="runs per series")
     parser.add_argument("--live", type=int, default=0, help="runs that live on beside")
     parser.add_argument("--parallel", type=int, default=16, help="runs at a time")
-    options = parser.parse_args()
-    figures = asyncio.run(bench(options.runs, options.live, options.parallel))
-    json.dump(figures, sys.stdout, indent=2)
-    print()
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return how fast runs start and end."""
+    return asyncio.run(bench(given.runs, given.live, given.parallel))

@@ -1,6 +1,6 @@
-"""How long the allocator takes to be ready again, by the length of its history. Prints JSON.
+"""How long the allocator takes to be ready again, by the length of its history.
 
-    python -m benchmarks.recovery [--facts 1000 10000 100000 1000000] [--running 16]
+    python -m benchmarks recovery [--facts 1000 10000 100000 1000000] [--running 16]
 
 For each length a history is made by the real machine (jobs that are queued, bound, run and end),
 written into a real, synced log with the snapshots the service itself would have kept, and then the
@@ -232,27 +232,20 @@ async def measure(facts: int, running: int) -> dict[str, Any]:
     return row
 
 
-async def main() -> None:
-    """Measure every length asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--facts", type=int, nargs="+", default=LENGTHS, help="history lengths")
     parser.add_argument("--running", type=int, default=16, help="jobs that run at any time")
-    options = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return how long starting takes behind each length of history."""
     rows = []
-    for facts in options.facts:
+    for facts in given.facts:
         print(f"recovery behind {facts:,} facts", file=sys.stderr, flush=True)
-        rows.append(await measure(facts, options.running))
-    print(
-        json.dumps(
-            {
-                "recovery": rows,
-                "aim": "flat: <= 3 s without a standby",
-                "limited_by": "interpreter start; then the facts behind the snapshot",
-            },
-            indent=2,
-        )
-    )
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+        rows.append(asyncio.run(measure(facts, given.running)))
+    return {
+        "recovery": rows,
+        "aim": "flat: <= 3 s without a standby",
+        "limited_by": "interpreter start; then the facts behind the snapshot",
+    }

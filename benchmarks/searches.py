@@ -1,6 +1,6 @@
-"""What a search of many trials costs its service, per event. Prints one JSON object.
+"""What a search of many trials costs its service, per event.
 
-    python -m benchmarks.searches [--trials 1000] [--method curves]
+    python -m benchmarks searches [--trials 1000] [--method curves]
 
 All trials stand or run at once; admission, the allocator and the jobs are a page of rules that
 answers everything at once. Only the machine's decisions are timed, in CPU time of this thread.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter, deque
 from typing import Any
@@ -196,16 +195,13 @@ def measure(trials: int, method: str, limit_s: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--trials", type=int, default=1_000)
     parser.add_argument("--method", choices=("curves", "asha"), default="curves")
     parser.add_argument("--limit", type=int, default=2_000, help="simulated seconds at most")
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.trials, arguments.method, arguments.limit), indent=2))
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the cost of each kind of event."""
+    return measure(given.trials, given.method, given.limit)

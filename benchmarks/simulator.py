@@ -1,11 +1,11 @@
-"""How fast the simulated cluster is, and how much memory it takes: prints one JSON document.
+"""How fast the simulated cluster is, and how much memory it takes.
 
 An event is a start or an end of a job. Everything that decides is what runs in production, first
 come, first served in cells; jobs are Philly's mix of sizes, arrivals such that four fifths of the
 GPUs are busy. The whole Philly trace is played if its data is there (SKEP_SHARED_DATA, or
 `shared/data` beside the repository). Each figure comes of a process of its own.
 
-    python -m benchmarks.simulator [--quick] [--only NAME] [--profile]
+    python -m benchmarks simulator [--quick] [--only NAME] [--profile]
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import argparse
 import cProfile
 import csv
 import gzip
-import json
 import os
 import pstats
 import random
 import resource
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from skep.units import seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.build import uniform
-from skep_lab.simulator.run import run
+from skep_lab.simulator.run import run as simulate
 from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
@@ -111,7 +110,7 @@ def helios() -> tuple[Trace, Cluster]:
 
 def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -> dict[str, Any]:
     """Return what one run took, and its means."""
-    result = run(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
+    result = simulate(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
     done = [job for job in result.jobs if job.ended is not None]
     jct = sum((job.ended or 0) - job.job.at for job in done) / max(1, len(done)) / 1e9
     return {
@@ -153,44 +152,39 @@ CASES = ("512", "2232", "65536", "vcs", "deep")
 WITH_DATA = ("philly", "helios")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, each case in a process of its own, and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--quick", action="store_true", help="1,000 jobs each, no whole trace")
     parser.add_argument("--only", choices=(*CASES, *WITH_DATA), help="one case, in this process")
     parser.add_argument("--profile", action="store_true", help="with --only: where the time goes")
-    options = parser.parse_args(arguments)
-    if options.only in WITH_DATA and not DATA.is_dir():
-        parser.error(f"{DATA} is absent: SKEP_SHARED_DATA names where the data is")
-    if options.only:
-        profile = cProfile.Profile()
-        found = (
-            profile.runcall(case, options.only, quick=options.quick)
-            if options.profile
-            else case(options.only, quick=options.quick)
-        )
-        print(json.dumps(found))
-        if options.profile:
-            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
-        return 0
-    print(json.dumps(measure(quick=options.quick), indent=1))
-    return 0
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of all cases, or of one."""
+    if given.only in WITH_DATA and not DATA.is_dir():
+        text = f"{DATA} is absent: SKEP_SHARED_DATA names where the data is"
+        raise SystemExit(text)
+    if not given.only:
+        return measure(quick=given.quick)
+    profile = cProfile.Profile()
+    found: dict[str, Any] = (
+        profile.runcall(case, given.only, quick=given.quick)
+        if given.profile
+        else case(given.only, quick=given.quick)
+    )
+    if given.profile:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+    return {given.only: found}
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Return the figures of all cases, each from a process of its own."""
     names = CASES if quick or not DATA.is_dir() else (*CASES, *WITH_DATA)
-    told: dict[str, Any] = {"load": os.getloadavg()}
+    told: dict[str, Any] = {}
     if not DATA.is_dir():
         told["absent"] = f"{DATA}: the whole Philly trace is not played"
     for name in names:
-        command = [sys.executable, "-m", "benchmarks.simulator", "--only", name]
-        command += ["--quick"] if quick else []
-        told[name] = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+        # Memory is the largest that a process ever had: each case gets one of its own.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            told[name] = process.submit(case, name, quick=quick).result()
     return told
-
-
-if __name__ == "__main__":
-    sys.exit(main())

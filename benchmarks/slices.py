@@ -1,7 +1,7 @@
-"""Six equal jobs take turns on four fake GPUs, and what that is worth to each; prints JSON.
+"""Six equal jobs take turns on four fake GPUs, and what that is worth to each.
 
-    python -m benchmarks.slices                    quanta of 10 s
-    python -m benchmarks.slices --quantum 2
+    python -m benchmarks slices                    quanta of 10 s
+    python -m benchmarks slices --quantum 2
 
 Every turn is the mechanism at work: who gives way is suspended at a boundary and its memory
 released; who comes is resumed, with `rebind` on whichever device is free, without it (`own_slot`)
@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,41 +36,24 @@ STEP_MS = 40.0
 """A mini-batch on the device: long beside what it computes, so that few cores serve all."""
 
 
-def main() -> int:
-    """Measure and print."""
-    options = arguments()
-    load = os.getloadavg()
-    with tempfile.TemporaryDirectory(prefix="skep-bench-") as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(TRAIN)
-        with jobs_on(script, options.state_mb) as jobs:
-            rounds = {kind: measure(jobs, options, kind) for kind in KINDS}
-    total = rounds["undisturbed"].pop("total")
-    for kind in ("rebind", "own_slot"):
-        rounds[kind]["cost_percent"] = round(100 * (1 - rounds[kind].pop("total") / total), 2)
-    about = {
-        "jobs": JOBS,
-        "slots": SLOTS,
-        "quantum_s": options.quantum,
-        "quanta": options.quanta,
-        "step_ms": STEP_MS,
-        "state_mb": options.state_mb,
-    }
-    print(
-        json.dumps(
-            {"load_before": load, **about, **rounds, "load_after": os.getloadavg()}, indent=2
-        )
-    )
-    return 0
-
-
-def arguments() -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--quantum", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--quanta", type=int, default=6, help="a multiple of 3 is fair to six")
     parser.add_argument("--state-mb", type=int, default=12, help="tensors of each job")
-    return parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what each job made of its turns, and what switching cost."""
+    with tempfile.TemporaryDirectory(prefix="skep-bench-") as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(TRAIN)
+        with jobs_on(script, given.state_mb) as jobs:
+            rounds = {kind: measure(jobs, given, kind) for kind in KINDS}
+    total = rounds["undisturbed"].pop("total")
+    for kind in ("rebind", "own_slot"):
+        rounds[kind]["cost_percent"] = round(100 * (1 - rounds[kind].pop("total") / total), 2)
+    return {"jobs": JOBS, "slots": SLOTS, "step_ms": STEP_MS, **rounds}
 
 
 def shifts_of(kind: str, quanta: int) -> list[Shift]:
@@ -82,11 +63,11 @@ def shifts_of(kind: str, quanta: int) -> list[Shift]:
     return turns(JOBS, SLOTS, quanta, rebind=kind == "rebind")
 
 
-def measure(jobs: Jobs, options: argparse.Namespace, kind: str) -> dict[str, Any]:
+def measure(jobs: Jobs, given: argparse.Namespace, kind: str) -> dict[str, Any]:
     """Let the jobs take turns; return what each made, and how fair that is."""
-    shifts = shifts_of(kind, options.quanta)
+    shifts = shifts_of(kind, given.quanta)
     before = list(jobs.steps)
-    switches = jobs.run(shifts, options.quantum)
+    switches = jobs.run(shifts, given.quantum)
     made = [after - began for began, after in zip(before, jobs.steps, strict=True)]
     ran = [each for each, had in zip(made, counts(shifts, JOBS), strict=True) if had]
     return {
@@ -173,7 +154,3 @@ def jobs_on(script: Path, state_mb: int) -> Iterator[Jobs]:
             job.wait_for_boundaries()
             made.stop([number])
         yield made
-
-
-if __name__ == "__main__":
-    sys.exit(main())

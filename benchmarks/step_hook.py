@@ -1,4 +1,4 @@
-"""Measures what observing costs per mini-batch, and prints JSON.
+"""Measure what observing costs per mini-batch.
 
 `hook` is the hook called in a loop, `empty_hook` a function that does nothing, called the same way:
 the floor for any hook. `backward_hook` is what stands in for `torch.autograd.backward` as long as
@@ -12,12 +12,12 @@ Exits 1 if the hook's best round in the loop is above the limit.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import json
 import statistics
-import sys
 import time
 import timeit
+from typing import Any
 
 from skep_job.control import Control
 from skep_job.tally import AfterStep, Tally, after_step
@@ -46,18 +46,26 @@ class Optimizer:
     """Stands for an optimizer; the hook asks only for its identity."""
 
 
-def main() -> int:
-    """Measure, print, and return 1 if the hook is too slow."""
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: there is nothing to choose."""
+
+
+def run(_: argparse.Namespace) -> dict[str, Any]:
+    """Return the time of each hook, and whether ours is within its limit."""
     hooks = {"empty_hook": empty_hook, "hook": after_step(Tally())}
     timers = {name: timer(hook) for name, hook in hooks.items()}
     rounds = measure({**timers, "backward_hook": backward_timer()})
-    result: dict[str, object] = {name: summary(values) for name, values in rounds.items()}
+    result: dict[str, Any] = {name: summary(values) for name, values in rounds.items()}
     if importlib.util.find_spec("torch") is not None:
         result["sgd_step"] = measure_torch()
     best = min(rounds["hook"])
-    result |= {"unit": "ns", "rounds": ROUNDS, "limit": LIMIT_NS, "within_limit": best <= LIMIT_NS}
-    print(json.dumps(result, indent=2))
-    return 0 if best <= LIMIT_NS else 1
+    return {
+        **result,
+        "unit": "ns",
+        "rounds": ROUNDS,
+        "limit": LIMIT_NS,
+        "within_limit": best <= LIMIT_NS,
+    }
 
 
 def empty_hook(_optimizer: object, _args: object, _kwargs: object) -> None:
@@ -124,7 +132,3 @@ def summary(values: list[float]) -> dict[str, int]:
         "min": round(min(values)),
         "max": round(max(values)),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

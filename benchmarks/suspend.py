@@ -1,7 +1,7 @@
-"""Measures what suspending a training job costs, and prints JSON.
+"""Measure what suspending a training job costs.
 
-    python -m benchmarks.suspend                       by phase, for several sizes of state
-    python -m benchmarks.suspend --rounds 3            and six jobs on four slots, in turns
+    python -m benchmarks suspend                       by phase, for several sizes of state
+    python -m benchmarks suspend --rounds 3            and six jobs on four slots, in turns
 
 A suspension by phase: `boundary` (order sent to stopped), `offload` (state to the host's memory),
 `freeze` (the process stopped); `thaw`, `take_back`, `first_step` (from resumed to the end of the
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import math
 import os
 import signal
@@ -35,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from skep_services import svg
 from tests.support.job_agent import Message
@@ -72,38 +71,33 @@ while True:
 """
 
 
-def main() -> int:
-    """Measure and print."""
-    options = arguments()
-    result: dict[str, object] = {"load_before": os.getloadavg(), "unit": "ms"}
-    with tempfile.TemporaryDirectory(prefix="skep-bench-") as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(TRAIN)
-        sizes = {size: phases(script, size, options.times) for size in options.sizes}
-        result["sizes_mb"] = sizes
-        result["quantum_s"] = options.quantum
-        result["switch_percent_of_quantum"] = {
-            size: round(100 * figures["lost"]["median"] / 1e3 / options.quantum, 3)
-            for size, figures in sizes.items()
-        }
-        if options.rounds:
-            result["sharing"] = sharing(script, options)
-    if options.svg:
-        options.svg.write_text(chart(sizes))
-    print(json.dumps({**result, "load_after": os.getloadavg()}, indent=2))
-    return 0
-
-
-def arguments() -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES_MB, metavar="MB")
     parser.add_argument("--times", type=int, default=TIMES, help="suspensions of each size")
     parser.add_argument("--rounds", type=int, default=0, help="pairs of six jobs on four slots")
     parser.add_argument("--quantum", type=float, default=QUANTUM_S, metavar="SECONDS")
     parser.add_argument("--share-mb", type=int, default=100, help="state of each of the six jobs")
     parser.add_argument("--svg", type=Path, help="where to draw the phases")
-    return parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return each phase for each size, and with `--rounds` what taking turns costs."""
+    result: dict[str, Any] = {"unit": "ms"}
+    with tempfile.TemporaryDirectory(prefix="skep-bench-") as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(TRAIN)
+        sizes = {size: phases(script, size, given.times) for size in given.sizes}
+        result["sizes"] = sizes
+        result["switch_percent_of_quantum"] = {
+            size: round(100 * figures["lost"]["median"] / 1e3 / given.quantum, 3)
+            for size, figures in sizes.items()
+        }
+        if given.rounds:
+            result["sharing"] = sharing(script, given)
+    if given.svg:
+        given.svg.write_text(chart(sizes))
+    return result
 
 
 # --- one job, by phase ----------------------------------------------------------------------------
@@ -287,22 +281,22 @@ class Sharing:
         self.stop(running)
 
 
-def sharing(script: Path, options: argparse.Namespace) -> dict[str, object]:
+def sharing(script: Path, given: argparse.Namespace) -> dict[str, object]:
     """Run the rounds; return the cost of sharing in percent of the mini-batches."""
-    print(f"about {options.rounds * 6 * options.quantum / 60:.1f} min of rounds", file=sys.stderr)
+    print(f"about {given.rounds * 6 * given.quantum / 60:.1f} min of rounds", file=sys.stderr)
     rounds = []
-    with six(script, options.share_mb) as jobs:
+    with six(script, given.share_mb) as jobs:
         both = Sharing(jobs)
         both.stop(range(JOBS))
-        both.control(min(5.0, options.quantum))  # Warm: not counted.
-        for number in range(options.rounds):
+        both.control(min(5.0, given.quantum))  # Warm: not counted.
+        for number in range(given.rounds):
             order = ("control", "sliced") if number % 2 == 0 else ("sliced", "control")
             counted = {}
             for kind in order:
                 counted[kind] = (
-                    both.control(3 * options.quantum)
+                    both.control(3 * given.quantum)
                     if kind == "control"
-                    else both.sliced(options.quantum)
+                    else both.sliced(given.quantum)
                 )
             rounds.append(counted)
     costs = [
@@ -313,11 +307,11 @@ def sharing(script: Path, options: argparse.Namespace) -> dict[str, object]:
         "jobs": JOBS,
         "slots": SLOTS,
         "cores": len(os.sched_getaffinity(0)),
-        "state_mb": options.share_mb,
-        "quantum_s": options.quantum,
+        "state_mb": given.share_mb,
+        "quantum_s": given.quantum,
         "rounds": [{kind: one._asdict() for kind, one in pair.items()} for pair in rounds],
         "switch_of_two_jobs_ms": summary(both.switch_ms),
-        "switch": cost_of_switches(both.lost_s(options.quantum), options.quantum),
+        "switch": cost_of_switches(both.lost_s(given.quantum), given.quantum),
         "cost_percent": interval(costs),
         "cost_percent_of_cpu": interval(cpu),
     }
@@ -381,7 +375,3 @@ def chart(sizes: dict[int, dict[str, dict[str, float]]]) -> str:
     parts.append(svg.text(16, 54, note, fill=svg.FAINT))
     title = "A suspension by phase"
     return svg.page(width, 100 + len(sizes) * row, title, parts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

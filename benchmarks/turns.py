@@ -1,8 +1,8 @@
 """Measure what a decision under `gandiva` costs in a large cluster that is over-subscribed.
 
-    python -m benchmarks.turns                     (JSON to stdout)
-    python -m benchmarks.turns --sizes mixed --decisions 2000
-    python -m benchmarks.turns --introspect        (with rates, and trials of packs)
+    python -m benchmarks turns
+    python -m benchmarks turns --sizes mixed --decisions 2000
+    python -m benchmarks turns --introspect        (with rates, and trials of packs)
 
 A simulated cluster under one VC is filled first come, first served, then the policy is changed,
 and a quarter more of jobs comes than its GPUs hold. What is timed is the real allocator: a whole
@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -139,8 +136,6 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
     return {
         "gpus": nodes * NODE_GPUS,
         "jobs": len(jobs.jobs),
-        "sizes": sizes,
-        "introspect": introspect,
         "simulated_s": round((world.now - begun) / 1e9, 1),
         "phases": dict(phases),
         "decision_ms": spread(decide.spent),
@@ -169,24 +164,17 @@ def spread(times: Sequence[float]) -> dict[str, float]:
     return {"count": len(times), **{name: round(value, 2) for name, value in told.items()}}
 
 
-def main() -> int:
-    """Print what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--more", type=float, default=0.25, help="jobs beyond what the GPUs hold")
     parser.add_argument("--sizes", choices=SIZES, default="one")
     parser.add_argument("--introspect", action="store_true", help="with rates and trials")
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--warm", type=float, default=45, help="seconds under the policy before")
-    told = parser.parse_args()
-    load = os.getloadavg()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what a decision, its plan and its view cost."""
     gc.disable()
-    found = measure(told)
-    print(json.dumps({"load": load, **found}, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return measure(given)

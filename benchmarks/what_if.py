@@ -1,6 +1,6 @@
-"""What a question costs the allocator that is asked, and how long its answer takes. Prints JSON.
+"""What a question costs the allocator that is asked, and how long its answer takes.
 
-    python -m benchmarks.what_if [--nodes 1000] [--waiting 2000] [--rounds 5]
+    python -m benchmarks what_if [--nodes 1000] [--waiting 2000] [--rounds 5]
 
 A full cluster of nodes with 8 GPUs, half of it one VC's, with a queue. `held_ms` is for how long
 the asking process stands still at a question (the fork); `behind_ms` how long a decision (a GPU
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
 from typing import Any
@@ -157,22 +156,15 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"p50": round(statistics.median(values), 3), "max": round(max(values), 3)}
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--waiting", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    machine = full(arguments.nodes, arguments.waiting)
-    found = asyncio.run(measure(machine, arguments.rounds))
-    counts = {
-        "nodes": arguments.nodes,
-        "jobs": len(machine.state.jobs),
-        "placed": len(machine.state.placed),
-    }
-    print(json.dumps({**counts, **found}))
 
 
-if __name__ == "__main__":
-    main()
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Return how long questions hold the allocator up, and how long answers take."""
+    machine = full(given.nodes, given.waiting)
+    found = asyncio.run(measure(machine, given.rounds))
+    return {"jobs": len(machine.state.jobs), "placed": len(machine.state.placed), **found}

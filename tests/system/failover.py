@@ -1,6 +1,6 @@
 """Kill the bus server that leads a stream, again and again: how long until work goes on? JSON.
 
-    python -m benchmarks.failover [--image skep:local] [--rounds 4] [--out FILE]
+    python -m tests.system.failover [--image skep:local] [--rounds 4] [--out FILE]
 
 Deploys with compose. A bare client submits four jobs a second, fewer than the slots take, so that
 what is measured is no queue; each is repeated with its key until it is acknowledged. In each round
