@@ -15,6 +15,8 @@ The rules:
     sleep           a test waits on an event or a condition, never on time (tests/system runs whole
                     clusters by the clock)
     machine-path    no path that exists on one machine only
+    direction       a folder imports what it may: tests know neither scripts nor benchmarks, nothing
+                    but benchmarks knows tests, and these only tests/support
     syntax          a Python file parses
     word            a document uses the words of docs/reference/glossary.md, and no retired ones
     allow           an allowance names a rule and gives a reason
@@ -34,6 +36,17 @@ if TYPE_CHECKING:
 LINE_COLUMNS_MAX = 100
 
 PACKAGES = {"libs": ("skep", "skep_job", "skep_lab"), "services": ("skep_services",)}
+MAY_IMPORT = {
+    "libs/": (),
+    "services/": (),
+    "tools/": ("tools",),
+    "scripts/": ("scripts",),
+    "benchmarks/": ("benchmarks", "tests.support"),
+    "tests/support/": ("tests.support",),
+    "tests/": ("tests", "tools"),
+}
+"""What a folder may import of those that are not installed: the first that matches counts."""
+NOT_INSTALLED = ("benchmarks", "scripts", "tests", "tools")
 SOURCE_SUFFIXES = (".css", ".html", ".js", ".py", ".sh")
 TEXT_SUFFIXES = (
     *SOURCE_SUFFIXES,
@@ -192,9 +205,26 @@ def _python_findings(name: str, text: str) -> Iterator[Finding]:
         if waits_on_events and isinstance(node, ast.Call) and _is_sleep(node):
             message = "wait on an event or a condition with a deadline"
             yield Finding(name, node.lineno, "sleep", message)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _direction_findings(name, node)
     if name.startswith(("libs/skep/", "libs/skep_lab/")):
         for line in SetOrder().check(tree):
             yield Finding(name, line, "set-order", "use a dict or sorted(...)")
+
+
+def _direction_findings(name: str, node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
+    may = next((may for folder, may in MAY_IMPORT.items() if name.startswith(folder)), None)
+    if may is None:
+        return
+    if isinstance(node, ast.Import):
+        modules = [each.name for each in node.names]
+    else:
+        modules = [f"{node.module}.{each.name}" for each in node.names]
+    for module in modules:
+        inside = any(f"{module}.".startswith(f"{each}.") for each in may)
+        if module.partition(".")[0] in NOT_INSTALLED and not inside:
+            folder = name.rpartition("/")[0]
+            yield Finding(name, node.lineno, "direction", f"{folder}/ does not import {module}")
 
 
 def _is_sleep(node: ast.Call) -> bool:

@@ -30,6 +30,7 @@ def test_every_rule_is_listed_in_the_docstring() -> None:
         "set-order",
         "sleep",
         "machine-path",
+        "direction",
         "syntax",
         "word",
         "allow",
@@ -107,6 +108,38 @@ def test_the_path_of_the_tree_itself_is_a_machine_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["~/skep", "$HOME/root/x", "/tmp/x", "a/home/x", "/rooted"])
 def test_other_paths_are_fine(tmp_path: Path, path: str) -> None:
     assert broken(tmp_path, "README.md", f"cd {path}\n") == []
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        ("tests/unit/a.py", "from scripts.demo import run"),
+        ("tests/unit/a.py", "import benchmarks"),
+        ("tests/support/a.py", "from tests import kit"),
+        ("benchmarks/a.py", "from tests.kit import Driver"),
+        ("benchmarks/a.py", "from tests import supporters"),
+        ("tools/a.py", "from tests.support import ports"),
+        ("scripts/a.py", "import tests.support.ports"),
+        ("libs/skep/a.py", "from tools import tidy"),
+        ("services/skep_services/a.py", "import tests"),
+    ],
+)
+def test_direction(tmp_path: Path, path: str, line: str) -> None:
+    assert broken(tmp_path, path, f"{line}\n") == [(1, "direction")]
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        ("tests/unit/a.py", "from tools import tidy"),
+        ("tests/system/a.py", "from tests.kit import Driver"),
+        ("tests/support/a.py", "from tests.support import ports"),
+        ("benchmarks/a.py", "from tests.support import ports"),
+        ("benchmarks/a.py", "import toolshed"),
+    ],
+)
+def test_imports_the_other_way_are_fine(tmp_path: Path, path: str, line: str) -> None:
+    assert broken(tmp_path, path, f"{line}\n") == []
 
 
 @pytest.mark.parametrize("call", ["time.sleep(1)", "asyncio.sleep(0.1)", "sleep(delay)"])
