@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import say
 from skep_services.adapters import nats_access, nats_server
 from skep_services.adapters.nats_streams import DriftedStreamError
 from skep_services.compose import init
@@ -45,11 +46,6 @@ STOP_WITHIN_S = 20.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, Any]
-
-
-def say(text: str) -> None:
-    """Show progress on standard error, so that standard output is one JSON document."""
-    print(f"bench-bus: {text}", file=sys.stderr, flush=True)
 
 
 class Processes:

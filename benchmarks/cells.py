@@ -14,12 +14,12 @@ import argparse
 import gc
 import random
 import resource
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks._sample import percentiles, say
 from skep.cells.decide.fair_share import place_yielding
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
@@ -107,18 +107,7 @@ class Clock:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return count, mean, median, 99th percentile and maximum of each."""
-        return {what: _summary(spent) for what, spent in self.spent.items()}
-
-
-def _summary(spent: list[float]) -> dict[str, float]:
-    ordered = sorted(spent)
-    return {
-        "n": len(ordered),
-        "mean": round(sum(ordered) / len(ordered), 4),
-        "p50": round(ordered[len(ordered) // 2], 4),
-        "p99": round(ordered[int(len(ordered) * 0.99)], 4),
-        "max": round(ordered[-1], 4),
-    }
+        return {what: percentiles(spent, 4) for what, spent in self.spent.items()}
 
 
 class Bench:
@@ -384,7 +373,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"gpus": RACKS * nodes * GPUS, "unit": "ms"}
 
     def row(name: str, measure: Callable[[], Any]) -> None:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        say(f"{name} ...")
         report[name] = measure()
 
     row("cell", lambda: cells(cluster(nodes, all_levels(nodes)), count, busy=False))

@@ -29,10 +29,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import extremes
 from skep_services import svg
 from tests.support.elastic_gang import ElasticGang, Member, elastic_gang
 from tests.support.job_agent import environment
@@ -93,14 +93,14 @@ def measure_skep(megabytes: float, rounds: int) -> dict[str, Any]:
         for member in stay:
             member.end()
         pauses = [member.said("pauses") for member in stay]
-    report: dict[str, Any] = {"warm_s": spread(warm)}
+    report: dict[str, Any] = {"warm_s": extremes(warm)}
     for way, first_index in (("2->3", 0), ("3->2", 1)):
         of_way = [[pauses[rank][n] for rank in (0, 1)] for n in range(first_index, 2 * rounds, 2)]
         slowest = [max(each, key=lambda pause: pause["total_ns"]) for each in of_way]
         middle = sorted(slowest, key=lambda pause: pause["total_ns"])[len(slowest) // 2]
         report[way] = {
-            "pause_ms": spread([pause["total_ns"] / 1e6 for pause in slowest]),
-            "gap_ms": spread([max(pause["gap_ns"] for pause in each) / 1e6 for each in of_way]),
+            "pause_ms": extremes([pause["total_ns"] / 1e6 for pause in slowest]),
+            "gap_ms": extremes([max(pause["gap_ns"] for pause in each) / 1e6 for each in of_way]),
             "step_ms": round(statistics.median(p["step_ns"] for p in slowest) / 1e6, 2),
             "parts_ms": {name: round(ns / 1e6, 2) for name, ns in middle["parts_ns"].items()},
             "bytes": max(pause["bytes"] for each in of_way for pause in each),
@@ -126,15 +126,6 @@ def change(gang: ElasticGang, places: dict[Member, int]) -> None:
 def has_seat(member: Member) -> bool:
     """Return whether a process trains."""
     return bool(member.answers("rescaled")) or not member.answers("ready")
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, smallest and largest."""
-    return {
-        "median": round(statistics.median(values), 1),
-        "min": round(min(values), 1),
-        "max": round(max(values), 1),
-    }
 
 
 # --- torchrun -------------------------------------------------------------------------------------

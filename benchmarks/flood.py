@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import percentiles
 from skep.wire import subjects
 from skep_services.adapters.nats_access import (
     BOOTSTRAP,
@@ -93,16 +94,6 @@ async def acknowledged(link: Link, seconds: float) -> list[float]:
     return took
 
 
-def summary(took: list[float]) -> dict[str, Any]:
-    """Return percentiles, in ms."""
-    ordered = sorted(took)
-
-    def at(share: float) -> float:
-        return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)], 2)
-
-    return {"count": len(ordered), "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0)}
-
-
 async def measure(folder: Path, tenants: int, seconds: float, *, direct: bool) -> dict[str, Any]:
     """Start a bus with its door, measure alone and under the flood; return the figures."""
     vcs = [f"flood-{number}" for number in range(tenants)] + [QUIET]
@@ -152,8 +143,9 @@ async def measure(folder: Path, tenants: int, seconds: float, *, direct: bool) -
         await boot.close()
         await server.kill()
     return {
-        "alone": summary(alone),
-        "flooded": summary(flooded),
+        "unit": "ms",
+        "alone": percentiles(alone),
+        "flooded": percentiles(flooded),
         "stored_per_s": round(info.state.messages / seconds),
     }
 

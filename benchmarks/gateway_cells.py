@@ -15,10 +15,10 @@ import argparse
 import asyncio
 import gc
 import random
-import sys
 import time
 from typing import Any
 
+from benchmarks._sample import say
 from benchmarks.cells import RACKS, SEED, Bench, Clock, all_levels, cluster
 from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
@@ -108,7 +108,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Return the cost of each part of the view, and by how much the event loop was late."""
     nodes = given.nodes
-    print("filling ...", file=sys.stderr, flush=True)
+    say("filling ...")
     reading = Reading(nodes)
     fill(reading, nodes * RACKS)
     clock, fold = reading.clock, reading.fold
@@ -117,7 +117,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     clock("first", fold.holdings.cells)
     reading.measured = True
     fill(reading, CHANGES)
-    print("asking ...", file=sys.stderr, flush=True)
+    say("asking ...")
     cells = fold.holdings.cells()
     for _ in range(TREES):
         copy = clock("copy", frozen, cells)

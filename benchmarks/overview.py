@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import percentiles, say
 from benchmarks.introspector import measure as measure_introspector
 from benchmarks.simulator import measure as measure_simulation
 from skep.wire import codec, subjects
@@ -41,27 +42,6 @@ NEVER_S = 300.0
 SLEEP = ("/bin/sleep", "3600")
 
 Figures = dict[str, Any]
-
-
-def say(text: str) -> None:
-    """Show progress on standard error, so that standard output is one JSON document."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-def spread(values_ms: Sequence[float]) -> Figures:
-    """Return p50, p90, p99, largest and count of a sample in ms."""
-    ordered = sorted(values_ms)
-
-    def at(share: float) -> float:
-        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
-
-    return {
-        "p50_ms": at(0.5),
-        "p90_ms": at(0.9),
-        "p99_ms": at(0.99),
-        "max_ms": round(ordered[-1], 2),
-        "n": len(ordered),
-    }
 
 
 class Cluster:
@@ -186,7 +166,7 @@ class Cluster:
 
 
 def _give_up(error: Exception) -> None:
-    print(f"bench: the bus is gone: {error!r}", file=sys.stderr)
+    say(f"the bus is gone: {error!r}")
     os._exit(1)
 
 
@@ -200,12 +180,14 @@ async def latency(cluster: Cluster, count: int) -> Figures:
         started.append((cluster.ran[job] - sent) / 1e6)
     return {
         "submit_to_acknowledged": {
-            **spread(acknowledged),
+            "unit": "ms",
+            **percentiles(acknowledged),
             "aim": "p99 <= 10 ms",
             "limited_by": "one synced write of the server",
         },
         "submit_to_started": {
-            **spread(started),
+            "unit": "ms",
+            **percentiles(started),
             "aim": "p50 <= 20 ms, p99 <= 80 ms",
             "limited_by": "four synced writes in a row (submission, admission's record, "
             "allocator's record, agent's journal) and one exec",

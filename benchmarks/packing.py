@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks._sample import say
 from skep.perf.interference import TABLE_1, Load, by_utilisation, normalised
 from skep.perf.loads import GAVEL
 from skep_job import accelerator
@@ -136,7 +137,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         rows = []
         for pair in (*_fake_pairs(folder), *_core_pairs()):
             rows.append(_measure(pair, given.seconds))
-            print(f"{pair.name}: {rows[-1]['sum']}", file=sys.stderr)
+            say(f"{pair.name}: {rows[-1]['sum']}")
     if given.svg:
         given.svg.write_text(picture(rows), encoding="utf-8")
     return {"pairs": rows}

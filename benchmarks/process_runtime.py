@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import percentiles
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.ports import RunExited, RunPlan, RunStarted
 
@@ -85,18 +86,9 @@ class Bench:
             "parallel": parallel,
             "runs_per_second": round(runs / took),
             "cpu_ms_per_run": round((_cpu_seconds(pid) - cpu) * 1000 / runs, 2),
-            "started_ms": _spread(self.start_ms),
-            "ended_ms": _spread(self.end_ms),
+            "started_ms": percentiles(self.start_ms),
+            "ended_ms": percentiles(self.end_ms),
         }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return {name: round(ordered[int(last * part)], 2) for name, part in PARTS.items()}
-
-
-PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 def _cpu_seconds(runner: int) -> float:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks._sample import say
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.base import Record, Send
 from skep.units import Instant
@@ -242,7 +243,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """Return how long starting takes behind each length of history."""
     rows = []
     for facts in given.facts:
-        print(f"recovery behind {facts:,} facts", file=sys.stderr, flush=True)
+        say(f"recovery behind {facts:,} facts")
         rows.append(asyncio.run(measure(facts, given.running)))
     return {
         "recovery": rows,

@@ -19,6 +19,7 @@ import time
 import timeit
 from typing import Any
 
+from benchmarks._sample import extremes
 from skep_job.control import Control
 from skep_job.tally import AfterStep, Tally, after_step
 from skep_job.torch_hooks import _counting_backward
@@ -55,7 +56,7 @@ def run(_: argparse.Namespace) -> dict[str, Any]:
     hooks = {"empty_hook": empty_hook, "hook": after_step(Tally())}
     timers = {name: timer(hook) for name, hook in hooks.items()}
     rounds = measure({**timers, "backward_hook": backward_timer()})
-    result: dict[str, Any] = {name: summary(values) for name, values in rounds.items()}
+    result: dict[str, Any] = {name: extremes(values, None) for name, values in rounds.items()}
     if importlib.util.find_spec("torch") is not None:
         result["sgd_step"] = measure_torch()
     best = min(rounds["hook"])
@@ -122,13 +123,4 @@ def measure_torch() -> dict[str, object]:
         name: round(statistics.median(map(float.__sub__, rounds[name], rounds["without"])))
         for name in ("empty_hook", "hook")
     }
-    return {**{name: summary(values) for name, values in rounds.items()}, "added": added}
-
-
-def summary(values: list[float]) -> dict[str, int]:
-    """Return the median and the extremes, in whole units."""
-    return {
-        "median": round(statistics.median(values)),
-        "min": round(min(values)),
-        "max": round(max(values)),
-    }
+    return {**{name: extremes(values, None) for name, values in rounds.items()}, "added": added}

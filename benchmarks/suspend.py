@@ -27,7 +27,6 @@ import math
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -36,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks._sample import extremes, say
 from skep_services import svg
 from tests.support.job_agent import Message
 from tests.support.suspend_kit import Driver, driver
@@ -151,7 +151,7 @@ def phases(script: Path, size_mb: int, times: int) -> dict[str, dict[str, float]
                 found[name].append(value)
             idle = sum(took[name] for name in PHASES if name != "boundary") - step_ms
             found["lost"].append(max(idle, 0.0))
-    figures = {name: summary(values) for name, values in found.items()}
+    figures = {name: extremes(values, 2) for name, values in found.items()}
     host = {"moved": round(moved / MB, 1), "resident_after": round(residue / MB, 1)}
     return {**figures, "megabytes": host}
 
@@ -190,15 +190,6 @@ def send_and_see(pid: int, number: signal.Signals, states: str) -> None:
     os.kill(pid, number)
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in states:
         pass
-
-
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the extremes."""
-    return {
-        "median": round(statistics.median(values), 2),
-        "min": round(min(values), 2),
-        "max": round(max(values), 2),
-    }
 
 
 # --- six jobs on four slots -----------------------------------------------------------------------
@@ -283,7 +274,7 @@ class Sharing:
 
 def sharing(script: Path, given: argparse.Namespace) -> dict[str, object]:
     """Run the rounds; return the cost of sharing in percent of the mini-batches."""
-    print(f"about {given.rounds * 6 * given.quantum / 60:.1f} min of rounds", file=sys.stderr)
+    say(f"about {given.rounds * 6 * given.quantum / 60:.1f} min of rounds")
     rounds = []
     with six(script, given.share_mb) as jobs:
         both = Sharing(jobs)
@@ -310,7 +301,7 @@ def sharing(script: Path, given: argparse.Namespace) -> dict[str, object]:
         "state_mb": given.share_mb,
         "quantum_s": given.quantum,
         "rounds": [{kind: one._asdict() for kind, one in pair.items()} for pair in rounds],
-        "switch_of_two_jobs_ms": summary(both.switch_ms),
+        "switch_of_two_jobs_ms": extremes(both.switch_ms, 2),
         "switch": cost_of_switches(both.lost_s(given.quantum), given.quantum),
         "cost_percent": interval(costs),
         "cost_percent_of_cpu": interval(cpu),

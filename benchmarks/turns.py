@@ -18,11 +18,12 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from benchmarks._sample import percentiles
 from skep.machines.allocator import views
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.units import seconds
@@ -138,9 +139,9 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
         "jobs": len(jobs.jobs),
         "simulated_s": round((world.now - begun) / 1e9, 1),
         "phases": dict(phases),
-        "decision_ms": spread(decide.spent),
-        "plan_ms": spread(plan.spent),
-        "view_ms": spread(view.spent),
+        "decision_ms": percentiles(decide.spent),
+        "plan_ms": percentiles(plan.spent),
+        "view_ms": percentiles(view.spent),
     }
 
 
@@ -152,16 +153,6 @@ def _rule(world: World, options: dict[str, Any]) -> None:
     world._admit(told)
     world._inbox.append(told)
     world._settle()
-
-
-def spread(times: Sequence[float]) -> dict[str, float]:
-    """Return how many there were, and what they took."""
-    ranked = sorted(times) or [0.0]
-    at = {
-        f"p{part}": ranked[min(len(ranked) * part // 100, len(ranked) - 1)] for part in (50, 90, 99)
-    }
-    told = {"mean": sum(ranked) / len(ranked), **at, "max": ranked[-1]}
-    return {"count": len(times), **{name: round(value, 2) for name, value in told.items()}}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

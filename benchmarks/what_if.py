@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import time
 from typing import Any
 
 import msgspec
 
+from benchmarks._sample import percentiles
 from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.machines.base import Restarted
 from skep.units import Duration, Instant
@@ -119,7 +119,7 @@ async def measure(machine: AllocatorMachine, rounds: int) -> dict[str, Any]:
         "what-if-last": Question(job=queued[-1], others=True, remaining=left),
     }
     alone = [_timed(machine, bad=number % 2 == 0) for number in range(200)]
-    found: dict[str, Any] = {"alone_ms": _spread(alone)}
+    found: dict[str, Any] = {"alone_ms": percentiles(alone, 3)}
     for name, question in asks.items():
         took, held, behind, tried = list[float](), list[float](), list[float](), 0
         for _ in range(rounds):
@@ -137,10 +137,10 @@ async def measure(machine: AllocatorMachine, rounds: int) -> dict[str, Any]:
             assert not answer.problem, answer.problem
             tried = len(answer.options) + len(answer.in_vain)
         found[name] = {
-            "answer_ms": _spread(took),
-            "held_ms": _spread(held),
+            "answer_ms": percentiles(took, 3),
+            "held_ms": percentiles(held, 3),
             "told": tried,
-            "behind_ms": _spread(behind),
+            "behind_ms": percentiles(behind, 3),
         }
     return found
 
@@ -150,10 +150,6 @@ def _timed(machine: AllocatorMachine, *, bad: bool) -> float:
     began = time.perf_counter_ns()
     machine.decide(event, BEGIN)
     return (time.perf_counter_ns() - began) / 1e6
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"p50": round(statistics.median(values), 3), "max": round(max(values), 3)}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
