@@ -13,11 +13,8 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +26,8 @@ from benchmarks.introspector import measure as measure_introspector
 from benchmarks.simulator import measure as measure_simulation
 from skep.wire import codec, subjects
 from skep.wire.facts import EpochBegan, JobBound, JobEnded, JobQueued, JobRan
-from skep_services.adapters.nats_bus import NatsBus
-from skep_services.adapters.nats_link import LinkOptions
 from skep_services.ports import Delivery
-from tests.support.bare_client import address
+from tests.support.embedded import Embedded
 
 NODES, GPUS = 16, 8
 VC = "bench"
@@ -49,7 +44,9 @@ class Cluster:
 
     def __init__(self, home: Path) -> None:
         """Prepare a cluster in `home`."""
-        self.home = home
+        # Installed software has its compiled files cached; a variable that forbids it must not
+        # make every start-up figure a compiler's.
+        self.embedded = Embedded(home, {"PYTHONDONTWRITEBYTECODE": ""})
         self.ended: dict[str, int] = {}
         self.ran: dict[str, int] = {}
         self.queued: dict[str, int] = {}
@@ -61,28 +58,17 @@ class Cluster:
 
     async def up(self) -> None:
         """Start it and connect to its bus."""
-        self.skep("up", "--nodes", str(NODES), "--gpus", str(GPUS), "--vc", f"{VC}={NODES * GPUS}")
-        self.about = json.loads((self.home / "cluster.json").read_text())
-        self.tenant = await self._connect(f"vc-{VC}")
-        self.operator = await self._connect("operator")
+        options = ("--nodes", str(NODES), "--gpus", str(GPUS), "--vc", f"{VC}={NODES * GPUS}")
+        await asyncio.to_thread(self.embedded.up, *options)
+        self.tenant = await self.embedded.bus(f"vc-{VC}")
+        self.operator = await self.embedded.bus("operator")
         await self.operator.follow(subjects.ALLOC, 0, self._take)
 
-    def down(self) -> None:
-        """Stop it."""
-        self.skep("down", "--now")
-
-    def skep(self, *words: str) -> str:
-        """Run the `skep` command on this cluster and return what it printed."""
-        # Installed software has its compiled files cached; a variable that forbids it must not
-        # make every start-up figure a compiler's.
-        env = {**os.environ, "SKEP_HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": ""}
-        command = [str(Path(sys.executable).parent / "skep"), *words]
-        return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-
-    def pid(self, name: str) -> int:
-        """Return a service's process."""
-        known = json.loads((self.home / "pids.json").read_text())[name]
-        return int(known["pid"] if isinstance(known, dict) else known)
+    async def down(self) -> None:
+        """Disconnect and stop it."""
+        for bus in (self.tenant, self.operator):
+            await bus.close()
+        await asyncio.to_thread(self.embedded.down)
 
     async def submit(self, command: Sequence[str] = ("/bin/true",)) -> tuple[str, int, int]:
         """Publish one job; return its id, when it was sent and when it was acknowledged (ns)."""
@@ -126,7 +112,7 @@ class Cluster:
 
     def _queued(self) -> int:
         """Return how many jobs `skep ps` shows as waiting."""
-        total: int = json.loads(self.skep("vc", "ls", "--json"))["vcs"][0]["queued"]
+        total: int = json.loads(self.embedded.skep("vc", "ls", "--json"))["vcs"][0]["queued"]
         return total
 
     async def health(self, identity: str) -> Figures:
@@ -135,13 +121,6 @@ class Cluster:
         assert answer is not None, f"{identity} does not answer"
         decoded: Figures = json.loads(answer.payload)
         return decoded
-
-    async def _connect(self, identity: str) -> NatsBus:
-        nats = self.about["nats"]
-        options = LinkOptions(
-            servers=(address(nats, identity),), identity=identity, password=nats["users"][identity]
-        )
-        return await NatsBus.connect(options, _give_up)
 
     async def _take(self, delivery: Delivery) -> None:
         record = codec.read(
@@ -163,11 +142,6 @@ class Cluster:
                 case _:
                     pass
         self._news.set()
-
-
-def _give_up(error: Exception) -> None:
-    say(f"the bus is gone: {error!r}")
-    os._exit(1)
 
 
 async def latency(cluster: Cluster, count: int) -> Figures:
@@ -224,7 +198,7 @@ async def takeover(cluster: Cluster, known: int) -> Figures:
     await cluster.until(lambda: len(cluster.queued) - len(cluster.ended) >= known // 2)
     waiting = len(cluster.queued) - len(cluster.ended)
     killed = time.time_ns()
-    os.kill(cluster.pid("allocator"), signal.SIGKILL)
+    os.kill(cluster.embedded.entry("allocator")["pid"], signal.SIGKILL)
     # What the killed process had under way may still be stored, before the next epoch.
     await cluster.until(lambda: cluster.bound_at[-1] > cluster.epochs[-1] > killed)
     first = next(at for at in cluster.bound_at if at > cluster.epochs[-1])
@@ -297,7 +271,7 @@ async def drain(cluster: Cluster, blockers: Sequence[str], pending: int, count: 
 
 def _timed(cluster: Cluster, *words: str) -> float:
     began = time.perf_counter()
-    cluster.skep(*words)
+    cluster.embedded.skep(*words)
     return (time.perf_counter() - began) * 1000
 
 
@@ -308,8 +282,8 @@ def cpu_seconds(cluster: Cluster) -> dict[str, float]:
     """
     own = os.times()
     found = {"client": own.user + own.system}
-    for name, known in json.loads((cluster.home / "pids.json").read_text()).items():
-        pid = known["pid"] if isinstance(known, dict) else known
+    for name, known in cluster.embedded.pids().items():
+        pid = known["pid"]
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         label = "agents" if name.startswith("node-") else name
         ticks = int(words[11]) + int(words[12])
@@ -320,8 +294,8 @@ def cpu_seconds(cluster: Cluster) -> dict[str, float]:
 def resident(cluster: Cluster) -> Figures:
     """Return each process's resident memory in MiB; of the agents, the largest."""
     found: Figures = {}
-    for name, known in json.loads((cluster.home / "pids.json").read_text()).items():
-        pid = known["pid"] if isinstance(known, dict) else known
+    for name, known in cluster.embedded.pids().items():
+        pid = known["pid"]
         text = Path(f"/proc/{pid}/status").read_text()
         mib = int(text.split("VmRSS:")[1].split()[0]) / 1024
         label = "agent" if name.startswith("node-") else name
@@ -342,30 +316,29 @@ def run(given: argparse.Namespace) -> Figures:
 async def measure(quick: bool) -> Figures:
     """Run every measurement."""
     scale = 10 if quick else 1
-    home = Path(tempfile.mkdtemp(prefix="skep-bench-"))
-    cluster = Cluster(home)
     figures: Figures = {}
-    try:
+    with tempfile.TemporaryDirectory(prefix="skep-bench-", ignore_cleanup_errors=True) as home:
+        cluster = Cluster(Path(home))
         say(f"starting {NODES} agents with {GPUS} slots each")
         await cluster.up()
-        figures["resident_mib_idle"] = resident(cluster)
-        say("latency on an idle cluster")
-        figures |= await latency(cluster, 300 // scale)
-        say("throughput")
-        figures |= await throughput(cluster, 3000 // scale)
-        say("every slot but one held; killing the allocator with 5,000 jobs known")
-        blockers = [(await cluster.submit(SLEEP))[0] for _ in range(NODES * GPUS - 1)]
-        await cluster.until(lambda: all(job in cluster.ran for job in blockers))
-        figures |= await takeover(cluster, 5_000 // scale)
-        say("filling the queue to more than 10,000")
-        last, _, _ = await cluster.submit(SLEEP)
-        await cluster.until(lambda: last in cluster.ran)
-        figures |= await with_backlog(cluster, 10_000 // scale, 2_000 // scale)
-        say("freeing every slot")
-        figures |= await drain(cluster, [*blockers, last], 10_000 // scale, 2_000 // scale)
-    finally:
-        await asyncio.to_thread(cluster.down)
-        shutil.rmtree(home, ignore_errors=True)
+        try:
+            figures["resident_mib_idle"] = resident(cluster)
+            say("latency on an idle cluster")
+            figures |= await latency(cluster, 300 // scale)
+            say("throughput")
+            figures |= await throughput(cluster, 3000 // scale)
+            say("every slot but one held; killing the allocator with 5,000 jobs known")
+            blockers = [(await cluster.submit(SLEEP))[0] for _ in range(NODES * GPUS - 1)]
+            await cluster.until(lambda: all(job in cluster.ran for job in blockers))
+            figures |= await takeover(cluster, 5_000 // scale)
+            say("filling the queue to more than 10,000")
+            last, _, _ = await cluster.submit(SLEEP)
+            await cluster.until(lambda: last in cluster.ran)
+            figures |= await with_backlog(cluster, 10_000 // scale, 2_000 // scale)
+            say("freeing every slot")
+            figures |= await drain(cluster, [*blockers, last], 10_000 // scale, 2_000 // scale)
+        finally:
+            await cluster.down()
     say("introspector")
     figures["introspector"] = {
         **measure_introspector(8_000, 12),
