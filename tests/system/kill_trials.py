@@ -1,4 +1,4 @@
-"""SIGKILL who begins, measures and advises of trials, in every phase of one; account for all.
+"""SIGKILL the services that begin, measure and judge trials, in every phase; account for all.
 
     python -m tests.system.kill_trials [--only SERVICE/PHASE] [--lanes N] [--slice SECONDS]
 
