@@ -47,7 +47,7 @@ class TimedAllocator:
     def decide(self, event: Any) -> None:
         """Let it decide, and note what that took."""
         self.now = after(self.now, seconds(0.1))
-        self.machine.soft.last_heard = dict.fromkeys(self.machine.state.nodes, self.now)
+        self.machine.tx.soft.last_heard = dict.fromkeys(self.machine.state.nodes, self.now)
         began = time.thread_time()
         self.machine.decide(event, self.now)
         self.spent.append((time.thread_time() - began) * 1e6)

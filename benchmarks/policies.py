@@ -62,11 +62,11 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
         "deep_max_us": round(max(bench.spent), 1),
         "waiting": len(bench.machine.state.jobs) - len(bench.machine.state.placed),
     }
-    planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
+    planned = getattr(bench.machine.tx.soft, "planned", {}).get("nlp")
     if planned is not None:
         began = time.thread_time()
         for _ in range(100):
-            views.of_vc(bench.machine, planned, bench.now)
+            views.of_vc(bench.machine.tx, planned, bench.now)
         told["view_us"] = round((time.thread_time() - began) * 1e4, 1)
     return told
 

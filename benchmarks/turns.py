@@ -122,7 +122,7 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
         if not ruled and now - begun >= seconds(FILL_S + 10):
             ruled = True
             _rule(world, {"introspect": True} if introspect else {})
-            machine.soft.planned[ALL].plan = plan
+            machine.tx.soft.planned[ALL].plan = plan
         if now - begun < seconds(FILL_S + 10 + told.warm):
             for each in (decide, view, plan):
                 each.spent.clear()
@@ -130,7 +130,7 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
             break
     phases = Counter(
         each.phase.value
-        for planned in machine.soft.planned.values()
+        for planned in machine.tx.soft.planned.values()
         for each in planned.views.values()
         if each is not None
     )

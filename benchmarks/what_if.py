@@ -78,8 +78,8 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
             ),
             BEGIN,
         )
-    if machine.soft.resolve_at is not None:
-        cellwork.resolve(machine, machine.state.asked)
+    if machine.tx.soft.resolve_at is not None:
+        cellwork.resolve(machine.tx, machine.state.asked)
     sizes = (1, 1, 2, 4, 8)
     left, number = nodes * GPUS, 0
     while left > 0 or waiting > 0:

@@ -14,7 +14,8 @@ from unittest import mock
 from skep.cells.decide import bad_cells, cover, placement, reconfigure
 from skep.cells.forest import Forest
 from skep.ledger.queue import Head, JobQueue
-from skep.machines.allocator import AllocatorMachine, cellwork
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import cellwork
 from skep.wire.reasons import Reason
 
 Patches = list[tuple[Any, str, Any]]
@@ -86,8 +87,8 @@ def dearest_victims() -> Patches:
     """Put those aside that lose most, and of several places take the dearest."""
     whole = cellwork.loss
 
-    def loss(machine: AllocatorMachine, now: Any) -> Callable[[str], float]:
-        lost = whole(machine, now)
+    def loss(state: ClusterState, now: Any) -> Callable[[str], float]:
+        lost = whole(state, now)
         return lambda name: -lost(name)
 
     return [(cellwork, "loss", loss)]

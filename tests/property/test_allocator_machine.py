@@ -14,9 +14,9 @@ from skep.cells.state import Cells
 from skep.ledger.attempt_names import job_of
 from skep.ledger.attempts import request
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, Kept
-from skep.machines.allocator.cellwork import borrows
+from skep.machines.allocator import AllocatorMachine, Kept, cellwork
 from skep.machines.allocator.placing import _limit
+from skep.machines.allocator.quota import borrows
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
@@ -610,9 +610,11 @@ class Allocator(RuleBasedStateMachine):
                 continue
             for guaranteed in (True, False) if borrows(job) else (not job.spec.opportunistic,):
                 asked = request(job, job.attempt + 1, guaranteed=guaranteed)
-                limit = _limit(machine, job, asked.priority)
+                limit = _limit(machine.state, job, asked.priority)
                 assert (
-                    placement.find_placement(machine.state.cells, asked, machine.loss(now), limit)
+                    placement.find_placement(
+                        machine.state.cells, asked, cellwork.loss(machine.state, now), limit
+                    )
                     is None
                 ), asked
 

@@ -136,7 +136,7 @@ class World:
                         outcome=Exit.STOPPED,
                     )
                 )
-        if machine is self.allocator and machine.soft.check_at == self.now:
+        if machine is self.allocator and machine.tx.soft.check_at == self.now:
             said.append(Tick())
 
     def can(self, name: str) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class World:
 
 def twin(machine: AllocatorMachine) -> AllocatorMachine:
     """Return a copy of an allocator; where the watch over its cells was, no copy can tell."""
-    return copy.deepcopy(machine, {id(machine.soft.patrol): None})
+    return copy.deepcopy(machine, {id(machine.tx.soft.patrol): None})
 
 
 def waiting(world: World) -> list[str]:

@@ -116,7 +116,7 @@ def test_while_a_job_is_suspended_is_no_part_of_how_it_goes(
     told: set[int] = set()
 
     def judge(world: World, decided: list[Any]) -> None:
-        told.update(pace.rate_milli for pace, _ in world.allocator.soft.paces.values())
+        told.update(pace.rate_milli for pace, _ in world.allocator.tx.soft.paces.values())
 
     jobs = Trace(
         name="turns",

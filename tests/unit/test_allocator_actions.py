@@ -81,7 +81,7 @@ def running(
 def do(decide: Driver[AllocatorMachine], *actions: Action, second: float = 10) -> list[Effect]:
     """Have the policy take actions: with the next thing that happens in its VC."""
     Does.actions.extend(actions)
-    decide.machine.soft.planned["nlp"].due = True
+    decide.machine.tx.soft.planned["nlp"].due = True
     return decide.tick(second)
 
 
@@ -301,7 +301,7 @@ def test_who_goes_home_has_its_vcs_cells_there_whatever_that_breaks_up() -> None
     decide(exited("j1", outcome=Outcome.SUCCEEDED), 12)
     decide.thorough = False
     job = machine.state.jobs["j2"]
-    assert acting.go_on(machine, job, (), at(13))
+    assert acting.go_on(machine.tx, job, (), at(13))
     assert not job.released
     assert job.job not in machine.state.borrowed
     machine.check()

@@ -3,7 +3,8 @@
 from typing import Any
 
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import NODE_LOST_AFTER, RESEND_AFTER
+from skep.machines.allocator.outbox import RESEND_AFTER
+from skep.machines.allocator.settings import NODE_LOST_AFTER
 from skep.machines.base import Send
 from skep.units import in_seconds
 from skep.wire.node import Outcome
@@ -44,14 +45,14 @@ def test_a_bind_is_repeated_until_a_start_answers() -> None:
     assert decide.tick(4) == [BIND]
     decide(started("j1"))
     assert decide.tick(6) == []
-    assert decide.machine.soft.timers.due == {}
+    assert decide.machine.tx.soft.timers.due == {}
 
 
 def test_a_bind_is_repeated_until_an_end_answers() -> None:
     decide = one()
     decide(exited("j1"))
     assert decide.tick(2) == []
-    assert decide.machine.soft.timers.due == {}
+    assert decide.machine.tx.soft.timers.due == {}
 
 
 def test_a_stop_takes_the_place_of_the_bind_and_is_repeated_alone() -> None:

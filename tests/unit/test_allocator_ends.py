@@ -6,7 +6,7 @@ import pytest
 
 from skep.base.timers import STALE_MAX
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.jobs import LOSSES_MAX
+from skep.machines.allocator.ends import LOSSES_MAX
 from skep.machines.base import Effect, Record, Send
 from skep.wire.facts import (
     CancelAsked,
@@ -124,7 +124,7 @@ def test_a_part_that_ended_before_the_other_began_does_not_keep_the_gang_from_ru
         ran("node-2", 6),
         Record(JobRan(job="j1", attempt=1, at=at(6))),
     ]
-    assert [each for each in decide.machine.soft.timers.due if not each[0]] == [("", "j1", 1)]
+    assert [each for each in decide.machine.tx.soft.timers.due if not each[0]] == [("", "j1", 1)]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_limit_does_not_stop_a_job_twice() -> None:
 def test_limits_of_jobs_that_ended_are_forgotten() -> None:
     decide = allocator(joined())
     decide.thorough = False
-    soft = decide.machine.soft
+    soft = decide.machine.tx.soft
     for number in range(1, 1_500):
         decide(admitted(number, time=86_400), number)
         decide(started(f"j{number}"))

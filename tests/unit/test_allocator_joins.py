@@ -40,7 +40,7 @@ def test_nodes_that_join_together_are_told_together() -> None:
     decide = many()
     assert told(decide.facts) == [0, *range(1, START + 1)]
     assert told(facts_of(decide.tick())) == [MANY]
-    assert decide.machine.soft.resolve_at is None
+    assert decide.machine.tx.soft.resolve_at is None
     assert sum(isinstance(fact, NodeAdded) for fact in decide.facts) == MANY
     decide.check_replay()
 
@@ -79,4 +79,4 @@ def test_what_an_operator_asks_for_does_not_wait() -> None:
     decide = many()
     effects = decide(SetVcs(vcs=vcs(nlp=MANY)))
     assert told(facts_of(effects)) == [MANY]
-    assert decide.machine.soft.resolve_at is None
+    assert decide.machine.tx.soft.resolve_at is None

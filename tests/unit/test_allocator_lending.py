@@ -6,6 +6,7 @@ import pytest
 
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import AllocatorMachine, lending, outcome, placing
+from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Effect, Tick
 from skep.units import Instant
 from skep.wire.changes import AskResume, AskSuspend
@@ -191,9 +192,9 @@ def test_many_shapes_that_find_nothing_are_tried_in_bounded_numbers(
     looks: list[str] = []
     place = placing.lend
 
-    def look(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> outcome.Outcome:
+    def look(tx: Transaction, job: JobState, now: Instant, room: int) -> outcome.Outcome:
         looks.append(job.job)
-        return place(machine, job, now, room)
+        return place(tx, job, now, room)
 
     monkeypatch.setattr(placing, "lend", look)
     for number in range(3, 11):

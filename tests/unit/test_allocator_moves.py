@@ -8,7 +8,7 @@ import pytest
 
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import READY_WITHIN
+from skep.machines.allocator.settings import READY_WITHIN
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskMigrate, AskResume, AskSuspend, Goal, JobChanged, Result
@@ -226,7 +226,7 @@ def test_secrets_differ_with_the_key_of_the_process() -> None:
     secrets = set()
     for key in (b"one", b"two"):
         decide = running("node-1", can=MOVES)
-        decide.machine.key = key
+        decide.machine.settings.key = key
         decide(joined("node-2"))
         (bound,) = of(decide(ask(2, AskMigrate(job="j1"))), SuccessorBound)
         secrets.add(bound.secret)

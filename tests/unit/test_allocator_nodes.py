@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, cellwork, dispatch
+from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.bearing import CarriedHold
@@ -281,14 +281,14 @@ def test_a_silent_node_is_lost_after_forty_seconds() -> None:
 def test_many_nodes_are_lost_in_several_decisions_that_place_nothing_before_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "LOSS_FACTS_MAX", 3)
+    monkeypatch.setattr("skep.machines.allocator.nodes.LOSS_FACTS_MAX", 3)
     decide = allocator(*(joined(f"node-{number}") for number in range(1, 5)))
     decide(admitted(1, gpus=4))
     (bound,) = [fact for fact in decide.facts if isinstance(fact, JobBound)]
     (lost,) = [each.node for each in bound.members]
     decide(heartbeat("node-4"), second=30)
     steps: list[list[Any]] = []
-    while not steps or decide.machine.soft.losing:
+    while not steps or decide.machine.tx.soft.losing:
         steps.append(facts_of(decide(Tick(), second=LOST_S)))
     assert len(steps) > 1
     nodes = [fact.node for step in steps for fact in step if isinstance(fact, NodeLost)]

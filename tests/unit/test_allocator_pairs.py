@@ -59,7 +59,7 @@ def _does(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, kept: bool) -> None:
     decide = begun()
     decide(judged(kept=kept), 20)
-    (planned,) = decide.machine.soft.planned.values()
+    (planned,) = decide.machine.tx.soft.planned.values()
     shown = {
         name: (each.mate, each.mate_milli)
         for name, each in planned.views.items()
@@ -77,8 +77,8 @@ def test_where_no_policy_plans_nobody_is_noted_to_be_seen_anew() -> None:
     decide = begun()
     decide(judged(kept=True), 20)
     machine = decide.machine
-    machine.soft.planned, machine.soft.touched = {}, {}
+    machine.tx.soft.planned, machine.tx.soft.touched = {}, {}
     pairs.parted(machine.state, machine.state.jobs["j1"])
-    caches.follow(machine, Delta(views=("j1", MoveCost("j1"))))
+    caches.follow(machine.state.jobs, machine.tx.soft, Delta(views=("j1", MoveCost("j1"))))
     assert {job.mate for job in machine.state.jobs.values()} == {""}
-    assert machine.soft.touched == {}
+    assert machine.tx.soft.touched == {}

@@ -9,8 +9,9 @@ import pytest
 from skep.ledger.job_state import State
 from skep.ledger.snapshot import JobKept
 from skep.machines.allocator import AllocatorMachine, views
+from skep.machines.allocator.planned import Planned
 from skep.machines.allocator.plans import HOLDS_TOLD
-from skep.machines.allocator.views import Planned, of_vc
+from skep.machines.allocator.views import of_vc
 from skep.machines.base import Effect, Send
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
@@ -247,7 +248,7 @@ def test_a_policy_is_asked_again_when_it_wished() -> None:
     decide = under("later")
     assert why(decide(job(1), 1)) == [("j1", Reason.WAITS_BEHIND, "later")]
     assert decide.machine.wake_at() is not None
-    assert decide.machine.soft.planned["nlp"].look_at == at(10)
+    assert decide.machine.tx.soft.planned["nlp"].look_at == at(10)
     assert of(decide.tick(10), JobBound) == ["j1"]
 
 
@@ -287,7 +288,7 @@ def test_another_policy_takes_effect_at_once_and_none_does_too() -> None:
     decide(started("j2"))
     decide(job(3, 5, gpus=4), 6)
     decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}), 7)
-    assert decide.machine.soft.planned == {}
+    assert decide.machine.tx.soft.planned == {}
     assert of(decide(exited("j2", outcome=Outcome.STOPPED), 8), JobBound) == ["j1"]
 
 
@@ -314,12 +315,12 @@ def test_what_a_restart_forgets_of_plans_is_made_again() -> None:
     decide(job(1, 1000, gpus=4), 1)
     decide(started("j1"), 5)
     decide(job(2, 2000, gpus=4), 6)
-    before = dict(decide.machine.soft.planned["nlp"].views)
+    before = dict(decide.machine.tx.soft.planned["nlp"].views)
     decide.restart(7)
-    assert decide.machine.soft.planned["nlp"].views == before
+    assert decide.machine.tx.soft.planned["nlp"].views == before
     decide(cancel_asked(2), 8)
-    assert list(decide.machine.soft.planned["nlp"].views) == ["j1"]
-    view = decide.machine.soft.planned["nlp"].views["j1"]
+    assert list(decide.machine.tx.soft.planned["nlp"].views) == ["j1"]
+    view = decide.machine.tx.soft.planned["nlp"].views["j1"]
     assert view is not None
     assert view.ran(after(at(5), seconds(3))) == seconds(3)
 
@@ -330,7 +331,7 @@ def test_who_is_being_suspended_keeps_the_service_it_had() -> None:
     decide(started("j1"), 5)
     decide(known("j1"))
     decide(job(2, 10, gpus=4), 105)
-    view = decide.machine.soft.planned["nlp"].views["j1"]
+    view = decide.machine.tx.soft.planned["nlp"].views["j1"]
     assert view is not None
     assert (view.phase, view.served) == (Phase.STOPPING, seconds(100))
     assert view.ran(at(110)) == seconds(100)
@@ -371,8 +372,8 @@ def test_who_stood_with_his_gpus_waited_for_none() -> None:
     decide(known("j1"))
 
     def stood() -> bool:
-        views.bring_up(decide.machine, due=False)
-        seen = decide.machine.soft.planned["nlp"].views["j1"]
+        views.bring_up(decide.machine.tx, due=False)
+        seen = decide.machine.tx.soft.planned["nlp"].views["j1"]
         return seen is not None and seen.stood
 
     for number, release in ((2, False), (4, True)):
@@ -474,7 +475,7 @@ def test_what_is_known_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     decide = under("srtf")
     for number in range(1, 20):
         decide(job(number, cpus=number), 1)
-    assert len(decide.machine.soft.planned["nlp"].fits) <= 5
+    assert len(decide.machine.tx.soft.planned["nlp"].fits) <= 5
 
 
 def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
@@ -489,7 +490,7 @@ def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
         )
         cells = (Quota(chain="c", level="node", count=1),)
         decide(SetVcs(chains={"c": chain}, vcs={"nlp": VirtualCluster(cells=cells, policy="srtf")}))
-        nodes = decide.machine.soft.planned["nlp"].seats.views(decide.machine, "nlp")
+        nodes = decide.machine.tx.soft.planned["nlp"].seats.views(decide.machine.state, "nlp")
         return [(node.gpu_type, node.gpus) for node in nodes]
 
     assert seen("cpu", 4) == [("cpu", 4)]
@@ -521,7 +522,7 @@ def within(
 def test_a_pinned_cell_is_seen_apart_and_serves_who_names_it() -> None:
     """The policy would wait for ever for a node on which all that is free is pinned."""
     decide = within("packing", Quota("x", "socket", 1), pinned={"big": Pin("x", "socket", 0)})
-    view = of_vc(decide.machine, decide.machine.soft.planned["nlp"], at(0))
+    view = of_vc(decide.machine.tx, decide.machine.tx.soft.planned["nlp"], at(0))
     assert (view.gpus, view.free, view.free_for()) == (4, 4, {"": 2, "big": 2})
     assert {node.node: (node.free, node.pins) for node in view.nodes} == {
         "node-1": (2, (("big", 2),))
@@ -574,7 +575,7 @@ def test_who_stood_without_gpus_and_is_cancelled_goes_on_no_more() -> None:
     decide(started("j1"))
     decide(known("j1"))
     suspended(decide, release=True)
-    planned = decide.machine.soft.planned["nlp"]
+    planned = decide.machine.tx.soft.planned["nlp"]
     planned.policy = Broken(names=("j1",))
     effects = decide(cancel_asked(1), 20)
     assert of(effects, JobStopping) == ["j1"]

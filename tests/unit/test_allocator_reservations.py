@@ -297,9 +297,9 @@ def test_nothing_is_kept_of_a_job_that_borrowed_and_is_over() -> None:
     decide = allocator(joined(), nlp=2, cv=2)
     decide(admitted(1, gpus=2))
     decide(admitted(2, gpus=2, over_quota="opportunistic"))
-    assert list(decide.machine.soft.uncovered) == ["j2"]
+    assert list(decide.machine.tx.soft.uncovered) == ["j2"]
     decide(exited("j2"))
-    assert decide.machine.soft.uncovered == {}
+    assert decide.machine.tx.soft.uncovered == {}
 
 
 def test_who_borrows_yields_to_the_owner() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import YIELDS_WITHIN
+from skep.machines.allocator.settings import YIELDS_WITHIN
 from skep.machines.base import Tick
 from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskResume, AskSuspend, Goal, GpusRegained, Result

@@ -32,7 +32,7 @@ def on_servers(*nodes: str, **more: Any) -> tuple[Driver[AllocatorMachine], list
         **more,
     }
     decide = allocator(*(joined(node, 4) for node in nodes or ("node-1",)))
-    decide.machine.key = b"k"
+    decide.machine.settings.key = b"k"
     effects = decide(admitted(1, **given))
     for node in decide.machine.state.jobs["j1"].members:
         decide(started("j1", node=node))

@@ -68,7 +68,7 @@ class World:
         """Let attempts end and the timer ring up to a second of the test."""
         while self.second < until:
             self.second += 1.0
-            soft = self.machine.soft
+            soft = self.machine.tx.soft
             now = Instant(self.decide.now + seconds(1))
             soft.last_heard = dict.fromkeys(soft.last_heard, now)
             due = sorted(each for each in self.ends if each[0] <= self.second)

@@ -5,7 +5,7 @@ import pytest
 
 from skep.ledger import records, trial_facts
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, Kept, paces, trials, tries
+from skep.machines.allocator import AllocatorMachine, Kept, paces, settings, trials, tries
 from skep.machines.base import Effect, Restarted, Send
 from skep.policy.plan import Pack
 from skep.policy.registry import POLICIES
@@ -100,7 +100,7 @@ def test_a_pack_on_trial_is_recorded_with_the_pack() -> None:
         ("j2", 1, 4, PACE),
         ("j1", 1, 4, PACE),
     ]
-    assert (fact.at, fact.until - fact.at) == (at(10), trials.LASTS)
+    assert (fact.at, fact.until - fact.at) == (at(10), settings.LASTS)
     (message,) = opened(effects)
     assert [(each.trial, each.since) for each in message.open] == [(1, 0)]
 
@@ -128,7 +128,7 @@ def test_what_gains_is_kept() -> None:
     )
     assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
     assert opened(effects) == [Trials(at=at(60), open=())]
-    assert decide.machine.soft.telling.at is None
+    assert decide.machine.tx.soft.telling.at is None
 
 
 def test_what_loses_is_undone() -> None:
@@ -141,7 +141,7 @@ def test_what_loses_is_undone() -> None:
 
 
 def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "LASTS", seconds(30))
+    monkeypatch.setattr(settings, "LASTS", seconds(30))
     decide = begun()
     assert not of(decide.tick(39), TrialOver)
     assert (decide.machine.wake_at() or 0) <= at(40)
@@ -151,7 +151,7 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     ]
     leaves(decide, effects, 41)
     # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
-    (cools,) = tries.cooling(decide.machine, "nlp", at(41))
+    (cools,) = tries.cooling(decide.machine.state, "nlp", at(41))
     assert cools.until == at(40) + records.COOLS
 
 
@@ -174,11 +174,11 @@ def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made()
     decide(exited("j1", outcome=Outcome.PORT_BUSY), 31)
     job = machine.state.jobs["j1"]
     assert (job.attempt, job.mixed, machine.state.tries.solo["j1"]) == (2, False, PACE)
-    assert paces.solo(machine, job) == PACE
+    assert paces.solo(machine.tx, job) == PACE
     decide(started("j1", attempt=2), 40)
     pace = JobPace(job="j1", attempt=2, steps=10, rate_milli=PACE // 2)
     decide(Outlook(at=at(50), jobs=(pace,), families=(BERT,)), 50)
-    assert paces.solo(machine, job) == PACE // 2
+    assert paces.solo(machine.tx, job) == PACE // 2
 
 
 def test_a_failed_attempt_makes_its_trial_void() -> None:
@@ -222,10 +222,9 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
     effects = do(decide, TRY)
     assert not of(effects, TrialBegun)
     assert not of(effects, GpusShared)
-    assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.state.jobs["j1"]], at(1)) == (
-        Reason.NOT_MEASURED,
-        "j1",
-    )
+    assert trials.refusal(
+        decide.machine.tx, Kind.PACK, [decide.machine.state.jobs["j1"]], at(1)
+    ) == (Reason.NOT_MEASURED, "j1")
     assert not any(job.measured for job in Does.seen[-1].jobs)
 
 
@@ -235,11 +234,11 @@ def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
     cool = records.COOLS / NS_PER_SECOND
     assert not of(do(decide, TRY, second=70), TrialBegun)
     jobs = [decide.machine.state.jobs[name] for name in ("j2", "j1")]
-    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
+    assert trials.refusal(decide.machine.tx, Kind.PACK, jobs, at(70)) == (
         Reason.TRIAL_COOLS,
         " ".join(trial_facts.families(jobs)),
     )
-    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
+    assert trials.refusal(decide.machine.tx, Kind.PACK, jobs, at(60 + cool)) is None
 
 
 def test_what_hurt_is_not_tried_again_for_twice_as_long() -> None:
@@ -247,22 +246,22 @@ def test_what_hurt_is_not_tried_again_for_twice_as_long() -> None:
     leaves(decide, decide(judged(kept=False, loss=-trial_facts.HURTS), 60), 61)
     cool = records.COOLS / NS_PER_SECOND
     jobs = [decide.machine.state.jobs[name] for name in ("j2", "j1")]
-    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(59 + 2 * cool)) is not None
-    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + 2 * cool)) is None
+    assert trials.refusal(decide.machine.tx, Kind.PACK, jobs, at(59 + 2 * cool)) is not None
+    assert trials.refusal(decide.machine.tx, Kind.PACK, jobs, at(60 + 2 * cool)) is None
 
 
 def test_a_job_in_an_open_trial_is_in_no_other() -> None:
     decide = begun()
     assert not of(do(decide, Pack("j3", "j1", WHY, trial=True), second=20), GpusShared)
     jobs = [decide.machine.state.jobs[name] for name in ("j3", "j1")]
-    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(20)) == (Reason.TRIAL_OPEN, "j1")
+    assert trials.refusal(decide.machine.tx, Kind.PACK, jobs, at(20)) == (Reason.TRIAL_OPEN, "j1")
 
 
 def test_whoever_joins_without_a_trial_makes_it_void() -> None:
     decide = begun()
     effects = do(decide, Pack("j3", "j1", WHY), second=20)
     assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
-    (cools,) = tries.cooling(decide.machine, "nlp", at(21))
+    (cools,) = tries.cooling(decide.machine.state, "nlp", at(21))
     assert cools.until == at(20) + trial_facts.COOLS_VOID
 
 
@@ -270,16 +269,19 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
     decide = measured()
     decide.thorough = False
     begun = decide.machine.state.tries.begun["j1"] = [at(9)] * trial_facts.JOB_MAX
-    decide.machine.soft.touched["j1"] = None
+    decide.machine.tx.soft.touched["j1"] = None
     assert not of(do(decide, TRY), TrialBegun)
     hour = trial_facts.HOUR / NS_PER_SECOND
     assert [each.trial_after for each in Does.seen[-1].jobs] == [at(9 + hour), 0, 0]
     begun.pop()
-    decide.machine.soft.touched["j1"] = None
+    decide.machine.tx.soft.touched["j1"] = None
     assert of(do(decide, TRY, second=11), TrialBegun)
     assert [each.trial_after for each in Does.seen[-1].jobs] == [0, 0, 0]
     decide.machine.state.tries.begun["vc:nlp"] = [at(9)] * trial_facts.VC_LEAST
-    assert tries.limits(decide.machine, "vc:nlp") == {"trial_after": at(9 + hour), "move_after": 0}
+    assert tries.limits(decide.machine.state, "vc:nlp") == {
+        "trial_after": at(9 + hour),
+        "move_after": 0,
+    }
 
 
 def test_what_is_no_success_again_cools_for_twice_as_long() -> None:
@@ -322,7 +324,7 @@ def test_a_larger_vc_may_try_more() -> None:
     }
     vc = machine.state.cells.cluster.vcs["nlp"]
     machine.state.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
-    assert tries.limits(machine, "vc:nlp") == {
+    assert tries.limits(machine.state, "vc:nlp") == {
         "trial_after": 0,
         "move_after": at(9) + trial_facts.HOUR,
     }
@@ -334,7 +336,7 @@ def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() ->
     machine = decide.machine
     machine.state.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
     assert not of(do(decide, TRY), TrialBegun)
-    (tired,) = tries.cooling(machine, "nlp", at(10))
+    (tired,) = tries.cooling(machine.state, "nlp", at(10))
     assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + trial_facts.HOUR)
     assert of(do(decide, msgspec.structs.replace(TRY, job="j3"), second=11), TrialBegun)
 
@@ -345,8 +347,8 @@ def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
     begun = decide.machine.state.tries.begun
     earlier = [at(6 - 3600)] * trial_facts.PAIR_MAX
     begun["pair nlp j1 j2"], begun["pair nlp j8 j9"] = list(earlier), list(earlier)
-    assert tries.cooling(decide.machine, "nlp", at(5))
-    assert not tries.cooling(decide.machine, "nlp", at(6))
+    assert tries.cooling(decide.machine.state, "nlp", at(5))
+    assert not tries.cooling(decide.machine.state, "nlp", at(6))
     assert of(do(decide, TRY, second=10), TrialBegun)
     assert begun["pair nlp j1 j2"] == [at(10)]
     assert "pair nlp j8 j9" not in begun

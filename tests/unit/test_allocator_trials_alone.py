@@ -151,8 +151,8 @@ def test_what_was_told_while_gpus_were_shared_is_never_taken_as_of_a_job_alone()
     decide = parted()
     late = PARTED + 3 * SETTLES
     waits(decide, PARTED + 5, late)
-    assert decide.machine.soft.paces["j1"][0].rate_milli == PACE // 3
-    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE
+    assert decide.machine.tx.soft.paces["j1"][0].rate_milli == PACE // 3
+    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, late + 1)
     waits(decide, late + 2, late + 2 + AGAIN_AFTER)
     before = host(do(decide, AGAIN, second=late + 3 + AGAIN_AFTER))
@@ -165,7 +165,7 @@ def test_who_is_being_changed_when_it_is_looked_at_is_looked_at_again() -> None:
     effects = decide(ask(10, AskCheckpoint(job="j1")), PARTED + SETTLES - 1)
     waits(decide, PARTED + SETTLES, PARTED + SETTLES)
     assert decide.machine.state.jobs["j1"].change is not None
-    assert decide.machine.soft.telling.settled == {}
+    assert decide.machine.tx.soft.telling.settled == {}
     done(decide, effects, PARTED + SETTLES + 2)
     waits(decide, PARTED + SETTLES + 3, PARTED + SETTLES + 3 + AGAIN_AFTER)
     before = host(do(decide, AGAIN, second=PARTED + SETTLES + 4 + AGAIN_AFTER))
@@ -176,10 +176,10 @@ def test_a_rate_told_at_once_is_still_of_gpus_that_were_shared() -> None:
     decide = parted()
     paced(decide, PACE // 3, PARTED + AGAIN_AFTER)
     waits(decide, PARTED + SETTLES, PARTED + 2 * SETTLES)
-    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE
+    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, PARTED + 2 * SETTLES + 1)
     waits(decide, PARTED + 2 * SETTLES + 2, PARTED + 2 * SETTLES + 2 + AGAIN_AFTER)
-    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE // 2
+    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
@@ -187,7 +187,7 @@ def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
     decide.restart(PARTED + 1)
     paced(decide, PACE // 2, PARTED + SETTLES)
     waits(decide, PARTED + SETTLES + 2, PARTED + SETTLES + 2)
-    assert paces.solo(decide.machine, decide.machine.state.jobs["j1"]) == PACE // 2
+    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:
@@ -195,6 +195,6 @@ def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:
     paced(decide, PACE // 2, PARTED + 5)
     decide(exited("j1"), PARTED + 6)
     waits(decide, PARTED + 10, PARTED + 2 * SETTLES)
-    telling = decide.machine.soft.telling
+    telling = decide.machine.tx.soft.telling
     assert (telling.unsettled, telling.settled, telling.alone, telling.unsure) == ({}, {}, {}, {})
-    assert "j1" not in decide.machine.soft.paces
+    assert "j1" not in decide.machine.tx.soft.paces

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from skep.ledger import trial_facts
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, trials
+from skep.machines.allocator import AllocatorMachine, settings, trials
 from skep.machines.base import Effect
 from skep.policy.plan import Migrate, Preempt, Resize, Suspend
 from skep.policy.registry import POLICIES
@@ -129,7 +129,7 @@ def test_a_move_on_trial_is_recorded_with_it_and_measured_once_it_is_done() -> N
     assert not of(decide(judged(kept=True), 11), TrialOver)  # Nobody can tell yet.
     arrive(decide, effects, 20)
     assert decide.machine.state.tries.done == {1: at(23)}
-    assert [each.since for each in decide.machine.soft.telling.told] == [at(23)]
+    assert [each.since for each in decide.machine.tx.soft.telling.told] == [at(23)]
     assert Does.seen[-1].jobs[0].trial == 1
 
 
@@ -187,14 +187,14 @@ def test_who_has_no_place_to_go_back_to_stays() -> None:
     assert not of(effects, SuccessorBound)
     # It was no gain all the same: the like is not tried again soon.
     job = decide.machine.state.jobs["j1"]
-    refused = trials.refusal(decide.machine, Kind.MIGRATE, [job], at(95))
+    refused = trials.refusal(decide.machine.tx, Kind.MIGRATE, [job], at(95))
     assert refused is not None
     assert refused[0] is Reason.TRIAL_COOLS
 
 
 def test_a_move_without_a_verdict_in_time_stays() -> None:
     decide = moved()
-    effects = decide.tick(10 + trials.LASTS_MADE_READY / NS_PER_SECOND)
+    effects = decide.tick(10 + settings.LASTS_MADE_READY / NS_PER_SECOND)
     assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.VOID]
     assert not of(effects, SuccessorBound)
     assert decide.machine.state.tries.undoing == {}
@@ -227,9 +227,11 @@ def test_moves_of_a_job_are_few_within_an_hour() -> None:
     decide = runs(gpus=4)
     decide.thorough = False
     decide.machine.state.tries.begun["moves j1"] = [at(1)] * trial_facts.JOB_MOVES_MAX
-    decide.machine.soft.touched["j1"] = None
+    decide.machine.tx.soft.touched["j1"] = None
     assert not of(do(decide, MOVE), SuccessorBound)
-    refused = trials.refusal(decide.machine, Kind.DEFRAG, [decide.machine.state.jobs["j1"]], at(20))
+    refused = trials.refusal(
+        decide.machine.tx, Kind.DEFRAG, [decide.machine.state.jobs["j1"]], at(20)
+    )
     assert refused == (Reason.TRIALS_ENOUGH, "moves j1")
 
 
@@ -252,7 +254,7 @@ def test_a_growth_on_trial_is_recorded_with_it() -> None:
     assert [each.since for message in opened(effects) for each in message.open] == [0]
     (command,) = told(effects)
     decide(changed(command), 20)
-    assert [each.since for each in decide.machine.soft.telling.told] == [at(20)]
+    assert [each.since for each in decide.machine.tx.soft.telling.told] == [at(20)]
 
 
 def test_a_growth_that_gains_is_kept() -> None:
@@ -281,7 +283,7 @@ def test_a_growth_that_loses_is_shrunk_back() -> None:
 
 def test_a_growth_without_a_verdict_in_time_is_shrunk_back() -> None:
     decide = grown()
-    effects = decide.tick(10 + trials.LASTS_MADE_READY / NS_PER_SECOND)
+    effects = decide.tick(10 + settings.LASTS_MADE_READY / NS_PER_SECOND)
     # Its node was not heard of for so long that it is lost: nothing is left to be put back.
     assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.VOID]
     assert decide.machine.state.tries.undoing == {}
@@ -355,5 +357,5 @@ def test_a_rate_of_before_something_changed_is_not_compared_with(
     decide(judged(kept=True), 21)
     again = Resize("j1", WHY, 4, trial=True)
     assert not of(do(decide, again, second=29), TrialBegun)
-    assert decide.machine.soft.planned["nlp"].look_at == at(30)
+    assert decide.machine.tx.soft.planned["nlp"].look_at == at(30)
     assert len(of(do(decide, again, second=31), TrialBegun)) == 1

@@ -14,7 +14,7 @@ from skep.cells.forest import Draft
 from skep.cells.patrol import Patrol, unsafe_levels
 from skep.cells.state import Cells
 from skep.ledger.snapshot import AllocatorKept
-from skep.machines.allocator import AllocatorMachine, watch
+from skep.machines.allocator import AllocatorMachine, soft, watch
 from skep.machines.base import Effect, Restarted, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import SetVcs
@@ -90,7 +90,9 @@ class Machine:
         """Return the alarms of a whole round of the watch."""
         found: list[CellsAlarm] = []
         for _ in range(3):
-            self.machine.soft.last_heard = dict.fromkeys(self.machine.soft.last_heard, self.now)
+            self.machine.tx.soft.last_heard = dict.fromkeys(
+                self.machine.tx.soft.last_heard, self.now
+            )
             found += alarms(self(Tick(), 1.0))
         return found
 
@@ -182,7 +184,7 @@ def test_an_alarm_tells_its_story_and_ends_when_all_is_in_order() -> None:
     )
     assert "are owed and not there" in alarm.text
     assert any('"job-bound"' in line for line in alarm.story)
-    assert all(len(line) <= watch.STORY_CHARS for line in alarm.story)
+    assert all(len(line) <= soft.STORY_CHARS for line in alarm.story)
     again = AllocatorMachine()
     for fact in made.facts:
         again.apply(fact)

@@ -29,15 +29,18 @@ from skep.machines.allocator import (
     cellwork,
     changes,
     changing,
-    dispatch,
     moving,
+    outbox,
     placing,
     plans,
-    resizing,
+    resize_ends,
     returns,
+    soft,
     trials,
+    upkeep,
     views,
 )
+from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.sim.driver import Process
 from skep.sim.history import run_seed
@@ -93,7 +96,7 @@ def _remembers_no_key(self: AdmissionMachine, job: str, vc: str, key: str) -> No
     _answered(self, job, vc, "")
 
 
-def _frees_at_once(self: AllocatorMachine, fact: Any) -> None:
+def _frees_at_once(self: Transaction, fact: Any) -> None:
     if isinstance(fact, MemberGone) and not fact.free:
         fact = msgspec.structs.replace(fact, free=True)
     _record(self, fact)
@@ -136,8 +139,8 @@ def _refuses_nothing(_told: Any) -> dict[str, str]:
     return {}
 
 
-def _any_home(machine: Any, job: Any) -> str:
-    return str(job.chain) if job.chain in machine.state.cells.chains else ""
+def _any_home(state: Any, job: Any) -> str:
+    return str(job.chain) if job.chain in state.cells.chains else ""
 
 
 def _told_nothing(_member: Any) -> tuple[Any, ...]:
@@ -175,7 +178,7 @@ def _moves_apart(machine: Any, job: Any, successor: Any, now: Any) -> None:
 
 
 def _wakes_up(machine: Any, job: Any, now: Any, why: Any, detail: str = "") -> None:
-    dispatch.drop(machine, job, now, why, detail)
+    outbox.drop(machine, job, now, why, detail)
     moving._tell(machine, job, Resume(), now, undoing=True, detail=detail)
 
 
@@ -214,11 +217,11 @@ def _does_nothing(*_: Any) -> None:
 
 
 _append_next, _read = Process._append_next, Process.read
-_answered, _record = AdmissionMachine._answered, AllocatorMachine.record
+_answered, _record = AdmissionMachine._answered, Transaction.record
 _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
-_owed, _send, _conclude = changes.owed, moving._send, resizing.conclude
+_owed, _send, _conclude = changes.owed, moving._send, resize_ends.conclude
 _part, _share = sets.leave_set, Cells.share
 _told_once: dict[int, None] = {}
 
@@ -231,23 +234,13 @@ PLANTS = (
         _acknowledges_first,
         ("I1", "I10", "I7"),
     ),
-    Plant("lost timer: commands not repeated", dispatch.Soft, "remind", _does_nothing, ("I10",)),
+    Plant("lost timer: commands not repeated", soft.Soft, "remind", _does_nothing, ("I10",)),
     Plant(
-        "lost timer: commands forgotten in a restart",
-        dispatch,
-        "restarted",
-        _does_nothing,
-        ("I10",),
+        "lost timer: commands forgotten in a restart", upkeep, "restarted", _does_nothing, ("I10",)
     ),
     Plant("no deduplication of keys", AdmissionMachine, "_answered", _remembers_no_key, ("I9",)),
     Plant("no floor at the agent", AgentMachine, "_bind", _keeps_no_floor, ("I0", "I2", "I4")),
-    Plant(
-        "GPUs of a lost node count as free",
-        AllocatorMachine,
-        "record",
-        _frees_at_once,
-        ("I2", "I4"),
-    ),
+    Plant("GPUs of a lost node count as free", Transaction, "record", _frees_at_once, ("I2", "I4")),
     Plant(
         "a name taken back is used before it is clear",
         NodeState,
@@ -335,7 +328,7 @@ PLANTS = (
         ("I0", "I12"),
     ),
     Plant(
-        "a successor that is given up is forgotten", dispatch, "drop", _does_nothing, ("I0", "I13")
+        "a successor that is given up is forgotten", outbox, "drop", _does_nothing, ("I0", "I13")
     ),
     Plant(
         "a gang is smaller while those who leave are still there",
@@ -346,7 +339,7 @@ PLANTS = (
     ),
     Plant(
         "a gang that could not change its size has changed it",
-        resizing,
+        resize_ends,
         "conclude",
         _resizes_anyhow,
         ("I0", "I12", "I14"),

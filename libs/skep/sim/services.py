@@ -10,7 +10,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.agent import AgentMachine, ExitProcess, Published, PublishEvent
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.trials import LASTS
+from skep.machines.allocator.settings import LASTS
 from skep.machines.base import AnyMachine
 from skep.sim.driver import Process, Wiring
 from skep.sim.logs import FactLog
@@ -81,8 +81,8 @@ class Role:
                 return AdmissionMachine()
             case "allocator":
                 allocator = AllocatorMachine()
-                allocator.node_lost_after = self._patience.node_lost_after
-                rules = allocator.trial_rules
+                allocator.settings.node_lost_after = self._patience.node_lost_after
+                rules = allocator.settings.trial_rules
                 rules.measured, rules.lasts = False, self._patience.trials_last
                 rules.lasts_made_ready = self._patience.trials_last
                 return allocator

@@ -15,7 +15,7 @@ import msgspec
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
-from skep.machines.allocator import AllocatorMachine, dispatch, trials
+from skep.machines.allocator import AllocatorMachine, settings
 from skep.sim.check import Watch
 from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
@@ -37,10 +37,10 @@ ROOMY = 0.25
 OPERATOR_COMES_AFTER = 12 * SECOND
 """When an operator starts an agent again that was refused although nobody else has its name."""
 
-NODE_LOST_AFTER = (seconds(7), seconds(15), dispatch.NODE_LOST_AFTER)
+NODE_LOST_AFTER = (seconds(7), seconds(15), settings.NODE_LOST_AFTER)
 """How long a silent node is waited for, in different histories: jobs run for seconds here."""
 
-TRIALS_LAST = (seconds(3), seconds(10), trials.LASTS)
+TRIALS_LAST = (seconds(3), seconds(10), settings.LASTS)
 """How long a trial may go without a verdict, likewise."""
 
 OPEN_S_MAX = 60

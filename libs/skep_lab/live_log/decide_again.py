@@ -19,7 +19,7 @@ import msgspec
 from skep.machines import admission, allocator
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
+from skep.machines.allocator.nodes import TAKE_OVER_AFTER
 from skep.machines.base import AnyMachine, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
@@ -328,14 +328,15 @@ class Again:
         if self._resyncs > RESYNCS_MAX:
             self.found.stopped = True
             return
-        soft = getattr(self._machine, "soft", None)
+        machine = self._machine
+        soft = machine.tx.soft if isinstance(machine, AllocatorMachine) else None
         self._history.append((counter, recorded))
         self._machine = self._rebuilt()
         self._history.pop()
         if soft is not None:
             soft.vacant = soft.patrol = None
             soft.lines.clear()  # They are of the queues of the machine before.
-            self._machine.soft = soft
+            self._machine.tx.soft = soft
 
 
 def _starts(records: Sequence[Recorded]) -> Iterator[tuple[int, int]]:
@@ -369,11 +370,11 @@ def _silent_at(one: Input, event: Any, lost: Sequence[str]) -> Sequence[str]:
 
 def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant) -> None:
     """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
-    soft = machine.soft
+    soft = machine.tx.soft
     soft.last_heard = dict.fromkeys(machine.state.nodes, now)
     for name in silent:
         if name in machine.state.nodes:
-            patience = max(machine.node_lost_after, TAKE_OVER_AFTER)
+            patience = max(machine.settings.node_lost_after, TAKE_OVER_AFTER)
             soft.last_heard[name] = Instant(now - patience - 1)
 
 

@@ -105,9 +105,9 @@ class World:
         self._pushed = 0
         self._next = 0
         """The job of the trace that is submitted next."""
-        self.allocator.node_lost_after = FOR_EVER
-        self.allocator.node_check_every = FOR_EVER
-        self.allocator.trial_rules.repeated = FOR_EVER
+        self.allocator.settings.node_lost_after = FOR_EVER
+        self.allocator.settings.node_check_every = FOR_EVER
+        self.allocator.settings.trial_rules.repeated = FOR_EVER
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
@@ -162,14 +162,14 @@ class World:
                 break
             self.samples.until(at)
             self.now = at
-            self.allocator.defers = self._at_once
+            self.allocator.settings.defers = self._at_once
             if self.reports is not None:
                 self.reports.tick(at)
             self._happens(at)
-            self.allocator.defers = False
+            self.allocator.settings.defers = False
             if self.ledger.events >= self._look_at:
                 self._look_at += LOOK_AT
-                self.allocator.soft.check_at = at
+                self.allocator.tx.soft.check_at = at
             wake = self.allocator.wake_at()
             if self._at_once or (wake is not None and wake <= at):
                 self._inbox.append(Tick())
@@ -281,11 +281,11 @@ class World:
         if agents.told:
             inbox += agents.told
             agents.told.clear()
-        held, asked = allocator.defers, False
+        held, asked = allocator.settings.defers, False
         self._circles.begin()
         while inbox:
             event = inbox.popleft()
-            allocator.defers = held or (self._at_once and bool(inbox))
+            allocator.settings.defers = held or (self._at_once and bool(inbox))
             effects = allocator.decide(event, now)
             self._circles.note(effects, now, asked=asked)
             asked = False
@@ -295,10 +295,10 @@ class World:
             if agents.told:
                 inbox += agents.told
                 agents.told.clear()
-            if not inbox and allocator.soft.check_at == now:
+            if not inbox and allocator.tx.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
                 asked = True
-        allocator.defers = held
+        allocator.settings.defers = held
         agents.settle(now)
         self._push()
 
@@ -327,7 +327,7 @@ class World:
     def _show(self, effects: list[Effect]) -> None:
         """Have the decision judged, once it is whole."""
         self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
-        if self._judge is not None and self.allocator.soft.check_at != self.now:
+        if self._judge is not None and self.allocator.tx.soft.check_at != self.now:
             self._judge(self, self._facts)
             self._facts = []
 

@@ -12,7 +12,7 @@ import msgspec
 
 from skep.cells.check import check_cells, safe
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import PREEMPT_GRACE_S
+from skep.machines.allocator.outbox import PREEMPT_GRACE_S
 from skep.units import Duration, Instant
 from skep.wire.admin import DrainNode, QuarantineGpu
 from skep.wire.facts import AllocatorFact, End, JobBound, JobEnded, JobRequeued

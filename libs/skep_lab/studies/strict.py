@@ -24,7 +24,7 @@ import msgspec
 from skep.cells.check import safe
 from skep.cells.decide import placement
 from skep.cells.holds import Request
-from skep.machines.allocator import AllocatorMachine, cellwork
+from skep.machines.allocator import AllocatorMachine, quota
 from skep.units import Duration, Instant, in_seconds, seconds
 from skep.wire.changes import JobChanging
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
@@ -215,7 +215,7 @@ def wanted_idle(machine: AllocatorMachine) -> int:
     most = 0
     tried: dict[Request, None] = {}
     for job in machine.state.jobs.values():
-        unable = job.spec.over_quota == "auto" and not cellwork.lends(job)
+        unable = job.spec.over_quota == "auto" and not quota.lends(job)
         if job.state.value != "queued" or job.spec.opportunistic or unable:
             continue
         asked = Request.of(job.spec, "", guaranteed=False)

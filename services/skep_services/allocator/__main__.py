@@ -27,7 +27,7 @@ async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
     machine = AllocatorMachine()
-    machine.key = secrets.token_bytes(32)
+    machine.settings.key = secrets.token_bytes(32)
     await serve(
         chosen,
         log,

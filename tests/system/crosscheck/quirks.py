@@ -206,7 +206,7 @@ class Stalled(World):
     _before: Instant | None = None
 
     def _happens(self, at: Instant) -> None:
-        due = [p for p in self.allocator.soft.planned.values() if p.look_at is not None]
+        due = [p for p in self.allocator.tx.soft.planned.values() if p.look_at is not None]
         looks = any(planned.look_at is not None and planned.look_at <= at for planned in due)
         before = self._next, self.ledger.open
         super()._happens(at)
@@ -216,7 +216,7 @@ class Stalled(World):
 
     def _stall(self, at: Instant) -> None:
         span = at - (self._before if self._before is not None else at)
-        agents, soft = self.agents, self.allocator.soft
+        agents, soft = self.agents, self.allocator.tx.soft
         for run in agents._runs.values():
             if not run.trains:
                 continue

@@ -6,10 +6,9 @@ is under way. A policy that wants it still says so again in its next plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
+from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     changing,
     moving,
@@ -21,40 +20,38 @@ from skep.machines.allocator import (
     views,
 )
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.policy.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
 from skep.units import Instant
 from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize, AskSuspend, AskUnpack
 from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
 WHY = Reason.PREEMPTED_BY_POLICY
 
 
-def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, now: Instant) -> int:
+def act(tx: Transaction, job: JobState, action: Action, policy: str, now: Instant) -> int:
     """Take one action of a plan on a job that the policy may decide about.
 
     What a job has borrowed is none of the policy's: for it the job waits.
     """
-    if views.borrowing(machine, job):
+    if views.borrowing(tx.state, job):
         return 0
     detail = f"{policy}, {action.why}"
     if isinstance(action, Preempt | Suspend):
-        return _take(machine, job, action, detail, now)
+        return _take(tx, job, action, detail, now)
     match action:
         case Pack():
-            return _pack(machine, job, action, now)
+            return _pack(tx, job, action, now)
         case Unpack():
-            return _unpack(machine, job, detail, now)
+            return _unpack(tx, job, detail, now)
         case Migrate():
-            return _migrate(machine, job, action, now)
+            return _migrate(tx, job, action, now)
         case Resize():
-            return _resize(machine, job, action, now)
+            return _resize(tx, job, action, now)
 
 
-def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> Refused | None:
+def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | None:
     """Return why an action can never be meant of a job as it is, None if it can.
 
     What only cannot be done now (no room, a change under way) is no mistake of the policy's.
@@ -70,7 +67,7 @@ def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> Refused
         case Resize(job=name, workers=workers, servers=servers):
             wish = AskResize(job=name, workers=workers, servers=servers or None)
         case Pack(beside=beside):
-            other = machine.state.jobs.get(beside)
+            other = state.jobs.get(beside)
             if other is None or other.spec.vc != job.spec.vc or other is job:
                 return Refused(Reason.NOT_ITS_JOB, f"beside {beside}")
             return None
@@ -78,11 +75,11 @@ def illegal(machine: AllocatorMachine, job: JobState, action: Action) -> Refused
             return None
     if not _calm(job) or job.state is not State.RUNNING or not job.known:
         return None
-    refused = changing.refusal(machine, job, wish)
+    refused = changing.refusal(state, job, wish)
     return None if refused is not None and refused.why is Reason.NOT_RUNNING else refused
 
 
-def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
+def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
     """Have a suspended job without GPUs go on: where it was, else (if it can) somewhere else.
 
     Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover. On
@@ -91,148 +88,141 @@ def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now:
     if job.change is not None or job.successor is not None:
         return 0
     if nodes and not all(name in nodes for name in job.live):
-        awaited = machine.soft.planned[job.spec.vc].awaited
+        awaited = tx.soft.planned[job.spec.vc].awaited
         home = awaited.keys().isdisjoint(job.live)  # Else it is being left for another.
-        return _elsewhere(machine, job, nodes, now) or (_home(machine, job, now) if home else 0)
-    return _home(machine, job, now) or _elsewhere(machine, job, nodes, now)
+        return _elsewhere(tx, job, nodes, now) or (_home(tx, job, now) if home else 0)
+    return _home(tx, job, now) or _elsewhere(tx, job, nodes, now)
 
 
-def borrow(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+def borrow(tx: Transaction, job: JobState, now: Instant) -> int:
     """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
     if job.change is not None or job.successor is not None:
         return 0
-    return changing.returns_now(machine, job, now) or _elsewhere(machine, job, (), now, turn=False)
+    return changing.returns_now(tx, job, now) or _elsewhere(tx, job, (), now, turn=False)
 
 
-def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
-    cost = changing.returns_now(machine, job, now)
+def _home(tx: Transaction, job: JobState, now: Instant) -> int:
+    cost = changing.returns_now(tx, job, now)
     if cost:
-        if not placing.promote(machine, job, now, home=True):
-            machine.soft.planned[job.spec.vc].going[job.job] = None
+        if not placing.promote(tx, job, now, home=True):
+            tx.soft.planned[job.spec.vc].going[job.job] = None
         return cost
-    users = returns.lent(machine, job)
+    users = returns.lent(tx.state, job)
     if users:
-        machine.soft.planned[job.spec.vc].returning[job.job] = None
-    return sum(placing.stop_victim(machine, name, job, now) for name in users)
+        tx.soft.planned[job.spec.vc].returning[job.job] = None
+    return sum(placing.stop_victim(tx, name, job, now) for name in users)
 
 
 def _elsewhere(
-    machine: AllocatorMachine,
-    job: JobState,
-    nodes: tuple[str, ...],
-    now: Instant,
-    *,
-    turn: bool = True,
+    tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant, *, turn: bool = True
 ) -> int:
     """Have a suspended job move; at its `turn` opportunistic jobs leave its VC's cells for it."""
     to = ",".join(nodes)
-    if job.change is not None or job.job in machine.soft.planned[job.spec.vc].returning:
+    if job.change is not None or job.job in tx.soft.planned[job.spec.vc].returning:
         return 0
-    if not job.known or changing.refusal(machine, job, AskMigrate(job=job.job, to=to)) is not None:
+    if not job.known or changing.refusal(tx.state, job, AskMigrate(job=job.job, to=to)) is not None:
         return 0
-    planned = machine.soft.planned[job.spec.vc]
+    planned = tx.soft.planned[job.spec.vc]
     before = planned.tried.get(job.job)
     if not planned.try_elsewhere(job.job, now):
         return 0
-    if moving.begin(machine, job, to, now, Reason.BY_POLICY) is None:
+    if moving.begin(tx, job, to, now, Reason.BY_POLICY) is None:
         return 2 * len(job.live)
     planned.tried.pop(job.job)  # There was no place: that costs nothing, and may be asked again.
     if before is not None:
         planned.tried[job.job] = before
-    users = moving.lent(machine, job, to) if turn else []
+    users = moving.lent(tx.state, job, to) if turn else []
     planned.leaving.update(dict.fromkeys(users, job.job))
-    return sum(placing.stop_victim(machine, name, job, now) for name in users)
+    return sum(placing.stop_victim(tx, name, job, now) for name in users)
 
 
 def _take(
-    machine: AllocatorMachine, job: JobState, action: Preempt | Suspend, detail: str, now: Instant
+    tx: Transaction, job: JobState, action: Preempt | Suspend, detail: str, now: Instant
 ) -> int:
     """Take a job's GPUs, unless they were taken before and it has hardly had others since."""
-    planned = machine.soft.planned[job.spec.vc]
+    planned = tx.soft.planned[job.spec.vc]
     if planned.rests(job, now):
         return 0
     if isinstance(action, Suspend):
-        cost = _suspend(machine, job, detail, now, action.owed)
+        cost = _suspend(tx, job, detail, now, action.owed)
     else:
         more = action.detail
-        cost = _preempt(machine, job, f"{detail}: {more}" if more else detail, now)
+        cost = _preempt(tx, job, f"{detail}: {more}" if more else detail, now)
     if cost:
         planned.taken[job.job] = now
     return cost
 
 
-def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
+def _preempt(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
     """Have a job be without GPUs."""
     if job.state is State.RESERVED:
-        machine.record(ReservationDropped(job=job.job, attempt=job.following, why=WHY))
+        tx.record(ReservationDropped(job=job.job, attempt=job.following, why=WHY))
         return 1
     resumes = job.state is State.SUSPENDED and job.change is not None
     if job.released or resumes or changing.awaits_size(job):
         return 0  # It has none; or the plan after the change says it again.
-    return len(job.live) * changing.give_way(machine, job, now, detail, memory=False, why=WHY)
+    return len(job.live) * changing.give_way(tx, job, now, detail, memory=False, why=WHY)
 
 
-def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant, owed: int) -> int:
+def _suspend(tx: Transaction, job: JobState, detail: str, now: Instant, owed: int) -> int:
     """Suspend a job with its state in the host's memory; who cannot do that goes on running."""
     if not _calm(job) or job.state is not State.RUNNING or "release" not in job.can:
         return 0
-    changing.suspend(machine, job, now, WHY, release=True, detail=detail, owed=owed)
+    changing.suspend(tx, job, now, WHY, release=True, detail=detail, owed=owed)
     return len(job.live)
 
 
-def _pack(machine: AllocatorMachine, job: JobState, action: Pack, now: Instant) -> int:
+def _pack(tx: Transaction, job: JobState, action: Pack, now: Instant) -> int:
     if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
         return 0  # Who was to leave others waits for GPUs of its own.
-    host = machine.state.jobs[action.beside]
-    tried = trials.pack(machine, job, host, action.needed_milli, now) if action.trial else None
+    host = tx.state.jobs[action.beside]
+    tried = trials.pack(tx, job, host, action.needed_milli, now) if action.trial else None
     if action.trial and tried is None:
         return 0
     wish = AskPack(job=job.job, beside=action.beside)
-    if packing.begin(machine, job, wish, now, Reason.BY_POLICY) is not None:
+    if packing.begin(tx, job, wish, now, Reason.BY_POLICY) is not None:
         return 0
     if tried is not None:
-        machine.record(tried)
+        tx.record(tried)
     return packing.JOBS_PER_GPU_MAX
 
 
-def _unpack(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
-    if not _calm(job) or not _changes(job) or not sharing.shares(machine.state, job):
+def _unpack(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
+    if not _calm(job) or not _changes(job) or not sharing.shares(tx.state, job):
         return 0
-    changing.leave(machine, job, None, now, detail)
+    changing.leave(tx, job, None, now, detail)
     return len(job.live)
 
 
-def _migrate(machine: AllocatorMachine, job: JobState, action: Migrate, now: Instant) -> int:
+def _migrate(tx: Transaction, job: JobState, action: Migrate, now: Instant) -> int:
     to, tries = ",".join(action.nodes), action.trial or action.defrag
-    if not _able(machine, job, AskMigrate(job=job.job, to=to)):
+    if not _able(tx.state, job, AskMigrate(job=job.job, to=to)):
         return 0
-    tried = trials.move(machine, job, action, now) if tries else None
+    tried = trials.move(tx, job, action, now) if tries else None
     if tries and tried is None:
         return 0
-    if moving.begin(machine, job, to, now, Reason.BY_POLICY) is not None:
+    if moving.begin(tx, job, to, now, Reason.BY_POLICY) is not None:
         return 0
     if tried is not None:
-        machine.record(tried)
+        tx.record(tried)
     return 2 * len(job.live)
 
 
-def _resize(machine: AllocatorMachine, job: JobState, action: Resize, now: Instant) -> int:
+def _resize(tx: Transaction, job: JobState, action: Resize, now: Instant) -> int:
     workers, servers = action.workers, action.servers
     wish = AskResize(job=job.job, workers=workers, servers=servers or None)
     same = (workers, servers or job.servers) == (job.size, job.servers)
-    if same or sharing.shares(machine.state, job) or not _able(machine, job, wish):
+    if same or sharing.shares(tx.state, job) or not _able(tx.state, job, wish):
         return 0
     tries = action.trial and workers > job.size
-    tried = trials.grow(machine, job, action, now) if tries else None
+    tried = trials.grow(tx, job, action, now) if tries else None
     if tries and tried is None:
         return 0
-    refused = resizing.begin(
-        machine, job, workers, now, servers=servers or None, why=Reason.BY_POLICY
-    )
+    refused = resizing.begin(tx, job, workers, now, servers=servers or None, why=Reason.BY_POLICY)
     if refused is not None:
         return 0
     if tried is not None:
-        machine.record(tried)
+        tx.record(tried)
     return 2 * len(job.live) + workers
 
 
@@ -245,6 +235,6 @@ def _changes(job: JobState) -> bool:
     return job.state in (State.RUNNING, State.SUSPENDED)
 
 
-def _able(machine: AllocatorMachine, job: JobState, wish: Ask) -> bool:
+def _able(state: ClusterState, job: JobState, wish: Ask) -> bool:
     ready = _calm(job) and _changes(job) and job.known
-    return ready and changing.refusal(machine, job, wish) is None
+    return ready and changing.refusal(state, job, wish) is None

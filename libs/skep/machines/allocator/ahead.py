@@ -70,11 +70,11 @@ class Ahead:
         """Have the copy wait for nothing that only the real one can hear."""
         self._machine, self._name, self._now = machine, name, now
         self._instead = instead
-        machine.node_lost_after = machine.node_check_every = NEVER
-        machine.trial_rules.repeated = NEVER
-        machine.soft.check_at = None
-        if machine.soft.advice_until > now:
-            machine.soft.advice_until = after(now, NEVER)  # It is said again all the time.
+        machine.settings.node_lost_after = machine.settings.node_check_every = NEVER
+        machine.settings.trial_rules.repeated = NEVER
+        machine.tx.soft.check_at = None
+        if machine.tx.soft.advice_until > now:
+            machine.tx.soft.advice_until = after(now, NEVER)  # It is said again all the time.
         self._facts: list[Any] = []
         self._orders: list[Any] = []
         self._others: dict[str, Touched] = {}
@@ -105,9 +105,9 @@ class Ahead:
         """Say what became of the job and of others: `far` ahead, until it has its GPUs."""
         begin, machine = self._now, self._machine
         for _ in range(NOW_MAX):
-            if machine.soft.check_at != begin:
+            if machine.tx.soft.check_at != begin:
                 break
-            machine.soft.check_at = None
+            machine.tx.soft.check_at = None
             self.tell(Tick())  # It asked for a further decision at once: one is bounded.
         runs, claimed = self._has(), self._claimed()
         waits = machine.state.jobs[self._name].waits if self._name in machine.state.jobs else None
@@ -195,7 +195,7 @@ class Ahead:
             return Duration(max(0, known - job.served))
         total, rate = job.spec.size.total(), 0
         if total is not None:
-            rates: Any = paces.shown(self._machine, job).get("rates", ())
+            rates: Any = paces.shown(self._machine.tx, job).get("rates", ())
             rate = dict(rates).get(job.size, 0)
         if total is not None and rate:
             return Duration(total * NS_PER_MILLI // rate)
@@ -248,12 +248,12 @@ class Ahead:
         known = self._others.get(name)
         if known is not None and what in (Touch.STOPS, Touch.MOVES, Touch.STARTS):
             return  # How it began to make room tells more than that it is claimed from, or is back.
-        told, rate = self._machine.soft.paces.get(name), None
+        told, rate = self._machine.tx.soft.paces.get(name), None
         if told is not None and job.state is not State.QUEUED:
             rate = told[0].rate_milli
         then = 0 if what in STANDS else None
         if size:
-            rates: Any = paces.shown(self._machine, job).get("rates", ())
+            rates: Any = paces.shown(self._machine.tx, job).get("rates", ())
             then = dict(rates).get(size)
         self._others[name] = Touched(
             job=name,
@@ -299,8 +299,11 @@ class Ahead:
         if wake is None:
             return False
         self._now = max(self._now, wake)
-        if self._machine.soft.check_at is not None and self._machine.soft.check_at <= self._now:
-            self._machine.soft.check_at = None
+        if (
+            self._machine.tx.soft.check_at is not None
+            and self._machine.tx.soft.check_at <= self._now
+        ):
+            self._machine.tx.soft.check_at = None
         self.tell(Tick())
         return True
 
@@ -337,8 +340,8 @@ class Ahead:
                 said = self._said(order)
                 if said is not None:
                     self.tell(said)
-            if self._machine.soft.check_at == self._now:
-                self._machine.soft.check_at = None
+            if self._machine.tx.soft.check_at == self._now:
+                self._machine.tx.soft.check_at = None
                 self.tell(Tick())
 
     def _said(self, order: Any) -> Any:

@@ -1,26 +1,46 @@
-"""What the allocator keeps beside its state, and which changes of the state it follows."""
+"""How what the allocator keeps beside its state follows the state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from skep.ledger import move_costs
 from skep.ledger.delta import Delta, MoveCost
-from skep.machines.allocator import paces
+from skep.ledger.job_state import JobState
+from skep.machines.allocator.soft import Soft
 from skep.units import Instant
+from skep.wire.advice import JobPace
+from skep.wire.facts import GhostGone
+from skep.wire.trials import TrialBegun, TrialOver
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
+
+def touch(soft: Soft, fact: Any) -> None:
+    """Note which jobs a fact is about. Called only where some VC has a policy."""
+    job = getattr(fact, "job", None)
+    if isinstance(fact, TrialBegun):
+        soft.touched.update((each.job, None) for each in fact.jobs)
+        return
+    if isinstance(fact, TrialOver):
+        soft.touched.update(dict.fromkeys(fact.jobs))
+        return
+    if job is not None:
+        soft.touched[job] = None
+    if job is None or isinstance(fact, GhostGone):
+        # Nodes, cells and what is left on nodes: what comes free by them may serve any VC.
+        for planned in soft.planned.values():
+            planned.due = True
 
 
-def follow(machine: AllocatorMachine, delta: Delta) -> None:
+def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
     """Take over what a fact changed.
 
     Args:
-        machine: Its soft state is changed.
+        jobs: The jobs as they are after the fact.
+        soft: Changed.
         delta: What the fold of the fact returned.
     """
-    soft, telling = machine.soft, machine.soft.telling
+    telling = soft.telling
     soft.changes += delta.freed
     if delta.claims:
         soft.ripe.update(dict.fromkeys(delta.claims))
@@ -28,24 +48,39 @@ def follow(machine: AllocatorMachine, delta: Delta) -> None:
         soft.reshare[name] = None
         telling.unsure[name] = Instant(0)
     for name in delta.disturbed:
-        paces.disturbed(machine, machine.state.jobs[name])
+        _disturb(soft, jobs[name])
     for name in delta.remeasured:
         telling.unsure[name] = Instant(0)
         telling.alone.pop(name, None)
         telling.settled.pop(name, None)
-        if machine.state.jobs[name].mixed:
+        if jobs[name].mixed:
             telling.unsettled[name] = Instant(0), Instant(0)
     if delta.trials:
         telling.touched = telling.stale = True
     if delta.ended:
         soft.uncovered.pop(delta.ended, None)
     if delta.views and soft.planned:
-        _show(machine, delta.views)
+        _show(jobs, soft, delta.views)
 
 
-def _show(machine: AllocatorMachine, changed: tuple[str | MoveCost, ...]) -> None:
+def best(pace: JobPace) -> int:
+    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
+    return pace.mean_milli if pace.samples else pace.rate_milli
+
+
+def _disturb(soft: Soft, job: JobState) -> None:
+    """Take over that a job shares GPUs from now on, or goes on after it stood.
+
+    What is told of it next says nothing of it alone: how it went is kept.
+    """
+    told, telling = soft.paces.get(job.job), soft.telling
+    if telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
+        telling.alone[job.job] = job.attempt, best(told[0])
+    telling.unsettled[job.job] = Instant(0), Instant(0)
+
+
+def _show(jobs: Mapping[str, JobState], soft: Soft, changed: tuple[str | MoveCost, ...]) -> None:
     """Have policies see these jobs anew, and those for which a cost of moving is another."""
-    soft, jobs = machine.soft, machine.state.jobs
     for each in changed:
         if not isinstance(each, MoveCost):
             soft.touched[each] = None

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.cells.chain import ChainState
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
+from skep.ledger.state import ClusterState
 
 
-def free_cells(machine: AllocatorMachine, vc: str) -> dict[str, tuple[int, ...]]:
+def free_cells(state: ClusterState, vc: str) -> dict[str, tuple[int, ...]]:
     """Return by chain how many cells of each level are free, from one GPU up (HiveD, section 3).
 
     Cells that are bound to nothing, and of those that are bound the largest parts that no
     guaranteed job uses; pinned ones are not among them, as they serve only jobs that name the pin.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for name, chain in machine.state.cells.chains.items():
+    for name, chain in state.cells.chains.items():
         counts = [0] * (chain.topology.top + 1)
         owns = False
         for (owner, pin), pool in chain.pools.items():

@@ -9,21 +9,18 @@ decides; here is only what follows from decisions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from skep.cells.nodes import NodeState
+from skep.ledger import attempt_names
 from skep.ledger.job_state import JobState, Part
-from skep.machines.allocator import resizes, returns
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import ranks, returns
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import AskOver, AskTaken, JobChanged, Result
 from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend
 from skep.wire.reasons import Reason
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-from skep.ledger import attempt_names
 
 DEADLINES_MS = {
     Suspend: 30_000,
@@ -40,7 +37,7 @@ PREEMPT_DEADLINE_MS = 15_000
 """A victim that does not reach a boundary in this time is stopped instead: somebody waits."""
 
 
-def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:
+def owed(state: ClusterState, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:
     """Return the change that a node has not answered, or None."""
     change, name = job.change, node.joined.node
     if change is None or change.answers.get(name, change) is not None:
@@ -49,7 +46,7 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
         return None
     told = change.change
     if isinstance(told, Resize) and not told.ranks:
-        told = resizes.told_to(job.members[name], told)
+        told = ranks.told_to(job.members[name], told)
     elif isinstance(told, Resume) and job.rebound:
         told = msgspec.structs.replace(told, ranks=returns.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(told)]
@@ -58,7 +55,7 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
     return ChangeJob(
         order=change.order,
         epoch=epoch,
-        settled=node.settled(machine.state.order),
+        settled=node.settled(state.order),
         node=name,
         identity=node.joined.identity,
         job=job.job,
@@ -70,7 +67,7 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
 
 
 def close(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     result: Result,
     why: Reason,
@@ -83,7 +80,7 @@ def close(
     change = job.change
     assert change is not None, job
     told = [answer for answer in change.answers.values() if answer is not None]
-    machine.record(
+    tx.record(
         JobChanged(
             job=job.job,
             attempt=job.attempt,
@@ -98,12 +95,12 @@ def close(
             pause_ns=max((one.pause_ns for one in told), default=0),
         )
     )
-    for claimer in machine.state.cells.claimers(attempt_names.holder(job.job, job.attempt)):
-        machine.soft.ripe[attempt_names.job_of(claimer)] = None  # It may have waited for this.
+    for claimer in tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt)):
+        tx.soft.ripe[attempt_names.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
         if change.why is Reason.UNPACKED and result is Result.UNDONE:
             result = Result.DONE  # It leaves in another way.
-        over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
+        over(tx, change.asked, result, now, None if result is Result.DONE else why, detail)
 
 
 def number(job: JobState, why: Reason) -> int:
@@ -112,7 +109,7 @@ def number(job: JobState, why: Reason) -> int:
 
 
 def over(
-    machine: AllocatorMachine,
+    tx: Transaction,
     asked: AskTaken,
     result: Result,
     now: Instant,
@@ -120,7 +117,7 @@ def over(
     detail: str = "",
 ) -> None:
     """Say what came of a request."""
-    machine.record(
+    tx.record(
         AskOver(
             job=asked.job,
             number=asked.number,
@@ -133,9 +130,9 @@ def over(
     )
 
 
-def overtake(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def overtake(tx: Transaction, job: JobState, now: Instant) -> None:
     """End what was to be changed of an attempt, as the attempt itself ends."""
     if job.change is not None:
-        close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
+        close(tx, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     if job.asked is not None:
-        over(machine, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
+        over(tx, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)

@@ -10,23 +10,25 @@ repeated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.ledger import attempt_names, sharing
 from skep.ledger.job_state import GIVES_WAY, JobState, OpenChange, Part, State
+from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     changes,
-    dispatch,
     moving,
+    outbox,
     packing,
+    resize_ends,
     resizing,
     returns,
     rounds,
     servers,
+    settings,
     spanning,
     views,
 )
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after
 from skep.wire.changes import (
     Ask,
@@ -51,9 +53,6 @@ from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
@@ -68,31 +67,31 @@ RESUMES_MAX = 3
 # --- requests ----------------------------------------------------------------------------------
 
 
-def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
+def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
     """Take a request that admission passed on. The latest one waits for the end of a change."""
-    if fact.number <= machine.state.last_asked:
+    if fact.number <= tx.state.last_asked:
         return  # Read again after a restart.
-    job = machine.state.jobs.get(fact.ask.job)
+    job = tx.state.jobs.get(fact.ask.job)
     taken = AskTaken(job=fact.ask.job, number=fact.number, ask=fact.ask)
     if job is None:
-        changes.over(machine, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
+        changes.over(tx, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
         return
     waits = job.state in (State.QUEUED, State.RESERVED)
     if waits and isinstance(fact.ask, AskPack):
-        changes.over(machine, taken, *packing.answer(machine, job, fact.ask, now))
+        changes.over(tx, taken, *packing.answer(tx, job, fact.ask, now))
         return
     if waits or job.state is State.STOPPING:
-        changes.over(machine, taken, Result.REFUSED, now, Reason.NOT_RUNNING, f"it is {job.state}")
+        changes.over(tx, taken, Result.REFUSED, now, Reason.NOT_RUNNING, f"it is {job.state}")
         return
     if job.asked is not None:
-        changes.over(machine, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
-    machine.record(taken)
-    follow(machine, job, now)
+        changes.over(tx, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
+    tx.record(taken)
+    follow(tx, job, now)
 
 
-def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def follow(tx: Transaction, job: JobState, now: Instant) -> None:
     """Begin what was asked for last, if nothing else is under way."""
-    if packing.lower(machine, job, now):
+    if packing.lower(tx, job, now):
         return
     asked = job.asked
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
@@ -100,42 +99,42 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     wish = asked.ask
     if _depends(wish) and not job.known:
         return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
-    against = refusal(machine, job, wish)
+    against = refusal(tx.state, job, wish)
     if against is not None:
-        changes.over(machine, asked, Result.REFUSED, now, *against)
+        changes.over(tx, asked, Result.REFUSED, now, *against)
         return
     suspended = job.state is State.SUSPENDED
     match wish:
         case AskSuspend(release=release):
             if suspended and (job.released or not release):
-                changes.over(machine, asked, Result.DONE, now)
+                changes.over(tx, asked, Result.DONE, now)
             else:
-                suspend(machine, job, now, Reason.REQUESTED, release=release)
+                suspend(tx, job, now, Reason.REQUESTED, release=release)
         case AskResume():
             if not suspended:
-                changes.over(machine, asked, Result.DONE, now)
+                changes.over(tx, asked, Result.DONE, now)
             elif not job.released:
-                begin(machine, job, Goal.RESUME, Resume(), now, Reason.REQUESTED)
+                begin(tx, job, Goal.RESUME, Resume(), now, Reason.REQUESTED)
             # Else it waits until its GPUs are idle: `come_back`.
         case AskCheckpoint():
-            begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
+            begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
         case AskMigrate(to=to):
-            refused = moving.begin(machine, job, to, now)
+            refused = moving.begin(tx, job, to, now)
             if refused is not None and not job.released:
-                changes.over(machine, asked, Result.REFUSED, now, *refused)
+                changes.over(tx, asked, Result.REFUSED, now, *refused)
             # Without GPUs it waits for some there: `come_back`.
         case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
-            changes.over(machine, asked, Result.DONE, now)
+            changes.over(tx, asked, Result.DONE, now)
         case AskResize(workers=workers, servers=count):
-            refused = resizing.begin(machine, job, workers, now, servers=count)
+            refused = resizing.begin(tx, job, workers, now, servers=count)
             if refused is not None:
-                changes.over(machine, asked, Result.REFUSED, now, *refused)
+                changes.over(tx, asked, Result.REFUSED, now, *refused)
         case AskPack():
-            refused = packing.begin(machine, job, wish, now)
+            refused = packing.begin(tx, job, wish, now)
             if refused is not None:
-                changes.over(machine, asked, Result.REFUSED, now, *refused)
+                changes.over(tx, asked, Result.REFUSED, now, *refused)
         case AskUnpack():
-            leave(machine, job, asked, now)
+            leave(tx, job, asked, now)
 
 
 def _depends(wish: Ask) -> bool:
@@ -145,12 +144,12 @@ def _depends(wish: Ask) -> bool:
     )
 
 
-def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> Refused | None:
+def refusal(state: ClusterState, job: JobState, wish: Ask) -> Refused | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
-        case AskUnpack() if not sharing.shares(machine.state, job):
+        case AskUnpack() if not sharing.shares(state, job):
             return Refused(Reason.NOT_PACKED)
-        case AskResize() if sharing.shares(machine.state, job):
+        case AskResize() if sharing.shares(state, job):
             return Refused(Reason.PACKED, "unpack it first")
         case AskSuspend(release=True) if "release" not in job.can:
             return Refused(Reason.CANNOT, "release (`skep show` tells what it can)")
@@ -172,19 +171,17 @@ def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> Refused | No
 
 
 def heard(
-    machine: AllocatorMachine,
-    event: MemberKnown | MemberReady | MemberLoaded | MemberChanged,
-    now: Instant,
+    tx: Transaction, event: MemberKnown | MemberReady | MemberLoaded | MemberChanged, now: Instant
 ) -> None:
     """Take what a node says about its part of an attempt."""
-    job = machine.state.jobs.get(event.job)
+    job = tx.state.jobs.get(event.job)
     if job is None:
         return
     if job.attempt != event.attempt:
         if not isinstance(event, MemberChanged):
-            moving.heard(machine, job, event, now)
+            moving.heard(tx, job, event, now)
             if job.change is None:
-                follow(machine, job, now)
+                follow(tx, job, now)
         return
     member = job.members.get(event.node)
     if member is None or member.identity != event.identity:
@@ -197,25 +194,25 @@ def heard(
                 job=job.job, attempt=job.attempt, node=event.node, tier=event.tier, can=event.can
             )
             if job.learned.get(event.node) != learned:
-                machine.record(learned)
-                _yield(machine, job, now)
-                follow(machine, job, now)
+                tx.record(learned)
+                _yield(tx, job, now)
+                follow(tx, job, now)
         case MemberChanged():
-            _answer(machine, job, event, now)
+            _answer(tx, job, event, now)
         case MemberReady():
-            spanning.ready(machine, job, event, now)
-            after_change(machine, job, now)
+            spanning.ready(tx, job, event, now)
+            after_change(tx, job, now)
         case MemberLoaded():
             pass  # Said again, of a successor that has taken over.
 
 
-def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now: Instant) -> None:
+def _answer(tx: Transaction, job: JobState, event: MemberChanged, now: Instant) -> None:
     change = job.change
     if change is None or event.order != change.order:
         return
     if change.answers.get(event.node, event) is not None:
         return  # It was not asked, or has answered.
-    machine.record(
+    tx.record(
         MemberAnswered(
             job=job.job,
             attempt=job.attempt,
@@ -230,22 +227,22 @@ def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now:
             released=event.released,
         )
     )
-    conclude(machine, job, now)
+    conclude(tx, job, now)
 
 
-def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
     """Go on with a change once every node it was told to, and that is still there, has answered."""
     change = job.change
     if change is None or job.state is State.STOPPING:
         return
     if moving.concludes(change):
-        moving.conclude(machine, job, now)
+        moving.conclude(tx, job, now)
         if job.change is None:
-            follow(machine, job, now)
+            follow(tx, job, now)
         return
     if spanning.spans(change):
-        spanning.conclude(machine, job, now)
-        after_change(machine, job, now)
+        spanning.conclude(tx, job, now)
+        after_change(tx, job, now)
         return
     answers = {name: answer for name, answer in change.answers.items() if name in job.live}
     if not answers or None in answers.values():
@@ -253,43 +250,38 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     told = {name: answer for name, answer in answers.items() if answer is not None}
     match change.change:
         case Suspend(release=release):
-            _suspended(machine, job, told, now, release=release)
+            _suspended(tx, job, told, now, release=release)
         case Resume():
-            _resumed(machine, job, told, now)
+            _resumed(tx, job, told, now)
         case Share():
             detail = "; ".join(_refusals(told).values())
             changes.close(
-                machine,
-                job,
-                Result.UNDONE if detail else Result.DONE,
-                change.why,
-                now,
-                detail=detail,
+                tx, job, Result.UNDONE if detail else Result.DONE, change.why, now, detail=detail
             )
         case Resize():
-            resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
+            resize_ends.conclude(tx, job, "; ".join(_refusals(told).values()), now)
         case _:
-            _stored(machine, job, told, now)
-    after_change(machine, job, now)
+            _stored(tx, job, told, now)
+    after_change(tx, job, now)
 
 
-def after_change(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def after_change(tx: Transaction, job: JobState, now: Instant) -> None:
     """Do what waits for the end of a change: first make room, then what was asked for."""
-    _yield(machine, job, now)
+    _yield(tx, job, now)
     if job.change is None:
-        follow(machine, job, now)
+        follow(tx, job, now)
 
 
-def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def _yield(tx: Transaction, job: JobState, now: Instant) -> None:
     """Have a job make room that was waited for, as it changed its size or was about to go on."""
-    if ("", job.job, -job.attempt) not in machine.soft.timers.due or job.change is not None:
+    if ("", job.job, -job.attempt) not in tx.soft.timers.due or job.change is not None:
         return
     if job.released:
         return  # It has made room.
-    claimers = machine.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
-    other = attempt_names.job_of(claimers[0]) if claimers else returns.waits_for(machine, job)
+    claimers = tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
+    other = attempt_names.job_of(claimers[0]) if claimers else returns.waits_for(tx, job)
     if other:
-        give_way(machine, job, now, f"for {other}", memory=False)
+        give_way(tx, job, now, f"for {other}", memory=False)
 
 
 def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
@@ -301,39 +293,32 @@ def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
 
 
 def _suspended(
-    machine: AllocatorMachine,
-    job: JobState,
-    told: dict[str, MemberAnswered],
-    now: Instant,
-    *,
-    release: bool,
+    tx: Transaction, job: JobState, told: dict[str, MemberAnswered], now: Instant, *, release: bool
 ) -> None:
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
     took = tuple(name for name in told if name not in refused)
     if refused and took and job.state is State.RUNNING:
-        _go_on(machine, job, change, took, now, undoing=True)
+        _go_on(tx, job, change, took, now, undoing=True)
     elif refused:
-        _again(machine, job, change, now, "; ".join(refused.values()))
+        _again(tx, job, change, now, "; ".join(refused.values()))
     else:
         whole = all(answer.released for answer in told.values())
         why = change.why
         changes.close(
-            machine, job, Result.DONE, why, now, released=release and whole, detail=change.detail
+            tx, job, Result.DONE, why, now, released=release and whole, detail=change.detail
         )
         if why in MAKES_ROOM and not job.released:
-            dispatch.stop(machine, job, why, now, change.detail)
+            outbox.stop(tx, job, why, now, change.detail)
         elif why is Reason.UNPACKED and not job.released:
-            _stay_or_stop(machine, job, now, change.detail)
+            _stay_or_stop(tx, job, now, change.detail)
 
 
-def _again(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant, detail: str
-) -> None:
+def _again(tx: Transaction, job: JobState, change: OpenChange, now: Instant, detail: str) -> None:
     """Name a later mini-batch, or give the suspension up."""
     if change.goal is Goal.MIGRATE:
-        moving.again(machine, job, now, detail)
+        moving.again(tx, job, now, detail)
         return
     gang = isinstance(change.change, Suspend) and change.change.step > 0
     gang = gang or change.undoing
@@ -342,7 +327,7 @@ def _again(
         step = later if len(job.live) > 1 else 0
         release = "release" in job.can and _wants_release(change)
         _round(
-            machine,
+            tx,
             job,
             change,
             Suspend(release=release, step=step),
@@ -352,11 +337,11 @@ def _again(
         )
         return
     why, for_whom = change.why, change.detail
-    changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
-    if _owes_room(machine, job, why):
-        dispatch.stop(machine, job, why, now, for_whom)
+    changes.close(tx, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+    if _owes_room(tx, job, why):
+        outbox.stop(tx, job, why, now, for_whom)
     elif why is Reason.UNPACKED:
-        _stay_or_stop(machine, job, now, detail)
+        _stay_or_stop(tx, job, now, detail)
 
 
 def _wants_release(change: OpenChange) -> bool:
@@ -365,9 +350,7 @@ def _wants_release(change: OpenChange) -> bool:
     return asked.release if isinstance(asked, AskSuspend) else leaves
 
 
-def _resumed(
-    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant
-) -> None:
+def _resumed(tx: Transaction, job: JobState, told: dict[str, MemberAnswered], now: Instant) -> None:
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
@@ -375,7 +358,7 @@ def _resumed(
     if refused and job.stood_on and stays and len(told) == len(job.live):
         # Every rank stands where it stood, its state in the host's memory: nothing is lost.
         changes.close(
-            machine,
+            tx,
             job,
             Result.UNDONE,
             Reason.NOT_TAKEN,
@@ -384,20 +367,20 @@ def _resumed(
             detail="; ".join(refused.values()),
         )
     elif refused and change.round % RESUMES_MAX:
-        _go_on(machine, job, change, tuple(refused), now, undoing=change.undoing)
+        _go_on(tx, job, change, tuple(refused), now, undoing=change.undoing)
     elif refused:
         # Some parts run and others cannot: nothing but another attempt puts that right.
-        dispatch.stop(machine, job, Reason.NOT_TAKEN, now, "; ".join(refused.values()))
+        outbox.stop(tx, job, Reason.NOT_TAKEN, now, "; ".join(refused.values()))
     elif change.undoing:
         apart = "its parts could not stop after the same mini-batch"
-        _again(machine, job, change, now, change.detail or apart)
+        _again(tx, job, change, now, change.detail or apart)
     else:
-        changes.close(machine, job, Result.DONE, change.why, now)
-        dispatch.limit(machine, job, now)
+        changes.close(tx, job, Result.DONE, change.why, now)
+        outbox.limit(tx, job, now)
 
 
 def _go_on(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     change: OpenChange,
     nodes: tuple[str, ...],
@@ -408,28 +391,26 @@ def _go_on(
     """Have some parts go on: those that stopped in vain, or did not go on when they were told."""
     again = isinstance(change.change, Resume) and not undoing
     number = change.round + 1 if again else change.round
-    _round(machine, job, change, Resume(), nodes, now, number=number, undoing=undoing)
+    _round(tx, job, change, Resume(), nodes, now, number=number, undoing=undoing)
 
 
-def _stored(
-    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant
-) -> None:
+def _stored(tx: Transaction, job: JobState, told: dict[str, MemberAnswered], now: Instant) -> None:
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
     result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
-    changes.close(machine, job, result, why, now, detail="; ".join(refused.values()))
-    if _owes_room(machine, job, change.why):
-        dispatch.stop(machine, job, change.why, now, change.detail)
+    changes.close(tx, job, result, why, now, detail="; ".join(refused.values()))
+    if _owes_room(tx, job, change.why):
+        outbox.stop(tx, job, change.why, now, change.detail)
     elif change.why is Reason.UNPACKED:
-        _stay_or_stop(machine, job, now, change.detail)
+        _stay_or_stop(tx, job, now, change.detail)
 
 
-def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
+def _owes_room(tx: Transaction, job: JobState, why: Reason) -> bool:
     """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
-    claimed = machine.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
+    claimed = tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
-    waits = bool(claimed) or bool(returns.waits_for(machine, job))
+    waits = bool(claimed) or bool(returns.waits_for(tx, job))
     return wanted or (why is Reason.PREEMPTED and waits)
 
 
@@ -437,7 +418,7 @@ def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
 
 
 def suspend(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     now: Instant,
     why: Reason,
@@ -449,11 +430,11 @@ def suspend(
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
     suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
-    begin(machine, job, Goal.SUSPEND, suspend, now, why, detail, owed)
+    begin(tx, job, Goal.SUSPEND, suspend, now, why, detail, owed)
 
 
 def begin(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     goal: Goal,
     change: Change,
@@ -466,12 +447,12 @@ def begin(
     asks = why in (Reason.REQUESTED, Reason.UNPACKED)
     asked = job.asked.number if job.asked is not None and asks else 0
     _tell(
-        machine,
+        tx,
         job,
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=goal,
             change=change,
             nodes=tuple(job.live),
@@ -487,7 +468,7 @@ def begin(
 
 
 def _round(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     open_change: OpenChange,
     change: Change,
@@ -500,12 +481,12 @@ def _round(
     """Go on with a change."""
     asked = open_change.asked.number if open_change.asked is not None else 0
     _tell(
-        machine,
+        tx,
         job,
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=open_change.goal,
             change=change,
             nodes=nodes,
@@ -521,17 +502,17 @@ def _round(
     )
 
 
-def _tell(machine: AllocatorMachine, job: JobState, fact: JobChanging, now: Instant) -> None:
-    machine.record(fact)
+def _tell(tx: Transaction, job: JobState, fact: JobChanging, now: Instant) -> None:
+    tx.record(fact)
     for name in fact.nodes:
-        dispatch.command(machine, name, job.job, job.attempt, now)
+        outbox.command(tx, name, job.job, job.attempt, now)
 
 
 # --- making room, and coming back --------------------------------------------------------------
 
 
 def give_way(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     now: Instant,
     detail: str,
@@ -547,19 +528,19 @@ def give_way(
     if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
         return False
     if job.change is not None and isinstance(job.change.change, Share):
-        changes.close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
+        changes.close(tx, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     change, can = job.change, job.can
     if change is not None and change.why in MAKES_ROOM and not memory:
         return False  # It is under way.
     if not memory and (awaits_size(job) or _goes_on(job)):
-        return _yield_later(machine, job, now, detail)
+        return _yield_later(tx, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
-    if free and "release" in can and not views.comes_anew(machine, job):
-        suspend(machine, job, now, why, release=True, detail=detail)
+    if free and "release" in can and not views.comes_anew(tx, job):
+        suspend(tx, job, now, why, release=True, detail=detail)
     elif free and "checkpoint" in can and job.state is State.RUNNING:
-        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)
+        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)
     else:
-        dispatch.stop(machine, job, why, now, detail)
+        outbox.stop(tx, job, why, now, detail)
     return True
 
 
@@ -578,57 +559,57 @@ def _goes_on(job: JobState) -> bool:
     return job.change is not None and job.change.goal is Goal.RESUME and "release" in job.can
 
 
-def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> bool:
+def _yield_later(tx: Transaction, job: JobState, now: Instant, detail: str) -> bool:
     """Have a victim make room once what it changes is over or undone, within YIELDS_WITHIN."""
-    soft, late = machine.soft, ("", job.job, -job.attempt)
+    soft, late = tx.soft, ("", job.job, -job.attempt)
     begins = late not in soft.timers.due
     if begins:
-        soft.remind(after(now, dispatch.YIELDS_WITHIN), late)
+        soft.remind(after(now, settings.YIELDS_WITHIN), late)
     change = job.change
     if change is not None and spanning.spans(change) and not change.undoing:
-        spanning.give_up(machine, job, now, detail)
+        spanning.give_up(tx, job, now, detail)
         if job.change is None:
-            give_way(machine, job, now, detail, memory=False)
+            give_way(tx, job, now, detail, memory=False)
     return begins
 
 
 def leave(
-    machine: AllocatorMachine, job: JobState, asked: AskTaken | None, now: Instant, detail: str = ""
+    tx: Transaction, job: JobState, asked: AskTaken | None, now: Instant, detail: str = ""
 ) -> None:
     """Have a job leave GPUs that it shares, with as little lost as it can."""
     if "release" in job.can:
-        suspend(machine, job, now, Reason.UNPACKED, release=True, detail=detail)
+        suspend(tx, job, now, Reason.UNPACKED, release=True, detail=detail)
     elif "checkpoint" in job.can and job.state is State.RUNNING:
-        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED, detail)
+        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED, detail)
     else:
         if asked is not None:
-            changes.over(machine, asked, Result.DONE, now)
-        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
+            changes.over(tx, asked, Result.DONE, now)
+        outbox.stop(tx, job, Reason.UNPACKED, now, detail)
 
 
-def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
+def _stay_or_stop(tx: Transaction, job: JobState, now: Instant, detail: str) -> None:
     """Stop a job that could not leave its GPUs alive, unless all others have left them."""
-    if sharing.shares(machine.state, job):
-        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
+    if sharing.shares(tx.state, job):
+        outbox.stop(tx, job, Reason.UNPACKED, now, detail)
     elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
-        begin(machine, job, Goal.RESUME, Resume(), now, Reason.ALONE)
+        begin(tx, job, Goal.RESUME, Resume(), now, Reason.ALONE)
 
 
-def come_back(machine: AllocatorMachine, now: Instant) -> None:
+def come_back(tx: Transaction, now: Instant) -> None:
     """Give suspended attempts GPUs of their nodes again, where some are idle, and resume them.
 
     They have the very same, or others if their ranks can go on with those (`returns`). They run
     there opportunistically and are promoted once their VC's cells cover them, as jobs that borrow
     are. Who asked for a suspension has to ask for its end; whom a policy rules waits for its word.
     """
-    soft = machine.soft
-    looked = soft.changes, machine.state.last_asked
+    soft = tx.soft
+    looked = soft.changes, tx.state.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
-    rule = {vc for vc in soft.planned if views.rules(machine, vc)}
+    rule = {vc for vc in soft.planned if views.rules(tx, vc)}
     able = [
         job
-        for job in machine.state.away.values()
+        for job in tx.state.away.values()
         if job.spec.opportunistic
         or job.spec.vc not in rule
         or (job.asked is not None and _wants_away(job))
@@ -636,7 +617,7 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     if not able:
         soft.looked = looked
         return
-    room, kept, lent = RETURNS_MAX, returns.kept(machine), views.lines(machine)
+    room, kept, lent = RETURNS_MAX, returns.kept(tx), views.lines(tx)
     for job in sorted(able, key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):
             continue
@@ -646,38 +627,38 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
             return
         if _wants_away(job):
             room -= len(job.live)
-            if _goes_away(machine, job, now) or ruled or not views.goes_on(job):
+            if _goes_away(tx, job, now) or ruled or not views.goes_on(job):
                 continue
         if kept and any(name in kept for name in job.live):
             continue
-        cost = returns_now(machine, job, now)
+        cost = returns_now(tx, job, now)
         if not cost and not ruled and job.job not in soft.returning:
-            cost = len(reclaim(machine, job, now, lent))
-        room -= cost or _wait(machine, job)
+            cost = len(reclaim(tx, job, now, lent))
+        room -= cost or _wait(tx, job)
     soft.looked = looked
 
 
-def returns_now(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+def returns_now(tx: Transaction, job: JobState, now: Instant) -> int:
     """Have a suspended attempt go on, if GPUs that it can go on with are idle.
 
     Returns what it takes of a decision; 0: there are none.
     """
-    back = returns.find(machine, job)
+    back = returns.find(tx.state, job)
     if back is None:
         return 0
-    machine.record(
+    tx.record(
         GpusRegained(
             job=job.job, attempt=job.attempt, chain=back.chain, at=now, members=back.members
         )
     )
     asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
     why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
-    begin(machine, job, Goal.RESUME, Resume(), now, why)
+    begin(tx, job, Goal.RESUME, Resume(), now, why)
     return len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
 
 
 def reclaim(
-    machine: AllocatorMachine, job: JobState, now: Instant, lent: dict[str, list[JobState]]
+    tx: Transaction, job: JobState, now: Instant, lent: dict[str, list[JobState]]
 ) -> list[str]:
     """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
 
@@ -687,16 +668,16 @@ def reclaim(
     Returns:
         The attempts that leave, or are leaving already.
     """
-    if job.spec.opportunistic or views.behind(machine, job, lent):
+    if job.spec.opportunistic or views.behind(tx, job, lent):
         return []
-    users = returns.lent(machine, job)
+    users = returns.lent(tx.state, job)
     for name in users:
-        machine.soft.returning[job.job] = None
-        other = machine.state.jobs.get(attempt_names.job_of(name))
+        tx.soft.returning[job.job] = None
+        other = tx.state.jobs.get(attempt_names.job_of(name))
         if other is not None and attempt_names.holder(other.job, other.attempt) == name:
-            give_way(machine, other, now, f"for {job.job}", memory=False)
+            give_way(tx, other, now, f"for {job.job}", memory=False)
         elif other is not None and other.succeeds(attempt_names.attempt_of(name)):
-            machine.give_up_move(other, now, f"{job.job} needed the GPUs")
+            moving.undo(tx, other, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
     return users
 
 
@@ -704,30 +685,30 @@ def _wants_away(job: JobState) -> bool:
     return job.asked is not None and isinstance(job.asked.ask, AskMigrate)
 
 
-def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+def _goes_away(tx: Transaction, job: JobState, now: Instant) -> bool:
     """Begin to move a suspended job that has no GPUs to where some are; return whether it begins.
 
     One that only made room goes on at home as well, if that comes free first.
     """
     assert job.asked is not None, job
     assert isinstance(job.asked.ask, AskMigrate), job
-    against = refusal(machine, job, job.asked.ask)
+    against = refusal(tx.state, job, job.asked.ask)
     if against is not None:
-        changes.over(machine, job.asked, Result.REFUSED, now, *against)
+        changes.over(tx, job.asked, Result.REFUSED, now, *against)
         return False
-    refused = moving.begin(machine, job, job.asked.ask.to, now)
+    refused = moving.begin(tx, job, job.asked.ask.to, now)
     if refused is None:
         return True
     needs = refused.detail
     if not views.goes_on(job) and job.waits != (Reason.WAITS_FOR_GPUS, needs):
-        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=needs))
+        tx.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=needs))
     return False
 
 
-def _wait(machine: AllocatorMachine, job: JobState) -> bool:
+def _wait(tx: Transaction, job: JobState) -> bool:
     """Say what a job waits for; return whether that is news."""
     needs = returns.needs(job)
     news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
     if news:
-        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))
+        tx.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))
     return news

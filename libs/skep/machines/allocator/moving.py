@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,8 +28,10 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, OpenChange, State, Successor
-from skep.machines.allocator import cellwork, changes, dispatch, rounds
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import cellwork, changes, outbox, rounds, settings
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
 from skep.wire.commands import Move, Resume, Suspend, Target
@@ -40,15 +41,12 @@ from skep.wire.node import Manner, MemberExited, MemberKnown, MemberLoaded, Memb
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_NODES_MAX
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
 MOVE_WITHIN = seconds(180)
 """What source and successor get for the state: three times what an agent gives its ranks."""
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, to: str, now: Instant, why: Reason = Reason.REQUESTED
+    tx: Transaction, job: JobState, to: str, now: Instant, why: Reason = Reason.REQUESTED
 ) -> Refused | None:
     """Begin to move an attempt: open a change, which no node is told yet.
 
@@ -62,18 +60,18 @@ def begin(
     Returns:
         Why it does not begin, or None.
     """
-    where = _place(machine, job, to)
+    where = _place(tx.state, job, to)
     if where is None:
         gpus = f"{job.size} x {job.spec.resources.gpus} GPUs"
         return Refused(Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}")
-    made = cellwork.members(machine, where)
-    port = machine.state.nodes[made[0].node].port()
+    made = cellwork.members(tx.state, where)
+    port = tx.state.nodes[made[0].node].port()
     if port is None or len(made) > GANG_NODES_MAX:
         return Refused(Reason.WAITS_FOR_PORT, made[0].node)
-    order, attempt = machine.state.order + 1, job.following
+    order, attempt = tx.state.order + 1, job.following
     text = f"{job.job}.{attempt}.{order}"
-    secret = hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
-    machine.record(
+    secret = hmac.new(tx.settings.key, text.encode(), hashlib.sha256).hexdigest()
+    tx.record(
         SuccessorBound(
             job=job.job,
             attempt=attempt,
@@ -86,11 +84,11 @@ def begin(
             trace=job.trace,
         )
     )
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=Goal.MIGRATE,
             change=Move(targets=()),
             nodes=(),
@@ -101,40 +99,40 @@ def begin(
         )
     )
     for member in made:
-        dispatch.command(machine, member.node, job.job, attempt, now)
-    machine.soft.remind(after(now, dispatch.READY_WITHIN), ("", job.job, attempt))
+        outbox.command(tx, member.node, job.job, attempt, now)
+    tx.soft.remind(after(now, settings.READY_WITHIN), ("", job.job, attempt))
     return None
 
 
-def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | None:
+def _place(state: ClusterState, job: JobState, to: str) -> Placement | None:
     """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
 
     Of the VC's cells if there are, else borrowed for now. Nobody makes room for a move.
     """
-    limit = _limit(machine, job, to)
+    limit = _limit(state, job, to)
     for guaranteed in (True, False):
         if guaranteed and job.spec.opportunistic:
             continue
         asked = attempts.request(job, job.following, guaranteed=guaranteed)
-        where = placement.find_placement(machine.state.cells, asked, limit=limit)
+        where = placement.find_placement(state.cells, asked, limit=limit)
         if where is not None and not (where.victims or where.cancels or where.demoted):
             return where
     return None
 
 
-def lent(machine: AllocatorMachine, job: JobState, to: str) -> list[str]:
+def lent(state: ClusterState, job: JobState, to: str) -> list[str]:
     """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
     asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = placement.find_placement(machine.state.cells, asked, limit=_limit(machine, job, to))
+    where = placement.find_placement(state.cells, asked, limit=_limit(state, job, to))
     return list(where.victims) if where is not None else []
 
 
-def _limit(machine: AllocatorMachine, job: JobState, to: str) -> Callable[[str], int]:
+def _limit(state: ClusterState, job: JobState, to: str) -> Callable[[str], int]:
     wanted = msgspec.structs.replace(job.spec.resources, workers=job.size)
     named = [name.strip() for name in to.split(",") if name.strip()]
 
     def limit(name: str) -> int:
-        node = machine.state.nodes.get(name)
+        node = state.nodes.get(name)
         if node is None or (name not in named if named else name in job.members):
             return 0
         return node.workers(wanted)
@@ -146,10 +144,7 @@ def _limit(machine: AllocatorMachine, job: JobState, to: str) -> Callable[[str],
 
 
 def heard(
-    machine: AllocatorMachine,
-    job: JobState,
-    event: MemberKnown | MemberReady | MemberLoaded,
-    now: Instant,
+    tx: Transaction, job: JobState, event: MemberKnown | MemberReady | MemberLoaded, now: Instant
 ) -> None:
     """Take what a node says about its part of a successor."""
     successor = job.successor
@@ -165,40 +160,40 @@ def heard(
                 job=name, attempt=attempt, node=node, tier=event.tier, can=event.can
             )
             if successor.learned.get(node) != learned:
-                machine.record(learned)
+                tx.record(learned)
         case MemberReady() if node not in successor.doors:
-            machine.record(SuccessorReady(job=name, attempt=attempt, node=node, doors=event.doors))
+            tx.record(SuccessorReady(job=name, attempt=attempt, node=node, doors=event.doors))
             if len(successor.doors) == len(successor.members):
-                _ready(machine, job, successor, now)
+                _ready(tx, job, successor, now)
         case MemberLoaded() if node not in successor.loaded:
-            machine.record(SuccessorLoaded(job=name, attempt=attempt, node=node, step=event.step))
-            conclude(machine, job, now)
+            tx.record(SuccessorLoaded(job=name, attempt=attempt, node=node, step=event.step))
+            conclude(tx, job, now)
         case _:
             pass  # Said again.
 
 
-def _ready(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
+def _ready(tx: Transaction, job: JobState, successor: Successor, now: Instant) -> None:
     """Have the source stand if it does not, or (on one node it stops by itself) send its state."""
-    machine.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
+    tx.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
     if job.state is State.RUNNING and len(job.live) > 1:
-        _tell(machine, job, Suspend(step=rounds.FIRST_STEP), now)
+        _tell(tx, job, Suspend(step=rounds.FIRST_STEP), now)
     else:
-        _send(machine, job, successor, now)
+        _send(tx, job, successor, now)
 
 
-def _send(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
+def _send(tx: Transaction, job: JobState, successor: Successor, now: Instant) -> None:
     """Have the source send its state."""
     targets = tuple(
         Target(rank=door.rank, host=door.host, port=door.port, token=successor.secret)
         for doors in successor.doors.values()
         for door in doors
     )
-    _tell(machine, job, Move(targets=targets), now)
-    machine.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
+    _tell(tx, job, Move(targets=targets), now)
+    tx.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
 
 
 def _tell(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     change: Move | Resume | Suspend,
     now: Instant,
@@ -210,11 +205,11 @@ def _tell(
 ) -> None:
     told = tuple(job.live) if nodes is None else nodes
     assert job.change is not None, job
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=Goal.MIGRATE,
             change=change,
             nodes=told,
@@ -227,7 +222,7 @@ def _tell(
         )
     )
     for name in told:
-        dispatch.command(machine, name, job.job, job.attempt, now)
+        outbox.command(tx, name, job.job, job.attempt, now)
 
 
 # --- what the source says ----------------------------------------------------------------------
@@ -238,26 +233,26 @@ def concludes(change: OpenChange) -> bool:
     return change.goal is Goal.MIGRATE and not isinstance(change.change, Resume)
 
 
-def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
     """Go on with a move as far as what its parts have said allows."""
     change, successor = job.change, job.successor
     assert change is not None, job
     if successor is not None and len(job.live) < len(job.members):
-        undo(machine, job, now, Reason.NOT_TAKEN, "a part of it has ended")
+        undo(tx, job, now, Reason.NOT_TAKEN, "a part of it has ended")
     elif isinstance(change.change, Move) and successor is not None:
-        _sent(machine, job, change, successor, now)
+        _sent(tx, job, change, successor, now)
     elif None in change.answers.values():
         pass
     elif successor is not None:
-        _stood(machine, job, change, successor, now)
+        _stood(tx, job, change, successor, now)
     elif change.undoing:
-        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=change.detail)
+        changes.close(tx, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=change.detail)
     else:
-        _stays(machine, job, change, now)
+        _stays(tx, job, change, now)
 
 
 def _stood(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, successor: Successor, now: Instant
+    tx: Transaction, job: JobState, change: OpenChange, successor: Successor, now: Instant
 ) -> None:
     """Have a gang send its state once all of it stands after one mini-batch; else try a later."""
     refused = [name for name, answer in change.answers.items() if _refused(answer)]
@@ -270,85 +265,83 @@ def _stood(
     if frozen:
         # Wherever it is: what it has in its hands is not its state.
         text = f"{frozen[0]}: it came to no boundary in time"
-        undo(machine, job, now, Reason.NOT_TAKEN, text)
+        undo(tx, job, now, Reason.NOT_TAKEN, text)
     elif not refused:
-        _send(machine, job, successor, now)
+        _send(tx, job, successor, now)
     elif took:
-        _tell(machine, job, Resume(), now, took, number=change.round, undoing=True)
+        _tell(tx, job, Resume(), now, took, number=change.round, undoing=True)
     else:
-        again(machine, job, now, _why(change, refused[0]))
+        again(tx, job, now, _why(change, refused[0]))
 
 
-def again(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
+def again(tx: Transaction, job: JobState, now: Instant, detail: str) -> None:
     """Name a later mini-batch to a gang that runs everywhere, or give the move up."""
     change = job.change
     assert change is not None, job
     later = rounds.later(change)
     if job.successor is None:
-        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+        changes.close(tx, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
     elif later is None or len(job.live) < len(job.members):
-        dispatch.drop(machine, job, now, Reason.NOT_TAKEN, detail)
-        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+        outbox.drop(tx, job, now, Reason.NOT_TAKEN, detail)
+        changes.close(tx, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
     else:
-        _tell(machine, job, Suspend(step=later), now, number=change.round + 1)
+        _tell(tx, job, Suspend(step=later), now, number=change.round + 1)
 
 
 def _sent(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, successor: Successor, now: Instant
+    tx: Transaction, job: JobState, change: OpenChange, successor: Successor, now: Instant
 ) -> None:
     """Have the successor be the job once the source has sent everything and that has it."""
     refused = next((name for name, one in change.answers.items() if _refused(one)), None)
     if refused is not None:
-        undo(machine, job, now, Reason.NOT_TAKEN, _why(change, refused))
+        undo(tx, job, now, Reason.NOT_TAKEN, _why(change, refused))
         return
     sent = bool(change.answers) and None not in change.answers.values()
     if not sent or len(successor.loaded) < len(successor.members):
         return
     source, step, released = job.attempt, min(successor.loaded.values()), job.released
     left = list(job.live)
-    machine.record(
+    tx.record(
         JobMoved(
             job=job.job,
             attempt=successor.attempt,
             source=source,
             at=now,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             step=step,
             trace=job.trace,
         )
     )
     # Whom somebody suspended stands on; who only made room has room now.
     stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
-    _tell(machine, job, Suspend(release=released) if stands else Resume(), now)
+    _tell(tx, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:
-        dispatch.command(machine, name, job.job, source, now)
-    machine.soft.call_off(("", job.job, source))
-    machine.soft.call_off(("", job.job, job.attempt))
+        outbox.command(tx, name, job.job, source, now)
+    tx.soft.call_off(("", job.job, source))
+    tx.soft.call_off(("", job.job, job.attempt))
     if job.state is State.RUNNING:
-        dispatch.limit(machine, job, now)
+        outbox.limit(tx, job, now)
 
 
-def _stays(machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant) -> None:
+def _stays(tx: Transaction, job: JobState, change: OpenChange, now: Instant) -> None:
     """End the move of a suspended job: it stands where it is now, with its GPUs or without."""
     told = [answer for answer in change.answers.values() if answer is not None]
     wanted = isinstance(change.change, Suspend) and change.change.release
     released = wanted and all(answer.released for answer in told)
-    changes.close(machine, job, Result.DONE, change.why, now, released=released)
+    changes.close(tx, job, Result.DONE, change.why, now, released=released)
 
 
-def undo(
-    machine: AllocatorMachine, job: JobState, now: Instant, why: Reason, detail: str = ""
-) -> None:
+def undo(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str = "") -> None:
     """Give a successor up; the source goes on, or stands on if it was suspended before."""
     change = job.change
     assert change is not None, job
     back = tuple(name for name in _standing(job, change) if name in job.live)
-    dispatch.drop(machine, job, now, why, detail)
+    outbox.drop(tx, job, now, why, detail)
     if back:
         change_back = Resume() if job.state is State.RUNNING else Suspend()
-        _tell(machine, job, change_back, now, back, undoing=True, detail=detail)
+        _tell(tx, job, change_back, now, back, undoing=True, detail=detail)
     else:
-        changes.close(machine, job, Result.UNDONE, why, now, detail=detail)
+        changes.close(tx, job, Result.UNDONE, why, now, detail=detail)
 
 
 def _standing(job: JobState, change: OpenChange) -> list[str]:
@@ -370,7 +363,7 @@ def _why(change: OpenChange, name: str) -> str:
     return f"{name}: {answer.detail}".rstrip(": ") if answer is not None else name
 
 
-def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: Instant) -> None:
+def exited(tx: Transaction, job: JobState, event: MemberExited, now: Instant) -> None:
     """Give a successor up of which a part has ended."""
     successor = job.successor
     if successor is None or event.attempt != successor.attempt:
@@ -379,5 +372,5 @@ def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: I
     if member is None or member.identity != event.identity:
         return
     detail = f"the successor on {event.node}: {event.detail or event.outcome}"
-    undo(machine, job, now, Reason.NOT_TAKEN, detail)
-    machine.record(GhostGone(job=job.job, attempt=event.attempt, node=event.node))
+    undo(tx, job, now, Reason.NOT_TAKEN, detail)
+    tx.record(GhostGone(job=job.job, attempt=event.attempt, node=event.node))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skep.cells.decide.reach import reachable_gpus
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
 from skep.ledger import attempt_names
+from skep.ledger.state import ClusterState
 from skep.policy.view import HOLDING, JobView, NodeView
 from skep.wire.node import NodeJoined
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 
 class _Made(NamedTuple):
@@ -51,15 +49,15 @@ class Seats:
         """Return the VC's jobs that hold GPUs of a node."""
         return tuple(self._on.get(node, ()))
 
-    def views(self, machine: AllocatorMachine, vc: str) -> tuple[NodeView, ...]:
+    def views(self, ledger: ClusterState, vc: str) -> tuple[NodeView, ...]:
         """Return the nodes that the VC has cells on, or could have."""
         made: dict[str, dict[str, _Made]] = {}
-        lent = any(machine.state.cells.borrowed.values())
-        for name, chain in machine.state.cells.chains.items():
+        lent = any(ledger.cells.borrowed.values())
+        for name, chain in ledger.cells.chains.items():
             found = reachable_gpus(chain, vc)
             if found is None:
                 continue
-            shape, states, stale = chain.topology, machine.state.nodes, self._stale
+            shape, states, stale = chain.topology, ledger.nodes, self._stale
             before = self._made.get(name, {}) if self._shapes.get(name) is shape else {}
             self._shapes[name] = shape
             now = made[name] = {}
@@ -81,7 +79,7 @@ class Seats:
                     or view.pins
                     or len(free) > 1
                 ):
-                    view = self._view(machine, name, state, free, lent=lent)
+                    view = self._view(ledger, name, state, free, lent=lent)
                     known = _Made(view, state.joined)
                 now[node] = known
         self._stale.clear()
@@ -90,7 +88,7 @@ class Seats:
 
     def _view(
         self,
-        machine: AllocatorMachine,
+        ledger: ClusterState,
         chain: str,
         state: NodeState,
         free: dict[str, int],
@@ -99,10 +97,10 @@ class Seats:
     ) -> NodeView:
         cpus, memory = state.cpus_free, state.memory_free
         if lent:
-            more = _lent(machine, state)
+            more = _lent(ledger, state)
             cpus, memory = cpus + more[0], memory + more[1]
         pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
-        node, shape = state.joined.node, machine.state.cells.chains[chain].topology
+        node, shape = state.joined.node, ledger.cells.chains[chain].topology
         there = self._on.get(node, {})
         return NodeView(
             node=node,
@@ -126,11 +124,11 @@ def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:
     return view.nodes if view is not None and view.phase in HOLDING else ()
 
 
-def _lent(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
+def _lent(ledger: ClusterState, node: NodeState) -> tuple[int, int]:
     """Return the CPUs and memory of a node that opportunistic jobs hold: they yield them."""
     cpus = memory = 0
     for attempt, holding in node.holdings.items():
-        hold = machine.state.cells.hold_of(attempt_names.holder(*attempt))
+        hold = ledger.cells.hold_of(attempt_names.holder(*attempt))
         if hold is not None and not hold.guaranteed:
             cpus, memory = cpus + holding.cpus, memory + holding.memory
     return cpus, memory

@@ -8,23 +8,22 @@ is told of a job that stands is not: it would say how fast it is to stand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skep.ledger.job_state import JobState, State
+from skep.machines.allocator import caches
+from skep.machines.allocator.transaction import Transaction
 from skep.perf import scaling
 from skep.units import Instant
 from skep.wire.advice import JobPace, Outlook, ScalePoint
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 SCALES_MAX = scaling.FAMILIES_MAX
 NO_POINTS: tuple[ScalePoint, ...] = ()
 
 
-def heard(machine: AllocatorMachine, event: Outlook, now: Instant) -> None:
+def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
     """Take over what is told of jobs and families."""
-    soft = machine.soft
+    soft = tx.soft
     if not soft.planned:
         return
     for scale in event.families:
@@ -38,42 +37,31 @@ def heard(machine: AllocatorMachine, event: Outlook, now: Instant) -> None:
             if view is not None and view.spec.size.family in families:
                 soft.touched[name] = None
     for pace in event.jobs:
-        job = machine.state.jobs.get(pace.job)
+        job = tx.state.jobs.get(pace.job)
         if job is not None and job.spec.vc in soft.planned and job.attempt == pace.attempt:
-            _goes(machine, job, pace, now)
+            _goes(tx, job, pace, now)
 
 
-def _goes(machine: AllocatorMachine, job: JobState, pace: JobPace, now: Instant) -> None:
+def _goes(tx: Transaction, job: JobState, pace: JobPace, now: Instant) -> None:
     if job.state is not State.RUNNING or job.change is not None:
         return
-    soft = machine.soft
+    soft = tx.soft
     soft.paces[job.job] = pace, now
     if pace.remaining is not None:
         soft.left[job.job] = pace.remaining, job.served + max(0, now - job.since)
     soft.touched[job.job] = None
 
 
-def forget(machine: AllocatorMachine, name: str) -> None:
+def forget(tx: Transaction, name: str) -> None:
     """Forget how an attempt went that is over."""
-    for known in (machine.soft.paces, machine.soft.telling.settled, machine.soft.telling.alone):
+    for known in (tx.soft.paces, tx.soft.telling.settled, tx.soft.telling.alone):
         known.pop(name, None)
 
 
-def disturbed(machine: AllocatorMachine, job: JobState) -> None:
-    """Take over that a job shares GPUs from now on, or goes on after it stood.
-
-    What is told of it next says nothing of it alone: how it went is kept.
-    """
-    told, telling = machine.soft.paces.get(job.job), machine.soft.telling
-    if telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
-        telling.alone[job.job] = job.attempt, best(told[0])
-    telling.unsettled[job.job] = Instant(0), Instant(0)
-
-
-def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
+def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
     """Return what of a job's view is known of its pace, and of how it would go otherwise."""
     found: dict[str, Any] = {}
-    told = machine.soft.paces.get(job.job)
+    told = tx.soft.paces.get(job.job)
     own = (0, 0)
     if told is not None and job.state not in (State.QUEUED, State.RESERVED):
         pace, at = told
@@ -85,8 +73,8 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
             memory=pace.memory,
         )
         if pace.attempt == job.attempt:
-            own = job.size, _alone(machine, job) if job.mixed else pace.rate_milli
-    points = _points(machine, job)
+            own = job.size, _alone(tx, job) if job.mixed else pace.rate_milli
+    points = _points(tx, job)
     if points:
         found["slowdown"] = scaling.slowdown(points)
     if points or (job.mixed and own[1]):
@@ -94,36 +82,31 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
     return found
 
 
-def solo(machine: AllocatorMachine, job: JobState, view: dict[str, Any] | None = None) -> int:
+def solo(tx: Transaction, job: JobState, view: dict[str, Any] | None = None) -> int:
     """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
 
     It was measured where the attempt shares none, or before it was first packed on trial: an
     earlier attempt may have had other GPUs, so what this one makes alone comes first. `view` is
     what is shown of its pace, if that is known.
     """
-    known = _alone(machine, job)
+    known = _alone(tx, job)
     if known:
         return known
-    view = shown(machine, job) if view is None else view
+    view = shown(tx, job) if view is None else view
     rates: tuple[tuple[int, int], ...] = view.get("rates", ())
     return dict(rates).get(job.size, 0)
 
 
-def _alone(machine: AllocatorMachine, job: JobState) -> int:
+def _alone(tx: Transaction, job: JobState) -> int:
     """Return a job's rate on GPUs of its own, as far as that was measured; 0: it was not."""
-    soft = machine.soft
+    soft = tx.soft
     told, settled = soft.paces.get(job.job), soft.telling.settled.get(job.job) == job.attempt
     if told is not None and told[0].attempt == job.attempt and (settled or not job.mixed):
-        rate = best(told[0])
+        rate = caches.best(told[0])
         if rate:
             return rate
     attempt, rate = soft.telling.alone.get(job.job, (0, 0))
-    return rate if attempt == job.attempt else machine.state.tries.solo.get(job.job, 0)
-
-
-def best(pace: JobPace) -> int:
-    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
-    return pace.mean_milli if pace.samples else pace.rate_milli
+    return rate if attempt == job.attempt else tx.state.tries.solo.get(job.job, 0)
 
 
 def _sizes(job: JobState) -> range:
@@ -133,16 +116,16 @@ def _sizes(job: JobState) -> range:
     return range(min(elastic.min, job.size), max(elastic.max, job.size) + 1)
 
 
-def _points(machine: AllocatorMachine, job: JobState) -> tuple[ScalePoint, ...]:
+def _points(tx: Transaction, job: JobState) -> tuple[ScalePoint, ...]:
     """Return what is known of a job's family where it is, or may be: the type known best."""
-    family, scales = job.spec.size.family or "", machine.soft.scales
+    family, scales = job.spec.size.family or "", tx.soft.scales
     if not family or not scales:
         return NO_POINTS
-    chain = machine.state.cells.chains.get(job.chain) if job.members else None
+    chain = tx.state.cells.chains.get(job.chain) if job.members else None
     kind = chain.topology.gpu if chain is not None else job.spec.resources.gpu_type or ""
     if kind:
         return scales.get((family, kind), NO_POINTS)
-    kinds = dict.fromkeys(each.topology.gpu for each in machine.state.cells.chains.values())
+    kinds = dict.fromkeys(each.topology.gpu for each in tx.state.cells.chains.values())
     return max(
         (scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
         key=len,

@@ -12,7 +12,7 @@ and what they answered is recorded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,8 +22,10 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.cells.topology import Topology
 from skep.ledger import attempt_names, sharing
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import cellwork, changes, dispatch, returns
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import cellwork, changes, outbox, returns
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
 from skep.wire.commands import Resume, Share
@@ -31,9 +33,6 @@ from skep.wire.facts import JobBound, Member, ReservationDropped
 from skep.wire.packs import GpusShared, Mode
 from skep.wire.reasons import Reason
 from skep.wire.spec import suits
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 JOBS_PER_GPU_MAX = 8
 """Jobs that may share one GPU: with more, none makes progress worth its memory."""
@@ -54,11 +53,7 @@ class Seat(NamedTuple):
 
 
 def begin(
-    machine: AllocatorMachine,
-    job: JobState,
-    wish: AskPack,
-    now: Instant,
-    why: Reason = Reason.REQUESTED,
+    tx: Transaction, job: JobState, wish: AskPack, now: Instant, why: Reason = Reason.REQUESTED
 ) -> Refused | None:
     """Put a job that waits beside another.
 
@@ -74,49 +69,43 @@ def begin(
     """
     if job.state not in (State.QUEUED, State.RESERVED) and not job.away:
         return Refused(Reason.NOT_WAITING, f"it is {job.state}")
-    seat = _seat(machine, job, wish)
+    seat = _seat(tx.state, job, wish)
     if isinstance(seat, Refused):
         return seat
     if job.released:
-        _regain(machine, job, wish, seat, now, why)
+        _regain(tx, job, wish, seat, now, why)
     else:
-        port = machine.state.nodes[seat.member.node].port()
+        port = tx.state.nodes[seat.member.node].port()
         if port is None:
             return Refused(Reason.WAITS_FOR_PORT, seat.member.node)
-        _bind(machine, job, wish, seat, port, now, why)
+        _bind(tx, job, wish, seat, port, now, why)
     for name, _ in seat.beside:
-        lower(machine, machine.state.jobs[name], now)
+        lower(tx, tx.state.jobs[name], now)
     return None
 
 
 def answer(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant
+    tx: Transaction, job: JobState, wish: AskPack, now: Instant
 ) -> tuple[Result, Instant, Reason | None, str]:
     """Put a job that has no GPUs beside another, and return what came of the request."""
-    refused = begin(machine, job, wish, now)
+    refused = begin(tx, job, wish, now)
     if refused is None:
         return Result.DONE, now, None, ""
     return Result.REFUSED, now, refused.why, refused.detail
 
 
 def _bind(
-    machine: AllocatorMachine,
-    job: JobState,
-    wish: AskPack,
-    seat: Seat,
-    port: int,
-    now: Instant,
-    why: Reason,
+    tx: Transaction, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant, why: Reason
 ) -> None:
     if job.state is State.RESERVED:
-        machine.record(ReservationDropped(job=job.job, attempt=job.following, why=why))
+        tx.record(ReservationDropped(job=job.job, attempt=job.following, why=why))
     attempt = job.following
-    machine.record(_decision(job, attempt, wish, seat, now, why))
-    machine.record(
+    tx.record(_decision(job, attempt, wish, seat, now, why))
+    tx.record(
         JobBound(
             job=job.job,
             attempt=attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             members=(seat.member,),
             master_port=port,
             why=Reason.PACKED,
@@ -125,11 +114,11 @@ def _bind(
             chain=seat.chain,
         )
     )
-    dispatch.command(machine, seat.member.node, job.job, attempt, now)
+    outbox.command(tx, seat.member.node, job.job, attempt, now)
 
 
 def _regain(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, now: Instant, why: Reason
+    tx: Transaction, job: JobState, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> None:
     had = job.members[seat.member.node]
     moved = (
@@ -137,11 +126,11 @@ def _regain(
         if had.devices == seat.member.devices
         else (msgspec.structs.replace(had, levels=(), devices=seat.member.devices),)
     )
-    machine.record(_decision(job, job.attempt, wish, seat, now, why))
-    machine.record(
+    tx.record(_decision(job, job.attempt, wish, seat, now, why))
+    tx.record(
         GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now, members=moved)
     )
-    _tell(machine, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
+    _tell(tx, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
 
 
 def _decision(
@@ -165,9 +154,9 @@ def _decision(
 # --- whether, and where ------------------------------------------------------------------------
 
 
-def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Refused:
+def _seat(state: ClusterState, job: JobState, wish: AskPack) -> Seat | Refused:
     """Return GPUs of the named job for a guest: those with fewest jobs on them; or why not."""
-    partner = machine.state.jobs.get(wish.beside)
+    partner = state.jobs.get(wish.beside)
     if partner is None or partner.spec.vc != job.spec.vc:
         return Refused(Reason.UNKNOWN_JOB, f"{wish.beside} is no unfinished job of {job.spec.vc}")
     if partner.state is not State.RUNNING:
@@ -175,16 +164,16 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
     if len(partner.members) > 1:
         return Refused(Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}")
     name = attempt_names.holder(partner.job, partner.attempt)
-    hold = machine.state.cells.hold_of(name)
-    node = machine.state.nodes[partner.live[0]]
-    if hold is None or name in machine.state.cells.off_chain or not node.usable:
+    hold = state.cells.hold_of(name)
+    node = state.nodes[partner.live[0]]
+    if hold is None or name in state.cells.off_chain or not node.usable:
         return Refused(Reason.NODE_CLOSED, node.joined.node)
-    shape = machine.state.cells.chains[hold.chain].topology
-    refusal = _unfit(machine, job, hold, shape, node)
+    shape = state.cells.chains[hold.chain].topology
+    refusal = _unfit(state, job, hold, shape, node)
     if refusal is not None:
         return refusal
     theirs = node.holdings[partner.job, partner.attempt].devices
-    found = _devices(machine, job, node, theirs, hold.chain)
+    found = _devices(state, job, node, theirs, hold.chain)
     if isinstance(found, Refused):
         return found
     leaves = [
@@ -194,7 +183,7 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
     if gangs is None:
         return Refused(Reason.TIED_ELSEWHERE, "its workers have to be closer to one another")
     return _shared(
-        machine,
+        state,
         job,
         wish,
         node,
@@ -204,7 +193,7 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
 
 
 def _unfit(
-    machine: AllocatorMachine, job: JobState, hold: CellHold, shape: Topology, node: NodeState
+    state: ClusterState, job: JobState, hold: CellHold, shape: Topology, node: NodeState
 ) -> Refused | None:
     """Return why a job does not go with a hold, whichever of its GPUs it had; or None."""
     wanted = job.spec.resources
@@ -212,7 +201,7 @@ def _unfit(
         return Refused(Reason.OTHER_GPU_TYPE, f"{shape.gpu}, and it asks for {wanted.gpu_type}")
     if wanted.pinned and hold.pin != wanted.pinned:
         return Refused(Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}")
-    owed = cellwork.owed(machine).get(node.joined.node, (0, 0))
+    owed = cellwork.owed(state).get(node.joined.node, (0, 0))
     if not job.released and node.workers(wanted, *owed) < wanted.workers:
         return Refused(
             Reason.HOST_FULL,
@@ -223,7 +212,7 @@ def _unfit(
 
 
 def _devices(
-    machine: AllocatorMachine, job: JobState, node: NodeState, theirs: tuple[int, ...], chain: str
+    state: ClusterState, job: JobState, node: NodeState, theirs: tuple[int, ...], chain: str
 ) -> list[int] | Refused:
     """Return the GPUs of a partner that a guest may choose from, or why there are too few."""
     need = job.spec.gpus
@@ -246,8 +235,8 @@ def _devices(
         device
         for device in roomy
         if device not in node.quarantined
-        and not _claimed(machine, node, device)
-        and all(_stays(machine, other) for other in crowds[device])
+        and not _claimed(state, node, device)
+        and all(_stays(state, other) for other in crowds[device])
     ]
     if len(calm) < need:
         return Refused(
@@ -262,14 +251,14 @@ def _devices(
     return [device for device in calm if len(crowds[device]) <= fewest]
 
 
-def _claimed(machine: AllocatorMachine, node: NodeState, device: int) -> bool:
-    found = machine.state.cells.find(node.joined.node, device)
-    return found is None or found[1] in machine.state.cells.chains[found[0]].claim
+def _claimed(state: ClusterState, node: NodeState, device: int) -> bool:
+    found = state.cells.find(node.joined.node, device)
+    return found is None or found[1] in state.cells.chains[found[0]].claim
 
 
-def _stays(machine: AllocatorMachine, attempt: Attempt) -> bool:
+def _stays(state: ClusterState, attempt: Attempt) -> bool:
     """Return whether an attempt runs, and nothing is under way with it but a word on its share."""
-    job = machine.state.jobs.get(attempt[0])
+    job = state.jobs.get(attempt[0])
     if job is None or job.attempt != attempt[1] or job.state is not State.RUNNING:
         return False
     changes = job.change is not None and not isinstance(job.change.change, Share)
@@ -303,7 +292,7 @@ def _gangs(job: JobState, shape: Topology, leaves: list[int]) -> list[tuple[int,
 
 
 def _shared(
-    machine: AllocatorMachine,
+    state: ClusterState,
     job: JobState,
     wish: AskPack,
     node: NodeState,
@@ -316,7 +305,7 @@ def _shared(
     for device in (device for each in devices for device in each):
         there = sharing.on(node, device)
         beside |= dict.fromkeys(there)
-        said = [sharing.said_for(machine.state, each) for each in there] + [wish.share]
+        said = [sharing.said_for(state, each) for each in there] + [wish.share]
         even = said.count(0.0)
         left = 1.0 - sum(said)
         if left < 0 or (even and left < 1 / 10**sharing.SHARE_DIGITS):
@@ -333,32 +322,32 @@ def _shared(
 # --- what partners are told --------------------------------------------------------------------
 
 
-def follow(machine: AllocatorMachine, now: Instant) -> None:
+def follow(tx: Transaction, now: Instant) -> None:
     """Tell whoever's partners have come or gone."""
-    marked, machine.soft.reshare = machine.soft.reshare, {}
+    marked, tx.soft.reshare = tx.soft.reshare, {}
     for name in marked:
-        job = machine.state.jobs.get(name)
+        job = tx.state.jobs.get(name)
         if job is not None:
-            lower(machine, job, now)
+            lower(tx, job, now)
 
 
-def lower(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+def lower(tx: Transaction, job: JobState, now: Instant) -> bool:
     """Begin to tell a job its share if it has another than it was told; return whether it does.
 
     One that does not run, or is being changed, is told after that.
     """
     if job.state is not State.RUNNING or job.change is not None:
         return False
-    share = sharing.due(machine.state, job)
+    share = sharing.due(tx.state, job)
     if (share.share, share.beside) == job.told:
         return False
     why = Reason.PACKED if share.beside else Reason.ALONE
-    _tell(machine, job, Goal.SHARE, share, why, now)
+    _tell(tx, job, Goal.SHARE, share, why, now)
     return True
 
 
 def _tell(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     goal: Goal,
     change: Share | Resume,
@@ -367,11 +356,11 @@ def _tell(
     *,
     ask: int = 0,
 ) -> None:
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=goal,
             change=change,
             nodes=tuple(job.live),
@@ -382,4 +371,4 @@ def _tell(
         )
     )
     for name in job.live:
-        dispatch.command(machine, name, job.job, job.attempt, now)
+        outbox.command(tx, name, job.job, job.attempt, now)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
@@ -19,9 +18,11 @@ from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.ledger import attempt_names, attempts
 from skep.ledger.job_state import JobState, Part, State
-from skep.machines.allocator import cellwork, changing, returns, servers, suspects
-from skep.machines.allocator.dispatch import command
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import cellwork, changing, moving, quota, returns, servers, suspects
+from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import Goal
 from skep.wire.commands import Checkpoint
@@ -37,9 +38,6 @@ from skep.wire.facts import (
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_NODES_MAX, suits
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
 MEMBERS_BOUND_MAX = 150
 """Parts of gangs bound, and victims named or stopped, in one decision: their facts and those of the
 event itself fit one record (500 bytes for a job of one part, less for each further part and each
@@ -47,7 +45,7 @@ victim). A gang that alone has more comes first in a decision, or in the next on
 
 
 def serve(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     ranked: Reason,
     now: Instant,
@@ -69,57 +67,55 @@ def serve(
     Returns:
         `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
     """
-    soft, attempt = machine.soft, job.following
+    soft, attempt = tx.soft, job.following
     asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
     if only is not None:
         asked = asked._replace(priority=0)
-    where = _place(machine, job, asked, now, only)
-    if where is None and cellwork.borrows(job) and only is None:
-        where = _place(machine, job, attempts.request(job, attempt, guaranteed=False), now, only)
-    made = cellwork.members(machine, where) if where is not None else ()
+    where = _place(tx, job, asked, now, only)
+    if where is None and quota.borrows(job) and only is None:
+        where = _place(tx, job, attempts.request(job, attempt, guaranteed=False), now, only)
+    made = cellwork.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        why, needs, aside = cellwork.why_not(machine, job, asked)
-        wait(machine, job, why, needs, aside=aside)
+        why, needs, aside = cellwork.why_not(tx, job, asked)
+        wait(tx, job, why, needs, aside=aside)
         if not aside and only is None:
             soft.failed[job.queue] = job.job, soft.changes
         return done(int(aside))
-    return _give(machine, job, where, made, ranked, now, room)
+    return _give(tx, job, where, made, ranked, now, room)
 
 
-def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
+def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
     asked = attempts.request(job, job.following, guaranteed=False)
-    where = _place(machine, job, asked, now, ())
-    made = cellwork.members(machine, where) if where is not None else ()
+    where = _place(tx, job, asked, now, ())
+    made = cellwork.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
-    return _give(machine, job, where, made, Reason.ARRIVAL, now, room)
+    return _give(tx, job, where, made, Reason.ARRIVAL, now, room)
 
 
-def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> Outcome:
+def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
     asked = attempts.request(job, job.following, guaranteed=False)
-    where = suspects.place(machine, job, asked, _open_to(machine, job, asked), now)
-    made = cellwork.members(machine, where) if where is not None else ()
+    where = suspects.place(tx.state, job, asked, _open_to(tx, job, asked), now)
+    made = cellwork.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
-    return _give(machine, job, where, made, Reason.LENT_MEANWHILE, now, room)
+    return _give(tx, job, where, made, Reason.LENT_MEANWHILE, now, room)
 
 
-def find(
-    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
-) -> Placement | None:
+def find(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Placement | None:
     """Return where a guaranteed request would go, or None if it has to wait."""
-    return _place(machine, job, asked, now, None)
+    return _place(tx, job, asked, now, None)
 
 
-def share(machine: AllocatorMachine, vc: str) -> float:
+def share(state: ClusterState, vc: str) -> float:
     """Return what a VC has of what is idle, by its weight."""
-    return machine.state.cells.borrowed.get(vc, 0) / machine.state.cells.cluster.vcs[vc].weight
+    return state.cells.borrowed.get(vc, 0) / state.cells.cluster.vcs[vc].weight
 
 
 def take_up(
-    machine: AllocatorMachine, job: JobState, now: Instant, room: int, only: tuple[str, ...]
+    tx: Transaction, job: JobState, now: Instant, room: int, only: tuple[str, ...]
 ) -> Outcome:
     """Have a job that borrows go on in its VC's cells, as its turn has come.
 
@@ -129,23 +125,21 @@ def take_up(
     """
     if job.state is State.RESERVED:
         asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
-        if _place(machine, job, asked, now, only) is None:
+        if _place(tx, job, asked, now, only) is None:
             return BLOCKED
-        machine.record(
-            ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS)
-        )
-        return serve(machine, job, Reason.BY_POLICY, now, room, only)
+        tx.record(ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS))
+        return serve(tx, job, Reason.BY_POLICY, now, room, only)
     asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = _place(machine, job, asked, now, only)
+    where = _place(tx, job, asked, now, only)
     if where is None:
         return BLOCKED
-    hold = machine.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
-    if hold is not None and job.state is not State.STOPPING and promote(machine, job, now):
+    hold = tx.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
+    if hold is not None and job.state is not State.STOPPING and promote(tx, job, now):
         return Done(1)
-    return LEAVING if _leaves(machine, job, now) else BLOCKED
+    return LEAVING if _leaves(tx, job, now) else BLOCKED
 
 
-def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+def _leaves(tx: Transaction, job: JobState, now: Instant) -> bool:
     """Have a job leave what it borrows, its state stored; return whether it does, or is about to.
 
     One that cannot store its state would lose its work: it goes on borrowing.
@@ -160,12 +154,12 @@ def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
         return True
     if "checkpoint" not in job.can:
         return False
-    changing.begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
+    changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
     return True
 
 
 def _give(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     where: Placement,
     made: tuple[Member, ...],
@@ -174,13 +168,13 @@ def _give(
     room: int,
 ) -> Outcome:
     """Bind a job to a place, or reserve it; returns what `serve` does."""
-    soft = machine.soft
+    soft = tx.soft
     if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
         soft.check_at = now
         return DEFERRED
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
-        machine.record(
+        tx.record(
             JobDemoted(
                 job=attempt_names.job_of(name),
                 attempt=attempt_names.attempt_of(name),
@@ -190,37 +184,31 @@ def _give(
             )
         )
     for name in where.cancels:
-        other = machine.state.jobs[attempt_names.job_of(name)]
-        machine.record(
-            ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED)
-        )
+        other = tx.state.jobs[attempt_names.job_of(name)]
+        tx.record(ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED))
         soft.returned[other.queue] = None
-    if where.victims or not has_room(machine, job, made):
-        return Done(_reserve(machine, job, where, made, ranked, why, now))
-    return bind(machine, job, where, made, why, ranked, now)
+    if where.victims or not has_room(tx.state, job, made):
+        return Done(_reserve(tx, job, where, made, ranked, why, now))
+    return bind(tx, job, where, made, why, ranked, now)
 
 
 def _place(
-    machine: AllocatorMachine,
-    job: JobState,
-    asked: Request,
-    now: Instant,
-    only: tuple[str, ...] | None,
+    tx: Transaction, job: JobState, asked: Request, now: Instant, only: tuple[str, ...] | None
 ) -> Placement | None:
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
-    limit = _open_to(machine, job, asked)
+    limit = _open_to(tx, job, asked)
     if only:
         limit = _within(only, limit, job.size)
-    where = suspects.place(machine, job, asked, limit, now)
+    where = suspects.place(tx.state, job, asked, limit, now)
     if where is None and not asked.guaranteed:
-        where = _yielding(machine, job, asked, limit, now)
+        where = _yielding(tx.state, job, asked, limit, now)
     return where
 
 
-def _open_to(machine: AllocatorMachine, job: JobState, asked: Request) -> Limit:
+def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
     """Return how many workers of a job each node may have, by its CPUs and who else is awaited."""
-    limit = _limit(machine, job, asked.priority)
-    if not asked.guaranteed and (kept := returns.kept(machine)):
+    limit = _limit(tx.state, job, asked.priority)
+    if not asked.guaranteed and (kept := returns.kept(tx)):
         limit = _without(kept, limit, job.size)
     return limit
 
@@ -249,15 +237,15 @@ def _without(names: dict[str, None], limit: Limit, workers: int) -> Limit:
 
 
 def _yielding(
-    machine: AllocatorMachine, job: JobState, asked: Request, limit: Limit, now: Instant
+    state: ClusterState, job: JobState, asked: Request, limit: Limit, now: Instant
 ) -> Placement | None:
     """Return a place for which opportunistic jobs of tenants above their share are stopped."""
-    cells = machine.state.cells
+    cells = state.cells
     used = dict.fromkeys(cells.cluster.vcs, 0)
     going = {
         name: None
         for name, hold in cells.holds.items()
-        if not hold.guaranteed and hold.vc in used and _goes_on(machine, name)
+        if not hold.guaranteed and hold.vc in used and _goes_on(state, name)
     }
     for name in going:
         used[cells.holds[name].vc] += cells.holds[name].gpus
@@ -267,16 +255,22 @@ def _yielding(
     for chain in cells.chains.values():
         if suits(asked.gpu, chain.topology.gpu):
             found = place_yielding(
-                chain, cells.holds, asked, shares, machine.loss(now), limit, going.__contains__
+                chain,
+                cells.holds,
+                asked,
+                shares,
+                cellwork.loss(state, now),
+                limit,
+                going.__contains__,
             )
             if found is not None:
                 return found
     return None
 
 
-def _goes_on(machine: AllocatorMachine, name: str) -> bool:
+def _goes_on(state: ClusterState, name: str) -> bool:
     """Return whether an attempt runs or is about to, and nobody has asked it to stop."""
-    job = machine.state.jobs.get(attempt_names.job_of(name))
+    job = state.jobs.get(attempt_names.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
     attempt = job.following if job.state is State.RESERVED else job.attempt
@@ -284,7 +278,7 @@ def _goes_on(machine: AllocatorMachine, name: str) -> bool:
 
 
 def bind(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     where: Placement,
     made: tuple[Member, ...],
@@ -294,17 +288,17 @@ def bind(
 ) -> Outcome:
     """Give a job its GPUs and tell its nodes, unless it has to wait for a port."""
     first = made[0].node
-    port = machine.state.nodes[first].port()
+    port = tx.state.nodes[first].port()
     if port is None:
         # One is free as soon as any job there ends, and the gang keeps its turn.
-        machine.soft.failed[job.queue] = job.job, machine.soft.changes
-        wait(machine, job, Reason.WAITS_FOR_PORT, first)
+        tx.soft.failed[job.queue] = job.job, tx.soft.changes
+        wait(tx, job, Reason.WAITS_FOR_PORT, first)
         return BLOCKED
-    machine.record(
+    tx.record(
         JobBound(
             job=job.job,
             attempt=job.following,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             members=made,
             master_port=port,
             why=why,
@@ -312,16 +306,16 @@ def bind(
             ranked=ranked,
             trace=job.trace,
             chain=where.chain,
-            secret=servers.secret(machine, job),
+            secret=servers.secret(tx, job),
         )
     )
     for name in job.members:
-        command(machine, name, job.job, job.attempt, now)
+        command(tx, name, job.job, job.attempt, now)
     return Done(len(made))
 
 
 def _reserve(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     where: Placement,
     made: tuple[Member, ...],
@@ -330,13 +324,13 @@ def _reserve(
     now: Instant,
 ) -> int:
     """Claim the cells, then stop the jobs that still use them; return what that costs."""
-    users = _with_partners(machine, where)
+    users = _with_partners(tx.state, where)
     victims = tuple(attempt_names.job_of(name) for name in users)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
-    wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    machine.record(
+    wait(tx, job, Reason.WAITS_FOR_VICTIMS, needs)
+    tx.record(
         CellsReserved(
             job=job.job,
             attempt=job.following,
@@ -349,21 +343,21 @@ def _reserve(
         )
     )
     cost = len(made) + len(victims)
-    stop_all(machine, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
-    if not has_room(machine, job, made):
-        more_victims(machine, job, made, now)
+    stop_all(tx, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
+    if not has_room(tx.state, job, made):
+        more_victims(tx, job, made, now)
     return cost
 
 
-def users(machine: AllocatorMachine, job: JobState) -> list[str]:
+def users(tx: Transaction, job: JobState) -> list[str]:
     """Return who uses what a job claims."""
-    hold = machine.state.cells.holds[attempt_names.holder(job.job, job.following)]
-    return machine.state.cells.users(hold.chain, hold.spots)
+    hold = tx.state.cells.holds[attempt_names.holder(job.job, job.following)]
+    return tx.state.cells.users(hold.chain, hold.spots)
 
 
-def _with_partners(machine: AllocatorMachine, where: Placement) -> list[str]:
+def _with_partners(state: ClusterState, where: Placement) -> list[str]:
     """Return the victims of a placement, and beside each whoever shares those GPUs with it."""
-    cells = machine.state.cells
+    cells = state.cells
     users = cells.users(where.chain, where.spots)
     by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
     for name in users:
@@ -373,53 +367,51 @@ def _with_partners(machine: AllocatorMachine, where: Placement) -> list[str]:
     return [name for names in by_hold.values() for name in names]
 
 
-def stop_all(
-    machine: AllocatorMachine, job: JobState, names: Iterable[str], now: Instant, most: int
-) -> int:
+def stop_all(tx: Transaction, job: JobState, names: Iterable[str], now: Instant, most: int) -> int:
     """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
     stopped = 0
     for name in names:
         if stopped >= most:
-            machine.soft.check_at = now
+            tx.soft.check_at = now
             break
-        stopped += stop_victim(machine, name, job, now)
+        stopped += stop_victim(tx, name, job, now)
     return stopped
 
 
 def stop_victim(
-    machine: AllocatorMachine, name: str, job: JobState, now: Instant, *, memory: bool = False
+    tx: Transaction, name: str, job: JobState, now: Instant, *, memory: bool = False
 ) -> bool:
     """Have one attempt leave what a job claims; return whether that begins with this."""
-    victim = machine.state.jobs.get(attempt_names.job_of(name))
+    victim = tx.state.jobs.get(attempt_names.job_of(name))
     current = victim is not None and attempt_names.holder(victim.job, victim.attempt) == name
     if victim is not None and current:
-        return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
+        return changing.give_way(tx, victim, now, f"for {job.job}", memory=memory)
     if victim is not None and victim.succeeds(attempt_names.attempt_of(name)):
-        machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
+        moving.undo(tx, victim, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
         return True
     return False
 
 
-def promote(machine: AllocatorMachine, job: JobState, now: Instant, *, home: bool = False) -> bool:
+def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False) -> bool:
     """Let a job that borrows GPUs have its VC's cells, if they can cover them.
 
     One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
     them, whoever is at home there too would take them back, and it from him, again and again.
     Nobody else has cells on nodes that are kept for those who are about to go on there.
     """
-    changes = machine.soft.changes
-    known = machine.soft.uncovered.get(job.job) == changes and not home
-    if job.job not in machine.state.borrowed or known:
+    changes = tx.soft.changes
+    known = tx.soft.uncovered.get(job.job) == changes and not home
+    if job.job not in tx.state.borrowed or known:
         return False
-    hold = machine.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
+    hold = tx.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
     anywhere = home or _returned(job)
-    cover = partial(find_cover, machine.state.cells) if anywhere else partial(_cover, machine, job)
-    away = not home and not returns.kept(machine).keys().isdisjoint(job.live)
+    cover = partial(find_cover, tx.state.cells) if anywhere else partial(_cover, tx, job)
+    away = not home and not returns.kept(tx).keys().isdisjoint(job.live)
     spots = cover(hold) if hold is not None and not away else None
     if spots is None:
-        machine.soft.uncovered[job.job] = changes
+        tx.soft.uncovered[job.job] = changes
         return False
-    machine.record(
+    tx.record(
         JobPromoted(
             job=job.job, attempt=job.attempt, levels=tuple(spot.level for spot in spots), at=now
         )
@@ -435,36 +427,34 @@ def _returned(job: JobState) -> bool:
     return job.suspended_at > 0 and job.began_at > 0
 
 
-def _cover(machine: AllocatorMachine, job: JobState, hold: CellHold) -> tuple[Spot, ...] | None:
+def _cover(tx: Transaction, job: JobState, hold: CellHold) -> tuple[Spot, ...] | None:
     """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
 
     Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
     gang would wait for a whole one: such a job goes on borrowing.
     """
-    spots = find_cover(machine.state.cells, hold)
+    spots = find_cover(tx.state.cells, hold)
     if spots is None:
         return None
     asked = attempts.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
-    anew = placement.find_placement(machine.state.cells, asked)
+    anew = placement.find_placement(tx.state.cells, asked)
     if anew is None or anew.chain != hold.chain:
         return spots
-    chain = machine.state.cells.chains[hold.chain]
+    chain = tx.state.cells.chains[hold.chain]
     pool = chain.pools[hold.vc, hold.pin]
     return spots if cover_cost(chain, pool, spots) <= cover_cost(chain, pool, anew.spots) else None
 
 
-def wait(
-    machine: AllocatorMachine, job: JobState, why: Reason, needs: str, *, aside: bool = False
-) -> None:
+def wait(tx: Transaction, job: JobState, why: Reason, needs: str, *, aside: bool = False) -> None:
     """Say why a job waits, if that is news; `aside`: nobody waits behind it."""
     if job.waits != (why, needs) or aside:
-        machine.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
+        tx.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
 
 
 # --- CPUs and memory ---------------------------------------------------------------------------
 
 
-def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
+def _limit(state: ClusterState, job: JobState, priority: int) -> Limit:
     """Return how many workers a node's CPUs and memory serve, if the job asks for any.
 
     For a guaranteed job what opportunistic ones hold counts as free: they can be stopped. What
@@ -473,60 +463,58 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return None
-    owed = cellwork.owed(machine)
+    owed = cellwork.owed(state)
 
     def limit(name: str) -> int:
-        node = machine.state.nodes.get(name)
+        node = state.nodes.get(name)
         if node is None:
             return 0
         cpus, memory = owed.get(name, (0, 0))
         if priority >= 0:
             for (other, attempt), holding in node.holdings.items():
-                if _yields(machine, other, attempt):
+                if _yields(state, other, attempt):
                     cpus, memory = cpus + holding.cpus, memory + holding.memory
         return node.workers(wanted, cpus, memory)
 
     return limit
 
 
-def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
-    hold = machine.state.cells.hold_of(attempt_names.holder(job, attempt))
+def _yields(state: ClusterState, job: str, attempt: int) -> bool:
+    hold = state.cells.hold_of(attempt_names.holder(job, attempt))
     if hold is None:
-        return job in machine.state.away and machine.state.away[job].attempt == attempt
+        return job in state.away and state.away[job].attempt == attempt
     return not hold.guaranteed
 
 
-def has_room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
+def has_room(state: ClusterState, job: JobState, made: tuple[Member, ...]) -> bool:
     """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return True
-    return all(machine.state.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
+    return all(state.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
 
 
-def more_victims(
-    machine: AllocatorMachine, job: JobState, made: tuple[Member, ...], now: Instant
-) -> None:
+def more_victims(tx: Transaction, job: JobState, made: tuple[Member, ...], now: Instant) -> None:
     """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
-    loss = machine.loss(now)
+    loss = cellwork.loss(tx.state, now)
     for part in made:
-        node = machine.state.nodes[part.node]
-        coming = _coming(machine, node)
+        node = tx.state.nodes[part.node]
+        coming = _coming(tx.state, node)
         names = [attempt_names.holder(*attempt) for attempt in node.holdings]
         for name in sorted(names, key=loss):
             if node.workers(job.spec.resources, *coming) >= len(part.devices):
                 break
-            other = machine.state.jobs.get(attempt_names.job_of(name))
-            if other is not None and _yields(machine, other.job, other.attempt):
-                stop_victim(machine, name, job, now, memory=True)
-                coming = _coming(machine, node)
+            other = tx.state.jobs.get(attempt_names.job_of(name))
+            if other is not None and _yields(tx.state, other.job, other.attempt):
+                stop_victim(tx, name, job, now, memory=True)
+                coming = _coming(tx.state, node)
 
 
-def _coming(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
+def _coming(state: ClusterState, node: NodeState) -> tuple[int, int]:
     """Return the CPUs and memory of a node that come free because their jobs are being stopped."""
     cpus = memory = 0
     for (name, _), holding in node.holdings.items():
-        other = machine.state.jobs.get(name)
+        other = state.jobs.get(name)
         gone = other is None or other.state is State.STOPPING
         if gone or other is None or other.parts.get(node.joined.node) is Part.GONE:
             cpus, memory = cpus + holding.cpus, memory + holding.memory

@@ -13,30 +13,29 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from skep.ledger.job_state import JobState, State
+from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     acting,
     cellwork,
     changing,
     outcome,
     placing,
+    quota,
     returns,
     views,
     watch,
 )
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
-from skep.machines.allocator.views import Planned
+from skep.machines.allocator.planned import Planned
+from skep.machines.allocator.transaction import Transaction
 from skep.policy.capacity import room_on
 from skep.policy.plan import Action, Plan, Turn
 from skep.policy.view import Phase
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
@@ -50,212 +49,212 @@ HOLDS_TOLD = 50
 """Jobs that are told in one decision why they wait: 200 bytes of its record each."""
 
 
-def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
+def serve(tx: Transaction, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
-    views.bring_up(machine, due=True)
-    if machine.soft.unmade or machine.state.alarms:
-        watch.no_policy(machine, now)
-    if not machine.soft.planned:
+    views.bring_up(tx, due=True)
+    if tx.soft.unmade or tx.state.alarms:
+        watch.no_policy(tx, now)
+    if not tx.soft.planned:
         return 0
-    taken = _return(machine, now, room)
-    _settle(machine, now)
-    for planned in machine.soft.planned.values():
-        if not _asks(machine, planned, now):
+    taken = _return(tx, now, room)
+    _settle(tx, now)
+    for planned in tx.soft.planned.values():
+        if not _asks(tx, planned, now):
             continue
         if taken >= room:
-            machine.soft.check_at = now
+            tx.soft.check_at = now
             break
-        if _in_vain(machine, planned):
+        if _in_vain(tx, planned):
             continue
-        taken += _run(machine, planned, now, room - taken)
-        views.bring_up(machine, due=False)
+        taken += _run(tx, planned, now, room - taken)
+        views.bring_up(tx, due=False)
     return taken
 
 
-def _settle(machine: AllocatorMachine, now: Instant) -> None:
+def _settle(tx: Transaction, now: Instant) -> None:
     """Have who goes on by its turn have its VC's cells, once whoever had them has left.
 
     Else its VC would seem to have them free, and they would be offered to another.
     """
-    for planned in machine.soft.planned.values():
+    for planned in tx.soft.planned.values():
         for name in list(planned.going):
-            job = machine.state.jobs.get(name)
+            job = tx.state.jobs.get(name)
             goes = job is not None and job.state is State.SUSPENDED and not job.released
-            if job is None or not goes or placing.promote(machine, job, now, home=True):
+            if job is None or not goes or placing.promote(tx, job, now, home=True):
                 del planned.going[name]
 
 
-def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
+def _return(tx: Transaction, now: Instant, room: int) -> int:
     """Have jobs go on for which others have left: before anybody else is offered those GPUs."""
     taken = 0
-    for planned in machine.soft.planned.values():
+    for planned in tx.soft.planned.values():
         for name in list(planned.returning):
-            job = _job(machine, planned, name)
+            job = _job(tx.state, planned, name)
             waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
-                cost = changing.returns_now(machine, job, now)
-                placing.promote(machine, job, now)
+                cost = changing.returns_now(tx, job, now)
+                placing.promote(tx, job, now)
                 taken, waits = taken + cost, not cost
                 # Others may have them for good by now, or they are bad: then there is no hope here.
-                waits = waits and bool(returns.lent(machine, job))
+                waits = waits and bool(returns.lent(tx.state, job))
             if not waits:
                 del planned.returning[name]
                 planned.due = planned.due or (job is not None and job.away)
-                machine.soft.changes += 1  # Nobody keeps others off those GPUs any more.
+                tx.soft.changes += 1  # Nobody keeps others off those GPUs any more.
     return taken
 
 
-def _asks(machine: AllocatorMachine, planned: Planned, now: Instant) -> bool:
+def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
     if planned.due or (planned.look_at is not None and planned.look_at <= now):
         return True
     elsewhere = planned.open and planned.outside
-    return elsewhere and planned.changes != machine.soft.changes
+    return elsewhere and planned.changes != tx.soft.changes
 
 
-def _in_vain(machine: AllocatorMachine, planned: Planned) -> bool:
+def _in_vain(tx: Transaction, planned: Planned) -> bool:
     """Return whether a plan would come to nothing, and need not be made.
 
     So it is where all that a policy says is who is next, and nothing that anybody waits for can be
     had since it was last tried. Who runs, and who has come to ask for the same, is no matter then.
     """
-    demand, changes = planned.demand, machine.soft.changes
+    demand, changes = planned.demand, tx.soft.changes
     if not (planned.whole and planned.policy.only_orders and demand.in_vain(changes)):
         return False
-    if planned.fallen or planned.misfits or planned.returning or machine.state.alarms:
+    if planned.fallen or planned.misfits or planned.returning or tx.state.alarms:
         return False
     planned.due, planned.look_at, planned.changes = False, None, changes
     planned.open, planned.outside = bool(demand), demand.outside()
     return True
 
 
-def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
+def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
     """Have a policy plan, and do what it says."""
     planned.due, planned.look_at = False, None
     whole, planned.whole = planned.whole, False
     planned.returning.clear()
     planned.awaited.clear()
     planned.leaving.clear()
-    view = views.of_vc(machine, planned, now)
+    view = views.of_vc(tx, planned, now)
     try:
         plan = planned.plan(view)
         jobs = _meant(plan)
     except Exception as error:
         planned.fallen = True
         text = f"{planned.policy.name}: {type(error).__name__}: {error}"
-        watch.policy_wrong(machine, planned.vc, Reason.POLICY_FAILED, text, now)
+        watch.policy_wrong(tx, planned.vc, Reason.POLICY_FAILED, text, now)
         return 0
     planned.fallen = False
     planned.line = tuple(turn.job for turn in plan.turns)
     planned.lent_at = -1
-    watch.policy_right(machine, planned.vc, Reason.POLICY_FAILED, now)
+    watch.policy_right(tx, planned.vc, Reason.POLICY_FAILED, now)
     if plan.look_at is not None:
         planned.look_at = max(plan.look_at, after(now, LOOK_AGAIN))
     wrong: list[str] = []
-    taken = _act(machine, planned, plan, now, room, wrong)
+    taken = _act(tx, planned, plan, now, room, wrong)
     if taken < room:
-        taken += _take_turns(machine, planned, plan, now, room - taken, wrong, told=whole)
+        taken += _take_turns(tx, planned, plan, now, room - taken, wrong, told=whole)
     if taken >= room:
-        planned.due, machine.soft.check_at = True, now
-    _hold(machine, planned, plan, jobs, now)
-    planned.changes = machine.soft.changes
+        planned.due, tx.soft.check_at = True, now
+    _hold(tx, planned, plan, jobs, now)
+    planned.changes = tx.soft.changes
     if wrong:
         text = f"{planned.policy.name}: {'; '.join(wrong[:5])}"
-        watch.policy_wrong(machine, planned.vc, Reason.NOT_ITS_JOB, text, now)
+        watch.policy_wrong(tx, planned.vc, Reason.NOT_ITS_JOB, text, now)
     else:
-        watch.policy_right(machine, planned.vc, Reason.NOT_ITS_JOB, now)
+        watch.policy_right(tx, planned.vc, Reason.NOT_ITS_JOB, now)
     return taken
 
 
-def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
+def lend(tx: Transaction, now: Instant, room: int) -> int:
     """Let jobs have idle GPUs that their VC's policy leaves waiting; return what it took.
 
     The VC with the smallest share of what is lent comes first; in it who has a turn, in that order,
     then the others as they came. One that finds nothing holds up nobody.
     """
-    views.bring_up(machine, due=True)
+    views.bring_up(tx, due=True)
     lines = {}
-    for vc, planned in machine.soft.planned.items():
-        if not planned.fallen and planned.lent_at != machine.soft.changes:
-            lines[vc] = _wanting(machine, planned)
-    turns = [(placing.share(machine, vc), vc) for vc in lines]
+    for vc, planned in tx.soft.planned.items():
+        if not planned.fallen and planned.lent_at != tx.soft.changes:
+            lines[vc] = _wanting(tx, planned)
+    turns = [(placing.share(tx.state, vc), vc) for vc in lines]
     heapq.heapify(turns)
     taken = 0
     while turns:
         vc = turns[0][1]
         if taken >= room:
-            machine.soft.check_at = now
+            tx.soft.check_at = now
             return taken
-        lent = _lend(machine, machine.soft.planned[vc], lines[vc], now, room - taken)
+        lent = _lend(tx, tx.soft.planned[vc], lines[vc], now, room - taken)
         if lent is DEFERRED:
             return room
         if isinstance(lent, Done):
             taken += lent.cost
-            heapq.heapreplace(turns, (placing.share(machine, vc), vc))
+            heapq.heapreplace(turns, (placing.share(tx.state, vc), vc))
         else:
-            machine.soft.planned[vc].lent_at = machine.soft.changes
+            tx.soft.planned[vc].lent_at = tx.soft.changes
             heapq.heappop(turns)
     return taken
 
 
-def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
+def _wanting(tx: Transaction, planned: Planned) -> Iterator[JobState]:
     """Yield the jobs of a VC that want idle GPUs, up to LENDS_LOOK of them."""
     if not planned.misfits and not planned.borrowers:
         return
-    misfits = sorted(planned.misfits, key=lambda name: machine.state.jobs[name].entry)
+    misfits = sorted(planned.misfits, key=lambda name: tx.state.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
     # Else who stands might borrow what is being left for another.
-    stand = {} if returns.kept(machine) else planned.views
+    stand = {} if returns.kept(tx) else planned.views
     wanting = (
         job
         for name in names
-        if (job := machine.state.jobs.get(name)) is not None
+        if (job := tx.state.jobs.get(name)) is not None
         and (
             job.state is State.QUEUED
             or (job.away and (stand.get(name) is not None or name in planned.misfits))
         )
-        and (cellwork.borrows(job) or name in planned.misfits)
-        and name not in machine.state.parked
+        and (quota.borrows(job) or name in planned.misfits)
+        and name not in tx.state.parked
     )
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
 
 
 def _lend(
-    machine: AllocatorMachine, planned: Planned, line: Iterator[JobState], now: Instant, room: int
+    tx: Transaction, planned: Planned, line: Iterator[JobState], now: Instant, room: int
 ) -> Outcome:
     """Lend to the first job that finds something; `BLOCKED` if none does."""
-    unlent = machine.soft.unlent
+    unlent = tx.soft.unlent
     for job in line:
         # Who stands may be kept from moving by what has nothing to do with what is idle.
         shape = job.spec.vc, job.spec.resources, job.away
         known = unlent.get(shape)
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
-        if known is not None and known[0] == machine.soft.changes and told:
+        if known is not None and known[0] == tx.soft.changes and told:
             continue
         if job.away and job.job not in planned.misfits:
             long = after(job.since, STANDS_FIRST)
             if now < long:
-                if cellwork.idle_gpus(machine) >= job.size * job.spec.resources.gpus:
+                if cellwork.idle_gpus(tx.state) >= job.size * job.spec.resources.gpus:
                     planned.look_at = min(planned.look_at or long, long)
                 continue
-            lent = done(acting.borrow(machine, job, now))
+            lent = done(acting.borrow(tx, job, now))
         elif job.away:
-            lent = done(acting.go_on(machine, job, (), now))
+            lent = done(acting.go_on(tx, job, (), now))
         elif job.job in planned.misfits:
-            said = len(machine.effects)
-            lent = placing.serve(machine, job, Reason.ARRIVAL, now, room)
-            if lent is BLOCKED and len(machine.effects) > said:
+            said = len(tx.effects)
+            lent = placing.serve(tx, job, Reason.ARRIVAL, now, room)
+            if lent is BLOCKED and len(tx.effects) > said:
                 lent = Done(
                     placing.MEMBERS_BOUND_MAX // HOLDS_TOLD
                 )  # What is told takes its place.
         else:
-            lent = placing.borrow(machine, job, now, room)
+            lent = placing.borrow(tx, job, now, room)
         if lent is not BLOCKED:
             return lent
         moves = "migrate" in job.can and job.change is None and job.job not in planned.tried
         if not job.away or moves:
             if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
-            unlent[shape] = machine.soft.changes, job.waits
+            unlent[shape] = tx.soft.changes, job.waits
     return BLOCKED
 
 
@@ -265,37 +264,32 @@ def _meant(plan: Plan) -> dict[str, None]:
     return dict.fromkeys([turn.job for turn in plan.turns])
 
 
-def _job(machine: AllocatorMachine, planned: Planned, name: str) -> JobState | None:
+def _job(state: ClusterState, planned: Planned, name: str) -> JobState | None:
     """Return a job that the policy may decide about."""
-    return machine.state.jobs.get(name) if planned.views.get(name) is not None else None
+    return state.jobs.get(name) if planned.views.get(name) is not None else None
 
 
 # --- actions -------------------------------------------------------------------------------------
 
 
 def _act(
-    machine: AllocatorMachine,
-    planned: Planned,
-    plan: Plan,
-    now: Instant,
-    room: int,
-    wrong: list[str],
+    tx: Transaction, planned: Planned, plan: Plan, now: Instant, room: int, wrong: list[str]
 ) -> int:
     """Take the actions of a plan; `wrong` is told what cannot be meant."""
     taken = 0
     for action in plan.actions:
         if taken >= room:
             break
-        job = _job(machine, planned, action.job)
+        job = _job(tx.state, planned, action.job)
         if job is None:
             wrong.append(f"{_kind(action)} {action.job}: no such job of {planned.vc}")
             continue
-        refused = acting.illegal(machine, job, action)
+        refused = acting.illegal(tx.state, job, action)
         if refused is not None:
             why, detail = refused
             wrong.append(f"{_kind(action)} {action.job}: {why} ({detail})")
             continue
-        taken += acting.act(machine, job, action, planned.policy.name, now)
+        taken += acting.act(tx, job, action, planned.policy.name, now)
     return taken
 
 
@@ -307,7 +301,7 @@ def _kind(action: Action) -> str:
 
 
 def _take_turns(
-    machine: AllocatorMachine,
+    tx: Transaction,
     planned: Planned,
     plan: Plan,
     now: Instant,
@@ -324,11 +318,11 @@ def _take_turns(
     taken, stuck, said = 0, False, 0
     planned.open = planned.outside = False
     for turn in plan.turns:
-        job = _job(machine, planned, turn.job)
+        job = _job(tx.state, planned, turn.job)
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
-        borrows = views.borrowing(machine, job)
+        borrows = views.borrowing(tx.state, job)
         if job.state is not State.QUEUED and not job.away and not borrows:
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
@@ -336,22 +330,22 @@ def _take_turns(
         if borrows:
             up: Outcome = BLOCKED
             if not stuck:
-                up = placing.take_up(machine, job, now, room - taken, turn.nodes)
+                up = placing.take_up(tx, job, now, room - taken, turn.nodes)
             taken += outcome.cost(up)
             planned.open = planned.open or not isinstance(up, Done)
-            if isinstance(up, Done) and not views.borrowing(machine, job):
+            if isinstance(up, Done) and not views.borrowing(tx.state, job):
                 # It has its VC's cells in place: no fact of it will follow that asks for a plan.
-                planned.due, machine.soft.check_at = True, now
+                planned.due, tx.soft.check_at = True, now
             # The cells of a job that has yet to leave are kept for it.
             stuck = stuck or up in (DEFERRED, LEAVING) or (plan.strict and up is BLOCKED)
             continue
         if said >= HOLDS_TOLD:
-            planned.due, machine.soft.check_at = True, now
+            planned.due, tx.soft.check_at = True, now
             return taken  # It goes on in the next decision, which remembers who was told.
-        before = len(machine.effects)
+        before = len(tx.effects)
         placed: Outcome = BLOCKED
         if not stuck:
-            placed = _take_turn(machine, planned, job, turn, now, room - taken)
+            placed = _take_turn(tx, planned, job, turn, now, room - taken)
         if placed is DEFERRED:
             return room  # It comes first in the next decision.
         if isinstance(placed, Done):
@@ -363,12 +357,12 @@ def _take_turns(
                 planned.awaited |= dict.fromkeys(turn.nodes)
             continue
         planned.open = True
-        planned.awaited |= dict.fromkeys(_left(machine, planned, turn))
+        planned.awaited |= dict.fromkeys(_left(tx, planned, turn))
         stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
-            placing.wait(machine, job, Reason.WAITS_BEHIND, "")
-        said += len(machine.effects) > before
-        if ends and said < HOLDS_TOLD and planned.demand.in_vain(machine.soft.changes):
+            placing.wait(tx, job, Reason.WAITS_BEHIND, "")
+        said += len(tx.effects) > before
+        if ends and said < HOLDS_TOLD and planned.demand.in_vain(tx.soft.changes):
             planned.outside = planned.demand.outside()
             break  # Nobody after it can have anything either.
     planned.whole = True
@@ -376,14 +370,14 @@ def _take_turns(
 
 
 def _take_turn(
-    machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
+    tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
 ) -> Outcome:
     """Place a job on the nodes of its turn, or elsewhere if these can never be had."""
-    changes = machine.soft.changes
+    changes = tx.soft.changes
     if job.away:
-        cost = acting.go_on(machine, job, turn.nodes, now)
-        if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
-            cost = acting.go_on(machine, job, (), now)
+        cost = acting.go_on(tx, job, turn.nodes, now)
+        if not cost and "migrate" in job.can and _misled(tx, planned, job, turn, now):
+            cost = acting.go_on(tx, job, (), now)
         planned.outside = planned.outside or not cost
         return done(cost)
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
@@ -391,27 +385,25 @@ def _take_turn(
     if known is not None:
         planned.outside = planned.outside or known
         return BLOCKED
-    placed = placing.serve(machine, job, turn.why, now, room, turn.nodes)
-    if placed is BLOCKED and _misled(machine, planned, job, turn, now):
-        placed = placing.serve(machine, job, turn.why, now, room, ())
+    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes)
+    if placed is BLOCKED and _misled(tx, planned, job, turn, now):
+        placed = placing.serve(tx, job, turn.why, now, room, ())
     if placed is BLOCKED:
-        outside = _others_matter(machine, job)
-        planned.demand.fail(shape, machine.soft.changes, outside=outside)
+        outside = _others_matter(tx.state, job)
+        planned.demand.fail(shape, tx.soft.changes, outside=outside)
         planned.outside = planned.outside or outside
     return placed
 
 
-def _left(machine: AllocatorMachine, planned: Planned, turn: Turn) -> tuple[str, ...]:
+def _left(tx: Transaction, planned: Planned, turn: Turn) -> tuple[str, ...]:
     """Return the nodes of a turn if jobs of the VC are about to leave GPUs there."""
-    views.bring_up(machine, due=False)  # This plan's actions have them leave.
+    views.bring_up(tx, due=False)  # This plan's actions have them leave.
     there = (planned.views.get(name) for node in turn.nodes for name in planned.seats.on(node))
     leaves = any(view is not None and view.phase is Phase.STOPPING for view in there)
     return turn.nodes if leaves else ()
 
 
-def _misled(
-    machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant
-) -> bool:
+def _misled(tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: Instant) -> bool:
     """Return whether the nodes of a turn were refused, though no job of the VC is in the way.
 
     The view shows room there and the cells have none, or nobody is there whose end would make room.
@@ -419,7 +411,7 @@ def _misled(
     """
     if not turn.nodes:
         return False
-    views.bring_up(machine, due=False)  # This plan's earlier turns are in the way, too.
+    views.bring_up(tx, due=False)  # This plan's earlier turns are in the way, too.
     mine = planned.views.get(job.job)
     if mine is None:
         return False
@@ -430,33 +422,33 @@ def _misled(
         return False
     if not ahead:
         return True
-    return room_on(mine, views.of_vc(machine, planned, now), turn.nodes)
+    return room_on(mine, views.of_vc(tx, planned, now), turn.nodes)
 
 
-def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
+def _others_matter(state: ClusterState, job: JobState) -> bool:
     """Return whether what a job waits for may come free outside its VC's cells."""
     wanted = job.spec.resources
     if wanted.cpus or wanted.memory:
         return True
     port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
-    return port or any(chain.bad for chain in machine.state.cells.chains.values())
+    return port or any(chain.bad for chain in state.cells.chains.values())
 
 
 # --- who is held ---------------------------------------------------------------------------------
 
 
 def _hold(
-    machine: AllocatorMachine, planned: Planned, plan: Plan, turns: dict[str, None], now: Instant
+    tx: Transaction, planned: Planned, plan: Plan, turns: dict[str, None], now: Instant
 ) -> None:
     """Say of jobs without a turn why they wait."""
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
-    freed = views.freed(machine, planned.vc)
-    for name in _unsaid(machine, planned, turns, said):
-        if planned.views[name] is None or name in machine.state.parked:
+    freed = views.freed(tx.state, planned.vc)
+    for name in _unsaid(tx, planned, turns, said):
+        if planned.views[name] is None or name in tx.state.parked:
             continue
-        job = machine.state.jobs[name]
-        borrows = views.borrowing(machine, job)
+        job = tx.state.jobs[name]
+        borrows = views.borrowing(tx.state, job)
         away = job.away and job.change is None
         if job.state is not State.QUEUED and not away and not borrows:
             planned.unsaid.pop(name, None)
@@ -469,19 +461,19 @@ def _hold(
                 planned.unsaid.pop(name, None)
             continue
         if told == HOLDS_TOLD:
-            planned.due, machine.soft.check_at = True, now
+            planned.due, tx.soft.check_at = True, now
             return
         told += 1
-        placing.wait(machine, job, *why)
+        placing.wait(tx, job, *why)
 
 
 def _unsaid(
-    machine: AllocatorMachine, planned: Planned, turns: Iterable[str], said: Iterable[str]
+    tx: Transaction, planned: Planned, turns: Iterable[str], said: Iterable[str]
 ) -> list[str]:
     """Return the jobs without a turn of which there may be something to say, first come first."""
     names = planned.views
     if planned.policy.counts_holds:
         return [name for name in names if name not in turns]
-    maybe = dict.fromkeys((*planned.unsaid, *said, *machine.soft.touched))
+    maybe = dict.fromkeys((*planned.unsaid, *said, *tx.soft.touched))
     rest = [name for name in maybe if name in names and name not in turns]
-    return sorted(rest, key=lambda name: machine.state.jobs[name].sequence)
+    return sorted(rest, key=lambda name: tx.state.jobs[name].sequence)

@@ -12,7 +12,6 @@ has in common; one that several nodes take part in is done by `spanning`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,18 +20,17 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.ledger import attempt_names, attempts
 from skep.ledger.job_state import JobState
-from skep.machines.allocator import cellwork, changes, dispatch, resizes, spanning
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import cellwork, changes, outbox, ranks, spanning
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.changes import Goal, JobChanging, Result
+from skep.wire.changes import Goal, JobChanging
 from skep.wire.commands import Resize
 from skep.wire.facts import Member
 from skep.wire.reasons import Reason
-from skep.wire.resizes import GangNarrowed, GangWidened
+from skep.wire.resizes import GangWidened
 from skep.wire.spec import GANG_NODES_MAX
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 
 def refusal(job: JobState, workers: int | None) -> Refused | None:
@@ -54,7 +52,7 @@ def refusal(job: JobState, workers: int | None) -> Refused | None:
 
 
 def begin(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     workers: int | None,
     now: Instant,
@@ -77,31 +75,31 @@ def begin(
     """
     workers, servers = workers or job.size, servers or job.servers
     name = next(name for name in job.live if job.members[name].first_rank == 0)
-    node = machine.state.nodes[name]
+    node = tx.state.nodes[name]
     # Ranks on parameter servers meet nowhere: they find them where the attempt began.
     port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
         return Refused(Reason.WAITS_FOR_PORT, name)
     if workers > job.size:
-        more = _place(machine, job, workers - job.size)
+        more = _place(tx.state, job, workers - job.size)
         if not more:
             gpus = f"{workers - job.size} x {job.spec.resources.gpus} GPUs"
             return Refused(Reason.NO_ROOM, f"{gpus} beside it")
-        _widen(machine, job, more, now)
+        _widen(tx, job, more, now)
     if len(job.live) > 1:
-        spanning.begin(machine, job, name, workers, port, now, why)
+        spanning.begin(tx, job, name, workers, port, now, why)
         return None
-    order = machine.state.order + 1
+    order = tx.state.order + 1
     # An order is never used twice, and neither may a generation be.
     resize = Resize(
         generation=order,
         world=workers,
         master_port=port,
         servers=servers,
-        ranks=resizes.plans(job.members[name], workers),
+        ranks=ranks.plans(job.members[name], workers),
         master_address=node.joined.address,
     )
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
@@ -115,18 +113,18 @@ def begin(
             trace=job.trace,
         )
     )
-    dispatch.command(machine, name, job.job, job.attempt, now)
+    outbox.command(tx, name, job.job, job.attempt, now)
     return None
 
 
-def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Member, ...]:
+def _place(state: ClusterState, job: JobState, workers: int) -> tuple[Member, ...]:
     """Return idle GPUs for further workers, by the right by which the gang has its own.
 
     As close to it as there are any: on its own nodes, else in the cell that its spec wants all
     workers to share, else (unless it insists) anywhere in its chain. Nobody makes room: who asks
     for more gets what is free now, or is told that it is not.
     """
-    cells = machine.state.cells
+    cells = state.cells
     holder = attempt_names.holder(job.job, job.attempt)
     hold = cells.holds.get(holder)
     if hold is None or holder in cells.off_chain:
@@ -141,7 +139,7 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
     for near in _nearness(chain, job, within, hard=hard):
 
         def limit(name: str, near: dict[str, None] | None = near) -> int:
-            node, mine = machine.state.nodes[name], job.live
+            node, mine = state.nodes[name], job.live
             there = (job.job, job.attempt) in node.holdings
             if (there and name not in mine) or (near is not None and name not in near):
                 return 0
@@ -154,7 +152,7 @@ def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Memb
             continue
         if within and hard and not _shares(chain, job, where, within):
             continue
-        more = cellwork.members(machine, where)
+        more = cellwork.members(state, where)
         if len({**job.members, **dict.fromkeys(one.node for one in more)}) <= GANG_NODES_MAX:
             return more
     return ()
@@ -194,55 +192,18 @@ def _leaves(chain: ChainState, job: JobState) -> list[int]:
     ]
 
 
-def _widen(
-    machine: AllocatorMachine, job: JobState, more: tuple[Member, ...], now: Instant
-) -> None:
+def _widen(tx: Transaction, job: JobState, more: tuple[Member, ...], now: Instant) -> None:
     """Give a gang further GPUs; its new ranks are numbered behind those it has."""
     for part in more:
         first = job.size + part.first_rank
         new = part.node not in job.members
-        machine.record(
+        tx.record(
             GangWidened(
                 job=job.job,
                 attempt=job.attempt,
                 at=now,
                 trace=job.trace,
                 member=msgspec.structs.replace(part, first_rank=first),
-                order=machine.state.order + 1 if new else 0,
+                order=tx.state.order + 1 if new else 0,
             )
         )
-
-
-def conclude(machine: AllocatorMachine, job: JobState, refused: str, now: Instant) -> None:
-    """End a change of size that the nodes have answered; `refused`: why all is as before."""
-    change = job.change
-    assert change is not None, job
-    result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
-    changes.close(machine, job, result, why, now, detail=refused)
-    narrow(machine, job, now)
-
-
-def leave(machine: AllocatorMachine, job: JobState, name: str, now: Instant) -> None:
-    """Free what a gang had on a node that nobody of it is on any more."""
-    machine.record(
-        GangNarrowed(
-            job=job.job, attempt=job.attempt, node=name, workers=0, at=now, trace=job.trace
-        )
-    )
-
-
-def narrow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Free the GPUs for which a gang has no ranks."""
-    for name, member in list(job.members.items()):
-        workers = sum(rank < job.size for rank in member.numbers)
-        if workers < len(member.devices):
-            machine.record(
-                GangNarrowed(
-                    job=job.job,
-                    attempt=job.attempt,
-                    node=name,
-                    at=now,
-                    workers=workers,
-                    trace=job.trace,
-                )
-            )

@@ -11,7 +11,7 @@ state in the host's memory, so nothing is lost: from then on the attempt waits f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,14 +19,13 @@ from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
 from skep.cells.holds import CellHold, Placement
+from skep.ledger import attempt_names, attempts
 from skep.ledger.job_state import JobState
+from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork
+from skep.machines.allocator.transaction import Transaction
 from skep.wire.commands import RankPlan
 from skep.wire.facts import Member
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-from skep.ledger import attempt_names, attempts
 
 ABILITY = "rebind"
 """What every rank must have said it can, for its attempt to return to other GPUs."""
@@ -39,37 +38,37 @@ class Back(NamedTuple):
     members: tuple[Member, ...] = ()
 
 
-def find(machine: AllocatorMachine, job: JobState) -> Back | None:
+def find(state: ClusterState, job: JobState) -> Back | None:
     """Return which idle GPUs a suspended attempt can return to, or None."""
-    same = cellwork.home(machine, job)
+    same = cellwork.home(state, job)
     if same is not None:
         return Back(same)
-    return elsewhere(machine, job) if moves(job) else None
+    return elsewhere(state, job) if moves(job) else None
 
 
-def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
+def lent(state: ClusterState, job: JobState) -> list[str]:
     """Return the opportunistic attempts on what a suspended one may have back by its VC's cells.
 
     That is what it had, or else other GPUs of its node if it can go on with those.
     """
-    return _on_its_own(machine, job) or _on_its_node(machine, job)
+    return _on_its_own(state, job) or _on_its_node(state, job)
 
 
-def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
+def _on_its_node(state: ClusterState, job: JobState) -> list[str]:
     if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
         return []
     (node,) = job.live
     asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = placement.find_placement(
-        machine.state.cells, asked, limit=lambda name: job.size if name == node else 0
+        state.cells, asked, limit=lambda name: job.size if name == node else 0
     )
     return list(where.victims) if where is not None else []
 
 
-def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
+def _on_its_own(state: ClusterState, job: JobState) -> list[str]:
     live = [job.members[name] for name in job.live]
     found = [
-        machine.state.cells.find(member.node, device)
+        state.cells.find(member.node, device)
         for member in live
         for devices in member.devices
         for device in devices
@@ -78,52 +77,52 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     if len(chains) != 1 or "" in chains:
         return []
     name = next(iter(chains))
-    chain = machine.state.cells.chains[name]
+    chain = state.cells.chains[name]
     for leaf in (each[1] for each in found if each is not None):
         user = chain.user[leaf]
         if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
             return []
     asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-    spots = attempts.spots(machine.state, name, live)
+    spots = attempts.spots(state, name, live)
     if (
         not asked.guaranteed
-        or find_cover(machine.state.cells, CellHold(asked, Placement(name, spots))) is None
+        or find_cover(state.cells, CellHold(asked, Placement(name, spots))) is None
     ):
         return []
-    return machine.state.cells.users(name, spots)
+    return state.cells.users(name, spots)
 
 
-def waits_for(machine: AllocatorMachine, job: JobState) -> str:
+def waits_for(tx: Transaction, job: JobState) -> str:
     """Return a suspended job that is to go on with what this one borrows; empty: there is none."""
     holder = attempt_names.holder(job.job, job.attempt)
-    for name in machine.soft.returning:
-        other = machine.state.jobs.get(name)
-        if other is not None and other.away and holder in lent(machine, other):
+    for name in tx.soft.returning:
+        other = tx.state.jobs.get(name)
+        if other is not None and other.away and holder in lent(tx.state, other):
             return name
-    for planned in machine.soft.planned.values():
-        moves = machine.state.jobs.get(planned.leaving.get(holder, ""))
+    for planned in tx.soft.planned.values():
+        moves = tx.state.jobs.get(planned.leaving.get(holder, ""))
         if moves is not None and moves.away:
             return moves.job
         for name in planned.returning:
-            other = machine.state.jobs.get(name)
-            if other is not None and other.away and holder in lent(machine, other):
+            other = tx.state.jobs.get(name)
+            if other is not None and other.away and holder in lent(tx.state, other):
                 return name
     return ""
 
 
-def kept(machine: AllocatorMachine) -> dict[str, None]:
+def kept(tx: Transaction) -> dict[str, None]:
     """Return the nodes that others leave for suspended jobs, or for jobs of a VC with a policy.
 
     Nothing claims those GPUs one by one, so nobody else may borrow any there until it is over.
     """
     found: dict[str, None] = {}
-    for name in machine.soft.returning:
-        job = machine.state.jobs.get(name)
+    for name in tx.soft.returning:
+        job = tx.state.jobs.get(name)
         found |= dict.fromkeys(job.live if job is not None and job.away else ())
-    for planned in machine.soft.planned.values():
+    for planned in tx.soft.planned.values():
         found |= planned.awaited
         for name in planned.returning:
-            job = machine.state.jobs.get(name)
+            job = tx.state.jobs.get(name)
             found |= dict.fromkeys(job.live if job is not None else ())
     return found
 
@@ -133,9 +132,9 @@ def moves(job: JobState) -> bool:
     return ABILITY in job.can and not job.tied
 
 
-def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
+def elsewhere(state: ClusterState, job: JobState) -> Back | None:
     """Return idle GPUs of the nodes on which an attempt is, in the chain in which it was."""
-    chain = machine.state.cells.chains.get(job.chain)
+    chain = state.cells.chains.get(job.chain)
     if chain is None:
         return None  # Other cells were set since: only what it had is known to be of its kind.
     shape, live = chain.topology, [job.members[name] for name in job.live]

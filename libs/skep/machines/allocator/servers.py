@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING
 
 from skep.ledger.job_state import JobState
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.wire.reasons import Reason
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
-
-def secret(machine: AllocatorMachine, job: JobState) -> str:
+def secret(tx: Transaction, job: JobState) -> str:
     """Return what the servers of a job's next attempt are to ask for; empty if it has none."""
     if job.spec.ps is None:
         return ""
-    text = f"{job.job}.{job.following}.{machine.state.order + 1} parameter servers"
-    return hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
+    text = f"{job.job}.{job.following}.{tx.state.order + 1} parameter servers"
+    return hmac.new(tx.settings.key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def same(job: JobState, workers: int | None, servers: int | None) -> bool:

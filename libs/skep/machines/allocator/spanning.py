@@ -18,18 +18,14 @@ as they come, and leave in the reverse order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.ledger.job_state import JobState, OpenChange, State
-from skep.machines.allocator import changes, dispatch, resizing
+from skep.machines.allocator import changes, outbox, resize_ends
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, MemberAnswered
 from skep.wire.commands import Resize
 from skep.wire.node import Manner, MemberExited, MemberReady
 from skep.wire.reasons import Reason
-
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
 
 ROUNDS_MAX = 4
 """How often a gang of which only some nodes took a change is told the smaller size."""
@@ -41,27 +37,21 @@ def spans(change: OpenChange) -> bool:
 
 
 def begin(
-    machine: AllocatorMachine,
-    job: JobState,
-    at: str,
-    workers: int,
-    port: int,
-    now: Instant,
-    why: Reason,
+    tx: Transaction, job: JobState, at: str, workers: int, port: int, now: Instant, why: Reason
 ) -> None:
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
-    order = machine.state.order + 1
+    order = tx.state.order + 1
     resize = Resize(
         generation=order,
         world=workers,
         ranks=(),
         master_port=port,
         at=at,
-        master_address=machine.state.nodes[at].joined.address,
+        master_address=tx.state.nodes[at].joined.address,
         prepare=True,
     )
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
@@ -76,23 +66,23 @@ def begin(
         )
     )
     for name in nodes:
-        dispatch.command(machine, name, job.job, job.attempt, now)
+        outbox.command(tx, name, job.job, job.attempt, now)
 
 
 # --- what nodes say ----------------------------------------------------------------------------
 
 
-def ready(machine: AllocatorMachine, job: JobState, event: MemberReady, now: Instant) -> None:
+def ready(tx: Transaction, job: JobState, event: MemberReady, now: Instant) -> None:
     """Take it that all is ready on a node."""
     change = job.change
     if change is None or not event.order or event.order != change.order:
         return
     if change.answers.get(event.node, event) is None:
-        _answer(machine, job, change, event.node, Manner.BOUNDARY, "")
-        conclude(machine, job, now)
+        _answer(tx, job, change, event.node, Manner.BOUNDARY, "")
+        conclude(tx, job, now)
 
 
-def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: Instant) -> bool:
+def exited(tx: Transaction, job: JobState, event: MemberExited, now: Instant) -> bool:
     """Take the end of a part that was only to join; return whether it was one."""
     change, name = job.change, event.node
     if change is None or job.state is not State.RUNNING or not job.outside(name):
@@ -101,21 +91,16 @@ def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: I
     if change.answers.get(name, event) is None:
         leaves = job.members[name].first_rank >= change.change.world
         manner = Manner.BOUNDARY if leaves else Manner.UNCHANGED
-        _answer(machine, job, change, name, manner, event.detail or event.outcome)
-    resizing.leave(machine, job, name, now)
-    conclude(machine, job, now)
+        _answer(tx, job, change, name, manner, event.detail or event.outcome)
+    resize_ends.leave(tx, job, name, now)
+    conclude(tx, job, now)
     return True
 
 
 def _answer(
-    machine: AllocatorMachine,
-    job: JobState,
-    change: OpenChange,
-    name: str,
-    manner: Manner,
-    detail: str,
+    tx: Transaction, job: JobState, change: OpenChange, name: str, manner: Manner, detail: str
 ) -> None:
-    machine.record(
+    tx.record(
         MemberAnswered(
             job=job.job,
             attempt=job.attempt,
@@ -130,7 +115,7 @@ def _answer(
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
     """Go on once all who were told have answered, or one cannot be ready."""
     change = job.change
     assert change is not None, job
@@ -139,20 +124,18 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     assert isinstance(change.change, Resize), job
     if change.change.prepare and not change.undoing:
         if refused or _short(job, change.change.world):
-            withdraw(machine, job, now, refused or "not all that were to join are there")
+            withdraw(tx, job, now, refused or "not all that were to join are there")
         elif None not in told.values():
-            _tell(machine, job, change, change.change.world, now, number=1)
+            _tell(tx, job, change, change.change.world, now, number=1)
     elif None in [told[name] for name in told if name in job.live]:
         pass  # The others are told again until they answer.
     elif change.change.prepare:
-        resizing.conclude(machine, job, change.detail, now)
+        resize_ends.conclude(tx, job, change.detail, now)
     else:
-        _agreed(machine, job, change, refused, now)
+        _agreed(tx, job, change, refused, now)
 
 
-def _agreed(
-    machine: AllocatorMachine, job: JobState, change: OpenChange, refused: str, now: Instant
-) -> None:
+def _agreed(tx: Transaction, job: JobState, change: OpenChange, refused: str, now: Instant) -> None:
     """End a change that all nodes have answered, or bring those that differ to one size."""
     resize = change.change
     assert isinstance(resize, Resize), job
@@ -163,20 +146,20 @@ def _agreed(
     ]
     whole = not refused and not _short(job, resize.world)
     if whole and change.undoing and resize.world == job.size:
-        resizing.conclude(machine, job, change.detail or "not all nodes took it", now)
+        resize_ends.conclude(tx, job, change.detail or "not all nodes took it", now)
     elif whole:
-        resizing.conclude(machine, job, "", now)
+        resize_ends.conclude(tx, job, "", now)
     elif not took and not change.undoing:
-        resizing.conclude(machine, job, refused, now)
+        resize_ends.conclude(tx, job, refused, now)
     elif change.round >= ROUNDS_MAX:
-        dispatch.stop(machine, job, Reason.NOT_TAKEN, now, refused)
+        outbox.stop(tx, job, Reason.NOT_TAKEN, now, refused)
     else:
         for name in [] if change.undoing else refusals(change):
             if name in job.members and job.outside(name):  # Its ranks have ended, as it said.
-                resizing.leave(machine, job, name, now)
+                resize_ends.leave(tx, job, name, now)
         smaller = min(resize.world, job.size)
         _tell(
-            machine,
+            tx,
             job,
             change,
             smaller,
@@ -202,7 +185,7 @@ def _short(job: JobState, world: int) -> bool:
     return not known.issuperset(range(world))
 
 
-def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -> None:
+def withdraw(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
     """Have nobody join after all, as long as the gang itself was told nothing."""
     change = job.change
     assert change is not None, job
@@ -210,9 +193,9 @@ def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -
     refused = refusals(change)
     nodes = [name for name in change.answers if name in job.live and name not in refused]
     if not nodes:
-        resizing.conclude(machine, job, why, now)
+        resize_ends.conclude(tx, job, why, now)
         return
-    order = machine.state.order + 1
+    order = tx.state.order + 1
     resize = Resize(
         generation=order,
         world=job.size,
@@ -221,19 +204,19 @@ def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -
         prepare=True,
         master_port=change.change.master_port,
     )
-    _record(machine, job, change, resize, nodes, now, number=change.round, undoing=True, detail=why)
+    _record(tx, job, change, resize, nodes, now, number=change.round, undoing=True, detail=why)
 
 
-def give_up(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -> None:
+def give_up(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
     """Withdraw a change of size of which the gang was told nothing yet; else let it end."""
     change = job.change
     assert change is not None, job
     if isinstance(change.change, Resize) and change.change.prepare:
-        withdraw(machine, job, now, f"it makes room {why}")
+        withdraw(tx, job, now, f"it makes room {why}")
 
 
 def _tell(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     change: OpenChange,
     world: int,
@@ -248,21 +231,19 @@ def _tell(
     assert isinstance(earlier, Resize), job
     at = next(name for name in job.members if job.members[name].first_rank == 0)
     resize = Resize(
-        generation=machine.state.order + 1,
+        generation=tx.state.order + 1,
         world=world,
         ranks=(),
         agree=True,
         at=at,
         master_port=earlier.master_port,
-        master_address=machine.state.nodes[at].joined.address,
+        master_address=tx.state.nodes[at].joined.address,
     )
-    _record(
-        machine, job, change, resize, job.live, now, number=number, undoing=undoing, detail=detail
-    )
+    _record(tx, job, change, resize, job.live, now, number=number, undoing=undoing, detail=detail)
 
 
 def _record(
-    machine: AllocatorMachine,
+    tx: Transaction,
     job: JobState,
     change: OpenChange,
     resize: Resize,
@@ -274,11 +255,11 @@ def _record(
     detail: str,
 ) -> None:
     asked = change.asked.number if change.asked is not None else 0
-    machine.record(
+    tx.record(
         JobChanging(
             job=job.job,
             attempt=job.attempt,
-            order=machine.state.order + 1,
+            order=tx.state.order + 1,
             goal=Goal.RESIZE,
             change=resize,
             nodes=tuple(nodes),
@@ -292,4 +273,4 @@ def _record(
         )
     )
     for name in nodes:
-        dispatch.command(machine, name, job.job, job.attempt, now)
+        outbox.command(tx, name, job.job, job.attempt, now)

@@ -19,36 +19,25 @@ each job, a cool-down for what was not worth it, and so many begun within an hou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from skep.ledger import sharing, trial_facts
 from skep.ledger.job_state import JobState, State
 from skep.ledger.records import Undo
+from skep.ledger.state import ClusterState
 from skep.ledger.trial_facts import MOVES, counted, families, key
-from skep.machines.allocator import changing, moving, paces, resizing
+from skep.machines.allocator import caches, changing, moving, paces, resizing
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.perf.progress import WINDOW
 from skep.policy.plan import Migrate, Resize
-from skep.units import Duration, Instant, after, seconds
+from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import JobPace
 from skep.wire.changes import AskMigrate, Goal
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Judged, Kind, OpenTrial, TrialBegun, TrialOver, Trials, Verdict
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-
-LASTS = seconds(600.0)
-"""How long a trial may go without a verdict: twice what the test's last look takes of jobs whose
-mini-batches are shorter than its samples."""
-LASTS_MADE_READY = seconds(1200.0)
-"""Likewise where a successor or newcomers make ready first: that may take as long again."""
-REPEAT = seconds(2.0)
-"""As often as any command is repeated."""
 SETTLES = seconds(30.0)
 """After so long a rate that is another one than before has been told: it is measured over ten
 seconds, and has to be steady."""
@@ -60,25 +49,12 @@ DEFRAG_MILLI = 980
 NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 
 
-class Rules(msgspec.Struct):
-    """What a simulation may have otherwise."""
-
-    repeated: Duration = REPEAT
-    """How often open trials are told; where nothing is lost, once is enough."""
-    measured: bool = True
-    """Whether jobs in trials have a known rate; the fault simulator tries any."""
-    lasts: Duration = msgspec.field(default_factory=lambda: LASTS)
-    lasts_made_ready: Duration = msgspec.field(default_factory=lambda: LASTS_MADE_READY)
-
-
 # --- begin ---------------------------------------------------------------------------------------
 
 
-def refusal(
-    machine: AllocatorMachine, kind: Kind, jobs: Sequence[JobState], now: Instant
-) -> Refused | None:
+def refusal(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant) -> Refused | None:
     """Return why a trial with these jobs is not to be begun now, None if it may."""
-    known = machine.state.tries
+    known = tx.state.tries
     for job in jobs:
         if job.job in known.of_job or job.job in known.undoing:
             return Refused(Reason.TRIAL_OPEN, job.job)
@@ -87,29 +63,29 @@ def refusal(
     if cools is not None and now < cools.until:
         return Refused(Reason.TRIAL_COOLS, " ".join(named))
     for name in counted(kind, [job.job for job in jobs], vc):
-        if now < trial_facts.full(machine.state, name):
+        if now < trial_facts.full(tx.state, name):
             return Refused(Reason.TRIALS_ENOUGH, name)
     if len(known.open) >= OPEN_MAX:
         return Refused(Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open")
-    for job in jobs if machine.trial_rules.measured else ():
-        if not (paces.solo if kind is Kind.PACK else _rate)(machine, job):
+    for job in jobs if tx.settings.trial_rules.measured else ():
+        if not (paces.solo if kind is Kind.PACK else _rate)(tx, job):
             return Refused(Reason.NOT_MEASURED, job.job)
-        if kind is not Kind.PACK and _unsure(machine, job, now):
+        if kind is not Kind.PACK and _unsure(tx, job, now):
             return Refused(Reason.NOT_MEASURED, f"{job.job}: something has just changed")
     return None
 
 
-def _unsure(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+def _unsure(tx: Transaction, job: JobState, now: Instant) -> bool:
     """Return whether a job's rate may be of before something changed; its policy is asked again."""
-    until = machine.soft.telling.unsure.get(job.job, now)
-    planned = machine.soft.planned.get(job.spec.vc)
+    until = tx.soft.telling.unsure.get(job.job, now)
+    planned = tx.soft.planned.get(job.spec.vc)
     if until > now and planned is not None:
         planned.look_at = min(planned.look_at or until, until)
     return until != now
 
 
 def pack(
-    machine: AllocatorMachine, guest: JobState, host: JobState, needed_milli: int, now: Instant
+    tx: Transaction, guest: JobState, host: JobState, needed_milli: int, now: Instant
 ) -> TrialBegun | None:
     """Return what is to be recorded with a pack that is tried; None if it may not be now.
 
@@ -117,65 +93,61 @@ def pack(
     that shares its GPUs already nothing is tried: whose doing a loss is could not be told.
     """
     jobs = guest, host
-    if sharing.shares(machine.state, host) or refusal(machine, Kind.PACK, jobs, now) is not None:
+    if sharing.shares(tx.state, host) or refusal(tx, Kind.PACK, jobs, now) is not None:
         return None
     # A guest that was suspended goes on with its attempt; one in the queue begins its next.
     numbers = guest.attempt if guest.released else guest.following, host.attempt
-    befores = tuple(_before(machine, *pair, Kind.PACK) for pair in zip(jobs, numbers, strict=True))
+    befores = tuple(_before(tx, *pair, Kind.PACK) for pair in zip(jobs, numbers, strict=True))
     return TrialBegun(
-        trial=machine.state.tries.latest + 1,
+        trial=tx.state.tries.latest + 1,
         kind=Kind.PACK,
         vc=guest.spec.vc,
         jobs=befores,
         families=families(jobs),
         at=now,
-        until=after(now, machine.trial_rules.lasts),
+        until=after(now, tx.settings.trial_rules.lasts),
         needed_milli=needed_milli,
         why=Reason.BY_POLICY,
     )
 
 
-def move(
-    machine: AllocatorMachine, job: JobState, action: Migrate, now: Instant
-) -> TrialBegun | None:
+def move(tx: Transaction, job: JobState, action: Migrate, now: Instant) -> TrialBegun | None:
     """Return what is to be recorded with a move that is tried; None if it may not be now.
 
     It is made before the move, and its successor is measured. Who shared GPUs has no way back to
     them: others are there.
     """
     kind = Kind.DEFRAG if action.defrag else Kind.MIGRATE
-    if job.state is not State.RUNNING or refusal(machine, kind, (job,), now) is not None:
+    if job.state is not State.RUNNING or refusal(tx, kind, (job,), now) is not None:
         return None
     needed = min(action.needed_milli, DEFRAG_MILLI) if action.defrag else action.needed_milli
-    place = () if sharing.shares(machine.state, job) else tuple(job.live)
+    place = () if sharing.shares(tx.state, job) else tuple(job.live)
     return TrialBegun(
-        trial=machine.state.tries.latest + 1,
+        trial=tx.state.tries.latest + 1,
         kind=kind,
         vc=job.spec.vc,
-        jobs=(_before(machine, job, job.following, kind),),
+        jobs=(_before(tx, job, job.following, kind),),
         families=families((job,)),
         at=now,
-        until=after(now, machine.trial_rules.lasts_made_ready),
+        until=after(now, tx.settings.trial_rules.lasts_made_ready),
         needed_milli=needed,
         why=Reason.BY_POLICY,
         nodes=place,
     )
 
 
-def grow(
-    machine: AllocatorMachine, job: JobState, action: Resize, now: Instant
-) -> TrialBegun | None:
+def grow(tx: Transaction, job: JobState, action: Resize, now: Instant) -> TrialBegun | None:
     """Return what is to be recorded with a growth that is tried; None if it may not be now."""
-    if job.state is not State.RUNNING or refusal(machine, Kind.GROW, (job,), now) is not None:
+    if job.state is not State.RUNNING or refusal(tx, Kind.GROW, (job,), now) is not None:
         return None
     return TrialBegun(
-        trial=machine.state.tries.latest + 1,
+        trial=tx.state.tries.latest + 1,
         kind=Kind.GROW,
         vc=job.spec.vc,
-        jobs=(_before(machine, job, job.attempt, Kind.GROW),),
+        jobs=(_before(tx, job, job.attempt, Kind.GROW),),
         families=families((job,)),
         at=now,
-        until=after(now, machine.trial_rules.lasts_made_ready),
+        until=after(now, tx.settings.trial_rules.lasts_made_ready),
         needed_milli=action.needed_milli,
         why=Reason.BY_POLICY,
         workers=job.size,
@@ -184,9 +156,9 @@ def grow(
     )
 
 
-def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) -> Before:
-    told, alone = machine.soft.paces.get(job.job), paces.solo(machine, job)
-    rate = paces.best(told[0]) if told is not None else 0
+def _before(tx: Transaction, job: JobState, attempt: int, kind: Kind) -> Before:
+    told, alone = tx.soft.paces.get(job.job), paces.solo(tx, job)
+    rate = caches.best(told[0]) if told is not None else 0
     # What is compared is the rate alone of who is packed; of it no more may be known.
     told_of = told is not None and (kind is not Kind.PACK or rate == alone)
     pace = told[0] if told is not None and told_of else NO_PACE
@@ -201,88 +173,88 @@ def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) 
     )
 
 
-def _rate(machine: AllocatorMachine, job: JobState) -> int:
+def _rate(tx: Transaction, job: JobState) -> int:
     """Return the rate that a running attempt was measured at, in thousandths; 0: it was not."""
-    told = machine.soft.paces.get(job.job)
-    return paces.best(told[0]) if told is not None and told[0].attempt == job.attempt else 0
+    told = tx.soft.paces.get(job.job)
+    return caches.best(told[0]) if told is not None and told[0].attempt == job.attempt else 0
 
 
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def judged(machine: AllocatorMachine, event: Judged, now: Instant) -> None:
+def judged(tx: Transaction, event: Judged, now: Instant) -> None:
     """Take a verdict: the first one that comes of an open trial is the trial's."""
-    trial = machine.state.tries.open.get(event.trial)
-    if trial is None or not _since(machine, trial):
+    trial = tx.state.tries.open.get(event.trial)
+    if trial is None or not _since(tx.state, trial):
         return
     if event.kept:
-        _over(machine, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, event)
+        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, event)
         return
-    against = _goes_back(machine, trial, now) if trial.kind in MOVES else ""
+    against = _goes_back(tx, trial, now) if trial.kind in MOVES else ""
     if against:
-        _over(machine, trial, Verdict.KEPT, Reason.TRIAL_STAYS, now, event, against)
+        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_STAYS, now, event, against)
     else:
-        _over(machine, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, event)
+        _over(tx, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, event)
 
 
-def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> str:
+def _goes_back(tx: Transaction, trial: TrialBegun, now: Instant) -> str:
     """Have a job that moved go back to its nodes; return why it cannot, empty if that begins."""
-    job, to = machine.state.jobs[trial.jobs[0].job], ",".join(trial.nodes)
+    job, to = tx.state.jobs[trial.jobs[0].job], ",".join(trial.nodes)
     if not trial.nodes:
         return "it shared its GPUs there"
     if job.asked is not None or not job.known:
         return "something else is asked of it"
-    against = changing.refusal(machine, job, AskMigrate(job=job.job, to=to))
+    against = changing.refusal(tx.state, job, AskMigrate(job=job.job, to=to))
     if against is None:
-        against = moving.begin(machine, job, to, now, Reason.TRIAL_LOSES)
+        against = moving.begin(tx, job, to, now, Reason.TRIAL_LOSES)
     return "" if against is None else f"{against.why}: {against.detail}"
 
 
-def review(machine: AllocatorMachine, now: Instant) -> None:
+def review(tx: Transaction, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
-    known, soft = machine.state.tries, machine.soft
+    known, soft = tx.state.tries, tx.soft
     if soft.telling.unsure:
         told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
         soft.telling.unsure = {
-            name: at for name, at in told.items() if at > now and name in machine.state.jobs
+            name: at for name, at in told.items() if at > now and name in tx.state.jobs
         }
     if soft.telling.unsettled:
-        _settle(machine, now)
+        _settle(tx, now)
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(known.open.values()) if looks else ():
-        disturbed = _disturbed(machine, trial)
+        disturbed = _disturbed(tx.state, trial)
         if disturbed:
-            _over(machine, trial, Verdict.VOID, Reason.TRIAL_DISTURBED, now, detail=disturbed)
+            _over(tx, trial, Verdict.VOID, Reason.TRIAL_DISTURBED, now, detail=disturbed)
         elif trial.until <= now:
-            _over(machine, trial, Verdict.VOID, Reason.NO_VERDICT, now)
+            _over(tx, trial, Verdict.VOID, Reason.NO_VERDICT, now)
     for name, undo in list(known.undoing.items()):
-        job = machine.state.jobs[name]
+        job = tx.state.jobs[name]
         if job.change is None and job.asked is None and job.successor is None:
-            _put_back(machine, job, undo, now)
+            _put_back(tx, job, undo, now)
 
 
-def _settle(machine: AllocatorMachine, now: Instant) -> None:
+def _settle(tx: Transaction, now: Instant) -> None:
     """Take over of whom what is told is of them alone by now.
 
     It is once something was told after they were: that is late where mini-batches are slow. As long
     as nothing is, or something is done to one, it is looked again. Nothing is told of jobs of VCs
     without a policy.
     """
-    left, telling = dict[str, tuple[Instant, Instant]](), machine.soft.telling
+    left, telling = dict[str, tuple[Instant, Instant]](), tx.soft.telling
     for name, (since, at) in telling.unsettled.items():
-        job = machine.state.jobs.get(name)
+        job = tx.state.jobs.get(name)
         if at > now:
             left[name] = since, at
         elif not at:
             left[name] = now, after(now, SETTLES)
-        elif job is None or job.spec.vc not in machine.soft.planned:
+        elif job is None or job.spec.vc not in tx.soft.planned:
             pass
-        elif job.state is State.RUNNING and not sharing.shares(machine.state, job):
-            pace = machine.soft.paces.get(name)
+        elif job.state is State.RUNNING and not sharing.shares(tx.state, job):
+            pace = tx.soft.paces.get(name)
             if job.change is None and pace is not None and pace[1] > after(since, WINDOW):
                 telling.settled[name] = job.attempt
-                machine.soft.touched[name] = None
+                tx.soft.touched[name] = None
             else:
                 left[name] = since, after(now, WINDOW)
         elif job.state is State.BOUND:
@@ -290,20 +262,20 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
     telling.unsettled = left
 
 
-def _put_back(machine: AllocatorMachine, job: JobState, undo: Undo, now: Instant) -> None:
+def _put_back(tx: Transaction, job: JobState, undo: Undo, now: Instant) -> None:
     """Have a guest leave the GPUs that it shares, or a gang be as small as before, if it can now.
 
     One that stands without being asked to is left alone until it runs.
     """
     if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
-        changing.leave(machine, job, None, now, "after a trial")
+        changing.leave(tx, job, None, now, "after a trial")
     ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
-    if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(machine.state, job)):
-        resizing.begin(machine, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
+    if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(tx.state, job)):
+        resizing.begin(tx, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
 
 
 def _over(
-    machine: AllocatorMachine,
+    tx: Transaction,
     trial: TrialBegun,
     verdict: Verdict,
     why: Reason,
@@ -311,7 +283,7 @@ def _over(
     found: Judged | None = None,
     detail: str = "",
 ) -> None:
-    machine.record(
+    tx.record(
         TrialOver(
             trial=trial.trial,
             jobs=tuple(each.job for each in trial.jobs),
@@ -327,36 +299,34 @@ def _over(
     )
 
 
-def check(machine: AllocatorMachine) -> None:
+def check(state: ClusterState) -> None:
     """Assert that no job is left as a trial left it."""
-    for name, undo in machine.state.tries.undoing.items():
-        job = machine.state.jobs[name]
+    for name, undo in state.tries.undoing.items():
+        job = state.jobs[name]
         calm = job.change is None and job.asked is None and job.successor is None
         stands = undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED)
         assert not (calm and stands), (name, undo)
 
 
-def _disturbed(machine: AllocatorMachine, trial: TrialBegun) -> str:
+def _disturbed(state: ClusterState, trial: TrialBegun) -> str:
     """Return what makes a trial worthless; empty: nothing does."""
-    return _split(machine, trial) if trial.kind is Kind.PACK else _strays(machine, trial)
+    return _split(state, trial) if trial.kind is Kind.PACK else _strays(state, trial)
 
 
-def _split(machine: AllocatorMachine, trial: TrialBegun) -> str:
+def _split(state: ClusterState, trial: TrialBegun) -> str:
     """Return why the jobs of a pack are not together any more, or not alone."""
     for each in trial.jobs:
-        job = machine.state.jobs.get(each.job)
+        job = state.jobs.get(each.job)
         if job is None or job.attempt != each.attempt:
             return f"{each.job} is over"
         if job.state not in (State.BOUND, State.RUNNING) and not _resumes(job):
             return f"{each.job} is {job.state}"
     guest, others = trial.jobs[0], {(each.job, each.attempt) for each in trial.jobs[1:]}
-    live = machine.state.jobs[guest.job].live
-    if set(sharing.partners(machine.state, live, (guest.job, guest.attempt))) != others:
+    live = state.jobs[guest.job].live
+    if set(sharing.partners(state, live, (guest.job, guest.attempt))) != others:
         return "others came to those GPUs, or left them"
     for name, attempt in sorted(others):
-        beside = set(
-            sharing.partners(machine.state, machine.state.jobs[name].live, (name, attempt))
-        )
+        beside = set(sharing.partners(state, state.jobs[name].live, (name, attempt)))
         if not beside <= {(each.job, each.attempt) for each in trial.jobs}:
             return f"others came to the GPUs of {name}"
     return ""
@@ -367,14 +337,14 @@ def _resumes(job: JobState) -> bool:
     return job.state is State.SUSPENDED and job.change is not None and not job.released
 
 
-def _strays(machine: AllocatorMachine, trial: TrialBegun) -> str:
+def _strays(state: ClusterState, trial: TrialBegun) -> str:
     """Return why a job is not, and is not about to be, as it was moved or grown to be."""
     each, moves = trial.jobs[0], trial.kind in MOVES
-    job = machine.state.jobs.get(each.job)
+    job = state.jobs.get(each.job)
     if job is None:
         return f"{each.job} is over"
     goal = job.change.goal if job.change is not None else None
-    if trial.trial not in machine.state.tries.done:
+    if trial.trial not in state.tries.done:
         mine = job.attempt == each.attempt or job.succeeds(each.attempt)
         if mine and goal is (Goal.MIGRATE if moves else Goal.RESIZE):
             return ""
@@ -385,29 +355,29 @@ def _strays(machine: AllocatorMachine, trial: TrialBegun) -> str:
         return f"{each.job} is changed again: {goal}"
     if trial.grown and job.size != trial.grown:
         return f"{each.job} has {job.size} workers"
-    if sharing.shares(machine.state, job):
+    if sharing.shares(state, job):
         return f"others came to the GPUs of {each.job}"
     return ""
 
 
-def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
+def _since(state: ClusterState, trial: TrialBegun) -> Instant:
     """Return when all jobs of a trial began to run as they are; 0: some have yet to."""
-    jobs = [machine.state.jobs[each.job] for each in trial.jobs]
+    jobs = [state.jobs[each.job] for each in trial.jobs]
     if any(job.state is not State.RUNNING for job in jobs):
         return Instant(0)
     if any(job.change is not None and job.change.goal is not Goal.SHARE for job in jobs):
         return Instant(0)
     if trial.kind is not Kind.PACK:
-        return machine.state.tries.done.get(trial.trial, Instant(0))
+        return state.tries.done.get(trial.trial, Instant(0))
     return max(trial.at, *(job.since for job in jobs))
 
 
 # --- what the introspector is told ---------------------------------------------------------------
 
 
-def tell(machine: AllocatorMachine, now: Instant) -> None:
+def tell(tx: Transaction, now: Instant) -> None:
     """Say what is open, if that is something else than was said last, or it is time to repeat."""
-    soft = machine.soft
+    soft = tx.soft
     if not soft.telling.stale and (soft.telling.at is None or now < soft.telling.at):
         return
     soft.telling.stale = False
@@ -415,16 +385,16 @@ def tell(machine: AllocatorMachine, now: Instant) -> None:
         OpenTrial(
             trial=trial.trial,
             kind=trial.kind,
-            since=_since(machine, trial),
+            since=_since(tx.state, trial),
             until=trial.until,
             needed_milli=trial.needed_milli,
             jobs=trial.jobs,
         )
-        for trial in machine.state.tries.open.values()
+        for trial in tx.state.tries.open.values()
     )
     if opened != soft.telling.told or (opened and soft.telling.again <= now):
-        machine.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))
-        soft.telling.told, soft.telling.again = opened, after(now, machine.trial_rules.repeated)
+        tx.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))
+        soft.telling.told, soft.telling.again = opened, after(now, tx.settings.trial_rules.repeated)
     soft.telling.at = (
         min((soft.telling.again, *(each.until for each in opened))) if opened else None
     )

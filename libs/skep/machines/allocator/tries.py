@@ -6,33 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skep.ledger import records, trial_facts
+from skep.ledger.state import ClusterState
 from skep.policy.view import TrialView
 from skep.units import Instant, after
 from skep.wire.trials import Kind
 
-if TYPE_CHECKING:
-    from skep.machines.allocator.machine import AllocatorMachine
-from skep.ledger import records, trial_facts
 
-
-def limits(machine: AllocatorMachine, name: str) -> dict[str, Any]:
+def limits(state: ClusterState, name: str) -> dict[str, Any]:
     """Return until when no trial of a job, or of `vc:` and a VC, is begun, as views tell it."""
     return {
-        "trial_after": trial_facts.full(machine.state, name),
-        "move_after": trial_facts.full(machine.state, f"moves {name}"),
+        "trial_after": trial_facts.full(state, name),
+        "move_after": trial_facts.full(state, f"moves {name}"),
     }
 
 
-def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:
+def cooling(state: ClusterState, vc: str, now: Instant) -> tuple[TrialView, ...]:
     """Return what is not to be tried in a VC now."""
     cools = tuple(
         TrialView(each.kind, each.families, each.until)
-        for each in machine.state.tries.cooling.get(vc, {}).values()
+        for each in state.tries.cooling.get(vc, {}).values()
         if now < each.until
     )
-    return cools + tuple(_tired(machine.state.tries, vc, now))
+    return cools + tuple(_tired(state.tries, vc, now))
 
 
 def _tired(tries: records.Tries, vc: str, now: Instant) -> Iterator[TrialView]:

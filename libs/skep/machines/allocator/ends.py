@@ -1,14 +1,4 @@
-"""The life of a job as the allocator sees it: states, transitions, and how an attempt ends.
-
-queued --JobBound--> bound --JobRan--> running --> ended
-^                    |                  |          ^
-|                    +--JobStopping--> stopping ---+
-+---------------JobRequeued-----------------+
-
-Where others must be stopped first: queued --CellsReserved--> reserved --JobBound--> bound, and
-back to queued by ReservationDropped. A running attempt may be suspended, and a suspended one
-resumed, by JobChanged (`changes`).
-"""
+"""How an attempt ends, and what becomes of its job."""
 
 from __future__ import annotations
 
@@ -17,8 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from skep.ledger import job_state
+from skep.ledger.job_state import JobState, State
+from skep.machines.allocator import changing, outbox
+from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.facts import End, JobEnded, MemberGone
+from skep.wire.facts import End, JobEnded, JobRequeued, MemberGone
 from skep.wire.node import MemberExited, Outcome
 from skep.wire.reasons import Reason
 
@@ -121,3 +114,30 @@ def _lost(job: job_state.JobState, why: Reason, detail: str) -> Verdict:
         text = f"{LOSSES_MAX} attempts were lost; the last: {why} ({detail})"
         return Verdict(End.FAILED, Reason.RETRIES_USED_UP, text)
     return Verdict(None, why, detail)
+
+
+def settle(tx: Transaction, job: JobState, now: Instant) -> None:
+    """Go on after a part of an attempt is gone: stop the others, or judge the whole."""
+    if not job.over:
+        failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
+        if (failed or job.deserted) and job.state is not State.STOPPING:
+            outbox.stop(tx, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
+        changing.conclude(tx, job, now)
+        return
+    outbox.abandon(tx, job, now)
+    tx.soft.call_off(("", job.job, job.attempt))
+    verdict = judge(job)
+    if verdict.end is not None:
+        tx.record(ended(job, verdict.end, verdict.why, now, verdict.detail))
+        return
+    tx.record(
+        JobRequeued(
+            job=job.job,
+            attempt=job.attempt,
+            why=verdict.why,
+            at=now,
+            counted=verdict.counted,
+            detail=verdict.detail,
+            trace=job.trace,
+        )
+    )

@@ -1,4 +1,4 @@
-"""What attempts hold while their gangs grow and shrink, as the facts tell it."""
+"""The ranks of a part of a gang, as its node is sent them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,50 @@
+"""What a simulation may have otherwise, and how long things may take."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skep.units import Duration, seconds
+
+NODE_CHECK_EVERY = seconds(1)
+"""How often nodes are looked for that fell silent, and the watch over the cells goes on."""
+NODE_LOST_AFTER = seconds(40)
+"""Silence after which a node's jobs are given up: far beyond an agent's restart (a second) and a
+bus election (4 to 9 s), well within what a user would wait."""
+READY_WITHIN = seconds(600)
+"""What a successor gets to import, build and warm up: compiling a large model takes minutes."""
+YIELDS_WITHIN = seconds(15)
+"""How long who waits for GPUs waits for the end of a change of size, before the gang is stopped."""
+
+LASTS = seconds(600.0)
+"""How long a trial may go without a verdict: twice what the test's last look takes of jobs whose
+mini-batches are shorter than its samples."""
+LASTS_MADE_READY = seconds(1200.0)
+"""Likewise where a successor or newcomers make ready first: that may take as long again."""
+REPEAT = seconds(2.0)
+"""As often as any command is repeated."""
+
+
+class Rules(msgspec.Struct):
+    """The rules of trials."""
+
+    repeated: Duration = REPEAT
+    """How often open trials are told; where nothing is lost, once is enough."""
+    measured: bool = True
+    """Whether jobs in trials have a known rate; the fault simulator tries any."""
+    lasts: Duration = msgspec.field(default_factory=lambda: LASTS)
+    lasts_made_ready: Duration = msgspec.field(default_factory=lambda: LASTS_MADE_READY)
+
+
+class Settings(msgspec.Struct):
+    """What a simulation may have otherwise than a service."""
+
+    node_lost_after: Duration = NODE_LOST_AFTER
+    """Silence after which a node's jobs are given up; a simulation has less patience."""
+    node_check_every: Duration = NODE_CHECK_EVERY
+    """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
+    trial_rules: Rules = msgspec.field(default_factory=Rules)
+    defers: bool = False
+    """While this holds nothing is placed: a simulation has more to say about this instant."""
+    key: bytes = b""
+    """What secrets of successors are derived from: a service's own, never recorded."""

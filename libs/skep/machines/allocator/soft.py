@@ -1,0 +1,172 @@
+"""What the allocator knows beside its state, and a crash may forget: timers, heartbeats, advice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from skep.base.timers import TimerHeap
+from skep.cells.holds import Request
+from skep.cells.patrol import Patrol
+from skep.cells.state import Cells
+from skep.ledger.state import Place
+from skep.machines.allocator.line import Line
+from skep.machines.allocator.planned import Planned
+from skep.units import Duration, Instant
+from skep.wire import codec
+from skep.wire.advice import JobPace, ScalePoint
+from skep.wire.cluster import Cluster
+from skep.wire.facts import CellsAlarm
+from skep.wire.reasons import Reason
+from skep.wire.trials import OpenTrial
+
+STORY_KEPT = 500
+STORY_FACTS = 20
+STORY_CHARS = 200
+"""Facts searched for a story, told in one, and what is told of each: a story is 4 kB at most."""
+
+Reminder = tuple[str, str, int]
+"""Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
+Without a job, look again whether the node is clear. With minus the attempt and no node: the end of
+the patience of whoever waits for its GPUs."""
+
+
+class Telling:
+    """What of open trials was told, and looked at; and whose rate nobody can be sure of."""
+
+    def __init__(self) -> None:
+        """Start with nothing told."""
+        self.told: tuple[OpenTrial, ...] = ()
+        """The open trials as the introspector was told last."""
+        self.again = Instant(0)
+        """When it is told again."""
+        self.at: Instant | None = None
+        """When a trial is to be looked at, or they are to be told again."""
+        self.touched = True
+        """Whether something was recorded that may matter to one, and was not looked at."""
+        self.stale = True
+        """Likewise, and was not told."""
+        self.unsure: dict[str, Instant] = {}
+        """Jobs that were just resized, or whose GPUs others came to or left: until when a rate told
+        may be of before; 0: as of this decision."""
+        self.unsettled: dict[str, tuple[Instant, Instant]] = {}
+        """Jobs that have shared GPUs, and may be alone: since when, and when that is looked at; 0:
+        as of this decision."""
+        self.settled: dict[str, int] = {}
+        """By job that has shared GPUs: the attempt, if what was told of it last is of it alone."""
+        self.alone: dict[str, tuple[int, int]] = {}
+        """Likewise if it shares some again: the attempt, and its rate alone before, in
+        thousandths."""
+
+
+class Soft:
+    """Timers, heartbeats and advice: rebuilt after a restart, never part of the truth."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing."""
+        self.timers = TimerHeap[Reminder]()
+        """When each reminder falls due."""
+        self.last_heard: dict[str, Instant] = {}
+        """When each node was heard, or could first have been."""
+        self.speaking: dict[str, None] = {}
+        """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
+        self.inventory_at: dict[str, Instant] = {}
+        """When each node's inventory was taken, or could last have been."""
+        self.check_at: Instant | None = None
+        self.losing = False
+        """Whether further nodes may have to be given up first: until then no job is placed."""
+        self.joined_at = Instant(0)
+        """When a node last joined, or came with another inventory."""
+        self.resolve_at: Instant | None = None
+        """When the cells follow the nodes that joined since they last did."""
+        self.advice_until = Instant(0)
+        self.changes = 0
+        """How often something came free, or may have: what could not be placed is tried again."""
+        self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
+        """By queue: the head that could not be placed, and `changes` then."""
+        self.returned: dict[tuple[str, bool], None] = {}
+        """Queues that a job came back to in this decision, because its claim was cancelled."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs without GPUs, of VCs without a policy, for which others leave theirs."""
+        self.ripe: dict[str, None] = {}
+        """Jobs with a reservation of which something may have changed since it was looked at."""
+        self.vacant: Cells | None = None
+        """The cells with nothing on them, for telling what can never be placed on them."""
+        self.fits_vacant: dict[Request, bool] = {}
+        """Whether they would hold a request (of no job), as far as that was asked."""
+        self.story: deque[Any] = deque(maxlen=STORY_KEPT)
+        """The latest facts, for whoever has to find out how something came about."""
+        self.patrol: Patrol | None = None
+        self.patrol_at = Instant(0)
+        """When the watch next goes on with its round."""
+        self.seen: dict[Place, None] = {}
+        """What was found broken in this round."""
+        self.looked = -1, -1
+        """`changes` and the latest request when suspended jobs were last looked at."""
+        self.reshare: dict[str, None] = {}
+        """Jobs whose partners on their GPUs may have changed since they were told their share."""
+        self.uncovered: dict[str, int] = {}
+        """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
+        self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
+        """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
+        that."""
+        self.anew: dict[str, None] = {}
+        """Jobs that stood without GPUs, and are stopped to begin anew: their turn is kept."""
+        self.lines: dict[str, Line] = {}
+        """By VC without a policy: the jobs that may have idle GPUs while they wait."""
+        self.planned: dict[str, Planned] = {}
+        """By VC whose policy is another than first come, first served: what is kept of its view."""
+        self.unmade: dict[str, str] = {}
+        """VCs whose policy cannot be made, and why: another version took its options."""
+        self.planned_for: Cluster | None = None
+        """The cluster that `planned` was made for."""
+        self.touched: dict[str, None] = {}
+        """Jobs of any VC about which something was recorded since the views were last brought up
+        to date."""
+        self.left: dict[str, tuple[Duration, int]] = {}
+        """By job: how long it still had to run, as predicted, when it had been served so long."""
+        self.paces: dict[str, tuple[JobPace, Instant]] = {}
+        """By job that runs or is suspended: how it went when that was last told, and when."""
+        self.telling = Telling()
+        self.scales: dict[tuple[str, str], tuple[ScalePoint, ...]] = {}
+        """By family and type of GPU: how it scales, as it was last told."""
+
+    def wake_at(self) -> Instant | None:
+        """Return the earliest timer."""
+        timer = self.timers.first_due()
+        first = None if timer is None else Instant(timer)
+        if self.check_at is not None and (first is None or self.check_at < first):
+            first = self.check_at
+        if self.resolve_at is not None and (first is None or self.resolve_at < first):
+            first = self.resolve_at
+        if self.telling.at is not None and (first is None or self.telling.at < first):
+            first = self.telling.at
+        for each in self.planned.values():
+            if each.look_at is not None and (first is None or each.look_at < first):
+                first = each.look_at
+        return first
+
+    def remind(self, at: Instant, reminder: Reminder) -> None:
+        """Ask for a reminder, in place of the same one asked for earlier."""
+        self.timers.set_timer(reminder, at)
+
+    def call_off(self, reminder: Reminder) -> None:
+        """Do without a reminder."""
+        self.timers.cancel(reminder)
+
+    def story_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the latest facts that name one of these, each cut to STORY_CHARS, oldest first."""
+        wanted = [f'"{name}"'.encode() for name in names]
+        told: list[str] = []
+        for fact in reversed(self.story):
+            text = _encoded(fact)
+            if any(name in text for name in wanted):
+                told.append(text[:STORY_CHARS].decode(errors="replace"))
+                if len(told) == STORY_FACTS:
+                    break
+        return tuple(reversed(told))
+
+
+def _encoded(fact: Any) -> bytes:
+    return b"" if isinstance(fact, CellsAlarm) else codec.encode(fact)

@@ -1,0 +1,82 @@
+"""What a step of a decision works on: the state it reads, and the one way to change it."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from skep.cells.decide import bad_cells
+from skep.ledger import fold
+from skep.ledger.attempt_names import named
+from skep.ledger.job_state import IllegalTransitionError
+from skep.ledger.snapshot import Kept
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import caches
+from skep.machines.allocator.settings import Settings
+from skep.machines.allocator.soft import Soft
+from skep.machines.base import Effect, Record
+from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
+from skep.wire.facts import AllocatorFact
+
+
+class Transaction:
+    """One decision of the allocator at a time, from its event to its effects.
+
+    Attributes:
+        state: What the facts tell. Read it; only `record` changes it.
+        soft: What a crash may forget.
+        settings: What a simulation may have otherwise.
+        effects: The facts and messages of this decision, in order.
+    """
+
+    def __init__(self) -> None:
+        """Start with no nodes and no jobs."""
+        self.state = ClusterState()
+        self.soft = Soft()
+        self.settings = Settings()
+        self.effects: list[Effect] = []
+
+    def record(self, fact: AllocatorFact) -> None:
+        """Apply a fact and ask for it to be made durable, with what has to follow for the cells.
+
+        Which VC bears bad hardware, and which attempt leads a set, is decided in the same record.
+        """
+        self._record(fact)
+        if self.state.cells.undecided:
+            for step in bad_cells.next_steps(self.state.cells):
+                self._record(_fact_of(step))
+
+    def _record(self, fact: AllocatorFact) -> None:
+        self.apply(fact)
+        self.effects.append(Record(fact))
+        self.soft.story.append(fact)
+
+    def apply(self, fact: AllocatorFact | Kept) -> None:
+        """Take over one fact, or one piece of a snapshot.
+
+        Raises:
+            IllegalTransitionError: It cannot follow for its job. The notes are the latest facts
+                about the job.
+        """
+        if self.soft.planned:
+            caches.touch(self.soft, fact)
+        try:
+            delta = fold.apply(self.state, fact)
+        except IllegalTransitionError as error:
+            for line in self.soft.story_of([error.job]):
+                error.add_note(line)
+            raise
+        caches.follow(self.state.jobs, self.soft, delta)
+
+
+def _fact_of(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:
+    """Return the fact of what has to follow for the cells."""
+    match step:
+        case bad_cells.Bear(cell):
+            return BadCellBound(cell=cell)
+        case bad_cells.Relieve(cell):
+            return BadCellReturned(cell=cell)
+        case bad_cells.Lead(name, leader):
+            (job, attempt), (before, earlier) = named(leader), named(name)
+            return SetLed(job=job, attempt=attempt, before=before, attempt_before=earlier)
+        case _:
+            assert_never(step)

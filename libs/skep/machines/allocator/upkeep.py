@@ -1,0 +1,87 @@
+"""What is done when time has passed, or the process has started again."""
+
+from __future__ import annotations
+
+from skep.ledger import attempt_names
+from skep.ledger.job_state import JobState, State
+from skep.machines.allocator import cellwork, moving, nodes, outbox, settings, suspects, watch
+from skep.machines.allocator.soft import Soft
+from skep.machines.allocator.transaction import Transaction
+from skep.units import Instant, after
+from skep.wire.changes import Goal
+from skep.wire.reasons import Reason
+
+
+def restarted(tx: Transaction, now: Instant) -> None:
+    """Take up every command that may not have been sent, and give every node time to speak."""
+    soft = tx.soft = Soft()
+    for name in tx.state.nodes:
+        soft.last_heard[name] = now
+    if tx.state.nodes:
+        soft.check_at = after(now, tx.settings.node_check_every)
+    soft.ripe = dict.fromkeys(tx.state.reserved)
+    cellwork.state_bad_cells(tx)
+    # Nodes may have joined that the cells had yet to follow.
+    cellwork.resolve(tx, tx.state.asked)
+    for job in tx.state.jobs.values():
+        if job.lent and job.state is State.STOPPING:
+            soft.anew[job.job] = None
+        for name in job.parts:
+            outbox.command(tx, name, job.job, job.attempt, now)
+        if job.state is State.RUNNING:
+            outbox.limit(tx, job, now)
+            soft.reshare[job.job] = None
+            if job.mixed:
+                soft.telling.unsettled[job.job] = Instant(0), Instant(0)
+        if job.successor is not None:
+            for name in job.successor.members:
+                outbox.command(tx, name, job.job, job.successor.attempt, now)
+            soft.remind(after(now, settings.READY_WITHIN), ("", job.job, job.successor.attempt))
+    for name, node in tx.state.nodes.items():
+        for attempt in node.ghosts:
+            outbox.command(tx, name, *attempt, now)
+        outbox.clear(tx, name, now)
+
+
+def awake(soft: Soft, now: Instant) -> None:
+    """Count no node's silence if this process itself slept, or its clock was set.
+
+    Its own timer being late shows that: a laptop that wakes up finds every node silent for hours.
+    """
+    if soft.check_at is not None and now - soft.check_at > nodes.TAKE_OVER_AFTER:
+        soft.last_heard = dict.fromkeys(soft.last_heard, now)
+        soft.speaking = {}
+
+
+def tick(tx: Transaction, now: Instant) -> None:
+    """Do what has fallen due."""
+    soft = tx.soft
+    for node, name, attempt in soft.timers.pop_due(now):
+        if node and not name:
+            outbox.clear(tx, node, now)
+        elif node:
+            outbox.command(tx, node, name, attempt, now)
+        else:
+            job = tx.state.jobs.get(name)
+            if job is not None and attempt < 0:
+                _hurry(tx, job, -attempt, now)
+            elif job is not None and job.succeeds(attempt):
+                moving.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
+            elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
+                outbox.stop(tx, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+    if soft.resolve_at is not None and soft.resolve_at <= now:
+        cellwork.resolve(tx, tx.state.asked)
+    if soft.check_at is not None and soft.check_at <= now:
+        soft.check_at = after(now, tx.settings.node_check_every)
+        nodes._look_for_lost_nodes(tx, now)
+        suspects.convict(tx, now)
+        watch.go_round(tx, now)
+
+
+def _hurry(tx: Transaction, job: JobState, attempt: int, now: Instant) -> None:
+    """Stop who was to make room once it had changed its size, or went on, and has not."""
+    claimers = tx.state.cells.claimers(attempt_names.holder(job.job, attempt))
+    open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
+    alive = job.state in (State.RUNNING, State.SUSPENDED)
+    if job.attempt == attempt and alive and claimers and open_still:
+        outbox.stop(tx, job, Reason.PREEMPTED, now, f"for {attempt_names.job_of(claimers[0])}")
