@@ -83,7 +83,9 @@ JOB_S = 0.5
 GANG_EVERY = 8
 BURST = 50
 BURST_JOB_S = 0.05
-DRAIN_WITHIN_S = 120.0
+STALLED_AFTER_S = 60.0
+"""After so long without the end of a job, what has not ended is lost: a busy machine only takes
+longer."""
 RECOVERY_WITHIN_S = 60.0
 ACKNOWLEDGED_WITHIN_S = 15.0
 """What a client that retries may have to wait: an election of the bus takes 4 to 9 s."""
@@ -497,15 +499,18 @@ class Run:
 
     async def account(self, operator: BareClient) -> None:
         """Wait until everything ended; compare what was promised with what happened."""
-        began = time.monotonic()
+        began = moved = time.monotonic()
+        ends = 0
         admission: list[account.Fact] = []
         alloc: list[account.Fact] = []
         jobs = len(self.acknowledged)
-        while time.monotonic() < began + DRAIN_WITHIN_S:
+        while time.monotonic() < moved + STALLED_AFTER_S:
             alloc = account.facts_of(await read_stream(operator, "ALLOC"))
             ended = {fact["job"] for fact in alloc if fact["type"] == "job-ended"}
             if len(ended) >= jobs:
                 break
+            if len(ended) > ends:
+                ends, moved = len(ended), time.monotonic()
             await asyncio.sleep(1.0)
         drained_s = time.monotonic() - began
         admission = account.facts_of(await read_stream(operator, "ADMISSION"))

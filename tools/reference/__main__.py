@@ -13,14 +13,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, pages, variables
+from tools.reference import commands, lives, pages, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
+    "change-life.svg": lives.change_picture,
     "commands.md": commands.text,
     "facts.md": pages.fact_tags,
+    "job-life.svg": lives.job_picture,
     "job-spec.md": pages.spec,
+    "lives.md": lives.text,
     "metrics.md": pages.metrics,
     "policies.md": pages.policies,
     "reasons.md": pages.reason_codes,

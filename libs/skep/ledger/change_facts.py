@@ -9,7 +9,7 @@ and overtakes the one that waited before. Whatever ends the attempt ends its cha
 from __future__ import annotations
 
 from skep.ledger import attempt_names, move_costs, pairs, return_facts, sharing, size_facts
-from skep.ledger.job_state import JobState, OpenChange, Part, State
+from skep.ledger.job_state import JobState, OpenChange, Part, Phase, State
 from skep.ledger.state import ClusterState
 from skep.units import Instant
 from skep.wire.changes import (
@@ -80,6 +80,7 @@ def _apply_over(state: ClusterState, fact: AskOver) -> None:
 
 def _apply_changing(state: ClusterState, job: JobState, fact: JobChanging) -> None:
     earlier = job.change
+    job.step("JobChanging", Phase.UNDOING if fact.undoing else Phase.OPEN)
     asked = earlier.asked if earlier is not None else None
     if asked is None and job.asked is not None and job.asked.number == fact.ask:
         asked, job.asked = job.asked, None
@@ -134,6 +135,7 @@ def ran(state: ClusterState, job: JobState, name: str) -> None:
 
 
 def _apply_answered(state: ClusterState, job: JobState, fact: MemberAnswered) -> None:
+    job.step("MemberAnswered", job.phase)
     change, attempt = job.change, (job.job, job.attempt)
     assert change is not None, fact
     change.answers[fact.node] = fact
@@ -144,6 +146,7 @@ def _apply_answered(state: ClusterState, job: JobState, fact: MemberAnswered) ->
 
 
 def _apply_changed(state: ClusterState, job: JobState, fact: JobChanged) -> None:
+    job.step("JobChanged", Phase.NONE)
     change = job.change
     assert change is not None, fact
     for name, answer in change.answers.items():

@@ -58,19 +58,46 @@ TRANSITIONS: dict[tuple[State, str], State] = {
 resumes nothing leaves it where it is."""
 
 
+class Phase(StrEnum):
+    """Where the change of an attempt is."""
+
+    NONE = "none"
+    OPEN = "open"
+    UNDOING = "undoing"
+
+
+CHANGE_TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
+    (Phase.NONE, "JobChanging"): (Phase.OPEN, Phase.UNDOING),
+    (Phase.OPEN, "JobChanging"): (Phase.OPEN, Phase.UNDOING),
+    (Phase.UNDOING, "JobChanging"): (Phase.OPEN, Phase.UNDOING),
+    (Phase.OPEN, "MemberAnswered"): (Phase.OPEN,),
+    (Phase.UNDOING, "MemberAnswered"): (Phase.UNDOING,),
+    (Phase.OPEN, "JobChanged"): (Phase.NONE,),
+    (Phase.UNDOING, "JobChanged"): (Phase.NONE,),
+}
+"""Which fact moves a change where. Of JobChanging, `undoing` says which: a change that was undone
+on some nodes, as others would not, is tried again in a further round. What ends the attempt ends
+its change by a JobChanged."""
+
+
 class IllegalTransitionError(AssertionError):
     """A fact that cannot follow for a job in its state. Its notes tell what came before.
 
     Args:
         job: The job's name.
-        state: The state it is in.
+        state: The state that it, or its change, is in.
         fact: The type of the fact.
     """
 
-    def __init__(self, job: str, state: State, fact: str) -> None:
+    def __init__(self, job: str, state: State | Phase, fact: str) -> None:
         """Say what could not follow."""
-        super().__init__(f"{job}: {fact} in {state}")
+        super().__init__(job, state, fact)
         self.job = job
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        job, state, fact = self.args
+        return f"{job}: {fact} in {state}"
 
 
 class Part(StrEnum):
@@ -301,6 +328,22 @@ class JobState(msgspec.Struct):
         self.stands(at, borrows=not borrows)
         if not borrows:
             self.began_at = self.began_at or at
+
+    @property
+    def phase(self) -> Phase:
+        """Return where its change is."""
+        if self.change is None:
+            return Phase.NONE
+        return Phase.UNDOING if self.change.undoing else Phase.OPEN
+
+    def step(self, fact: str, after: Phase) -> None:
+        """Check that its change may go where a fact has it go.
+
+        Raises:
+            IllegalTransitionError: The table has no such change: that is a bug.
+        """
+        if after not in CHANGE_TRANSITIONS.get((self.phase, fact), ()):
+            raise IllegalTransitionError(self.job, self.phase, fact)
 
     def move(self, fact: str) -> None:
         """Change state as the table says.
