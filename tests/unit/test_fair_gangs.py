@@ -119,8 +119,8 @@ class World:
             self.request,
             self.shares,
             self.loss,
-            self.limit if self.limited else None,
-            lambda _: True,
+            limit=self.limit if self.limited else None,
+            stoppable=lambda _: True,
         )
 
     def sound(self, where: Placement) -> float:

@@ -307,7 +307,9 @@ def make_room_at(
     for node, there in nodes.items():
         full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
         bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
-    return clear_cheapest(job, room, bounds, nodes.__getitem__, lambda: lower, price, may_leave)
+    return clear_cheapest(
+        job, room, bounds, nodes.__getitem__, lambda: lower, price=price, may_leave=may_leave
+    )
 
 
 def clear_cheapest(
@@ -316,6 +318,7 @@ def clear_cheapest(
     bounds: list[tuple[Bound, str]],
     on: Callable[[str], Sequence[JobView]],
     everywhere: Callable[[], Sequence[JobView]],
+    *,
     price: Price,
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:

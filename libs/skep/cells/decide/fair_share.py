@@ -51,6 +51,7 @@ def place_yielding(
     request: Request,
     shares: Shares,
     loss: Loss,
+    *,
     limit: Limit,
     stoppable: Callable[[str], bool],
 ) -> Placement | None:
@@ -70,9 +71,9 @@ def place_yielding(
         and hold.gpus <= left.get(hold.vc, 0)
         and stoppable(hold.job)
     }
-    found = _on_one(chain, holds, request, shares, loss, limit, yielding)
+    found = _on_one(chain, holds, request, shares, loss, limit=limit, yielding=yielding)
     if found is None and len(request.sizes) > 1:
-        found = place_gang(chain, holds, request, loss, limit, yielding, left)
+        found = place_gang(chain, holds, request, loss, limit, yielding=yielding, spare=left)
     return found
 
 
@@ -82,6 +83,7 @@ def _on_one(
     request: Request,
     shares: Shares,
     loss: Loss,
+    *,
     limit: Limit,
     yielding: set[str],
 ) -> Placement | None:

@@ -32,6 +32,7 @@ def place_gang(
     request: Request,
     loss: Loss,
     limit: Limit,
+    *,
     yielding: Iterable[str],
     spare: Spare,
 ) -> Placement | None:

@@ -185,17 +185,7 @@ class Changes:
                 drive.waits = {MEETING: None}
                 self._call(OpenStore(*key, where.master_address, where.master_port))
             case Phase.START:
-                assert isinstance(drive.command.change, Resize)
-                for fact in expected(part, drive.command.change):
-                    self._agent.record(fact)
-                joining = newcomers(part, drive.command.change)
-                told = self._agent.progress.get(key, {})
-                drive.waits = {
-                    each: None for each in joining if not joins(self.soft, part, drive, each, told)
-                }
-                for token in joining:
-                    if not part.ranks[token].up:
-                        self._agent.start_rank(key, token)
+                self._start_newcomers(key, part, drive)
             case Phase.HOLD:
                 drive.waits = {NEXT: None}
                 self.abilities.prepared(key, part, drive.command.order, now)
@@ -225,6 +215,20 @@ class Changes:
                     }
                 for token in alive:
                     self._tell(part, drive, token)
+
+    def _start_newcomers(self, key: PartKey, part: PartState, drive: Drive) -> None:
+        """Start the ranks that are to join a gang, and wait until each of them is ready."""
+        assert isinstance(drive.command.change, Resize)
+        for fact in expected(part, drive.command.change):
+            self._agent.record(fact)
+        joining = newcomers(part, drive.command.change)
+        told = self._agent.progress.get(key, {})
+        drive.waits = {
+            each: None for each in joining if not joins(self.soft, part, drive, each, told)
+        }
+        for token in joining:
+            if not part.ranks[token].up:
+                self._agent.start_rank(key, token)
 
     def _number(self, key: PartKey, drive: Drive) -> None:
         """Have what ranks are told now be above what they were told before."""

@@ -154,19 +154,10 @@ class AgentMachine:
         """Return the facts, calls and messages that follow from `event`."""
         self._effects = []
         match event:
-            case BindJob():
-                self._bind(event, now)
-            case StopJob():
-                self._stop(event, now)
-            case ClearNode():
-                self._clear(event, now)
-            case RunStarted():
-                self._run_started(event, now)
-            case RunNotStarted():
-                self._down(event.token, None, now, started=False, detail=event.detail)
-            case RunExited():
-                self._down(event.token, event.code, now, asked=event.asked, left=event.left)
-                self._effects.append(Call(ForgetRun(event.token)))
+            case BindJob() | StopJob() | ClearNode() | RefuseNode() | JoinAgain() | ChangeJob():
+                self._commanded(event, now)
+            case RunStarted() | RunNotStarted() | RunExited() | RunsListed():
+                self._told_of_run(event, now)
             case RunFrozen() | RunThawed() | RunEvicted() | RunRestored():
                 self.changes.ran(event, now)
             case StoreOpened():
@@ -188,20 +179,47 @@ class AgentMachine:
                 self.changes.due(now)
             case Restarted():
                 self._restarted(now)
-            case RunsListed():
-                self._adopt(event, now)
-            case RefuseNode():
-                if event.identity == self.joined.identity:
-                    self._effects.append(Call(ExitProcess(event.text)))
-            case JoinAgain():
-                if event.identity == self.joined.identity and self.join_event in self.told:
-                    self._join()
-            case ChangeJob():
-                if self._addressed(event):
-                    self.changes.take(event, now)
             case Unreadable():
                 pass
         return self._effects
+
+    def _commanded(
+        self,
+        command: BindJob | StopJob | ClearNode | RefuseNode | JoinAgain | ChangeJob,
+        now: Instant,
+    ) -> None:
+        """Do what the allocator commands."""
+        match command:
+            case BindJob():
+                self._bind(command, now)
+            case StopJob():
+                self._stop(command, now)
+            case ClearNode():
+                self._clear(command, now)
+            case RefuseNode():
+                if command.identity == self.joined.identity:
+                    self._effects.append(Call(ExitProcess(command.text)))
+            case JoinAgain():
+                if command.identity == self.joined.identity and self.join_event in self.told:
+                    self._join()
+            case ChangeJob():
+                if self._addressed(command):
+                    self.changes.take(command, now)
+
+    def _told_of_run(
+        self, event: RunStarted | RunNotStarted | RunExited | RunsListed, now: Instant
+    ) -> None:
+        """Take in what the runner says of the processes of ranks."""
+        match event:
+            case RunStarted():
+                self._run_started(event, now)
+            case RunNotStarted():
+                self._down(event.token, None, now, started=False, detail=event.detail)
+            case RunExited():
+                self._down(event.token, event.code, now, asked=event.asked, left=event.left)
+                self._effects.append(Call(ForgetRun(event.token)))
+            case RunsListed():
+                self._adopt(event, now)
 
     def wake_at(self) -> Instant | None:
         """Return when the next heartbeat and report, or the end of somebody's patience, are due."""
@@ -509,17 +527,7 @@ class AgentMachine:
                 self.joined = msgspec.structs.replace(self.joined, incarnation=fact.incarnation)
                 self.event = max(self.event, fact.event)
             case BindTaken():
-                command = fact.command
-                self.epoch_floor = max(self.epoch_floor, command.epoch)
-                joins = bool(command.joins and command.awaits)
-                ranks = {
-                    f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
-                    for plan in command.ranks
-                }
-                stand = Stand.AWAITING if command.awaits and not joins else Stand.RUNNING
-                self.parts[command.job, command.attempt] = PartState(
-                    order=command.order, command=command, ranks=ranks, stand=stand
-                )
+                self._apply_bind(fact.command)
             case StopTaken():
                 self.epoch_floor = max(self.epoch_floor, fact.epoch)
                 key = fact.job, fact.attempt
@@ -530,12 +538,7 @@ class AgentMachine:
             case RankUp():
                 self._rank(fact.token)[1].up = True
             case RankDown():
-                part, rank = self._rank(fact.token)
-                rank.down = fact
-                if rank.out:
-                    del part.ranks[fact.token]  # Nobody asks how it ended.
-                elif fact.code != 0 and not part.first_down and not fact.stopped:
-                    part.first_down = fact.token
+                self._apply_down(fact)
             case PartStarted():
                 self.parts[fact.job, fact.attempt].started = fact
                 self.event = max(self.event, fact.event)
@@ -557,6 +560,26 @@ class AgentMachine:
                 self.event = max(self.event, fact.event)
             case _:
                 self._apply_change(fact)
+
+    def _apply_down(self, fact: RankDown) -> None:
+        part, rank = self._rank(fact.token)
+        rank.down = fact
+        if rank.out:
+            del part.ranks[fact.token]  # How it ended is of no use to any command.
+        elif fact.code != 0 and not part.first_down and not fact.stopped:
+            part.first_down = fact.token
+
+    def _apply_bind(self, command: BindJob) -> None:
+        self.epoch_floor = max(self.epoch_floor, command.epoch)
+        joins = bool(command.joins and command.awaits)
+        ranks = {
+            f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
+            for plan in command.ranks
+        }
+        stand = Stand.AWAITING if command.awaits and not joins else Stand.RUNNING
+        self.parts[command.job, command.attempt] = PartState(
+            order=command.order, command=command, ranks=ranks, stand=stand
+        )
 
     def _apply_change(self, fact: PartFact) -> None:
         """Take over a fact about the change of a part."""

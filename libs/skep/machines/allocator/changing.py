@@ -103,8 +103,15 @@ def follow(tx: Transaction, job: JobState, now: Instant) -> None:
     if against is not None:
         changes.over(tx, asked, Result.REFUSED, now, *against)
         return
+    refused = _carry_out(tx, job, asked, now)
+    if refused is not None:
+        changes.over(tx, asked, Result.REFUSED, now, *refused)
+
+
+def _carry_out(tx: Transaction, job: JobState, asked: AskTaken, now: Instant) -> Refused | None:
+    """Begin a change that nothing speaks against, or return why it cannot begin."""
     suspended = job.state is State.SUSPENDED
-    match wish:
+    match asked.ask:
         case AskSuspend(release=release):
             if suspended and (job.released or not release):
                 changes.over(tx, asked, Result.DONE, now)
@@ -114,27 +121,23 @@ def follow(tx: Transaction, job: JobState, now: Instant) -> None:
             if not suspended:
                 changes.over(tx, asked, Result.DONE, now)
             elif not job.released:
-                begin(tx, job, Goal.RESUME, Resume(), now, Reason.REQUESTED)
+                begin(tx, job, Goal.RESUME, Resume(), now, why=Reason.REQUESTED)
             # Else it waits until its GPUs are idle: `come_back`.
         case AskCheckpoint():
-            begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
+            begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.REQUESTED)
         case AskMigrate(to=to):
             refused = moving.begin(tx, job, to, now)
-            if refused is not None and not job.released:
-                changes.over(tx, asked, Result.REFUSED, now, *refused)
             # Without GPUs it waits for some there: `come_back`.
+            return None if job.released else refused
         case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
             changes.over(tx, asked, Result.DONE, now)
         case AskResize(workers=workers, servers=count):
-            refused = resizing.begin(tx, job, workers, now, servers=count)
-            if refused is not None:
-                changes.over(tx, asked, Result.REFUSED, now, *refused)
-        case AskPack():
-            refused = packing.begin(tx, job, wish, now)
-            if refused is not None:
-                changes.over(tx, asked, Result.REFUSED, now, *refused)
+            return resizing.begin(tx, job, workers, now, servers=count)
+        case AskPack() as wish:
+            return packing.begin(tx, job, wish, now)
         case AskUnpack():
             leave(tx, job, asked, now)
+    return None
 
 
 def _depends(wish: Ask) -> bool:
@@ -430,7 +433,7 @@ def suspend(
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
     suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
-    begin(tx, job, Goal.SUSPEND, suspend, now, why, detail, owed)
+    begin(tx, job, Goal.SUSPEND, suspend, now, why=why, detail=detail, owed=owed)
 
 
 def begin(
@@ -439,6 +442,7 @@ def begin(
     goal: Goal,
     change: Change,
     now: Instant,
+    *,
     why: Reason,
     detail: str = "",
     owed: int = 0,
@@ -538,7 +542,7 @@ def give_way(
     if free and "release" in can and not views.comes_anew(tx, job):
         suspend(tx, job, now, why, release=True, detail=detail)
     elif free and "checkpoint" in can and job.state is State.RUNNING:
-        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)
+        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=why, detail=detail)
     else:
         outbox.stop(tx, job, why, now, detail)
     return True
@@ -580,7 +584,7 @@ def leave(
     if "release" in job.can:
         suspend(tx, job, now, Reason.UNPACKED, release=True, detail=detail)
     elif "checkpoint" in job.can and job.state is State.RUNNING:
-        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED, detail)
+        begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.UNPACKED, detail=detail)
     else:
         if asked is not None:
             changes.over(tx, asked, Result.DONE, now)
@@ -592,7 +596,7 @@ def _stay_or_stop(tx: Transaction, job: JobState, now: Instant, detail: str) -> 
     if sharing.shares(tx.state, job):
         outbox.stop(tx, job, Reason.UNPACKED, now, detail)
     elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
-        begin(tx, job, Goal.RESUME, Resume(), now, Reason.ALONE)
+        begin(tx, job, Goal.RESUME, Resume(), now, why=Reason.ALONE)
 
 
 def come_back(tx: Transaction, now: Instant) -> None:
@@ -653,7 +657,7 @@ def returns_now(tx: Transaction, job: JobState, now: Instant) -> int:
     )
     asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
     why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
-    begin(tx, job, Goal.RESUME, Resume(), now, why)
+    begin(tx, job, Goal.RESUME, Resume(), now, why=why)
     return len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
 
 

@@ -145,7 +145,7 @@ def take_turn(tx: Transaction, job: JobState, now: Instant) -> Outcome:
         return Done(len(job.live))
     if job.state is State.RUNNING and job.known:
         if "checkpoint" in job.can:
-            changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
+            changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
             return LEAVING
         if placing.promote(tx, job, now, home=True):
             return Done(len(job.live))

@@ -121,15 +121,22 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
             changing.heard(tx, event, now)
-        case QueueAdvice():
-            schedule.advised(tx, event, now)
-        case Outlook():
-            paces.heard(tx, event, now)
-        case Judged():
-            trials.judged(tx, event, now)
+        case QueueAdvice() | Outlook() | Judged():
+            _take_advice(tx, event, now)
         case Tick():
             upkeep.tick(tx, now)
         case Restarted():
             upkeep.restarted(tx, now)
         case MemberStepped() | Unreadable():
             pass
+
+
+def _take_advice(tx: Transaction, event: QueueAdvice | Outlook | Judged, now: Instant) -> None:
+    """Take in what the advisor or the introspector say."""
+    match event:
+        case QueueAdvice():
+            schedule.advised(tx, event, now)
+        case Outlook():
+            paces.heard(tx, event, now)
+        case Judged():
+            trials.judged(tx, event, now)

@@ -78,7 +78,7 @@ def begin(
         port = tx.state.nodes[seat.member.node].port()
         if port is None:
             return Refused(Reason.WAITS_FOR_PORT, seat.member.node)
-        _bind(tx, job, wish, seat, port, now, why)
+        _bind(tx, job, wish, seat, port, now=now, why=why)
     for name, _ in seat.beside:
         lower(tx, tx.state.jobs[name], now)
     return None
@@ -95,7 +95,14 @@ def answer(
 
 
 def _bind(
-    tx: Transaction, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant, why: Reason
+    tx: Transaction,
+    job: JobState,
+    wish: AskPack,
+    seat: Seat,
+    port: int,
+    *,
+    now: Instant,
+    why: Reason,
 ) -> None:
     if job.state is State.RESERVED:
         tx.record(ReservationDropped(job=job.job, attempt=job.following, why=why))

@@ -81,7 +81,7 @@ def serve(
         if not aside and only is None:
             soft.failed[job.queue] = job.job, soft.changes
         return done(int(aside))
-    return _give(tx, job, where, made, ranked, now, room)
+    return _give(tx, job, where, made, ranked, now=now, room=room)
 
 
 def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
@@ -91,7 +91,7 @@ def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     made = cellwork.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
-    return _give(tx, job, where, made, Reason.ARRIVAL, now, room)
+    return _give(tx, job, where, made, Reason.ARRIVAL, now=now, room=room)
 
 
 def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
@@ -101,7 +101,7 @@ def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     made = cellwork.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
-    return _give(tx, job, where, made, Reason.LENT_MEANWHILE, now, room)
+    return _give(tx, job, where, made, Reason.LENT_MEANWHILE, now=now, room=room)
 
 
 def find(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Placement | None:
@@ -154,7 +154,7 @@ def _leaves(tx: Transaction, job: JobState, now: Instant) -> bool:
         return True
     if "checkpoint" not in job.can:
         return False
-    changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
+    changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
     return True
 
 
@@ -164,6 +164,7 @@ def _give(
     where: Placement,
     made: tuple[Member, ...],
     ranked: Reason,
+    *,
     now: Instant,
     room: int,
 ) -> Outcome:
@@ -188,8 +189,8 @@ def _give(
         tx.record(ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED))
         soft.returned[other.queue] = None
     if where.victims or not has_room(tx.state, job, made):
-        return Done(_reserve(tx, job, where, made, ranked, why, now))
-    return bind(tx, job, where, made, why, ranked, now)
+        return Done(_reserve(tx, job, where, made, ranked, why=why, now=now))
+    return bind(tx, job, where, made, why, ranked=ranked, now=now)
 
 
 def _place(
@@ -260,8 +261,8 @@ def _yielding(
                 asked,
                 shares,
                 cellwork.loss(state, now),
-                limit,
-                going.__contains__,
+                limit=limit,
+                stoppable=going.__contains__,
             )
             if found is not None:
                 return found
@@ -283,6 +284,7 @@ def bind(
     where: Placement,
     made: tuple[Member, ...],
     why: Reason,
+    *,
     ranked: Reason,
     now: Instant,
 ) -> Outcome:
@@ -320,6 +322,7 @@ def _reserve(
     where: Placement,
     made: tuple[Member, ...],
     ranked: Reason,
+    *,
     why: Reason,
     now: Instant,
 ) -> int:

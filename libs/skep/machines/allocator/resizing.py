@@ -87,7 +87,7 @@ def begin(
             return Refused(Reason.NO_ROOM, f"{gpus} beside it")
         _widen(tx, job, more, now)
     if len(job.live) > 1:
-        spanning.begin(tx, job, name, workers, port, now, why)
+        spanning.begin(tx, job, name, workers, port, now=now, why=why)
         return None
     order = tx.state.order + 1
     # An order is never used twice, and neither may a generation be.

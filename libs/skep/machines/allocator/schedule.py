@@ -262,7 +262,9 @@ def _finish(tx: Transaction, now: Instant) -> int:
                 ripe[key] = None
                 placing.more_victims(tx, job, made, now)
                 continue
-            bound = placing.bind(tx, job, where, made, Reason.CELLS_RESERVED, job.ranked, now)
+            bound = placing.bind(
+                tx, job, where, made, Reason.CELLS_RESERVED, ranked=job.ranked, now=now
+            )
             cost += outcome.cost(bound)
             if not isinstance(bound, Done):
                 ripe[key] = None

@@ -37,7 +37,7 @@ def spans(change: OpenChange) -> bool:
 
 
 def begin(
-    tx: Transaction, job: JobState, at: str, workers: int, port: int, now: Instant, why: Reason
+    tx: Transaction, job: JobState, at: str, workers: int, port: int, *, now: Instant, why: Reason
 ) -> None:
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]

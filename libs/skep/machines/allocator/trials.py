@@ -188,13 +188,13 @@ def judged(tx: Transaction, event: Judged, now: Instant) -> None:
     if trial is None or not _since(tx.state, trial):
         return
     if event.kept:
-        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, event)
+        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, found=event)
         return
     against = _goes_back(tx, trial, now) if trial.kind in MOVES else ""
     if against:
-        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_STAYS, now, event, against)
+        _over(tx, trial, Verdict.KEPT, Reason.TRIAL_STAYS, now, found=event, detail=against)
     else:
-        _over(tx, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, event)
+        _over(tx, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, found=event)
 
 
 def _goes_back(tx: Transaction, trial: TrialBegun, now: Instant) -> str:
@@ -280,6 +280,7 @@ def _over(
     verdict: Verdict,
     why: Reason,
     now: Instant,
+    *,
     found: Judged | None = None,
     detail: str = "",
 ) -> None:

@@ -392,7 +392,7 @@ class _Turns:
             return self._yielding(job, (each for each in such if each.pin == job.pin))
 
         bounds = self._bounds(job, below, alike)
-        return clear_cheapest(job, self._room, bounds, on, everywhere, self._price(job))
+        return clear_cheapest(job, self._room, bounds, on, everywhere, price=self._price(job))
 
     def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
         """Return what it comes to at least to clear each node where somebody may leave."""
