@@ -43,6 +43,8 @@ COOLING_MAX = 200
 """What is remembered of a VC's failures: the latest."""
 SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
+MATTER = (GpusShared, TrialBegun, TrialOver)
+"""Facts after which open trials are looked at again, whatever jobs they are about."""
 PAIR = "pair"
 GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 """States of a job of which nothing is left that a trial has changed."""
@@ -139,7 +141,7 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
 def follow(state: ClusterState, fact: object) -> None:
     """Take over what any fact means for trials: what is measured by now, what is put back."""
     tries, name = state.tries, getattr(fact, "job", "")
-    if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):
+    if name in tries.of_job or isinstance(fact, MATTER):
         state.delta.trials = True
     if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
         _changed(state, fact)

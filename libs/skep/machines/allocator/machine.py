@@ -49,6 +49,9 @@ from skep.wire.trials import Judged
 AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | Unreadable
 """What the allocator takes from outside."""
 
+NOT_ITS = (MemberStepped, Unreadable)
+"""What comes on its subjects and says nothing to it: no step of a decision follows."""
+
 
 class AllocatorMachine:
     """The behaviour of the allocator service."""
@@ -72,7 +75,7 @@ class AllocatorMachine:
         tx = self.tx
         tx.effects = []
         upkeep.awake(tx.soft, now)
-        if isinstance(event, MemberStepped | Unreadable):
+        if isinstance(event, NOT_ITS):
             return []
         _take_in(tx, event, now)
         waits = tx.settings.defers or tx.soft.losing
