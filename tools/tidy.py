@@ -87,6 +87,9 @@ RETIRED = {
 }
 """A word that documents no longer use: what replaces it. `told apart` is another word."""
 RETIRED_WORD = re.compile(rf"\b({'|'.join(RETIRED)})s?\b(?! apart)", re.IGNORECASE)
+IMPERSONAL = ("libs/skep/ledger/", "libs/skep/machines/allocator/")
+"""Folders in whose code no job is a person; others follow when they are next taken apart."""
+PERSON = re.compile(r"\b(nobody|somebody|who|whoever|whom)\b", re.IGNORECASE)
 IN_CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 GENERATED = "is generated from the code"
 """Pages that say so have the words of the code."""
@@ -124,6 +127,8 @@ def check(root: Path) -> list[Finding]:
         found = list(_text_findings(name, lines, root))
         if path.suffix == ".py":
             found += _python_findings(name, text)
+        if name.startswith(IMPERSONAL):
+            found += _person_findings(name, lines)
         if path.suffix == ".md" and GENERATED not in text:
             found += _word_findings(name, lines)
         findings += [finding for finding in found if not _allowed(finding, lines)]
@@ -177,6 +182,13 @@ def _text_findings(name: str, lines: list[str], root: Path) -> Iterator[Finding]
         allow = ALLOW.search(line) if name != "tools/tidy.py" else None
         if allow and (allow[1] not in RULES or not allow[2]):
             yield Finding(name, number, "allow", "write: tidy: allow <rule> <the reason>")
+
+
+def _person_findings(name: str, lines: list[str]) -> Iterator[Finding]:
+    for number, line in enumerate(lines, start=1):
+        for match in PERSON.finditer(line):
+            message = f"{match[1].lower()}: a job is `it`: write which job, a rank that, no job"
+            yield Finding(name, number, "word", message)
 
 
 def _word_findings(name: str, lines: list[str]) -> Iterator[Finding]:

@@ -85,6 +85,12 @@ def test_packages_have_their_places(tmp_path: Path, name: str) -> None:
     assert broken(tmp_path, name, "") == []
 
 
+def test_a_job_is_no_person_where_the_allocator_is(tmp_path: Path) -> None:
+    text = '"""What it is."""\nJOB = 1  # Whoever waits.\n'
+    assert broken(tmp_path, "libs/skep/cells/a.py", text) == []
+    assert broken(tmp_path, "libs/skep/ledger/a.py", text) == [(2, "word")]
+
+
 @pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "XX" + "X"])
 def test_unfinished(tmp_path: Path, word: str) -> None:
     assert broken(tmp_path, "README.md", f"fine\n{word}: more\n") == [(2, "unfinished")]

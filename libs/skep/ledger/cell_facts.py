@@ -1,4 +1,4 @@
-"""What facts about cells, and about who has which of them, change."""
+"""What facts about cells, and about the attempts in them, change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def carried_of(fact: CellsSet) -> Iterator[Carried]:
 def apply_bearing(
     state: ClusterState, fact: BadCellBound | BadCellReturned | SetLed | RulesRaised
 ) -> None:
-    """Take over who bears what is bad, or who leads a set."""
+    """Take over which VC bears a bad cell, or which attempt leads a set."""
     match fact:
         case BadCellBound():
             state.cells.bind_bad_cell(fact.cell)
@@ -95,7 +95,7 @@ def apply_hold(
             state.delta.claims += (job.job,)
         case ReservationDropped():
             job.move("ReservationDropped")
-            # A claim lost to another job: that one's placement settles who bears bad hardware.
+            # A claim lost to another job: its placement settles which VC bears bad hardware.
             state.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
             del state.reserved[job.job]
             state.queue(job).add(job.entry)

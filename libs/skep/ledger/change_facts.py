@@ -75,7 +75,7 @@ def _apply_over(state: ClusterState, fact: AskOver) -> None:
         job.asked = None
     suspended = job.state is State.SUSPENDED and fact.result is Result.DONE
     if suspended and fact.ask.__struct_config__.tag == Goal.SUSPEND:
-        job.held = Reason.REQUESTED  # Whatever it was suspended for: now somebody wants it so.
+        job.held = Reason.REQUESTED  # Whatever it was suspended for: now its tenant wants it so.
 
 
 def _apply_changing(state: ClusterState, job: JobState, fact: JobChanging) -> None:
@@ -184,7 +184,7 @@ def _apply_changed(state: ClusterState, job: JobState, fact: JobChanged) -> None
 
 
 def _release(state: ClusterState, job: JobState) -> None:
-    """Give the GPUs of a suspended attempt to whoever comes next."""
+    """Free the GPUs of a suspended attempt for the next one."""
     name, attempt = attempt_names.holder(job.job, job.attempt), (job.job, job.attempt)
     state.delta.claims += tuple(map(attempt_names.job_of, state.cells.claimers(name)))
     others = sharing.partners(state, job.live, attempt)

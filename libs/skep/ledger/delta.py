@@ -1,4 +1,4 @@
-"""What one fact changed, for whoever keeps something that follows from the state."""
+"""What one fact changed, for programs that keep something that follows from the state."""
 
 from __future__ import annotations
 

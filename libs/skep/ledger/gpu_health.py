@@ -46,7 +46,7 @@ def over(state: ClusterState, job: JobState, fact: JobRequeued | JobEnded) -> No
     known, rule = state.suspicion, state.asked.quarantine
     succeeded = isinstance(fact, JobEnded) and fact.end is End.SUCCEEDED
     if succeeded and not known.signs:
-        # Nothing speaks against any GPU: nobody needs this one's alibi.
+        # Nothing speaks against any GPU: this attempt's alibi is of no use.
         known.failed.pop(job.job, None)
         known.ran.pop(job.job, None)
         return

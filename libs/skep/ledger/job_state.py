@@ -109,7 +109,7 @@ class Part(StrEnum):
 
 
 class OpenChange(msgspec.Struct):
-    """A change of an attempt that is under way: the round it is in, and who has answered."""
+    """A change of an attempt that is under way: the round it is in, and the answers so far."""
 
     goal: Goal
     change: Change
@@ -175,7 +175,7 @@ class JobState(msgspec.Struct):
     released: bool = False
     """The attempt is suspended and holds no GPUs."""
     held: Reason | None = None
-    """Why it is suspended: somebody has to ask for its return, unless it only made room."""
+    """Why it is suspended. Its tenant has to ask for its return, unless it only made room."""
     suspended_at: Instant = Instant(0)
     stayed: bool = False
     """It has not given its GPUs back since it was last suspended."""
@@ -186,7 +186,7 @@ class JobState(msgspec.Struct):
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
     rebound: bool = False
     """The attempt is not, or was not always, on the GPUs that its nodes were told to start it on:
-    whoever is to go on is told on which."""
+    ranks that are to go on are told on which."""
     stood_on: dict[str, Member] = {}
     """By node: what the attempt had before it was given other GPUs to go on with, until it does."""
     tied: bool = False

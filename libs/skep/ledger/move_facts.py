@@ -41,7 +41,7 @@ def apply(state: ClusterState, fact: MoveFact) -> None:
 def _apply_bound(state: ClusterState, job: JobState, fact: SuccessorBound) -> None:
     spots = attempts.spots(state, fact.chain, fact.members)
     asked = attempts.request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
-    # As a victim it is given up: nobody needs it while the job runs elsewhere.
+    # As a victim it is given up: it is of no use while the job runs elsewhere.
     hold = CellHold(asked._replace(lazy=False), Placement(fact.chain, spots))
     if not spots[0].level:
         hold.priority = OPPORTUNISTIC

@@ -1,4 +1,4 @@
-"""Who goes well beside whom: two jobs whose pack was tried and kept, as the facts tell it.
+"""Proven partners: two jobs whose pack was tried and kept, as the facts tell it.
 
 When both have to stand for others, they may go on together without another trial.
 """
@@ -30,7 +30,7 @@ def judged(state: ClusterState, fact: TrialOver, needed_milli: int) -> None:
 
 
 def parted(state: ClusterState, job: JobState) -> None:
-    """Forget with whom a job goes well: its rates may not say so any more."""
+    """Forget the proven partner of a job: its rates may not say so any more."""
     other = state.jobs.get(job.mate)
     if other is not None and other.mate == job.job:
         other.mate, other.mate_milli = "", 0

@@ -1,4 +1,5 @@
-"""Who is next: priority, then arrival; among equals the advisor's order while it is fresh."""
+"""Which job is next: by priority, then arrival; among equals by the advisor's order while it is
+fresh."""
 
 from __future__ import annotations
 
@@ -75,10 +76,10 @@ class JobQueue:
         self._advised = deque(order)
 
     def head(self) -> Head | None:
-        """Return who is next, or None if nobody waits.
+        """Return the next job, or None if no job waits.
 
         Advice only permutes jobs of the highest waiting priority; the claim against other queues
-        stays that of the earliest arrival, so advice moves nobody across tenants.
+        stays that of the earliest arrival, so advice moves no job across tenants.
         """
         if not self.entries:
             return None

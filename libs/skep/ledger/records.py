@@ -76,7 +76,7 @@ class Tries(msgspec.Struct):
     cooling: dict[str, dict[str, Cooling]] = {}
     """By VC, by kind and families: what is not tried again for now."""
     begun: dict[str, list[Instant]] = {}
-    """By whom or what is counted: when trials were begun, oldest first, of the last hour."""
+    """By job, VC or pair: when trials were begun, oldest first, of the last hour."""
     solo: dict[str, int] = {}
     """By unfinished job that was packed on trial: its rate on GPUs of its own."""
     undoing: dict[str, Undo] = {}

@@ -1,8 +1,8 @@
 """Attempts that use the same GPUs by a recorded decision, as the facts tell it.
 
-Who is on a GPU is told by what attempts hold on its node: one that ends, gives its GPUs back or
+The attempts on a GPU are those that hold it on its node: one that ends, gives its GPUs back or
 goes on elsewhere leaves a set, and the others stay. The cells have one hold for all of them
-(`cells.sets`). What part of each device's memory an attempt may use follows from who is there.
+(`cells.sets`). What part of each device's memory an attempt may use follows from the others there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def _nobody_shares(state: ClusterState) -> bool:
 
 
 def parted(state: ClusterState, others: Iterable[Attempt]) -> None:
-    """Note of attempts that somebody has come to them, or gone: who leads, and what is theirs."""
+    """Note of attempts that others have come to their GPUs, or left them.
+
+    Which attempt leads the set, and what part of the memory each has, may be different now.
+    """
     for name, attempt in others:
         job = state.jobs.get(name)
         if job is not None and job.attempt == attempt:

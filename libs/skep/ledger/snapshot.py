@@ -1,7 +1,7 @@
 """The allocator's whole state as a few facts, and back: recovery need not read all of history.
 
 What is kept stands for every fact recorded so far. It is a copy beside the log, never instead of
-it: whoever cannot read it replays the log. So its form may change with any version.
+it: a program that cannot read it replays the log. So its form may change with any version.
 """
 
 from __future__ import annotations

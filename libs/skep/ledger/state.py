@@ -1,6 +1,7 @@
 """The state of the cluster, and what can be read from it. Only `fold.apply` changes it.
 
-`jobs` holds the life of a job, `cells` who holds which GPU, `nodes` what else a node has.
+`jobs` holds the life of a job, `cells` which attempt holds which GPU,
+`nodes` what else a node has.
 """
 
 from __future__ import annotations

@@ -26,12 +26,13 @@ HURTS = -250
 """Thousandths: what is worse than was needed by so much counts as if it had failed twice. What is
 hardly worse may be better another time."""
 COOLS_VOID = seconds(600.0)
-"""Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
-gives no samples, so the worst there is ends like that."""
+"""Likewise what was disturbed. Not what ran its time without a verdict: a job that makes nothing
+any more gives no samples, so the worst there is ends like that."""
 HOUR = seconds(3600.0)
 PAIR_MAX = 3
 """Packs of the same two jobs that are tried within an hour: what goes well together comes apart
-when there are GPUs for both, and is not brought together anew for all who come for a while."""
+when there are GPUs for both, and is not brought together anew for each job that comes for a
+while."""
 JOB_MAX = 6
 JOB_MOVES_MAX = 3
 """Trials begun within an hour that touch one job, and of these moves, each of which costs its job
@@ -73,10 +74,10 @@ def raise_rules(tries: records.Tries) -> None:
 
 def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
     """Return under what names a trial is counted: all of a job and VC, and what moves."""
-    whom = *jobs, f"vc:{vc}"
+    names = *jobs, f"vc:{vc}"
     if kind is Kind.PACK:
-        return *whom, " ".join((PAIR, vc, *sorted(jobs)))
-    return *whom, *((f"moves {name}" for name in whom) if kind in MOVES else ())
+        return *names, " ".join((PAIR, vc, *sorted(jobs)))
+    return *names, *((f"moves {name}" for name in names) if kind in MOVES else ())
 
 
 def full(state: ClusterState, name: str) -> Instant:
@@ -206,7 +207,7 @@ def _put_back(state: ClusterState, trial: TrialBegun, fact: TrialOver) -> None:
     )
     job = state.jobs.get(tried.job)
     resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
-    # Whoever has the gang be of another size meanwhile wants that size.
+    # A change of size that was begun meanwhile is wanted.
     if trial.kind not in MOVES and not resizes and _owed(state, tried.job, undo):
         state.tries.undoing[tried.job] = undo
 

@@ -165,7 +165,7 @@ def _preempt(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
 
 
 def _suspend(tx: Transaction, job: JobState, detail: str, now: Instant, owed: int) -> int:
-    """Suspend a job with its state in the host's memory; who cannot do that goes on running."""
+    """Suspend a job with its state in the host's memory; a job that cannot goes on running."""
     if not _calm(job) or job.state is not State.RUNNING or "release" not in job.can:
         return 0
     changing.suspend(tx, job, now, WHY, release=True, detail=detail, owed=owed)
@@ -174,7 +174,7 @@ def _suspend(tx: Transaction, job: JobState, detail: str, now: Instant, owed: in
 
 def _pack(tx: Transaction, job: JobState, action: Pack, now: Instant) -> int:
     if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
-        return 0  # Who was to leave others waits for GPUs of its own.
+        return 0  # A job that was to leave others waits for GPUs of its own.
     host = tx.state.jobs[action.beside]
     tried = trials.pack(tx, job, host, action.needed_milli, now) if action.trial else None
     if action.trial and tried is None:

@@ -1,7 +1,7 @@
 """Plays a copy of the allocator on until one job has its GPUs: nodes obey, jobs end as foreseen.
 
-The machine is used up by it. Nothing here decides: who starts, and who makes room, is decided by
-the machine itself, and read from its facts.
+The machine is used up by it. Nothing here decides: which job starts, and which makes room, is
+decided by the machine itself, and read from its facts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GOALS: dict[Goal, Touch] = {
     Goal.RESIZE: Touch.RESIZES,
 }
 STANDS = (Touch.STOPS, Touch.SUSPENDS)
-"""Who is touched so makes no mini-batches."""
+"""A job that is changed so makes no mini-batches."""
 
 
 class Ahead:
@@ -111,7 +111,7 @@ class Ahead:
             self.tell(Tick())  # It asked for a further decision at once: one is bounded.
         runs, claimed = self._has(), self._claimed()
         waits = machine.state.jobs[self._name].waits if self._name in machine.state.jobs else None
-        # Who makes room for it lets others in, who may have others make room in turn.
+        # A job that makes room for it lets others in, which may have others make room in turn.
         self._obey(to_the_end=True)
         if runs or claimed or self._has():
             return self._made(Start.NOW if runs else Start.AFTER)

@@ -150,7 +150,7 @@ def fits_own(tx: Transaction, job: JobState) -> bool:
 def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
     """Return why a job that could not be placed waits, for what, and whether aside.
 
-    What no cell could hold even if nothing else ran holds up nobody behind it.
+    A job that no cell could hold even if nothing else ran holds up no job behind it.
     """
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
@@ -260,7 +260,7 @@ def quarantine(tx: Transaction, event: QuarantineGpu) -> None:
 def loss(state: ClusterState, now: Instant) -> Loss:
     """Return how to weigh victims: the GPU-seconds that stopping each would lose.
 
-    Whoever shares GPUs with one would have to be stopped as well.
+    Jobs that share GPUs with one would have to be stopped as well.
     """
 
     def lost(name: str) -> float:

@@ -34,7 +34,7 @@ DEADLINES_MS = {
 the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join
 a gang import and warm up, while the others train."""
 PREEMPT_DEADLINE_MS = 15_000
-"""A victim that does not reach a boundary in this time is stopped instead: somebody waits."""
+"""A victim that does not reach a boundary in this time is stopped instead: another job waits."""
 
 
 def owed(state: ClusterState, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:

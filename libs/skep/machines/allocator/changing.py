@@ -1,11 +1,11 @@
-"""How running attempts are suspended, resumed and stored: requests, rounds, and who makes room.
+"""How running attempts are suspended, resumed and stored: requests, rounds, and victims.
 
 A gang on several nodes must stop after the same mini-batch, else some of its ranks wait for others
-in the middle of an exchange. No clock is shared, so a mini-batch S is named to all: who is past it
-answers `unchanged` and where it is, the others are resumed, and a later S is tried (the two-phase
-clock; DL2, section 4.2, scales at such a common step). Whatever fails, an attempt is in the end
-suspended in every part or runs in every part; one that can be brought to neither is stopped and
-repeated.
+in the middle of an exchange. No clock is shared, so a mini-batch S is named to all: a rank that is
+past it answers `unchanged` and where it is, the others are resumed, and a later S is tried (the
+two-phase clock; DL2, section 4.2, scales at such a common step). Whatever fails, an attempt is in
+the end suspended in every part or runs in every part; one that can be brought to neither is stopped
+and repeated.
 """
 
 from __future__ import annotations
@@ -410,7 +410,7 @@ def _stored(tx: Transaction, job: JobState, told: dict[str, MemberAnswered], now
 
 
 def _owes_room(tx: Transaction, job: JobState, why: Reason) -> bool:
-    """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
+    """Return whether a job waits for the GPUs for which this one was to make room alive."""
     claimed = tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
     waits = bool(claimed) or bool(returns.waits_for(tx, job))
@@ -604,12 +604,13 @@ def come_back(tx: Transaction, now: Instant) -> None:
 
     They have the very same, or others if their ranks can go on with those (`returns`). They run
     there opportunistically and are promoted once their VC's cells cover them, as jobs that borrow
-    are. Who asked for a suspension has to ask for its end; whom a policy rules waits for its word.
+    are. The tenant that asked for a suspension has to ask for its end; a job that a policy rules
+    waits for the policy.
     """
     soft = tx.soft
     looked = soft.changes, tx.state.last_asked
     if soft.looked == looked:
-        return  # Nothing came free since, and nobody asked.
+        return  # Nothing came free since, and no tenant asked.
     rule = {vc for vc in soft.planned if views.rules(tx, vc)}
     able = [
         job
@@ -666,7 +667,7 @@ def reclaim(
 ) -> list[str]:
     """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
 
-    Until they have left, nobody else is offered GPUs of its nodes (`soft.returning`). It does not
+    Until they have left, no other job is offered GPUs of its nodes (`soft.returning`). It does not
     go ahead of a job of its VC that waits before it; `lent` are those of `views.lines`.
 
     Returns:

@@ -1,7 +1,7 @@
 """What the waiting jobs of a VC ask for, each shape once, and what of it could not be had.
 
 Of ten thousand jobs that wait there are a few shapes. While nothing comes free, none of them is
-tried twice, and where all of them have failed nobody has to look at the jobs at all.
+tried twice, and where all of them have failed the jobs are not looked at at all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Shape = tuple[Any, ...]
 
 
 class Demand:
-    """By shape who asks for it, and when it last failed."""
+    """By shape, which jobs ask for it, and when it last failed."""
 
     def __init__(self) -> None:
-        """Have nobody wait."""
+        """Begin with no job that waits."""
         self._asks: dict[str, Shape | None] = {}
         """By waiting job: None for one that goes on where it was, which no shape tells."""
         self._count: dict[Shape | None, int] = {}

@@ -6,7 +6,7 @@
 How a copy is made is the caller's: a service forks, a test copies deeply. In the copy the job is
 submitted, or cancelled and submitted anew, by the very events that would do it, and the outcome is
 read from the facts that follow. To tell when it starts if it does not start now, the copy is played
-on (`Ahead`): nodes do at once what they are told, and jobs end when they are known to. What nobody
+on (`Ahead`): nodes do at once what they are told, and jobs end when they are known to. What is not
 knows the end of runs for ever. Moves and changes of size are not played: the job goes on as before.
 
 Work is bounded: TRIES_MAX copies for a question, a few decisions in each, and DECISIONS_MAX in the

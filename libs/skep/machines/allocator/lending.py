@@ -1,9 +1,9 @@
 """Idle GPUs for jobs that wait, until their turn in their virtual cluster has come.
 
-This is what `over_quota: auto` means in a VC that has no policy of its own. Strict FIFO decides who
-has the VC's cells: a job that does not fit holds up every later one. Meanwhile any of them may have
-idle GPUs, whichever VC those belong to, if it can presumably give them back (`cellwork.lends`). For
-guaranteed requests such GPUs count as free.
+This is what `over_quota: auto` means in a VC that has no policy of its own. Strict FIFO decides
+which job has the VC's cells: a job that does not fit holds up every later one. Meanwhile any of
+them may have idle GPUs, whichever VC those belong to, if it can presumably give them back
+(`cellwork.lends`). For guaranteed requests such GPUs count as free.
 
     queued --JobBound, without levels--> lent --JobPromoted--> guaranteed
        ^                                 |  ^

@@ -3,7 +3,7 @@
 A job waits in its VC's queue until its gang fits (priority, then arrival; `policies.queue`), gets
 GPUs in its VC's cells (`schedule`, `cells`), and keeps them until its nodes confirm that its
 processes are gone. Every decision is a fact; commands to agents follow from facts and are repeated
-until a node event answers. `jobs` holds the life of a job, `cells` who holds which GPU,
+until a node event answers. `jobs` holds the life of a job, `cells` which attempt holds which GPU,
 `cells.nodes` what else a node has. Heartbeats, timers and advice are soft: they are forgotten in a
 crash and cost nothing but time.
 """

@@ -10,7 +10,7 @@
 
 Whatever fails before JobMoved, the successor is stopped and the source is as it was: it goes on, or
 stays suspended. A job that trains pauses only from when it is told to stop, and every hop follows
-at once from the event before it. Before JobMoved nobody resumes the successor, after it nobody
+at once from the event before it. Before JobMoved nothing resumes the successor, after it nothing
 resumes the source: as the two are different attempts, a late command for one is never taken by the
 other (Gandiva, section 4.1). Every rank gets a successor, also one that stays on its node: whose
 process group has other members and another address is begun anew by every rank.
@@ -107,7 +107,7 @@ def begin(
 def _place(state: ClusterState, job: JobState, to: str) -> Placement | None:
     """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
 
-    Of the VC's cells if there are, else borrowed for now. Nobody makes room for a move.
+    Of the VC's cells if there are, else borrowed for now. No job makes room for a move.
     """
     limit = _limit(state, job, to)
     for guaranteed in (True, False):
@@ -312,7 +312,7 @@ def _sent(
             trace=job.trace,
         )
     )
-    # Whom somebody suspended stands on; who only made room has room now.
+    # A job that its tenant suspended stands on; one that only made room has room now.
     stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
     _tell(tx, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:

@@ -65,7 +65,7 @@ def joined(tx: Transaction, event: NodeJoined, now: Instant) -> None:
         if not _silent(tx, node, now):
             if event.node in tx.soft.speaking:
                 _refuse(tx, event.node, event.identity)
-            return  # Whoever has the name may speak yet; if not, the newcomer is asked again.
+            return  # The one with the name may speak yet; if not, the newcomer is asked again.
         _replace(tx, node, now)
     elif (
         node is not None

@@ -24,7 +24,7 @@ class Seats:
     """Which of a VC's jobs are on which node, and the node views made of that."""
 
     def __init__(self) -> None:
-        """Start with nobody anywhere."""
+        """Start with no job on any node."""
         self._on: dict[str, dict[str, tuple[int, int]]] = {}
         """By node, by job: its place in the order of arrival, and its GPUs there."""
         self._made: dict[str, dict[str, _Made]] = {}

@@ -83,7 +83,7 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
 
 
 def solo(tx: Transaction, job: JobState, view: dict[str, Any] | None = None) -> int:
-    """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
+    """Return a job's rate on GPUs of its own, in thousandths; 0: unknown.
 
     It was measured where the attempt shares none, or before it was first packed on trial: an
     earlier attempt may have had other GPUs, so what this one makes alone comes first. `view` is

@@ -4,8 +4,8 @@
     unpack   suspended with release where it can be, else stored and stopped, else stopped
 
 The guest is bound like any job, but takes nothing from the cells: there is one hold, counted once,
-for all who are on those GPUs. So nobody's guarantee changes by it, and it is refused wherever it
-would: to other tenants' jobs, to GPUs that somebody claims, on nodes that take no further work.
+for all jobs on those GPUs. So no guarantee changes by it, and it is refused wherever one
+would: to other tenants' jobs, to GPUs that a job claims, on nodes that take no further work.
 Partners that cannot lower their share go on with what they have: a set is a decision about GPUs,
 and what they answered is recorded.
 """
@@ -330,7 +330,7 @@ def _shared(
 
 
 def follow(tx: Transaction, now: Instant) -> None:
-    """Tell whoever's partners have come or gone."""
+    """Send their shares to jobs whose partners have come or gone."""
     marked, tx.soft.reshare = tx.soft.reshare, {}
     for name in marked:
         job = tx.state.jobs.get(name)

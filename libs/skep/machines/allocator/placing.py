@@ -1,7 +1,7 @@
 """Giving one job its place: where, at whose expense, and what it waits for.
 
-Who must be stopped first is stopped under a reservation: the cells are the job's from the decision
-on. Who is next is `schedule`'s, or (where a VC has a policy) `plans`'.
+A job that must be stopped first is stopped under a reservation: the cells are the job's from the
+decision on. Which job is next is decided by `schedule`, or by `plans` where a VC has a policy.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _place(
 
 
 def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
-    """Return how many workers of a job each node may have, by its CPUs and who else is awaited."""
+    """Return how many workers of a job each node may have, by its CPUs and awaited jobs."""
     limit = _limit(tx.state, job, asked.priority)
     if not asked.guaranteed and (kept := returns.kept(tx)):
         limit = _without(kept, limit, job.size)
@@ -270,7 +270,7 @@ def _yielding(
 
 
 def _goes_on(state: ClusterState, name: str) -> bool:
-    """Return whether an attempt runs or is about to, and nobody has asked it to stop."""
+    """Return whether an attempt runs or is about to, and is not to stop."""
     job = state.jobs.get(attempt_names.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
@@ -353,13 +353,13 @@ def _reserve(
 
 
 def users(tx: Transaction, job: JobState) -> list[str]:
-    """Return who uses what a job claims."""
+    """Return the attempts that use what a job claims."""
     hold = tx.state.cells.holds[attempt_names.holder(job.job, job.following)]
     return tx.state.cells.users(hold.chain, hold.spots)
 
 
 def _with_partners(state: ClusterState, where: Placement) -> list[str]:
-    """Return the victims of a placement, and beside each whoever shares those GPUs with it."""
+    """Return the victims of a placement, and beside each the jobs that share its GPUs."""
     cells = state.cells
     users = cells.users(where.chain, where.spots)
     by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
@@ -399,8 +399,8 @@ def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False)
     """Let a job that borrows GPUs have its VC's cells, if they can cover them.
 
     One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
-    them, whoever is at home there too would take them back, and it from him, again and again.
-    Nobody else has cells on nodes that are kept for those who are about to go on there.
+    them, a job that is at home there too would take them back, and this one from it, again and
+    again. No other job has cells on nodes that are kept for jobs that are about to go on there.
     """
     changes = tx.soft.changes
     known = tx.soft.uncovered.get(job.job) == changes and not home
@@ -449,7 +449,7 @@ def _cover(tx: Transaction, job: JobState, hold: CellHold) -> tuple[Spot, ...] |
 
 
 def wait(tx: Transaction, job: JobState, why: Reason, needs: str, *, aside: bool = False) -> None:
-    """Say why a job waits, if that is news; `aside`: nobody waits behind it."""
+    """Say why a job waits, if that is news; `aside`: no job waits behind it."""
     if job.waits != (why, needs) or aside:
         tx.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
 

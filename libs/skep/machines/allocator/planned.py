@@ -56,7 +56,7 @@ class Planned:
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
         self.awaited: dict[str, None] = {}
-        """Nodes that jobs of the VC leave for others of it, to whom the last plan gave a turn."""
+        """Nodes that jobs of the VC leave for others of it that have a turn in the last plan."""
         self.leaving: dict[str, str] = {}
         """Attempts that leave the VC's cells to a suspended job that moves there, and which."""
         self.going: dict[str, None] = {}
@@ -95,7 +95,7 @@ class Planned:
         """
         taken = self.taken.get(job.job)
         if taken is None or now < taken:
-            return False  # A clock that was set back lets nobody be for longer.
+            return False  # A clock that was set back protects no job for longer.
         runs = job.state is State.RUNNING and job.since >= taken
         until = after(taken, TAKES_WITHIN)
         if runs:

@@ -1,7 +1,7 @@
 """Carrying out what the policy of a VC plans: actions, then turns; and what is held, with why.
 
 A policy decides in its VC as its tenant would in a cluster of his own: about its guaranteed jobs
-and nothing else. Whatever it names is checked here, so that a wrong plan harms nobody. A policy
+and nothing else. Whatever it names is checked here, so that a wrong plan does no harm. A policy
 that fails is passed over: until its next plan the VC's queue is served first come, first served.
 
 A plan is made when something happened in the VC (a fact about one of its jobs, hardware that came
@@ -42,7 +42,7 @@ LOOK_AGAIN = seconds(0.001)
 cost a part of a processor, and not all of it."""
 STANDS_FIRST = seconds(15)
 """A suspended job moves to idle GPUs only once it has stood for so long: it has to move back, and
-what is idle only until somebody has his turn is not worth that."""
+what is idle only until a job has its turn is not worth that."""
 LENDS_LOOK = 200
 """Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
 HOLDS_TOLD = 50
@@ -72,7 +72,7 @@ def serve(tx: Transaction, now: Instant, room: int) -> int:
 
 
 def _settle(tx: Transaction, now: Instant) -> None:
-    """Have who goes on by its turn have its VC's cells, once whoever had them has left.
+    """Give a job that goes on by its turn its VC's cells, once the job that had them has left.
 
     Else its VC would seem to have them free, and they would be offered to another.
     """
@@ -100,7 +100,7 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
             if not waits:
                 del planned.returning[name]
                 planned.due = planned.due or (job is not None and job.away)
-                tx.soft.changes += 1  # Nobody keeps others off those GPUs any more.
+                tx.soft.changes += 1  # Those GPUs are kept for no job any more.
     return taken
 
 
@@ -114,8 +114,9 @@ def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
 def _in_vain(tx: Transaction, planned: Planned) -> bool:
     """Return whether a plan would come to nothing, and need not be made.
 
-    So it is where all that a policy says is who is next, and nothing that anybody waits for can be
-    had since it was last tried. Who runs, and who has come to ask for the same, is no matter then.
+    So it is where a policy says only which job is next, and nothing that any job waits for can be
+    had since it was last tried. Which jobs run, and which have come to ask for the same, is no
+    matter then.
     """
     demand, changes = planned.demand, tx.soft.changes
     if not (planned.whole and planned.policy.only_orders and demand.in_vain(changes)):
@@ -168,8 +169,8 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
 def lend(tx: Transaction, now: Instant, room: int) -> int:
     """Let jobs have idle GPUs that their VC's policy leaves waiting; return what it took.
 
-    The VC with the smallest share of what is lent comes first; in it who has a turn, in that order,
-    then the others as they came. One that finds nothing holds up nobody.
+    The VC with the smallest share of what is lent comes first; in it the jobs that have a turn, in
+    that order, then the others as they came. One that finds nothing holds up no other.
     """
     views.bring_up(tx, due=True)
     lines = {}
@@ -202,7 +203,7 @@ def _wanting(tx: Transaction, planned: Planned) -> Iterator[JobState]:
         return
     misfits = sorted(planned.misfits, key=lambda name: tx.state.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
-    # Else who stands might borrow what is being left for another.
+    # Else a suspended job might borrow what is being left for another.
     stand = {} if returns.kept(tx) else planned.views
     wanting = (
         job
@@ -224,7 +225,7 @@ def _lend(
     """Lend to the first job that finds something; `BLOCKED` if none does."""
     unlent = tx.soft.unlent
     for job in line:
-        # Who stands may be kept from moving by what has nothing to do with what is idle.
+        # A suspended job may be kept from moving by what has nothing to do with idle GPUs.
         shape = job.spec.vc, job.spec.resources, job.away
         known = unlent.get(shape)
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
@@ -312,7 +313,7 @@ def _take_turns(
 ) -> int:
     """Place jobs in the order of a plan; return what it took.
 
-    `told`: who waits has been told why, if the policy does nothing but order.
+    `told`: it has been said why jobs wait, if the policy does nothing but order.
     """
     ends = told and planned.policy.only_orders
     taken, stuck, said = 0, False, 0
@@ -341,7 +342,7 @@ def _take_turns(
             continue
         if said >= HOLDS_TOLD:
             planned.due, tx.soft.check_at = True, now
-            return taken  # It goes on in the next decision, which remembers who was told.
+            return taken  # It goes on in the next decision, which remembers what was said.
         before = len(tx.effects)
         placed: Outcome = BLOCKED
         if not stuck:
@@ -352,7 +353,7 @@ def _take_turns(
             taken += placed.cost
             planned.demand.leave(turn.job)
             if job.away and job.change is None and turn.job not in planned.returning:
-                # Others have yet to leave nodes where it has nothing. Nobody else gets those.
+                # Others have yet to leave nodes where it has nothing. No other job gets those.
                 planned.open = planned.outside = True
                 planned.awaited |= dict.fromkeys(turn.nodes)
             continue
@@ -364,7 +365,7 @@ def _take_turns(
         said += len(tx.effects) > before
         if ends and said < HOLDS_TOLD and planned.demand.in_vain(tx.soft.changes):
             planned.outside = planned.demand.outside()
-            break  # Nobody after it can have anything either.
+            break  # No job after it can have anything either.
     planned.whole = True
     return taken
 
@@ -406,7 +407,7 @@ def _left(tx: Transaction, planned: Planned, turn: Turn) -> tuple[str, ...]:
 def _misled(tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: Instant) -> bool:
     """Return whether the nodes of a turn were refused, though no job of the VC is in the way.
 
-    The view shows room there and the cells have none, or nobody is there whose end would make room.
+    The view shows room there and the cells have none, or no job is there whose end would make room.
     To wait for such nodes may be to wait for ever: the cells' own rule says where the job goes.
     """
     if not turn.nodes:
@@ -434,7 +435,7 @@ def _others_matter(state: ClusterState, job: JobState) -> bool:
     return port or any(chain.bad for chain in state.cells.chains.values())
 
 
-# --- who is held ---------------------------------------------------------------------------------
+# --- jobs that are held --------------------------------------------------------------------------
 
 
 def _hold(

@@ -21,7 +21,7 @@ def conclude(tx: Transaction, job: JobState, refused: str, now: Instant) -> None
 
 
 def leave(tx: Transaction, job: JobState, name: str, now: Instant) -> None:
-    """Free what a gang had on a node that nobody of it is on any more."""
+    """Free what a gang had on a node on which it has no rank any more."""
     tx.record(
         GangNarrowed(
             job=job.job, attempt=job.attempt, node=name, workers=0, at=now, trace=job.trace

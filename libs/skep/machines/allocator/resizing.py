@@ -3,10 +3,10 @@
     grow     claim GPUs beside its own; Resize; JobChanged once all its ranks train together
     shrink   Resize; JobChanged and then GangNarrowed: the leavers' GPUs are free
 
-A node answers once every rank has changed and whoever is not of the gang has ended, so what is
-freed is free. A growth that comes to nothing gives back what it claimed. Whatever ends the attempt
-meanwhile ends the change with it, and frees everything it holds. Here is what any change of size
-has in common; one that several nodes take part in is done by `spanning`.
+A node answers once every rank has changed and every rank that is not of the gang has ended, so what
+is freed is free. A growth that comes to nothing gives back what it claimed. Whatever ends the
+attempt meanwhile ends the change with it, and frees everything it holds. Here is what any change of
+size has in common; one that several nodes take part in is done by `spanning`.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _place(state: ClusterState, job: JobState, workers: int) -> tuple[Member, ..
     """Return idle GPUs for further workers, by the right by which the gang has its own.
 
     As close to it as there are any: on its own nodes, else in the cell that its spec wants all
-    workers to share, else (unless it insists) anywhere in its chain. Nobody makes room: who asks
-    for more gets what is free now, or is told that it is not.
+    workers to share, else (unless it insists) anywhere in its chain. No job makes room: a tenant
+    that asks for more gets what is free now, or is told that it is not.
     """
     cells = state.cells
     holder = attempt_names.holder(job.job, job.attempt)

@@ -113,7 +113,7 @@ def waits_for(tx: Transaction, job: JobState) -> str:
 def kept(tx: Transaction) -> dict[str, None]:
     """Return the nodes that others leave for suspended jobs, or for jobs of a VC with a policy.
 
-    Nothing claims those GPUs one by one, so nobody else may borrow any there until it is over.
+    Nothing claims those GPUs one by one, so no other job may borrow any there until it is over.
     """
     found: dict[str, None] = {}
     for name in tx.soft.returning:

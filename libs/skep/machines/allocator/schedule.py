@@ -1,9 +1,10 @@
-"""Who gets GPUs next, where, and at whose expense.
+"""Which job gets GPUs next, where, and which jobs make room.
 
 Each VC's guaranteed jobs go to the VC's own cells, in the order of its queue: a small job never
-overtakes a large one there, so no gang starves, and no VC waits for another. Who must be stopped
-first is stopped under a reservation: the cells are the preemptor's from the decision on. Idle GPUs
-go to opportunistic jobs, to the VC with the smallest share of them first (weighted max-min).
+overtakes a large one there, so no gang starves, and no VC waits for another. A job that must be
+stopped first is stopped under a reservation: the cells are the preemptor's from the decision on.
+Idle GPUs go to opportunistic jobs, to the VC with the smallest share of them first (weighted
+max-min).
 """
 
 from __future__ import annotations
@@ -283,7 +284,7 @@ def _serve(tx: Transaction, head: Head, now: Instant, room: int) -> int:
 
 
 def _promote(tx: Transaction, now: Instant) -> None:
-    """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
+    """Let jobs that borrow GPUs have their VC's cells, where no job of the VC waits for them."""
     lent = views.lines(tx)
     for job in list(tx.state.borrowed.values()):
         if views.rules(tx, job.spec.vc) and views.borrowing(tx.state, job):

@@ -14,7 +14,7 @@ bus election (4 to 9 s), well within what a user would wait."""
 READY_WITHIN = seconds(600)
 """What a successor gets to import, build and warm up: compiling a large model takes minutes."""
 YIELDS_WITHIN = seconds(15)
-"""How long who waits for GPUs waits for the end of a change of size, before the gang is stopped."""
+"""How long a job waits for GPUs of a gang that changes its size, before the gang is stopped."""
 
 LASTS = seconds(600.0)
 """How long a trial may go without a verdict: twice what the test's last look takes of jobs whose

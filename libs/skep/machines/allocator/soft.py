@@ -29,11 +29,11 @@ STORY_CHARS = 200
 Reminder = tuple[str, str, int]
 """Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
 Without a job, look again whether the node is clear. With minus the attempt and no node: the end of
-the patience of whoever waits for its GPUs."""
+the patience of the job that waits for its GPUs."""
 
 
 class Telling:
-    """What of open trials was told, and looked at; and whose rate nobody can be sure of."""
+    """What of open trials was told, and looked at; and of which jobs the rate is not sure."""
 
     def __init__(self) -> None:
         """Start with nothing told."""
@@ -96,7 +96,7 @@ class Soft:
         self.fits_vacant: dict[Request, bool] = {}
         """Whether they would hold a request (of no job), as far as that was asked."""
         self.story: deque[Any] = deque(maxlen=STORY_KEPT)
-        """The latest facts, for whoever has to find out how something came about."""
+        """The latest facts, to find out how something came about."""
         self.patrol: Patrol | None = None
         self.patrol_at = Instant(0)
         """When the watch next goes on with its round."""

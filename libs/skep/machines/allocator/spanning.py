@@ -1,6 +1,6 @@
 """A gang on several nodes, before or after, changes its size.
 
-    prepare   newcomers start and make everything ready, the meeting place is opened: nobody who
+    prepare   newcomers start and make everything ready, the meeting place is opened: no rank that
               trains is told anything, so what fails here costs the gang nothing
     agree     all nodes are told at once; the ranks agree where they meet on the mini-batch, on the
               commit, and on whether the new gang stands (`skep_job.elastic_round`)
@@ -11,7 +11,7 @@ commands as the others; one that is left by all its ranks says so, and its part 
 
 All nodes can only have taken it or none, unless an agent could not tell in time what its ranks did.
 If some took it and some did not, the gang is brought to the smaller of both sizes in another
-generation, on all nodes, in rounds: nobody needs to be started for that. Thus a growth is undone
+generation, on all nodes, in rounds: no rank has to be started for that. Thus a growth is undone
 and a shrinking done. One that can be brought to neither is stopped and repeated. Ranks are numbered
 as they come, and leave in the reverse order.
 """
@@ -116,7 +116,7 @@ def _answer(
 
 
 def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Go on once all who were told have answered, or one cannot be ready."""
+    """Go on once all nodes that were told have answered, or one cannot be ready."""
     change = job.change
     assert change is not None, job
     told = {name: answer for name, answer in change.answers.items() if name in job.parts}
@@ -186,7 +186,7 @@ def _short(job: JobState, world: int) -> bool:
 
 
 def withdraw(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
-    """Have nobody join after all, as long as the gang itself was told nothing."""
+    """Have no rank join after all, as long as the gang itself was told nothing."""
     change = job.change
     assert change is not None, job
     assert isinstance(change.change, Resize), job

@@ -38,7 +38,7 @@ def place(
     """Return where a gang goes; to nodes that it failed on in such a way only if it has to.
 
     Else a job whose turn is next would be given the same GPU until it has used up its retries, and
-    nobody would learn whose fault it is. Nobody is put aside for that.
+    it would not be known whose fault it is. No job is put aside for that.
     """
     loss = cellwork.loss(state, now)
     failed = state.suspicion.failed.get(job.job)

@@ -4,13 +4,13 @@
     Judged --> TrialOver (kept, undone);   until passed, a job gone or changed --> TrialOver (void)
 
 One writer per kind of truth: the introspector may be dead, late or wrong about what is open, and a
-trial still has one verdict, because whoever records it is who began it. What is undone is put back:
-the guest of a pack leaves the GPUs that it shares and a gang is as small as before once nothing
-else is under way with them, and a job that moved goes back, if its place is idle still. So is what
-is void, but for moves: to go back costs another pause, and nobody knows that it is worth it.
+trial still has one verdict, because the service that began it records it. What is undone is put
+back: the guest of a pack leaves the GPUs that it shares and a gang is as small as before once
+nothing else is under way with them, and a job that moved goes back, if its place is idle still. So
+is what is void, but for moves: to go back costs another pause, and it is not known to be worth it.
 
-Whatever a policy does to a job while it is tried is done as ever, and makes the trial void: who has
-grown on trial shrinks at once when its GPUs are wanted.
+Whatever a policy does to a job while it is tried is done as ever, and makes the trial void: a gang
+that has grown on trial shrinks at once when its GPUs are wanted.
 
 Trials are limited, so that a policy that tries too much costs a bounded part: one at a time for
 each job, a cool-down for what was not worth it, and so many begun within an hour.
@@ -89,8 +89,9 @@ def pack(
 ) -> TrialBegun | None:
     """Return what is to be recorded with a pack that is tried; None if it may not be now.
 
-    It is made before the pack: of who shares GPUs nobody knows how fast he is alone. Beside a host
-    that shares its GPUs already nothing is tried: whose doing a loss is could not be told.
+    It is made before the pack: it is not known of a job that shares GPUs how fast it is alone.
+    Beside a host that shares its GPUs already nothing is tried: whose doing a loss is could not be
+    told.
     """
     jobs = guest, host
     if sharing.shares(tx.state, host) or refusal(tx, Kind.PACK, jobs, now) is not None:
@@ -114,8 +115,8 @@ def pack(
 def move(tx: Transaction, job: JobState, action: Migrate, now: Instant) -> TrialBegun | None:
     """Return what is to be recorded with a move that is tried; None if it may not be now.
 
-    It is made before the move, and its successor is measured. Who shared GPUs has no way back to
-    them: others are there.
+    It is made before the move, and its successor is measured. A job that shared GPUs has no way
+    back to them: others are there.
     """
     kind = Kind.DEFRAG if action.defrag else Kind.MIGRATE
     if job.state is not State.RUNNING or refusal(tx, kind, (job,), now) is not None:
@@ -159,7 +160,7 @@ def grow(tx: Transaction, job: JobState, action: Resize, now: Instant) -> TrialB
 def _before(tx: Transaction, job: JobState, attempt: int, kind: Kind) -> Before:
     told, alone = tx.soft.paces.get(job.job), paces.solo(tx, job)
     rate = caches.best(told[0]) if told is not None else 0
-    # What is compared is the rate alone of who is packed; of it no more may be known.
+    # What is compared is the rate alone of a packed job; of it no more may be known.
     told_of = told is not None and (kind is not Kind.PACK or rate == alone)
     pace = told[0] if told is not None and told_of else NO_PACE
     return Before(
@@ -235,7 +236,7 @@ def review(tx: Transaction, now: Instant) -> None:
 
 
 def _settle(tx: Transaction, now: Instant) -> None:
-    """Take over of whom what is told is of them alone by now.
+    """Take over of which jobs what is told is of them alone by now.
 
     It is once something was told after they were: that is late where mini-batches are slow. As long
     as nothing is, or something is done to one, it is looked again. Nothing is told of jobs of VCs

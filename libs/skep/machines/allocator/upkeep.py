@@ -79,7 +79,7 @@ def tick(tx: Transaction, now: Instant) -> None:
 
 
 def _hurry(tx: Transaction, job: JobState, attempt: int, now: Instant) -> None:
-    """Stop who was to make room once it had changed its size, or went on, and has not."""
+    """Stop a job that was to make room once it had changed its size, or went on, and has not."""
     claimers = tx.state.cells.claimers(attempt_names.holder(job.job, attempt))
     open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
     alive = job.state in (State.RUNNING, State.SUSPENDED)

@@ -44,7 +44,7 @@ def rules(tx: Transaction, vc: str) -> bool:
 def borrowing(state: ClusterState, job: JobState) -> bool:
     """Return whether a guaranteed job has GPUs for now, and yet waits for its VC's cells.
 
-    Its policy decides about it as about any that waits, so borrowing changes nobody's order. What
+    Its policy decides about it as about any that waits, so borrowing changes no order. What
     its tenant has suspended, or is sharing or moving, is left as it is.
     """
     if job.state is State.RESERVED:

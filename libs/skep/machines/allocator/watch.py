@@ -1,9 +1,10 @@
 """The watch over the cells: what tests assert after every event is looked at in production too.
 
-After every decision that recorded something, sharing safety of every chain and the GPUs of whoever
-got or changed them; everything else in rounds, a bounded part of them each second (`cells.patrol`).
-What is broken is a fact, with the facts that led to it, and never the end of the allocator: jobs
-run on, and an operator is told. An alarm is over once the same place is found in order.
+After every decision that recorded something, sharing safety of every chain and the GPUs of jobs
+that got or changed them; everything else in rounds, a bounded part of them each second
+(`cells.patrol`). What is broken is a fact, with the facts that led to it, and never the end of the
+allocator: jobs run on, and an operator is told. An alarm is over once the same place is found in
+order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ at one time: a broken index is found in every cell, and the first hundred tell e
 ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned))
 """Facts that change nothing about cells: they need no look."""
 HOLDS = frozenset((JobBound, JobDemoted, JobPromoted, CellsReserved, GpusRegained))
-"""Facts by which somebody gets GPUs, or holds them in another way."""
+"""Facts by which a job gets GPUs, or holds them in another way."""
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a look at broken cells may raise."""
 
