@@ -34,7 +34,7 @@ def check_cells(cells: Cells) -> None:
                             assert leaf not in held, f"{leaf}: {held[leaf]} and {hold.job}"
                             held[leaf] = hold.job
         users = {leaf for leaf, user in enumerate(chain.user) if user is not None}
-        assert users == set(held), f"{name}: leaves used by nobody's hold"
+        assert users == set(held), f"{name}: leaves used by no hold"
         _sets(cells, name)
         _counts(chain)
         _forest(chain)
@@ -194,7 +194,7 @@ def _pools(cells: Cells, chain: ChainState) -> None:
         for (level, index), cell in pool.bound.items():
             assert chain.bound[level][index] is cell, shape.address(level, index)
             assert cell.used == used[level, index], shape.address(level, index)
-            assert cell.used or cell.bad_cell or pool.pin, "a cell is bound for nobody"
+            assert cell.used or cell.bad_cell or pool.pin, "a cell is bound for no use"
         _units(chain)
     assert chain.forest.owed == owed, f"{shape.name}: owed {chain.forest.owed}, not {owed}"
 

@@ -413,8 +413,8 @@ def _owners(cluster: Cluster, paths: Paths) -> Iterator[Problem]:
                 hint = nearest(pin, list(cluster.pins))
                 yield problem(here, Reason.UNKNOWN_PIN, f"no pinned cell {pin!r}", hint)
             elif pin in owners:
-                who = "twice" if owners[pin] == name else f"by {owners[pin]!r} too"
-                text = f"the pinned cell {pin!r} is owned {who}"
+                owner = "twice" if owners[pin] == name else f"by {owners[pin]!r} too"
+                text = f"the pinned cell {pin!r} is owned {owner}"
                 yield problem(here, Reason.DUPLICATE_PIN, text, "a pinned cell has one owner")
             owners.setdefault(pin, name)
 

@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
 
 
 class View(NamedTuple):
-    """What somebody may use of a chain: so many cells of each level (0 is one GPU)."""
+    """What a VC may use of a chain: so many cells of each level (0 is one GPU)."""
 
     owner: str
     name: str

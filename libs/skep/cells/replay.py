@@ -1,4 +1,4 @@
-"""What follows from a script of events: where jobs are bound, whom they preempt, why they wait.
+"""What follows from a script of events: where jobs are bound, which they preempt, why they wait.
 
 The same decisions as the allocator's, without its jobs and agents: a victim stops at once (or when
 the script says so) and waits again; what waits is tried again after every event, the most important
@@ -196,7 +196,7 @@ class Replay:
 
     def _follow(self) -> None:
         """Bind what is ready, promote, and try again what waits, until nothing changes any more."""
-        # Each round binds, promotes or reserves for somebody more important than whom it stops.
+        # Each round binds, promotes or reserves for a job more important than those it stops.
         for _ in range(len(self.jobs) + 1):
             before = len(self._then)
             self._bind_ready()

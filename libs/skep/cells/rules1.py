@@ -1,9 +1,9 @@
 """How facts of epochs by rules 1 are applied. Frozen: logs say no more than these functions read.
 
-By rules 1 facts left open who bears bad hardware, who leads a set, and what becomes of each hold
-when the cells change; whoever applied them chose, by the functions here. They keep what they need
-of other modules' decisions as it was, so that those may change. Nothing here is to be mended or
-tidied: another choice would read old logs as other decisions.
+By rules 1 facts left open which VC bears bad hardware, which attempt leads a set, and what becomes
+of each hold when the cells change; the program that applied them chose, by the functions here. They
+keep what they need of other modules' decisions as it was, so that those may change. Nothing here is
+to be mended or tidied: another choice would read old logs as other decisions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Rules1:
     """The choosers of rules 1, for `Cells.choosers`."""
 
     def settle(self, chain: ChainState, *, health: bool) -> None:
-        """Choose who bears bad hardware of a chain."""
+        """Choose which VC bears bad hardware of a chain."""
         settle(chain)
 
     def lead(self, candidates: Sequence[str]) -> str:
-        """Choose who leads a set: the first that came."""
+        """Choose which attempt leads a set: the first that came."""
         return candidates[0]
 
 
@@ -96,15 +96,15 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Reconfigure
     """Return the same jobs on another cluster, and what that means for each; none is stopped.
 
     A job keeps its guarantee if its VC owns cells there that cover it and can be taken safely;
-    higher priorities come first, then who has run longest. GPUs that a job uses outside its new
-    chain count as bad until it leaves them.
+    higher priorities come first, then those that have run longest. GPUs that a job uses outside its
+    new chain count as bad until it leaves them.
     """
     new = Cells(cluster, RULES1)
-    # Who bears what is bad is settled when all are in: it depends on the state alone.
+    # Which VC bears what is bad is settled when all are in: it depends on the state alone.
     for node, device in sorted(cells.bad_gpus()):
         new.note_bad_gpu(node, device)
     changes: list[ReconfiguredJob] = []
-    # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
+    # Opportunistic jobs go in last: they bind nothing, and those that bind may do so around them.
     order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
     for hold in order:
         if hold.claims:
@@ -186,7 +186,7 @@ def _enter(
     leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
     moved = CellHold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
     moved.partners = partners
-    # Of a set whose guaranteed ones are all to end nobody has a right to cells.
+    # Of a set whose guaranteed ones are all to end none has a right to cells.
     owns = hold.guaranteed and moved.asked > OPPORTUNISTIC
     covered = cover(new, moved) if owns and not strays else None
     if covered is not None:

@@ -101,7 +101,7 @@ class Stopped(_Event, frozen=True, tag="stopped"):
 
 
 class Why(_Event, frozen=True, tag="why"):
-    """Somebody asks where a job is, or why it waits."""
+    """A person asks where a job is, or why it waits."""
 
     job: str
 

@@ -138,7 +138,7 @@ def free_part(cells: Holdings, hold: CellHold, gone: Sequence[int]) -> None:
 
 
 def _dissolve(cells: Holdings, hold: CellHold) -> None:
-    """Have the last of a set be like any job: once nothing of it depends on who has gone."""
+    """Make the last of a set like any job, once nothing depends on those that have gone."""
     if len(hold.partners) == 1 and (hold.asked > OPPORTUNISTIC or not hold.guaranteed):
         del cells.sets[hold.job]
         hold.partners = {}

@@ -1,5 +1,4 @@
-"""Which job is next: by priority, then arrival; among equals by the advisor's order while it is
-fresh."""
+"""Which job is next: priority, then arrival; among equals the advisor's order while fresh."""
 
 from __future__ import annotations
 

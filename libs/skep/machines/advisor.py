@@ -61,7 +61,7 @@ EXPIRES_AFTER = seconds(15.0)
 """Two messages in a row may be lost."""
 
 AGE_MAX = seconds(3600.0)
-"""A job that has waited for longer is overtaken by nobody: no length keeps it out for ever."""
+"""A job that has waited for longer is overtaken by no other: no length keeps it out for ever."""
 
 BACKLOG_LAG = seconds(30.0)
 """A record older than this when it arrives is history: the queue it leads to is not in force."""

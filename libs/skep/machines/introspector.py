@@ -88,8 +88,8 @@ TOLD_MAX = 2_000
 """Findings about single jobs per emission; the others are told in the next: the bus shares."""
 
 CALM = 3
-"""Looks at an attempt whose rate has become what it will be, so that whoever compares rates told
-one after the other has seen some that agree."""
+"""Looks at an attempt whose rate has become what it will be, so that a program that compares rates
+told one after the other has seen some that agree."""
 
 JOB_LENGTH_MAX = 19
 JOB_RATE_BYTES_MAX = 250
@@ -375,7 +375,7 @@ class IntrospectorMachine:
         return effects + told + judged
 
     def _looked_at(self, now: Instant) -> list[Attempt]:
-        """Return whom there is something to find about; who lasts is brought up to date."""
+        """Return the attempts to be looked at; those that last are brought up to date."""
         if not self._lasting:
             return list(self._attempts.values())
         plain = () if len(self._lasting) == len(self._attempts) else self._attempts.values()
@@ -391,7 +391,7 @@ class IntrospectorMachine:
         return found
 
     def _next_look(self, now: Instant) -> Instant | None:
-        """Return when to look again, and forget whom nothing can be found about any more."""
+        """Return when to look again, and forget attempts of which nothing can be found any more."""
         for attempt in list(self._restless.values()):
             if attempt.look_at is not None and attempt.look_at <= now:
                 attempt.look_at = _look_again(attempt, _next_second(now))

@@ -53,7 +53,7 @@ class Attempt:
         self.spoke_at = 0
         self.told_step = 0
         self.behind = 0
-        """By how much the clock of who reports is behind this one."""
+        """By how much the clock of the reporting agent is behind this one."""
         self.calm = 0
         """Looks since all rates rest on what the latest lasting report says."""
         self.look_at: Instant | None = None

@@ -1,7 +1,7 @@
 """A rank whose mini-batches are known in advance: what it would report, second by second.
 
 A simulation says once that a rank goes on at some pace until it says otherwise (fast-forwarding, as
-in Gandiva, section 6.1). Whoever hears that comes to what a report every second would have led to:
+in Gandiva, section 6.1). A reader of that comes to what a report every second would have led to:
 the reports that are left out follow from the one that was sent, and long stretches in which nothing
 new can be found are passed over.
 """

@@ -1,7 +1,7 @@
 """How jobs that share a GPU slow one another down: what the fake accelerator and simulations play.
 
 Nothing that decides may read this. Gandiva found packing hard to predict (section 6.1) and judges
-it by measured rates; whoever decides here sees what agents report and nothing else. This is the
+it by measured rates; services see what agents report and nothing else. This is the
 world's side: each job on a GPU has a load, and a job's mini-batches take
 
     1 + sum over its partners of (demand_A x demand_B + sensitivity_A x pressure_B)

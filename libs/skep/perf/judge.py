@@ -49,7 +49,7 @@ FALSE_MILLI = 10
 """Thousandths of trials at the very bound that may be called a success, and as many a failure."""
 
 LIKENESS_MAX = 0.95
-"""Beyond it nobody can tell likeness from a trend."""
+"""Beyond it likeness cannot be told from a trend."""
 
 SAMPLES_MAX = LOOKS[-1][0]
 assert all(samples % min(samples, BATCHES) == 0 for samples, _ in LOOKS), "batches are alike"
@@ -58,7 +58,7 @@ assert all(samples % min(samples, BATCHES) == 0 for samples, _ in LOOKS), "batch
 class Baseline(NamedTuple):
     """What a job's rate is compared with: its mean, and how sure that is.
 
-    `spread` is the standard deviation of `samples` samples. Of fewer than BATCHES nobody knows
+    `spread` is the standard deviation of `samples` samples. Of fewer than BATCHES it is not known
     enough: such a mean is taken to be as uncertain as what is compared with it.
     """
 

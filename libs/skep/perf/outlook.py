@@ -1,4 +1,4 @@
-"""What whoever places jobs is told of how they go: only what is new, and all of it now and then.
+"""What the allocator is told of how jobs go: only what is new, and all of it now and then.
 
 Rates come every second for every job; a policy needs to know one when it has become another. So a
 job's pace is told once it is steady and differs from what was told, the sooner the more it differs;
@@ -205,7 +205,7 @@ def _told_otherwise(seen: JobRate, rate: JobRate) -> bool:
 
 
 def _by_number(job: str) -> tuple[int, str]:
-    """Return what orders jobs as they came, whoever's rate was told first."""
+    """Return what orders jobs as they came, whichever rate was told first."""
     return len(job), job
 
 
@@ -222,7 +222,7 @@ def _due(runner: Runner, rate: JobRate, now: Instant) -> Instant | None:
     if apart * OTHER_DIVISOR > told.rate_milli or (base.samples and not known):
         return max(now, settled, after(runner.told_at, AT_MOST_EVERY))
     if abs(rate.utilisation - told.utilisation) >= OTHER_UTILISATION:
-        # Whoever is changed, or stores its state, stands for a moment.
+        # A job that is changed, or stores its state, stands for a moment.
         runner.idle_since = runner.idle_since or now
         return max(now, settled, after(max(runner.told_at, runner.idle_since), AT_MOST_EVERY))
     runner.idle_since = Instant(0)

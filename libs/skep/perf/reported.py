@@ -1,4 +1,4 @@
-"""What a rank reports, as far as it can be: an agent may be broken, who hears it is not."""
+"""What a rank reports, as far as it can be: an agent may be broken, its reader is not."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def rates(
 
 
 def _step_ns(best: dict[int, int], gpus: int) -> float:
-    """Return what a mini-batch takes on so many GPUs; 0.0 if nobody knows."""
+    """Return what a mini-batch takes on so many GPUs; 0.0 if unknown."""
     if gpus in best:
         return best[gpus]
     known = sorted(best)

@@ -20,7 +20,7 @@ APART_SPREADS = 3
 class Steady(NamedTuple):
     """A mean rate, the standard deviation of the samples it rests on (in its unit), and how many.
 
-    Samples are adjacent and do not overlap. None of them: nobody knows yet.
+    Samples are adjacent and do not overlap. None of them: unknown yet.
     """
 
     mean: int = 0

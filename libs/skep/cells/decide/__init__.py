@@ -1,1 +1,1 @@
-"""What chooses: where gangs go, who yields, which VC bears bad cells. Changes no state."""
+"""What chooses: where gangs go, which jobs yield, which VC bears bad cells. Changes no state."""

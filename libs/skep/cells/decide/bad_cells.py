@@ -1,4 +1,4 @@
-"""Who bears bad hardware, and who leads a set: what is decided after cells have changed.
+"""Which VC bears bad hardware, which attempt leads a set: decided after cells have changed.
 
 Some bad hardware cannot be avoided: the healthy free cells no longer serve all that VCs own. HiveD
 binds such *doomed bad cells* to VCs, which are shown what still works of them. Which cells, and to
@@ -79,7 +79,7 @@ class AtOnce:
     """Decides and carries out at once, for cells of which no facts are recorded."""
 
     def settle(self, chain: ChainState, *, health: bool) -> None:
-        """Settle who bears bad hardware of a chain."""
+        """Settle which VCs bear bad hardware of a chain."""
         for step in _settle(chain, health=health):
             match step:
                 case Bear(cell):
@@ -88,7 +88,7 @@ class AtOnce:
                     chain.unbind_bad_cell(cell.level, cell.index)
 
     def lead(self, candidates: Sequence[str]) -> str:
-        """Choose who leads a set."""
+        """Choose which attempt leads a set."""
         return choose_leader(candidates)
 
 
@@ -96,7 +96,7 @@ AT_ONCE = AtOnce()
 
 
 def choose_leader(candidates: Sequence[str]) -> str:
-    """Return who of several is to lead a set: the first that came."""
+    """Return which of several is to lead a set: the first that came."""
     return candidates[0]
 
 
@@ -205,7 +205,7 @@ def _owners(cells: list[VirtualCell], pools: Mapping[str, Pool], level: int) -> 
 
 
 def share_bad_cells(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
-    """Return how many of some cells each VC bears: one after the other goes to who has most left.
+    """Return how many of some cells each VC bears: each goes to the VC that has most left.
 
     Args:
         unbound: By VC, how many cells of the level it had unbound if it bore none of these.

@@ -145,7 +145,7 @@ def _packs(rooms: Sequence[int], sizes: Sequence[int]) -> bool:
 
 
 def _users(chain: ChainState, pool: Pool, request: Request) -> dict[CellHold, int]:
-    """Return who has (or claims) GPUs of the VC's bound cells that the request cannot take."""
+    """Return the jobs on (or claiming) GPUs of bound cells of the VC that it cannot take."""
     users: dict[CellHold, int] = {}
     for level, index in pool.bound:
         for leaf in chain.topology.span(level, index):
@@ -185,7 +185,7 @@ def _bad(chain: ChainState, pool: Pool) -> str:
 
 
 def _waits_for_idle(cells: Cells, request: Request) -> Why:
-    """Return why an opportunistic gang has no place: nobody makes room for it."""
+    """Return why an opportunistic gang has no place: no job makes room for it."""
     idle = best = 0
     for chain in cells.chains.values():
         shape, forest = chain.topology, chain.forest

@@ -3,7 +3,7 @@
 HiveD section 3.3 decides the numbers of low-priority cells by weighted max-min fairness. A tenant
 below its share may have jobs of tenants above theirs stopped for it, as long as those still have
 at least as much per weight afterwards as it then has: so no two tenants take from one another in
-turn, and whoever has most per weight gives first.
+turn, and the VC that has most per weight gives first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who yields to a gang of several nodes: the jobs that lose least, among those that may have to.
+"""Which jobs yield to a gang of several nodes: those that lose least, of those that may have to.
 
 Few candidates are compared in all combinations. With more, one worker after the other is given the
-node on which room for it costs least beyond what is lost already; then whoever turned out not to be
-needed is spared again. Either way no tenant loses more GPUs than it may (`fair.spare`).
+node on which room for it costs least beyond what is lost already; then a job that turned out not to
+be needed is spared again. Either way no tenant loses more GPUs than it may (`fair.spare`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skep.cells.decide.search import Limit
 from skep.cells.holds import CellHold, Placement, Request, Spot
 
 EXACT_MAX = 10
-"""Candidates of whom all combinations are compared: a thousand, at some microseconds each."""
+"""Candidates of which all combinations are compared: a thousand, at some microseconds each."""
 NODES_MAX = 2048
 """Nodes looked at beyond those with idle room, those where least is lost first: twice as many as
 the largest gang has."""
@@ -40,7 +40,7 @@ def place_gang(
 
     A tenant gives as many GPUs as it has to `spare`, at most.
 
-    All workers have the same number of GPUs; a hard wish for a level is kept. None too if nobody
+    All workers have the same number of GPUs; a hard wish for a level is kept. None too if no job
     has to be stopped: then it is not this that the gang waits for.
     """
     shape, sizes = chain.topology, request.sizes
@@ -85,7 +85,7 @@ def _given(
 
 
 class _Room:
-    """Where workers of one size fit in part of a chain, depending on who is stopped."""
+    """Where workers of one size fit in part of a chain, depending on which jobs are stopped."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Room:
         }
         self.unused = sum(self.slots(node, idle) for node, idle in self.idle.items())
         self.on: dict[int, list[str]] = {}
-        """By node: who could be stopped there."""
+        """By node: the jobs that could be stopped there."""
         for job, each in gains.items():
             for node in each:
                 self.on.setdefault(node, []).append(job)
@@ -138,7 +138,7 @@ class _Room:
         return idle
 
     def victims(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
-        """Return who is to be stopped, sorted; nobody if that is not enough, or not needed."""
+        """Return the jobs to be stopped, sorted; none if that is not enough, or not needed."""
         if self.total(()) >= self.wanted:
             return []
         if len(holds) <= EXACT_MAX:
@@ -191,7 +191,7 @@ class _Room:
     def _cost(
         self, node: int, idle: Mapping[int, int], chosen: Mapping[str, None], loss: Loss
     ) -> tuple[float | None, list[str]]:
-        """Return what one more worker on a node costs, and whom; None if it cannot be had."""
+        """Return what one more worker on a node costs, and which jobs; None if it cannot be had."""
         here, jobs, lost = idle[node], [], 0.0
         slots = self.slots(node, here)
         for job in sorted(self.on[node], key=lambda each: (loss(each), each)):
@@ -204,7 +204,7 @@ class _Room:
         return None, []
 
     def _spared(self, chosen: Mapping[str, None], loss: Loss) -> list[str]:
-        """Return those of the chosen that are needed, sparing who would lose most."""
+        """Return those of the chosen that are needed, sparing the job that would lose most."""
         idle = self.left(chosen)
         spare = sum(self.slots(node, each) for node, each in idle.items()) - self.wanted
         kept = dict(chosen)
@@ -221,14 +221,14 @@ class _Room:
         return sorted(kept)
 
     def spots(self, victims: list[str]) -> tuple[Spot, ...]:
-        """Return the gang's workers where these and nobody make room: on the fewest nodes."""
+        """Return the gang's workers where these and no others make room: on the fewest nodes."""
         return tuple(self._spots(victims))
 
     def _spots(self, victims: list[str]) -> Iterator[Spot]:
         chain, shape = self.chain, self.chain.topology
         left, missing = self.left(victims), self.wanted
         going = dict.fromkeys(victims)
-        # Nodes where somebody is stopped come first: that is what he is stopped for.
+        # Nodes where a job is stopped come first: that is what it is stopped for.
         used = {node for job in victims for node in self.gains[job]}
         for node in sorted(left, key=lambda node: (node not in used, -left[node], node)):
             leaves = [

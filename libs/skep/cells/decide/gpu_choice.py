@@ -14,7 +14,7 @@ Loss = Callable[[str], float]
 
 
 def available_leaves(chain: ChainState, level: int, index: int, below: int) -> list[int]:
-    """Return the healthy leaves of a cell that nobody holds with this priority or a higher one."""
+    """Return the healthy leaves of a cell that no job holds with this priority or a higher one."""
     span = chain.topology.span(level, index)
     user, claim, bad = chain.user, chain.claim, chain.bad
     if below <= OPPORTUNISTIC:
@@ -71,7 +71,7 @@ def _groups(leaves: Sequence[int], size: int) -> list[list[int]]:
 
 
 class Seized(NamedTuple):
-    """Leaves taken from others: what that loses, whose they were, and who claimed them."""
+    """Leaves taken from others: what that loses, and which jobs had and claimed them."""
 
     loss: float
     leaves: list[tuple[int, ...]]

@@ -15,7 +15,7 @@ from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 
 
 def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement | None:
-    """Return a placement on idle GPUs that binds nothing, or None. Nobody is preempted for it."""
+    """Return a placement on idle GPUs that binds nothing, or None. No job is preempted for it."""
     shape = chain.topology
     sizes = sorted(request.sizes, reverse=True)
     if sizes[0] > shape.node_size:

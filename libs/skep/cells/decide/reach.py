@@ -1,4 +1,4 @@
-"""Where a VC's guaranteed jobs could be, node by node: a view for whoever plans, not a promise."""
+"""Where a VC's guaranteed jobs could be, node by node: a view for plans, not a promise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
 
     Those of the cells that it has bound, and of as many more as it may bind together; what
     opportunistic jobs use counts as free. A pinned cell serves jobs that name it, and no others.
-    None: it has no cells in this chain. To whom the whole chain belongs, all of it is within reach.
+    None: it has no cells in this chain. All of a chain is within reach of a VC that owns it whole.
     They come in the order of the VC's cells by number, which is the same whatever others do.
     """
     pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
@@ -63,7 +63,7 @@ def _numbered(pool: Pool, level: int, new: Iterator[int]) -> Iterator[tuple[int,
 
 
 def _all_nodes(chain: ChainState, pools: list[Pool]) -> Iterator[int]:
-    """Yield the nodes of whoever owns the whole chain by the numbers of his cells."""
+    """Yield the nodes of a VC that owns the whole chain by the numbers of its cells."""
     shape, node = chain.topology, chain.topology.node_level
     for pool in pools:
         for level in range(shape.top, 0, -1) if not pool.pin else ():

@@ -24,7 +24,7 @@ def rebind(
 
     Ranks whose own leaves are idle keep them where the rest can be placed beside; the others get
     those closest to one another. A guaranteed gang is put where cells of its VC may cover it, an
-    opportunistic one where no VC's cells are, as far as that is possible. Nobody is put aside.
+    opportunistic one where no VC's cells are, as far as that is possible. No job is put aside.
     """
     shape = chain.topology
     within = shape.level(request.within) if request.within and request.hard else None

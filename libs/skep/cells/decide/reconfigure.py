@@ -36,8 +36,9 @@ def decide_outcome(cells: Cells, cluster: Cluster) -> Outcome:
 
     In a chain of which neither shape nor owners change everything stays as it is. Elsewhere a hold
     keeps its guarantee if its VC owns cells there that cover it and can be taken safely; higher
-    priorities come first, then who has held longest. It is in the chain that has most of its GPUs;
-    the others count as bad until it leaves them. A VC goes on bearing a bad cell if it can.
+    priorities come first, then those that have held longest. It is in the chain that has most of
+    its GPUs; the others count as bad until it leaves them. A VC goes on bearing a bad cell if it
+    can.
     """
     new = Cells(cluster)
     for node, device in sorted(cells.bad_gpus()):

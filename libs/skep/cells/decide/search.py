@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Search:
-    """One request against one chain's pool, with one threshold: who may be put aside.
+    """One request against one chain's pool, with one threshold: which jobs may be put aside.
 
     `below`: priorities under it yield; with 0 those are opportunistic jobs alone.
     """
@@ -436,7 +436,7 @@ def new_cells(
 
 
 def _cheapest(found: Iterator[Found]) -> Found | None:
-    """Return the first placement that costs nobody anything, else the one at the least loss."""
+    """Return the first placement that costs no job anything, else the one at the least loss."""
     best: Found | None = None
     for each in found:
         if not each.victims and not each.cancels:

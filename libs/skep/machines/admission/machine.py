@@ -5,7 +5,7 @@
 
 Knows tenants and their quota (from ADMIN), what hardware exists and which jobs are unfinished
 (both from ALLOC: an inventory counts once the allocator uses it, for it alone judges which agent
-a node's name belongs to). It waits for nobody: every submission is answered at once.
+a node's name belongs to). It waits for no service: every submission is answered at once.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class AdmissionMachine:
             case SetVcs():
                 self._set_vcs(event)
             case Restarted() | Tick() | Unreadable():
-                pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
+                pass  # Nothing is owed: a verdict lost in a crash is in the facts.
             case DrainNode() | QuarantineGpu() | SearchRequest():
                 pass  # For the allocator and the service of searches.
         return self._effects
@@ -555,7 +555,7 @@ class AdmissionMachine:
 def _search_problem(spec: JobSpec, key: str) -> Problem | None:
     """Return why a job is not a trial of the search that it names, or None.
 
-    A search knows its trials by their keys, and whoever follows the allocator by their specs.
+    A search knows its trials by their keys, and the followers of the allocator by their specs.
     """
     search, mark, _ = key.removeprefix(SEARCH_KEYS).partition("/")
     named = search if key.startswith(SEARCH_KEYS) and mark else ""

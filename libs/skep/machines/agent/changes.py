@@ -103,7 +103,7 @@ MEETING = "the meeting place"
 NEXT = "the next command"
 LEAVE_WAIT = seconds(5)
 """How long a rank that left its gang may take to end by itself, to close what its script has open:
-its state is with the others, and somebody may wait for its GPUs."""
+its state is with the others, and a job may wait for its GPUs."""
 
 
 class Changes:
@@ -352,7 +352,7 @@ class Changes:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
-            self.started(key, now)  # Whoever has joined says what it can.
+            self.started(key, now)  # A rank that has joined says what it can.
 
     def _forget_leavers(self, key: PartKey) -> None:
         """Take no rank that has left its gang for the slowest one."""
@@ -361,7 +361,7 @@ class Changes:
             del known[rank]
 
     def _tell_answer(self, part: PartState) -> None:
-        """Tell how the latest change ended, once nobody is left who is not of the gang."""
+        """Report how the latest change ended, once every rank left is of the gang."""
         fact, change = part.changed, part.change
         if fact is None or change is None or part.leaving:
             return
@@ -472,7 +472,7 @@ class Changes:
             case Past():
                 drive.far = max(drive.far, message.step)
                 if getattr(drive.command.change, "step", 0):
-                    # Whoever named the step counts the next one from here.
+                    # The rank that named the step counts the next one from here.
                     drive.done_step = max(drive.done_step, message.step)
                 self._again(key, now)
                 return

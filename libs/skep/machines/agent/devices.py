@@ -1,7 +1,7 @@
 """What is known of a node's devices: which jobs are on one, and what each may use of it.
 
-Jobs are packed (Gandiva, section 3.2) by an order that names whom a part is put beside. What such
-an order does not name must not be on the devices: it is then not carried out.
+Jobs are packed (Gandiva, section 3.2) by an order that names the jobs that a part is put beside.
+What such an order does not name must not be on the devices: it is then not carried out.
 """
 
 from __future__ import annotations

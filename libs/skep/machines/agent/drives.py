@@ -48,7 +48,7 @@ from skep.wire.talk import (
 ORDERS_PER_SERIAL = 8
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
-"""The last of them: for ranks that stand though nobody wants them to."""
+"""The last of them: for ranks that stand though they are not to."""
 
 CLOCK_MARGIN = 2
 """Mini-batches that a common step lies beyond the furthest rank, at the first try."""
@@ -486,9 +486,9 @@ def joins(
 
 
 def deserted(part: PartState, drive: Drive) -> bool:
-    """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+    """Tell whether only newcomers are left of a gang: no rank will bring them the state."""
     change = drive.command.change
     if not isinstance(change, Resize) or not change.ranks or part.joins:
-        return False  # Nobody is to stay here, or nobody was here.
+        return False  # No rank is to stay here, or none was here.
     gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
     return not gang and drive.manner is not Manner.UNCHANGED

@@ -222,7 +222,7 @@ class AgentMachine:
                 self._adopt(event, now)
 
     def wake_at(self) -> Instant | None:
-        """Return when the next heartbeat and report, or the end of somebody's patience, are due."""
+        """Return when the next heartbeat and report, or the end of a wait, are due."""
         due = self.changes.wake_at()
         return self.report_at if due is None else min(due, self.report_at or due)
 
@@ -376,7 +376,7 @@ class AgentMachine:
             and isinstance(change.change, Resize)
             and token in newcomers(part, change.change)
         )
-        # What nobody saw end may have ended because it was asked to.
+        # What was not seen to end may have ended because it was asked to.
         stopped = asked or (code is None and part.stop_grace_ms is not None)
         self.record(
             RankDown(
@@ -629,7 +629,7 @@ class AgentMachine:
         for key, drive in self.changes.soft.drives.items():
             part = self.parts[key]
             assert part.changing is drive.command, f"{key}: a change that is answered goes on"
-            assert drive.waits, f"{key}: {drive.phase} waits for nobody"
+            assert drive.waits, f"{key}: {drive.phase} waits for no rank"
 
     def snapshot(self) -> list[AgentFact]:
         """Return the facts that rebuild this state: what a compacted journal holds."""

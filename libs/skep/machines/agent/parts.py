@@ -54,7 +54,7 @@ SHUT_DOWN = "the node was shut down"
 NEVER_JOINED = "its ranks ended before they joined the gang"
 
 LEFTOVERS_MAX = 16
-"""How many leftovers an end names: whoever leaks leaks more of the same."""
+"""How many leftovers an end names: a job that leaks leaks more of the same."""
 
 SIGNALS = {
     1: "SIGHUP",
@@ -170,7 +170,7 @@ class StoreOpened(msgspec.Struct, frozen=True):
 
 
 class SweepDevices(msgspec.Struct, frozen=True):
-    """Call: tell the operator who still holds memory of devices that a part has left.
+    """Call: tell the operator which processes still hold memory of devices that a part has left.
 
     Other jobs are by right on those that are `shared`: there only what says itself that it is of
     this attempt counts.
@@ -443,19 +443,19 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
     rank = part.ranks[token]
     down = rank.down
     assert down is not None, token
-    who = f"rank {rank.plan.rank}"
+    named = f"rank {rank.plan.rank}"
     if not down.started:
         if down.detail.startswith(PORT_BUSY):
-            return Outcome.PORT_BUSY, f"{who}: {down.detail[len(PORT_BUSY) :]}"
+            return Outcome.PORT_BUSY, f"{named}: {down.detail[len(PORT_BUSY) :]}"
         if down.detail.startswith(DEVICE_BUSY):  # No fault of the job, nor of the device.
-            return Outcome.UNKNOWN, f"{who}: {down.detail[len(DEVICE_BUSY) :]}"
-        return Outcome.NOT_STARTED, f"{who}: {down.detail}"
+            return Outcome.UNKNOWN, f"{named}: {down.detail[len(DEVICE_BUSY) :]}"
+        return Outcome.NOT_STARTED, f"{named}: {down.detail}"
     if down.code is None:
-        return Outcome.UNKNOWN, f"{who} vanished; its end was not seen"
+        return Outcome.UNKNOWN, f"{named} vanished; its end was not seen"
     if down.code < 0:
         name = SIGNALS.get(-down.code, "another")
-        return Outcome.SIGNALLED, f"{who}: signal {-down.code} ({name})"
-    return Outcome.EXITED, f"{who}: exit status {down.code}"
+        return Outcome.SIGNALLED, f"{named}: signal {-down.code} ({name})"
+    return Outcome.EXITED, f"{named}: exit status {down.code}"
 
 
 def exited_part(

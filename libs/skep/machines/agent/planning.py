@@ -262,7 +262,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
 
 
 def apply_change(part: PartState, fact: PartChanged) -> None:
-    """Take the end of a change over: pure bookkeeping, also of who belongs to the gang."""
+    """Take the end of a change over: pure bookkeeping, also of which ranks belong to the gang."""
     part.changed = fact
     part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
     part.host_bytes, part.released, part.share_due = fact.host_bytes, fact.released, fact.share_due
@@ -272,12 +272,12 @@ def apply_change(part: PartState, fact: PartChanged) -> None:
     if part.change.command.order != fact.changed.order:
         return
     match part.change.command.change:
-        case Share() as change:  # Who else is there is so whether or not a limit could be set.
+        case Share() as change:  # The others are there whether or not a limit could be set.
             part.command = packed(part.command, change)
         case _ if not done:
             pass
         case Resize(prepare=True):
-            pass  # Nobody has joined or left.
+            pass  # No rank has joined or left.
         case Resize() as change:
             part.command = resized(part.command, change)
             part.ranks = _regrouped(part, change)

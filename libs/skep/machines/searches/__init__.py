@@ -1,3 +1,3 @@
-"""Searches: many trials of one job as one object. `machine` decides, `plan` says who runs."""
+"""Searches: many trials of one job as one object. `machine` decides, `plan` orders the trials."""
 
 from skep.machines.searches.machine import SearchesMachine as SearchesMachine

@@ -176,7 +176,7 @@ def _ask_over(search: Search, trial: Trial, fact: AskOver, now: Instant) -> Iter
     if fact.result is not Result.DONE:
         return
     if what == "suspend" and trial.stand is Stand.WAITING:
-        # It had made room and stood already: from here on it stands because somebody wants it to.
+        # It had made room and stood already: from here on it stands because its tenant wants it to.
         yield SearchTrialStood(search=name, trial=number, stand=Stand.SUSPENDED, at=now)
     elif what == "resume" and trial.stand is Stand.SUSPENDED:
         yield SearchTrialStood(search=name, trial=number, stand=Stand.RUNNING, at=now)

@@ -2,15 +2,16 @@
 
 `curves` (Gandiva, section 6.2): the `exclusive` trials that promise the most keep their places. The
 other places go round: a trial that has not run yet comes first, so that every one gives early
-feedback, then whoever stood the longest. A turn is never cut short, so that ranks which change with
-every point of a curve cost at most one suspension per place and turn. Only a trial that a client
-demoted gives way at once, and goes round only with places that no other trial wants.
+feedback, then the trial that stood the longest. A turn is never cut short, so that ranks which
+change with every point of a curve cost at most one suspension per place and turn. Only a trial that
+a client demoted gives way at once, and goes round only with places that no other trial wants.
 
 `asha` (Li et al., MLSys'20): a trial that comes to its rung stands there until it is among the
 best 1/eta of those that came to it; free places go to the highest rung with such a trial, and
 else to a new one. With brackets it is Hyperband's (Li et al., JMLR'18), each with its own rungs.
 
-Nothing is killed to make room: who loses his place is suspended, who gets one is resumed.
+Nothing is killed to make room: a trial that loses its place is suspended, one that gets a place is
+resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from skep.wire.search_facts import (
 
 FEEDBACK_TURNS = 4
 """Turns that a trial may have on end whose curve is too short to promise anything: loading takes
-its time, and who left before would be compared with nobody until all others had been there."""
+its time, and one that left before would be compared with none until all others had been there."""
 
 FAILURES_MAX = 8
 """Trials without a value, one after another, that end a search: its job is broken."""
@@ -218,7 +219,7 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
                 return _turn(search, trial, now, Reason.DEMOTED, run=False)
     may_leave = [trial for trial in held if trial not in top and _turn_over(search, trial, now)]
     if len(rising) > leaving:
-        # The least promise goes first; who has none yet had no fair chance.
+        # The least promise goes first; a trial that has none yet had no fair chance.
         victim = min(
             (trial for trial in may_leave if trial.scored is not None), key=_rank, default=None
         )

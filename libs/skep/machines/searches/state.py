@@ -143,7 +143,7 @@ class Search(msgspec.Struct, kw_only=True):
 
     @property
     def exclusive(self) -> int:
-        """Return how many trials keep their GPUs; with one place nobody can."""
+        """Return how many trials keep their GPUs; with one place none can."""
         return min(self.spec.exclusive, self.spec.parallel)
 
     def gpu_ns(self, now: Instant) -> int:
