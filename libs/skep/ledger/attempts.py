@@ -18,7 +18,13 @@ from skep.wire.moves import SuccessorBound
 
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
-    """Return what an attempt of a job asks of the cells, for as many workers as it has now."""
+    """Return what an attempt of a job asks of the cells, for as many workers as it has now.
+
+    Args:
+        job: Not changed.
+        attempt: The number of the attempt, which may be the next one.
+        guaranteed: Whether it asks for cells of its VC, or for idle GPUs.
+    """
     name = attempt_names.holder(job.job, attempt)
     return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
 
@@ -26,7 +32,17 @@ def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
 def hold(
     state: ClusterState, job: JobState, fact: JobBound | CellsReserved, *, claims: bool
 ) -> CellHold:
-    """Return what a recorded placement holds or claims."""
+    """Return what a recorded placement holds or claims.
+
+    Args:
+        state: Read for the chain of the placement.
+        job: The job that is placed.
+        fact: The record. Without levels it is opportunistic.
+        claims: Whether others still use the GPUs (CellsReserved).
+
+    Raises:
+        KeyError: The state has no such chain.
+    """
     asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
     made = CellHold(
         asked, Placement(fact.chain, spots(state, fact.chain, fact.members)), claims=claims
@@ -37,7 +53,17 @@ def hold(
 
 
 def spots(state: ClusterState, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:
-    """Return the GPUs of a gang as leaves of a chain, in the order of ranks."""
+    """Return the GPUs of a gang as leaves of a chain, in the order of ranks.
+
+    Args:
+        state: Read for the shape of the chain.
+        chain: Its name.
+        members: The parts of the gang. GPUs that the chain does not have are left out.
+
+    Returns:
+        One spot for each rank: its leaves, and the level of the cell of its VC around them (0:
+        none).
+    """
     shape, made = state.cells.chains[chain].topology, {}
     for member in members:
         levels = member.levels or (0,) * len(member.devices)
@@ -48,7 +74,13 @@ def spots(state: ClusterState, chain: str, members: Iterable[Member]) -> tuple[S
 
 
 def holding(job: JobState, member: Member, port: int) -> Holding:
-    """Return what a part of an attempt holds on its node, with the gang's port if it is there."""
+    """Return what a part of an attempt holds on its node.
+
+    Args:
+        job: Read for the CPUs and bytes of memory of each worker.
+        member: The part.
+        port: The port on which the gang meets, if its first rank is here; else 0.
+    """
     workers, wanted = len(member.devices), job.spec.resources
     return Holding(
         member=member, cpus=wanted.cpus * workers, port=port, memory=int(wanted.memory) * workers

@@ -24,7 +24,16 @@ from skep.wire.reasons import Reason
 
 
 def install(state: ClusterState, fact: CellsSet) -> tuple[Cells, list[ReconfiguredJob]]:
-    """Return the cells that were set, with the same jobs, and what that means for each."""
+    """Return the cells that were set, with the same jobs.
+
+    Args:
+        state: Read: its cells and the version of the rules.
+        fact: What was set. By rules 2 it says what becomes of each hold; by rules 1 that is
+            derived.
+
+    Returns:
+        The new cells, and what that means for each job that has them otherwise.
+    """
     if state.rules < 2:
         return rules1.reconfigure(state.cells, fact.cluster)
     return install_cluster(state.cells, fact.cluster, tuple(carried_of(fact)), fact.bad_cells)
@@ -118,7 +127,12 @@ def uncovered(state: ClusterState) -> list[tuple[str, str, int]]:
 
 
 def health(state: ClusterState, names: Sequence[str]) -> None:
-    """Have the cells know which GPUs of these nodes are bad: also all of nodes that never came."""
+    """Set in the cells which GPUs of some nodes are bad.
+
+    Args:
+        state: Changed.
+        names: The nodes. All GPUs of a node that never joined are bad.
+    """
     for name in names:
         node = state.nodes.get(name)
         state.cells.set_health(name, node.bad if node is not None else _absent)

@@ -47,7 +47,12 @@ def changed(state: ClusterState, job: JobState, change: OpenChange, fact: JobCha
 
 
 def pause(state: ClusterState, job: JobState) -> Duration:
-    """Return how long a job makes nothing when it is moved, by the closest there is; 0: unknown."""
+    """Return how long a job makes nothing when it is moved.
+
+    Returns:
+        Nanoseconds: the median of the latest moves of the job, else of its family in its VC, else
+        of its VC; 0: none of them was moved.
+    """
     pauses = state.lately.pauses
     if not pauses:
         return Duration(0)

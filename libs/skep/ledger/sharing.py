@@ -32,7 +32,15 @@ def decided(job: JobState, attempt: int) -> GpusShared | None:
 def enter(
     state: ClusterState, job: JobState, attempt: int, chain: str, members: Sequence[Member]
 ) -> None:
-    """Have an attempt use GPUs that others hold."""
+    """Give an attempt GPUs that others hold (Gandiva, section 3.2: packing).
+
+    Args:
+        state: Changed.
+        job: The guest. `job.packed` is the decision.
+        attempt: The number of its attempt.
+        chain: The chain of the GPUs.
+        members: The parts of the guest, one for each node.
+    """
     packed = job.packed
     assert packed is not None, job
     leaves = [leaf for spot in attempts.spots(state, chain, members) for leaf in spot.leaves]
@@ -64,7 +72,13 @@ def on(node: NodeState, device: int) -> list[Attempt]:
 
 
 def partners(state: ClusterState, nodes: Iterable[str], attempt: Attempt) -> list[Attempt]:
-    """Return the attempts that share GPUs of these nodes with one."""
+    """Return the attempts that share GPUs of some nodes with one.
+
+    Args:
+        state: Read.
+        nodes: The names of the nodes to look at.
+        attempt: The one; it is not in the result.
+    """
     found: dict[Attempt, None] = {}
     if _nobody_shares(state):
         return []
@@ -132,7 +146,16 @@ def due(state: ClusterState, job: JobState) -> Share:
 
 
 def part(state: ClusterState, mine: Attempt, there: Iterable[Attempt]) -> float:
-    """Return what of a device is for one of those on it: what was said, else an even share."""
+    """Return what of a device is for one of the attempts on it.
+
+    Args:
+        state: Read for the shares that were asked for.
+        mine: The attempt.
+        there: All attempts on the device, this one included.
+
+    Returns:
+        A part of the device's memory, 0 to 1: what was asked for, else an even part of the rest.
+    """
     said = {attempt: said_for(state, attempt) for attempt in there}
     left = max(0.0, 1.0 - sum(said.values()))
     even = sum(not share for share in said.values())

@@ -91,7 +91,10 @@ Kept = AllocatorKept | TriedKept | CellsSnapshot | NodeKept | JobKept | PlacedKe
 
 
 def keep(state: ClusterState) -> Iterator[Kept]:
-    """Yield what `restore` makes the same state from."""
+    """Yield the pieces from which `restore` makes the same state, in that order.
+
+    The pieces share structures with the state: encode each before the next fact.
+    """
     yield AllocatorKept(
         epoch=state.epoch,
         order=state.order,

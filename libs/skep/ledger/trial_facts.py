@@ -81,7 +81,15 @@ def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
 
 
 def full(state: ClusterState, name: str) -> Instant:
-    """Return until when nothing is begun that is counted under a name; not after now: it may be."""
+    """Return until when no trial is begun that is counted under a name.
+
+    Args:
+        state: Read: when trials were begun, and the GPUs of the VC.
+        name: One of those that `counted` returns.
+
+    Returns:
+        The instant; one that is past means that a trial may begin.
+    """
     begun, moves = state.tries.begun.get(name, ()), name.startswith("moves ")
     if name.startswith(f"{PAIR} "):
         most = PAIR_MAX
