@@ -1,19 +1,10 @@
-"""Quarantine by rule: a GPU on which several jobs fail at once that run elsewhere counts as bad.
+"""What attempts that are over say about GPUs.
 
-What is weighed are attempts that are over. One that fails within a short time in a way that points
-to hardware is a *sign* against the GPUs of the part that failed first; one that lasted, or
-succeeded, *clears* all its GPUs, and is the alibi of its job. A sign counts once its job has an
-alibi without that GPU, and only if the job never failed so without it: a script that fails wherever
-it runs never has a GPU quarantined, however many jobs run it. With enough jobs whose signs count,
-the GPU is quarantined, up to a share of its chain.
-
-What a device says itself, as its driver hears of it, needs no such weighing: it is quarantined at
-once, up to the same share.
-
-So that there is an alibi, a job's next attempt goes to another node if there is room (`place`).
-
-All of it follows from the allocator's facts (`Suspicion` is durable state), apart from the alibi of
-a job that still runs, which only time gives.
+One that fails within a short time in a way that points to hardware is a *sign* against the GPUs of
+the part that failed first; one that lasted, or succeeded, *clears* all its GPUs, and is the alibi
+of its job. A sign counts once its job has an alibi without that GPU, and only if the job never
+failed so without it: a script that fails wherever it runs never has a GPU quarantined, however many
+jobs run it. Only time gives the alibi of a job that still runs; all else follows from facts.
 """
 
 from __future__ import annotations

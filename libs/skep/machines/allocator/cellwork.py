@@ -1,8 +1,4 @@
-"""Between jobs and cells: what a job asks of them, and what facts about it mean for them.
-
-An attempt is held in the cells under a name of its own (`j3.2`): a lost node may still run an
-attempt while the next one is bound elsewhere.
-"""
+"""Between jobs and cells: why a job waits, which cells follow from the nodes, what is idle."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""What a change of a running attempt is, as the facts tell it, and how it ends.
-
-    JobChanging --MemberAnswered of every node--> JobChanging (the next round) | JobChanged
-
-One change of an attempt is open at a time. The latest request waits for its end (`JobState.asked`)
-and overtakes the one that waited before. Whatever ends the attempt ends its change. `changing`
-decides; here is only what follows from decisions.
-"""
+"""What a node still owes of a change, and how changes and requests end."""
 
 from __future__ import annotations
 

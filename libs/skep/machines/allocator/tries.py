@@ -1,7 +1,4 @@
-"""What is known of trials, as the facts tell it: what is open, cools down, or has to be put back.
-
-`Tries` is kept in snapshots. What follows from facts alone is here; `trials` decides.
-"""
+"""What a policy is shown of trials: how many may begin, and what cools down."""
 
 from __future__ import annotations
 
