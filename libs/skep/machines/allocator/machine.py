@@ -1,11 +1,10 @@
 """The allocator: the only writer of placement.
 
-A job waits in its VC's queue until its gang fits (priority, then arrival; `policies.queue`), gets
+A job waits in its VC's queue until its gang fits (priority, then arrival; `ledger.queue`), gets
 GPUs in its VC's cells (`schedule`, `cells`), and keeps them until its nodes confirm that its
 processes are gone. Every decision is a fact; commands to agents follow from facts and are repeated
-until a node event answers. `jobs` holds the life of a job, `cells` which attempt holds which GPU,
-`cells.nodes` what else a node has. Heartbeats, timers and advice are soft: they are forgotten in a
-crash and cost nothing but time.
+until a node event answers. What the facts tell is the ledger's state. Heartbeats, timers and advice
+are soft: they are forgotten in a crash and cost nothing but time.
 """
 
 from __future__ import annotations

@@ -27,9 +27,6 @@ from skep.wire.cluster import FIFO
 from skep.wire.commands import Resume, Suspend
 from skep.wire.reasons import Reason
 
-ENDED_KEPT = 500
-"""Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
-
 FITS_MAX = 1000
 """Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
 queue has. To find out again costs one attempt."""
