@@ -15,53 +15,59 @@ NUMBER_MAX = 1e12
 
 
 Planner = Callable[[VcView], Plan]
-"""What makes a plan of a view."""
+"""A function that makes a plan from a view."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy of a VC. Its fields are its options, with their defaults.
 
-    Options are numbers, text, truth values and tuples of them, so that they can stand in the
-    cluster file; whoever makes a policy from one refuses what is not finite or beyond NUMBER_MAX.
-    `__post_init__` may raise ValueError for another value that makes no sense.
+    Options are numbers, text, truth values and tuples of them, so that a cluster file can hold
+    them. `skep.policy.registry.make` refuses numbers that are not finite or beyond NUMBER_MAX.
+    `__post_init__` may raise ValueError for other values that make no sense.
     """
 
     name: ClassVar[str]
-    """What it is called in the cluster file."""
+    """Its name in the cluster file."""
     source: ClassVar[str]
     """Paper and section."""
 
     @property
     def sees_nodes(self) -> bool:
-        """Return whether its view is to hold every node: that costs time in a large cluster."""
+        """Return whether its view has to hold every node, which costs time in a large cluster."""
         return False
 
     @property
     def only_orders(self) -> bool:
-        """Return whether its plan is a turn for each that waits, on any nodes, and nothing else.
+        """Return whether its plan is one turn for each waiting job, on any nodes, and nothing else.
 
-        That is, nobody is held, nobody who runs is touched, it does not ask to be asked again, and
-        one that does not fit holds up nobody. While nothing comes free such a plan is not made.
+        Such a plan withholds no job, changes no running job, sets no `look_at`, and a job that does
+        not fit blocks no other. While nothing comes free, no new plan is made.
         """
         return False
 
     @property
     def sees_rates(self) -> bool:
-        """Return whether it goes by what is measured and predicted of jobs: simulations skip it."""
+        """Return whether it uses measurements and predictions of jobs: simulations skip it."""
         return False
 
     @property
     def sees_cells(self) -> bool:
-        """Return whether its view is to tell which of its VC's cells are free, by level."""
+        """Return whether its view has to hold the free cells of its VC, by level."""
         return False
 
     counts_holds: ClassVar[bool] = False
-    """Whether its view is to tell how often each job was held (`JobView.held`)."""
+    """Whether its view has to hold how often each job was withheld (`JobView.held`)."""
 
     def plan(self, view: VcView) -> Plan:
-        """Return what is to happen. Pure: the same view, the same plan."""
+        """Return what is to happen in the VC.
+
+        The function is pure: equal views give equal plans.
+        """
         raise NotImplementedError
 
     def planner(self) -> Planner:
-        """Return what plans as `plan` does: it may keep what it found out from view to view."""
+        """Return a function that plans as `plan` does.
+
+        The function may keep state from one view to the next, to save work.
+        """
         return self.plan

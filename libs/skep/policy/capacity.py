@@ -1,7 +1,7 @@
 """Where gangs could go, as far as a policy sees: GPUs, processors and memory of each node.
 
-The cells have the last word. This is what a policy needs in order not to stop jobs for a gang that
-would not fit afterwards: a gang of eight on one node has no use for eight free GPUs on two.
+The cells decide in the end. A policy uses this so as not to stop jobs for a gang that would still
+not fit: a gang of eight on one node has no use for eight free GPUs on two.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class Ground:
     """What nodes have free, kept from one view to the next."""
 
     def __init__(self) -> None:
-        """Know of no node."""
+        """Begin without nodes."""
         self._begin(())
 
     def _begin(self, nodes: tuple[NodeView, ...]) -> None:
         self._seen = nodes
         self.nodes = {node.node: node for node in nodes}
         self.order = {node.node: place for place, node in enumerate(nodes)}
-        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
+        """Place of each node in the view, which breaks ties: the order of names would depend on
+        hardware."""
         self.gpus = {"": {node.node: node.free for node in nodes}}
         """By pin, by node."""
         for node in nodes:
@@ -41,7 +42,11 @@ class Ground:
         self.memory = {node.node: node.memory_free for node in nodes}
 
     def follow(self, nodes: tuple[NodeView, ...]) -> dict[str, None]:
-        """Take nodes over; return those that are different, or were."""
+        """Update the nodes from a view.
+
+        Returns:
+            Names of the nodes that differ from the view before, or are no longer in it.
+        """
         found = [*changes(self._seen, nodes)] if nodes is not self._seen else []
         if any(
             old is None or new is None or old.node != new.node or old.pins or new.pins
@@ -57,9 +62,9 @@ class Ground:
 
 
 class Room:
-    """What a VC and its nodes have left in a plan, whoever is there now.
+    """GPUs, processors and memory that a VC and its nodes have left while a plan is made.
 
-    A pinned cell is a room of its own: it is for the jobs that name it, and they go nowhere else.
+    A pinned cell is counted apart: it is only for jobs that name it, and these go nowhere else.
     """
 
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
@@ -80,16 +85,20 @@ class Room:
         kept: Mapping[str, int],
         ground: Ground | None = None,
     ) -> Room:
-        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin.
+        """Return what the VC has free, plus what leaving jobs hold.
 
-        `ground`: the nodes of the view, where that is known.
+        Args:
+            view: The VC.
+            leaving: Jobs whose GPUs count as free.
+            kept: By pin, the GPUs of the jobs that stay.
+            ground: The nodes of the view, if they are known already.
         """
         room = cls.__new__(cls)
         room._begin(view, leaving, kept, ground)
         return room
 
     def copy(self) -> Room:
-        """Return a room that is changed by itself."""
+        """Return a copy that changes independently."""
         room = copy(self)
         room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
         room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
@@ -108,30 +117,30 @@ class Room:
             ground.follow(view.nodes)
         self._nodes, self._order = ground.nodes, ground.order
         self._left = view.free_for()
-        """By pin: GPUs that nobody has. Of the nodes' there may be more, by other VCs' cells."""
+        """By pin: GPUs that no job has. Nodes may have more, in cells of other VCs."""
         self._gpus = {pin: {**ground.gpus.get(pin, {})} for pin in (*self._left, *ground.gpus)}
         """By pin, by node."""
         self._open = dict[str, list[str]]()
-        """By pin: what `open` found, until some node gets its first free GPU or loses its last."""
+        """By pin: the result of `open`, until a node gets its first free GPU or loses its last."""
         self._cpus, self._memory = {**ground.cpus}, {**ground.memory}
         for job in leaving:
             self.release(job)
         most = view.gpus_for()
         for pin, gpus in kept.items():
             most[pin] = most.get(pin, 0) - gpus
-        # Cells of one that is being stopped may be free already: they count once.
+        # Cells of a job that is being stopped may be free already: they count once.
         self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
 
     def left(self, pin: str) -> int:
-        """Return the GPUs for jobs with this pin (empty: without one) that nobody has."""
+        """Return how many GPUs no job has, for jobs with a pin (empty: without one)."""
         return self._left.get(pin, 0)
 
     def free(self, node: str, pin: str) -> int:
-        """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
+        """Return how many GPUs are left on a node for jobs with a pin (empty: without one)."""
         return self._gpus.get(pin, {}).get(node, 0)
 
     def open(self, pin: str) -> Sequence[str]:
-        """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
+        """Return the nodes with GPUs left for jobs with a pin, in the order of the view."""
         found = self._open.get(pin)
         if found is None:
             there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
@@ -143,11 +152,11 @@ class Room:
         self._add(job, 1)
 
     def keep(self, job: JobView) -> None:
-        """Count a job's GPUs as its own again."""
+        """Count a job's GPUs as its own again: undo `release`."""
         self._add(job, -1)
 
     def take(self, job: JobView, place: Place) -> None:
-        """Give GPUs to a job that waits."""
+        """Count GPUs as taken by a waiting job."""
         self._left[job.pin] -= job.gpus
         for node, gpus in place:
             self._change(node, job, -gpus)
@@ -155,7 +164,12 @@ class Room:
     def fit(self, job: JobView, only: Sequence[str] | None = None) -> Place | None:
         """Return where a gang would go: the fullest node that holds it, else the fewest nodes.
 
-        None: nowhere, or not as closely together as it has to be.
+        Args:
+            job: The gang, with its needs of GPUs, processors and memory for each worker.
+            only: The nodes that it may use; None: all.
+
+        Returns:
+            GPUs by node; None if it does not fit, or not as closely as its topology requires.
         """
         if job.gpus > self.left(job.pin):
             return None
@@ -178,7 +192,7 @@ class Room:
         return None
 
     def _home(self, job: JobView, only: Sequence[str] | None) -> Place | None:
-        """Return where a job's processes stand, if there are as many GPUs on each of its nodes."""
+        """Return a suspended job's own nodes, if each has enough free GPUs."""
         free = self._gpus.get(job.pin, {})
         for node, gpus in job.nodes:
             if free.get(node, 0) < gpus or (only is not None and node not in only):
@@ -209,7 +223,7 @@ class Room:
         for name in [each for each in free if free[each] > 0] if only is None else only:
             node = self._nodes.get(name)
             if node is None or name not in free:
-                continue  # Its hardware is bad, or others have it: there is no room for anybody.
+                continue  # Its hardware is bad, or other VCs have it: nothing is free there.
             if not suits(wants.gpu_type, node.gpu_type):
                 continue
             count = free[name] // per_worker
@@ -239,7 +253,7 @@ class Room:
             self._memory[node] += workers * job.spec.resources.memory
 
     def _opened(self, pin: str, node: str, come: bool) -> list[str]:
-        """Return the open nodes with one more, or one less; others keep the list that they got."""
+        """Return the open nodes with one added or removed, as a new list."""
         there = [*self._open[pin]]
         at = bisect_left(there, self._order[node], key=self._order.__getitem__)
         there[at : at + (not come)] = [node] if come else []
@@ -247,7 +261,7 @@ class Room:
 
 
 MayLeave = Callable[[Sequence[JobView]], bool]
-"""Whether these may leave together."""
+"""Whether these jobs may leave together."""
 
 
 def make_room(
@@ -257,11 +271,20 @@ def make_room(
     cost: Mapping[str, int],
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
-    """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
+    """Return which jobs have to leave so that a gang fits.
 
-    None: it would not fit even if all left that may. Where the `cost` of those that leave is the
-    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity
-    that is wanted, not by age (HiveD, section 5).
+    The cheapest node is cleared: the one with the lowest total cost of leaving jobs, and among
+    equal ones with the fewest GPUs. Affinity counts before age (HiveD, section 5).
+
+    Args:
+        job: The gang.
+        room: What is free; the same again after the call.
+        lower: Jobs that may leave, the first to leave first.
+        cost: By job, 0 or more; 0 for those not in it.
+        may_leave: Whether some of `lower` may leave together; None: they may.
+
+    Returns:
+        The jobs that leave; None if the gang would not fit even if all left that may.
     """
     ranks = {each.job: rank for rank, each in enumerate(lower)}
 
@@ -279,15 +302,15 @@ class Price(NamedTuple):
     """What it costs that jobs leave."""
 
     cost: Callable[[JobView], int]
-    """Of one job: 0 or more."""
+    """The cost of one job: 0 or more."""
     order: Callable[[JobView], tuple[int, ...]]
-    """By what jobs leave, of each its own: the lowest first."""
+    """A unique sort key of a job: the lowest leaves first."""
     floor: Callable[[str, Sequence[JobView]], int]
-    """What any of these jobs on a node costs at least."""
+    """A lower bound of the cost of any of these jobs on a node."""
 
 
 Bound = tuple[int, int, tuple[int, ...]]
-"""What it comes to at least to clear a node: what that costs, GPUs, and who leaves first."""
+"""A lower bound of clearing a node: the cost, GPUs, and the sort key of the first job to leave."""
 
 
 def make_room_at(
@@ -297,15 +320,23 @@ def make_room_at(
     price: Price,
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
-    """Return what `make_room` does; costs and order are asked for only where that may matter."""
-    lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
+    """Return the same as `make_room`, but compute costs and order only where they may matter.
+
+    Args:
+        job: The gang.
+        room: What is free; the same again after the call.
+        lower: Jobs that may leave.
+        price: Their costs and order.
+        may_leave: Whether some of `lower` may leave together; None: they may.
+    """
+    lower = [each for each in lower if each.pin == job.pin]  # It cannot use GPUs of other pins.
     nodes: dict[str, list[JobView]] = {}
     for each in lower:
         for name, _ in each.nodes:
             nodes.setdefault(name, []).append(each)
     bounds: list[tuple[Bound, str]] = []
     for node, there in nodes.items():
-        full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
+        full = room.free(node, job.pin) < job.gpus  # Else perhaps no job has to leave.
         bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
     return clear_cheapest(
         job, room, bounds, nodes.__getitem__, lambda: lower, price=price, may_leave=may_leave
@@ -322,10 +353,19 @@ def clear_cheapest(
     price: Price,
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
-    """Return what `make_room` does, where who may leave is asked for by node: the cheapest first.
+    """Return the same as `make_room`, but look up the jobs of a node only where they may matter.
 
-    `bounds` are of all nodes on which anybody may leave; `everywhere` tells all who may, and is
-    asked where no single node is enough.
+    Nodes are tried in the order of their bounds, until no other node can be cheaper. If no single
+    node suffices, jobs on all nodes are tried.
+
+    Args:
+        job: The gang.
+        room: What is free; the same again after the call.
+        bounds: A bound for each node on which a job may leave.
+        on: The jobs that may leave on a node.
+        everywhere: All jobs that may leave.
+        price: Their costs and order.
+        may_leave: Whether some of them may leave together; None: they may.
     """
     heapify(bounds)
     any_there, best = False, None
@@ -350,7 +390,7 @@ def clear_cheapest(
 def _clear(
     job: JobView, room: Room, lower: Sequence[JobView], node: str | None, may_leave: MayLeave | None
 ) -> list[JobView] | None:
-    """Return who has to leave so that a gang fits, on one node or anywhere."""
+    """Return which jobs have to leave so that a gang fits, on one node or anywhere."""
     only = None if node is None else (node,)
 
     if node is not None and room.free(node, job.pin) + _gpus(lower) < job.gpus:
@@ -382,7 +422,7 @@ def _gpus(jobs: Iterable[JobView]) -> int:
 
 
 def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
-    """Return whether a gang would fit on these nodes as things are, as far as the view shows."""
+    """Return whether a gang would fit on these nodes now, as far as the view shows."""
     staying = [each for each in view.jobs if each.phase in HOLDING and not each.borrows]
     return Room(view, staying).fit(job, nodes) is not None
 
@@ -390,7 +430,10 @@ def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
 def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
     """Return whether a gang would be on as few nodes as possible now.
 
-    `emptied`: once the VC's jobs that are there have left.
+    Args:
+        job: The gang.
+        view: The VC.
+        emptied: Whether GPUs of the VC's jobs on these nodes count as free.
     """
     able = [node for node in view.nodes if _may(job, node)]
     free = [node.free_for(job.pin) for node in able]

@@ -1,6 +1,6 @@
-"""A cluster file, and a cluster, with the policies of its VCs: what is wrong with either.
+"""Check cluster files and clusters together with the policies of their VCs.
 
-The cells know nothing of policies, so whoever takes a cluster in asks here.
+The package `skep.cells` knows nothing of policies, so every check of a whole cluster begins here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ def parse_cluster(tree: Any) -> Cluster | list[Problem]:
 
 
 def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
-    """Return everything that is wrong with a cluster, PROBLEMS_MAX at most; nothing: it is good."""
+    """Return everything that is wrong with a cluster.
+
+    Args:
+        cluster: The cluster.
+        paths: The path of each part of the cluster, for the messages; None: that of a cluster file.
+
+    Returns:
+        At most PROBLEMS_MAX problems; none if the cluster is good.
+    """
     found = clustercheck.cluster_problems(cluster, paths)
     return [*found, *policy_problems(cluster)][:PROBLEMS_MAX]
 
 
 def policy_problems(cluster: Cluster) -> Iterator[Problem]:
-    """Yield VCs whose policies do not exist, or not with these options."""
+    """Yield a problem for each VC whose policy does not exist or refuses its options."""
     for name, vc in cluster.vcs.items():
         path = f"$.vcs.{name}.policy"
         try:

@@ -1,7 +1,8 @@
-"""What is kept from one view of a VC to the next: what has changed, sums, and timers.
+"""What is kept from one view of a VC to the next: differences, sums, and timers.
 
-A view of ten thousand jobs is new with every decision, and almost all that is in it is the very
-same: so what is kept of it is changed where the view is different from the one before.
+A view of ten thousand jobs is made for every decision, and almost all of its elements are the
+objects of the view before. State that is derived from views is therefore changed only where two
+views differ.
 """
 
 from __future__ import annotations
@@ -13,19 +14,27 @@ from skep.base.timers import TimerHeap
 from skep.policy.view import JobView, NodeView
 
 CHUNK = 256
-"""Elements of two views that are compared at once: most are the very same."""
+"""Elements of two views that are compared at once: most are the same objects."""
 
 _Part = TypeVar("_Part", JobView, NodeView)
 _Key = TypeVar("_Key")
 
 Change = tuple[JobView | None, JobView | None]
-"""How a job was seen, and how it is seen now; None: not at all."""
+"""A job in the view before, and in this one; None: it was not, or is not, in the view."""
 
 
 def changes(
     before: Sequence[_Part], after: Sequence[_Part]
 ) -> Iterator[tuple[_Part | None, _Part | None]]:
-    """Yield what is different: what was there, and what is there instead."""
+    """Yield the elements that differ between two views.
+
+    Args:
+        before: Jobs or nodes of the earlier view.
+        after: Those of the later view, in the same order: jobs by `sequence`, nodes by place.
+
+    Yields:
+        Pairs of the old and the new element; None: it was added, or removed.
+    """
     left = right = 0
     while left < len(before) and right < len(after):
         if before[left : left + CHUNK] == after[right : right + CHUNK]:
@@ -55,12 +64,12 @@ def changes(
 
 
 def _place(part: JobView | NodeView) -> int | None:
-    """Return the place of a job in the order of its view; nodes are compared place by place."""
+    """Return the place of a job in the order of its view; None for a node."""
     return part.sequence if isinstance(part, JobView) else None
 
 
 def add(sums: dict[_Key, int], key: _Key, more: int) -> None:
-    """Change a sum. There is none where it would be 0."""
+    """Add to a sum, and remove it where it becomes 0."""
     left = sums.get(key, 0) + more
     if left:
         sums[key] = left
@@ -69,7 +78,13 @@ def add(sums: dict[_Key, int], key: _Key, more: int) -> None:
 
 
 def keep(jobs: dict[str, JobView], job: JobView, come: bool) -> None:
-    """Take a job in, or out."""
+    """Add a job to a table, or remove it.
+
+    Args:
+        jobs: By id; changed.
+        job: The job.
+        come: True to add it, False to remove it.
+    """
     if come:
         jobs[job.job] = job
     else:
@@ -77,7 +92,14 @@ def keep(jobs: dict[str, JobView], job: JobView, come: bool) -> None:
 
 
 def set_or_cancel(timers: TimerHeap[str], name: str, at: int, come: bool) -> None:
-    """Set the timer of a job that comes; cancel that of one that goes. `at` in ns."""
+    """Set the timer of a job that comes; cancel that of one that goes.
+
+    Args:
+        timers: Changed.
+        name: The id of the job.
+        at: When the timer is due, in nanoseconds.
+        come: True to set it, False to cancel it.
+    """
     if come:
         timers.set_timer(name, at)
     else:

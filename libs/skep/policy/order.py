@@ -1,6 +1,6 @@
-"""Among equals the shortest remaining job first (SRTF), as far as lengths are known.
+"""Order queued jobs of one group by predicted remaining time (SRTF).
 
-Jobs are equal if they wait in one queue: same VC, class and priority. Order across queues stays.
+A group is one queue: same VC, class and priority. The order across groups does not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Group = tuple[str, bool, int]
 
 
 class Waiting(NamedTuple):
-    """A queued job: whom it waits among, since when, and its predicted time, None if unknown."""
+    """A queued job: its group, its time of submission, and its predicted time (None: unknown)."""
 
     job: str
     group: Group
@@ -32,11 +32,18 @@ class Ranked(NamedTuple):
 
 
 def shortest_remaining_first(queue: Sequence[Waiting], aged_before: Instant) -> list[Ranked]:
-    """Return the queue (in order of arrival) with predicted jobs of a group shortest first.
+    """Return the queue with the predicted jobs of each group sorted, shortest first.
 
-    Predicted jobs share out the places that predicted jobs of their group had; all others keep
-    theirs. A job submitted before `aged_before` keeps its place too, and no job that came after
-    it is put ahead of it, which bounds how long a long job can be overtaken.
+    Predicted jobs of a group share the places that these jobs had; all other jobs keep theirs. A
+    job submitted before `aged_before` keeps its place too, and no job that came later is put ahead
+    of it. This bounds how long a long job can be overtaken.
+
+    Args:
+        queue: All queued jobs, in order of arrival.
+        aged_before: Jobs submitted before this instant keep their places.
+
+    Returns:
+        Every job of the queue in its new order, each with the reason for its place.
     """
     ranked = [Ranked(waiting, Reason.ARRIVAL) for waiting in queue]
     places: dict[Group, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What the published orders share: keys, and the two kinds of order."""
+"""What the published orders share: keys, checks of options, and the two kinds of order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from skep.units import Instant
 from skep.wire.reasons import Reason
 
 LATE_DIVISOR = 60
-"""A round may be this part of itself late: people's clocks and messages take their time."""
+"""A plan may be late by this part of a round and still count as its beginning: timers and messages
+take time."""
 
 Key = Callable[[JobView], Any]
 
@@ -25,35 +26,39 @@ def queued(view: VcView) -> list[JobView]:
 
 
 def own(view: VcView) -> list[JobView]:
-    """Return the jobs that have GPUs of the VC or want some: not those that borrow."""
+    """Return the jobs that have or want GPUs of the VC, without jobs that borrow."""
     return [job for job in view.jobs if not job.borrows]
 
 
 def by(jobs: Iterable[JobView], key: Key) -> list[JobView]:
-    """Return jobs by priority, then by `key`, then by arrival."""
+    """Return jobs sorted by priority, then by `key`, then by arrival."""
     return sorted(jobs, key=lambda job: (-job.spec.priority, key(job), job.sequence))
 
 
 def arrived(jobs: Iterable[JobView]) -> list[JobView]:
-    """Return jobs by priority, then by arrival."""
+    """Return jobs sorted by priority, then by arrival."""
     return sorted(jobs, key=lambda job: (-job.spec.priority, job.sequence))
 
 
 def known(value: int | None) -> tuple[bool, int]:
-    """Return a key by which what nobody knows comes last."""
+    """Return a sort key that puts None (unknown) last."""
     return value is None, value or 0
 
 
 def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
-    """Return a turn for each job."""
+    """Return a turn for each job, all with the same reason."""
     return tuple([Turn(job.job, why) for job in jobs])
 
 
 def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Return what everybody has of a whole, by weights above 0: together all of it.
+    """Return integer parts of a whole by weight, which add up to the whole.
 
-    What is left over once each has the whole part of his share goes to the largest remainders, of
-    equal ones to the first named.
+    Each name gets the integer part of its share. The rest goes to the largest remainders, and
+    between equal ones to the first named (largest remainder method).
+
+    Args:
+        whole: What is divided, for example GPUs.
+        weights: By name, each above 0.
     """
     total = sum(Fraction(weight) for weight in weights.values())
     shares = {name: whole * Fraction(weight) / total for name, weight in weights.items()}
@@ -65,7 +70,11 @@ def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def once(option: str, names: Iterable[str]) -> None:
-    """Refuse a name that an option has twice. Raises ValueError."""
+    """Check that an option has no name twice.
+
+    Raises:
+        ValueError: A name occurs twice.
+    """
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -75,9 +84,17 @@ def once(option: str, names: Iterable[str]) -> None:
 
 
 def span(option: str, value: float, unit: str) -> None:
-    """Refuse a span of less than 1 `unit`, after each of which a plan is made. Raises ValueError.
+    """Check the option that says after what time or service a new plan is made.
 
-    Less is no time at all, once it is rounded, or a plan every millisecond.
+    A value below 1 would round to nothing, or cause a plan every millisecond.
+
+    Args:
+        option: The name of the option, for the message.
+        value: Its value.
+        unit: The unit of the value, for the message.
+
+    Raises:
+        ValueError: The value is below 1, or above NUMBER_MAX.
     """
     if not 1 <= value <= NUMBER_MAX:
         reason = f"{option} is {unit}, 1 or more: not {value}"
@@ -85,15 +102,15 @@ def span(option: str, value: float, unit: str) -> None:
 
 
 class Queued(Policy, frozen=True, kw_only=True):
-    """An order of those that wait; who runs, runs to its end.
+    """An order of the waiting jobs; running jobs run to their end.
 
-    With `strict` the first one that does not fit holds up the others, so that none starves.
+    With `strict` the first job that does not fit blocks the others, so that none starves.
     """
 
     strict: bool = True
 
     def plan(self, view: VcView) -> Plan:
-        """Return a turn for each that waits."""
+        """Return a turn for each waiting job."""
         turns = in_turn(by(queued(view), self.key(view)), self.why())
         return Plan(turns=turns, strict=self.strict)
 
@@ -103,20 +120,20 @@ class Queued(Policy, frozen=True, kw_only=True):
         return not self.strict
 
     def key(self, view: VcView) -> Key:
-        """Return by what jobs are ordered: the lowest first."""
+        """Return the sort key of jobs: the lowest comes first."""
         raise NotImplementedError
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         raise NotImplementedError
 
 
 class Preemptive(Policy, frozen=True, kw_only=True):
-    """An order of all jobs, in which those that run may have to go.
+    """An order of all jobs, in which running jobs may be preempted.
 
-    With `places` it looks at nodes, so that nobody is stopped for a gang that would not fit after
-    all; without, GPUs are only counted, which is right where every worker has one GPU, no gang has
-    to be close together, and all GPUs are of one type.
+    With `places` the policy looks at nodes, so that no job is stopped for a gang that would still
+    not fit. Without `places` it only counts GPUs. That is correct where every worker has one GPU,
+    no gang has a topology constraint, and all GPUs are of one type.
     """
 
     places: bool = True
@@ -127,18 +144,18 @@ class Preemptive(Policy, frozen=True, kw_only=True):
         return self.places
 
     def plan(self, view: VcView) -> Plan:
-        """Return the first jobs of the order that the GPUs hold."""
+        """Return the plan that runs the first jobs of the order, as many as the GPUs hold."""
         ordered = by(own(view), self.key(view))
         return preempt_for(view, ordered, self.why(), look_at=self.look_at(view))
 
     def key(self, view: VcView) -> Key:
-        """Return by what jobs are ordered: the lowest first."""
+        """Return the sort key of jobs: the lowest comes first."""
         raise NotImplementedError
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         raise NotImplementedError
 
     def look_at(self, view: VcView) -> Instant | None:
-        """Return when the order changes though nothing happens."""
+        """Return when the order changes without an event; None: it does not."""
         return None

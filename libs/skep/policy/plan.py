@@ -1,8 +1,8 @@
-"""What a policy proposes: whom to place in which order, and what to do to those that run.
+"""What a policy proposes: which jobs to place in which order, and what to do to running jobs.
 
-A plan says everything that is to happen in its VC: a waiting job that is in no turn is held, and
-nothing else takes the GPUs that are free behind the policy's back (opportunistic jobs borrow them,
-and give them back, as ever).
+A plan says all that is to happen in its VC. A waiting job without a turn is withheld, and no other
+guaranteed job takes GPUs that the policy leaves free. Opportunistic jobs still borrow them, and
+give them back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
 class Turn(_Part, frozen=True):
     """Place a job that is WAITING or AWAY; `nodes`, if there are any, are the only ones it may use.
 
-    Where on them is the cells' own rule: as few nodes as possible, best fit. Nodes that the cells
-    refuse with no job of the VC in the way (the view shows room, or nobody is there) are passed
-    over: the job goes where the cells have room, as if none had been named. A job that is AWAY and
-    cannot migrate returns to its own nodes whatever is named; while they are taken it holds up
-    nobody, also in a strict plan.
+    The cells choose the GPUs on these nodes: as few nodes as possible, best fit. The cells may
+    refuse the nodes although no job of the VC is in the way (the view shows free GPUs there, or no
+    job holds them). Then `nodes` is ignored, and the job goes where the cells have free GPUs. A job
+    that is AWAY and cannot migrate returns to its own nodes whatever `nodes` says; while they are
+    taken it blocks no other job, also in a strict plan.
     """
 
     job: str
@@ -33,9 +33,9 @@ class Turn(_Part, frozen=True):
 
 
 class Preempt(_Part, frozen=True, tag="preempt"):
-    """Take a job's GPUs: it is suspended if it can be, else stopped, and waits again.
+    """Take a job's GPUs: suspend it if possible, else stop it; it waits again.
 
-    A job that is stopped goes on from its latest checkpoint.
+    A stopped job continues from its latest checkpoint.
     """
 
     job: str
@@ -46,8 +46,9 @@ class Preempt(_Part, frozen=True, tag="preempt"):
 class Suspend(_Part, frozen=True, tag="suspend"):
     """Suspend a job at a mini-batch boundary; it waits without GPUs.
 
-    `owed` is noted durably for the plans to come: how much longer it should have run until now, in
-    nanoseconds (negative: it has run for too long). What it runs until the boundary comes after.
+    `owed` is its deficit, stored durably for later plans: for how many nanoseconds it should have
+    run longer until now (negative: it has run for too long). The time that it runs until the
+    boundary is counted later.
     """
 
     job: str
@@ -56,11 +57,12 @@ class Suspend(_Part, frozen=True, tag="suspend"):
 
 
 class Pack(_Part, frozen=True, tag="pack"):
-    """Place a job that is WAITING on the GPUs of another one that runs.
+    """Place a WAITING job on the GPUs of a running one.
 
-    On `trial` it stays there only if their rates show that this is worth it: the sum of each rate,
-    in thousandths of what the job makes alone, has to be more than `needed_milli` (1000: what turns
-    on those GPUs give if they cost nothing). Nothing happens where it may not be tried now.
+    With `trial` it stays there only if the measured rates justify it: the sum of each rate, in
+    thousandths of what the job makes alone, has to be more than `needed_milli` (1000: what turns on
+    those GPUs give if they cost nothing). The action has no effect while such a trial is not
+    allowed.
     """
 
     job: str
@@ -80,8 +82,9 @@ class Unpack(_Part, frozen=True, tag="unpack"):
 class Migrate(_Part, frozen=True, tag="migrate"):
     """Move a running job to these nodes; without any, to where the cells' rule puts it.
 
-    On `trial` it stays there only if its rate, in thousandths of what it was before, is more than
-    `needed_milli`; else it goes back, if there is room still. `defrag` names what it is for.
+    With `trial` it stays there only if its rate, in thousandths of the rate before, is more than
+    `needed_milli`; else it goes back, if there are free GPUs still. `defrag` says that the move
+    makes space for another job.
     """
 
     job: str
@@ -95,7 +98,7 @@ class Migrate(_Part, frozen=True, tag="migrate"):
 class Resize(_Part, frozen=True, tag="resize"):
     """Give a running job another number of workers (and of parameter servers, unless 0).
 
-    On `trial` it keeps them only if its rate, in thousandths of what it was before, is more than
+    With `trial` it keeps them only if its rate, in thousandths of the rate before, is more than
     `needed_milli`.
     """
 
@@ -111,7 +114,7 @@ Action = Preempt | Suspend | Pack | Unpack | Migrate | Resize
 
 
 class Withheld(_Part, frozen=True):
-    """Say why a waiting job is held although it might fit."""
+    """Why a waiting job is withheld although it might fit."""
 
     job: str
     why: Reason
@@ -119,11 +122,12 @@ class Withheld(_Part, frozen=True):
 
 
 class Plan(_Part, frozen=True):
-    """First `actions` are taken, then `turns` in their order.
+    """All that a policy asks for: first `actions` are taken, then `turns` in their order.
 
-    With `strict` a job that does not fit holds up all behind it; without, the next one is tried.
-    A plan is made anew after everything that happens in the VC, so it had better be stable: told
-    the same, a policy proposes the same. `look_at`: when to ask again if nothing happens before.
+    With `strict` a job that does not fit blocks all jobs behind it; without, the next one is tried.
+    A new plan is made after every event in the VC, so plans should be stable: for the same view, a
+    policy proposes the same. `look_at` is when to plan again if no event comes before; None: no
+    time is set.
     """
 
     turns: tuple[Turn, ...] = ()

@@ -1,9 +1,9 @@
-"""Who should have a VC's GPUs by a preemptive order, and who goes for whom.
+"""Which jobs should have a VC's GPUs by a preemptive order, and which are preempted for them.
 
-The order says who comes first, whether he runs or waits. As many jobs as the VC's GPUs hold are
-taken in it. Those of them that wait get a turn; a running job that is not among them is stopped
-only if that lets one of them run. A job that is being stopped counts as one that waits for GPUs
-that come free, so a plan that is being carried out stays what it is.
+The order ranks running and waiting jobs together. Jobs are selected in this order while the VC's
+GPUs suffice. Selected jobs that wait get a turn; a running job that is not selected is stopped only
+if that lets a selected one run. A job that is being stopped counts as one that waits for GPUs that
+come free, so a plan does not change while it is carried out.
 """
 
 from __future__ import annotations
@@ -22,18 +22,26 @@ QUEUED = frozenset({Phase.WAITING, Phase.AWAY})
 STOPPABLE = frozenset({Phase.STARTING, Phase.RUNNING})
 """Phases in which a job's GPUs may be taken for another one."""
 FIXED = frozenset({Phase.RESERVED, Phase.SUSPENDED})
-"""Phases in which a job has its GPUs whatever the order says: they come, or its tenant asked."""
+"""Phases in which a job keeps its GPUs whatever the order says: they are reserved for it, or its
+tenant suspended it."""
 
 
 class Selection(NamedTuple):
-    """Who should have the VC's GPUs, in the order; who of them has to wait for his."""
+    """Jobs that should have the VC's GPUs, in the order (`taken`), and those of them that wait."""
 
     taken: list[JobView]
     turns: list[JobView]
 
 
 def select(view: VcView, ordered: Iterable[JobView]) -> Selection:
-    """Take jobs in their order while there are GPUs for them; one that needs too many is passed."""
+    """Return the first jobs of an order that the VC's GPUs hold.
+
+    A job that needs more GPUs than are left is skipped.
+
+    Args:
+        view: Gives the number of GPUs by pin, and jobs that keep theirs in any case.
+        ordered: Jobs, the first to run first.
+    """
     left = view.gpus_for()
     for job in view.jobs:
         if job.phase in FIXED and not job.borrows:
@@ -61,11 +69,18 @@ def preempt_for(
     because: Reason = Reason.OUTRANKED,
     look_at: Instant | None = None,
 ) -> Plan:
-    """Return the plan of a preemptive order; `ordered` holds the jobs that run and those that wait.
+    """Return the plan of a preemptive order.
 
-    With nodes in the view, gangs are tried on them: one that could not be placed as closely as it
-    has to be, even if all after it left, is held, and nobody is stopped for it. Without nodes, GPUs
-    are only counted, as if all were of one type.
+    If the view has nodes, gangs are placed on them. A gang that would not fit as closely as it has
+    to, even if all jobs after it left, is withheld, and no job is stopped for it. Without nodes,
+    GPUs are only counted, as if all were of one type.
+
+    Args:
+        view: The VC.
+        ordered: Its running and waiting jobs, the first to run first.
+        why: The reason of turns.
+        because: The reason of preemptions.
+        look_at: When to plan again if no event comes before.
     """
     selection = select(view, ordered)
     if not selection.turns:
@@ -90,7 +105,7 @@ def preempt_for(
 
 
 def _enough(view: VcView, ordered: Sequence[JobView], selection: Selection) -> list[JobView]:
-    """Return who has to go, the last first, so that the GPUs are enough for all that are taken."""
+    """Return the jobs to preempt, last first, so that the GPUs suffice for all selected jobs."""
     taken = {job.job for job in selection.taken}
     free = view.free_for()
     for job in selection.turns:
@@ -110,14 +125,14 @@ def _enough(view: VcView, ordered: Sequence[JobView], selection: Selection) -> l
 class _Places:
     """Where each job would be if the order were carried out with as few moves as possible.
 
-    One after the other, jobs that wait are placed in what is free, or in what some of those after
-    them leave: first of all those that the GPUs would not hold anyway. Who had to leave is tried
-    again at his own place in the order.
+    Waiting jobs are placed one after the other: on free GPUs, or on GPUs that later jobs leave.
+    Jobs that were not selected leave first. A preempted job is tried again at its own place in the
+    order.
     """
 
     def __init__(self, view: VcView, ordered: Sequence[JobView], selection: Selection) -> None:
         self.at: dict[str, Place] = {}
-        """Of each that waits, or leaves and comes back."""
+        """The places of jobs that wait, or that leave and come back."""
         self.leaving: dict[str, JobView] = {}
         self._ordered = ordered
         self._taken = {job.job for job in selection.taken}
@@ -129,7 +144,7 @@ class _Places:
         self._room = Room(view, staying)
 
     def find(self) -> None:
-        """Find a place for each that can have one."""
+        """Find a place for each job that can have one."""
         lower = [job for job in self._ordered if job.phase in STOPPABLE and not job.borrows]
         lower.sort(key=lambda job: job.job in self._taken, reverse=True)
         ranks = {job.job: rank for rank, job in enumerate(self._ordered)}
@@ -152,7 +167,7 @@ class _Places:
                 self.at[job.job] = place
 
     def _clear(self, job: JobView, lower: Sequence[JobView]) -> None:
-        """Have some of those after a job leave, if it fits then."""
+        """Preempt some of the jobs after a job, if it fits then."""
         able = [each for each in lower if each.job not in self.leaving]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
         for each in make_room(job, self._room, able, cost) or ():

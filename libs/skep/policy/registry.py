@@ -1,4 +1,4 @@
-"""Every policy by its name, and how a policy is made from what a cluster file says."""
+"""All policies by name, and how a policy is made from the cluster file."""
 
 from __future__ import annotations
 
@@ -49,19 +49,28 @@ POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 
 
 class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong
-    """What the cluster file says of a policy is wrong.
+    """The cluster file names a policy that does not exist, or gives it wrong options.
 
-    `option` is the one that is (empty: the name), `suggestion` what may have been meant.
+    `option` is the wrong option (empty: the name is wrong), `suggestion` what may have been meant.
     """
 
     def __init__(self, text: str, option: str = "", suggestion: str = "") -> None:
-        """Say what is wrong."""
+        """Join the text and the suggestion."""
         super().__init__(f"{text}: {suggestion}" if suggestion else text)
         self.text, self.option, self.suggestion = text, option, suggestion
 
 
 def make(name: str, options: Mapping[str, Any] = {}) -> Policy:
-    """Return a policy with these options. Raises NoPolicy."""
+    """Return a policy with these options.
+
+    Args:
+        name: One of `POLICIES`.
+        options: Values by name, as decoded from the cluster file; defaults are used for the
+            others.
+
+    Raises:
+        NoPolicy: The name is unknown, or an option is unknown or has a wrong value.
+    """
     kind = POLICIES.get(name)
     if kind is None:
         text = f"no policy is called {name!r}"
@@ -87,7 +96,7 @@ def make(name: str, options: Mapping[str, Any] = {}) -> Policy:
 
 
 def _moderate(value: Any) -> bool:
-    """Return whether all numbers in a value are ones that can be reckoned with."""
+    """Return whether all numbers in a value are finite and not beyond NUMBER_MAX."""
     if isinstance(value, list | tuple):
         return all(_moderate(each) for each in value)
     return not isinstance(value, int | float) or -NUMBER_MAX <= value <= NUMBER_MAX

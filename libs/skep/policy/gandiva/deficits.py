@@ -1,15 +1,17 @@
-"""What turns go by, kept from one view of a VC to the next: a plan costs what changed.
+"""Deficits and what turns depend on, kept from one view of a VC to the next.
 
-A cluster with thousands of nodes has a plan made many times a second, and each time almost nothing
-is different on almost every node. So accounts are kept by node, changed where a view is different
-from the one before, and a suspended job is *quiet* until the soonest time at which it could go on
-at home: until then no plan has to look at it, unless something happens on its nodes.
+A cluster with thousands of nodes makes a plan many times a second, and each time almost nothing has
+changed on almost every node. So deficits are kept by node and updated where a view differs from the
+one before. A suspended job is *quiet* until the soonest time at which it could continue at home:
+until then no plan has to look at it, unless something happens on its nodes.
 
-That time is a bound. Shares, and with them all accounts, change a little with every job that comes
-or ends; a bound holds for shares that are DRIFTS * SHARE_DRIFT away at most. Beyond one SHARE_DRIFT
-all are found again, some in each plan. At worst one was found when shares were that far from what
-is reckoned from on one side, then they jump by twice that, and go on by as much as before.
-Nothing here decides anything: with everybody awake the plan is the same, and takes longer.
+That time is a bound. Every job that comes or ends changes all shares a little, and with them all
+deficits. A bound holds while shares are at most DRIFTS * SHARE_DRIFT away from those that it was
+computed with. Once shares have moved by more than one SHARE_DRIFT, all bounds are computed again,
+some of them in each plan. The worst case: a bound was computed when shares were one SHARE_DRIFT
+from their base on one side, then they jump by twice that, and move on by as much as before.
+
+Nothing here decides anything: with every job awake the plan is the same, and takes longer.
 """
 
 from __future__ import annotations
@@ -37,22 +39,23 @@ from skep.units import Instant
 from skep.wire.spec import Resources
 
 PATIENCE_TURNS = 3
-"""So many times as long as a job with its share stands between two slices it stands at most, if the
-others at its home are due too: shares are of the whole VC, and there may be more than there is."""
+"""The longest that a job stands if other jobs at its home are due too, as a multiple of the time
+that a job with its share stands between two slices. The bound is needed as shares are of the whole
+VC, and a home may be wanted by more jobs than the VC has on average."""
 SHARE_DRIFT = 0.001
-"""By how much shares may change before all bounds are found again: ten jobs of ten thousand, and
-a bound comes a quarter of a second too soon for a minute's account."""
+"""By how much shares may change before all bounds are computed again: by ten jobs of ten thousand.
+A bound then comes a quarter of a second too early for a deficit of a minute."""
 DRIFTS, JUMPS = 4, 2
-"""How often that they may be off where a bound still holds; beyond how often that a change is a
-jump, after which bounds hold no more."""
+"""In multiples of SHARE_DRIFT: how far shares may be off where a bound still holds; a change beyond
+which no bound holds any more."""
 PARTS = 32
-"""Plans in which all bounds are found again."""
+"""The number of plans over which all bounds are computed again."""
 SLACK_NS = 16
-"""More than all roundings of two accounts come to."""
+"""An upper bound of all rounding errors of two deficits."""
 
 
 class Alike(NamedTuple):
-    """What those have in common whose accounts go on alike, and who are as good to suspend."""
+    """What jobs have in common whose deficits grow alike, and that are equally good to suspend."""
 
     pin: str
     gpus: int
@@ -60,39 +63,48 @@ class Alike(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What is known of jobs that are alike, and have GPUs on one node."""
+    """A summary of the jobs that are alike and have GPUs on one node."""
 
     at: Instant
-    """When it was found out."""
+    """When the summary was made."""
     low: int
-    """What nobody's account was below."""
+    """A lower bound of their deficits at that time."""
     share: float
     rest: int
-    """For how long each has run at least: so much a share that is higher has given it since."""
+    """For how long each has run at least: a share that has risen since has added that much."""
     age: int
-    """For how long any account had counted at most."""
+    """For how long any of their deficits had been counted at most."""
     since: Instant
-    """Since when the first has run."""
+    """When the first of them began to run."""
     load: int
 
 
 class Beside(NamedTuple):
-    """Who has GPUs on a node, as far as it matters to who was suspended there."""
+    """The jobs with GPUs on a node, as far as they matter to jobs that were suspended there."""
 
     least: int
-    """The lowest priority of all."""
+    """The lowest priority of all of them."""
     able: int
-    """The lowest one of those that may be suspended."""
+    """The lowest priority of those that may be suspended."""
     leave: list[tuple[int, int, int, float, float]]
-    """Of each of these when it may be for who is owed more, and when at all; when its account is as
-    low as any, at the soonest; what its account is not below, and how fast that falls."""
+    """For each job that may be suspended: when it may leave for a job with a larger deficit; when
+    it may leave at all; when its deficit can be at its minimum at the soonest; a lower bound of its
+    deficit; and how fast that bound falls, in nanoseconds per nanosecond."""
 
 
 class Books:
-    """Accounts, room and who is where in one VC, brought up to each view in turn."""
+    """Deficits, free capacity and the places of jobs in one VC, updated with each view in turn."""
 
     def __init__(self, weigh: Weigh, slice_ns: int, swap_ns: int, soon_ns: int) -> None:
-        """Begin with nothing known. `soon_ns`: nobody leaves for an equal before."""
+        """Begin without jobs and nodes.
+
+        Args:
+            weigh: The weight of a job.
+            slice_ns: The length of a slice.
+            swap_ns: By how much more a waiting job's deficit has to be for it to replace a
+                running one.
+            soon_ns: How long a job runs at least before it leaves for another of its priority.
+        """
         self._weigh, self._slice, self._swap, self._soon = weigh, slice_ns, swap_ns, soon_ns
         self._most = OWED_SLICES_MAX * slice_ns
         self._forget()
@@ -102,25 +114,25 @@ class Books:
         self._jobs: tuple[JobView, ...] = ()
         self._ground = Ground()
         self.waiting: dict[str, JobView] = {}
-        """Who may be placed."""
+        """Jobs that may be placed."""
         self.loose: dict[str, JobView] = {}
-        """Those of them that have no home."""
+        """Those of them without a home."""
         self.able: dict[str, JobView] = {}
-        """Who may be suspended."""
+        """Jobs that may be suspended."""
         self.stopping: dict[str, JobView] = {}
         self.on: dict[str, dict[str, JobView]] = {}
-        """By node: who has GPUs there."""
+        """By node: the jobs with GPUs there."""
         self.homes: dict[str, dict[str, JobView]] = {}
-        """By node: who is suspended there, without GPUs."""
+        """By node: the jobs that are suspended there, without GPUs."""
         self.movers: dict[tuple[int, Resources, int, int], dict[str, JobView]] = {}
-        """By priority and shape: suspended jobs that may go on elsewhere."""
+        """By priority and shape: suspended jobs that may continue elsewhere."""
         self.sizes: dict[str, frozenset[int]] = {}
         """By node: sizes of the jobs on it, in the order of the view."""
         self.awake: dict[str, None] = {}
         """Suspended jobs that a plan has to look at."""
         self.slices, self.stands = TimerHeap[str](), TimerHeap[str]()
-        """When each that may be suspended has run for a slice; when each that has run before has
-        stood back for one."""
+        """When each job that may be suspended has run for a slice; when each job that has run
+        before has been suspended for one."""
         self._counts: dict[str, dict[int, int]] = {}
         self._taken: dict[str, int] = {}
         self._held: dict[str, int] = {}
@@ -129,31 +141,34 @@ class Books:
         self._turning: dict[Kind, int] = {}
         self._share: dict[Kind, float] = {}
         self._bases: dict[Kind, float] = {}
-        """Shares since which no bounds have to be found again."""
+        """The shares at which no bounds have to be computed again."""
         self._again: list[str] = []
-        """Whose bounds are of shares before those."""
+        """Jobs whose bounds were computed with earlier shares than those."""
         self._part = 0
-        """How many of them are found again in a plan."""
+        """How many of them are computed again in a plan."""
         self._kinds: dict[str, Kind | None] = {}
-        """By job; None: it has all of its time."""
+        """By job; None: it has its GPUs all of the time."""
         self._quiet = TimerHeap[str]()
         self._ranks: dict[Alike, dict[str, Rank]] = {}
         self._ranked: dict[str, tuple[Alike, ...]] = {}
         self._unranked: dict[str, None] = {}
-        """Nodes whose ranks have to be found out anew."""
+        """Nodes whose ranks have to be computed again."""
         self._order: dict[str, int] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
         self._there: dict[str, Beside] = {}
 
     def bring_up(self, view: VcView, known: Sequence[Change] | None = None) -> None:
-        """Follow a view; wakes whom something may have become possible for.
+        """Update from a view, and wake the jobs for which something may have become possible.
 
-        `known`: how its jobs are different; all of them are after a clock was set back.
+        Args:
+            view: The VC.
+            known: How its jobs differ from those of the view before; None: find out. After a
+                clock was set back, these have to be all of its jobs.
         """
-        self._settle()  # As of the view before, for which accounts are known.
+        self._settle()  # With the deficits of the view before.
         if view.now < self.now:
-            self._forget()  # A clock that was set back: what was passed is to come again.
+            self._forget()  # A clock was set back: instants that were passed come again.
         self.now = view.now
         touched: dict[str, None] = {}
         if known is None:
@@ -176,13 +191,13 @@ class Books:
         self._bound(again)
 
     def wake(self, names: Iterable[str]) -> None:
-        """Have the next plan look at these."""
+        """Mark jobs for the next plan to look at."""
         for name in names:
             self._quiet.cancel(name)
             self.awake[name] = None
 
     def _settle(self) -> None:
-        """Let those be for whom nothing is possible before some later time."""
+        """Make jobs quiet for which nothing is possible before some later time."""
         for name in list(self.awake):
             until = self._quiet_until(self.waiting[name])
             if until > self.now:
@@ -190,7 +205,7 @@ class Books:
                 self._quiet.set_timer(name, until)
 
     def _bound(self, names: Iterable[str]) -> None:
-        """Find bounds again of those that are let be."""
+        """Compute the bounds of quiet jobs again."""
         for name in names:
             job = self.waiting.get(name)
             if job is not None and is_home(job) and name not in self.awake:
@@ -201,30 +216,30 @@ class Books:
                     self.wake((name,))
 
     def near(self, until: int) -> list[JobView]:
-        """Return who is let be, and yet could be owed enough by then."""
+        """Return the quiet jobs whose deficits could be large enough by `until` (nanoseconds)."""
         return [self.waiting[name] for _, name in self._quiet.upcoming(until)]
 
     # --- what plans ask for ----------------------------------------------------------------------
 
     def room(self) -> Room:
-        """Return what is left, as if all who are being stopped were gone."""
+        """Return the free capacity, as if all jobs that are being stopped were gone."""
         assert self._empty is not None
         return self._empty.copy()
 
     def share(self, job: JobView) -> float:
-        """Return for what part of the time a job should have its GPUs."""
+        """Return for what part of the time a job should have its GPUs: 0 to 1."""
         kind = self._kinds.get(job.job)
         return 1.0 if kind is None else self._share.get(kind, 1.0)
 
     def due(self, job: JobView) -> int:
-        """Return for how long a job should have run longer by now, in nanoseconds."""
+        """Return the deficit of a job, in nanoseconds (see `shares.owed`)."""
         found = self._owed.get(job.job)
         if found is None:
             found = self._owed[job.job] = owed(job, self.share(job), self.now, self._slice)
         return found
 
     def patience(self, job: JobView) -> int:
-        """Return until when a job that stands may have to, whatever others are owed."""
+        """Return the instant from which a suspended job may resume whatever the deficits are."""
         return self._patience(job, self.share(job))
 
     def _patience(self, job: JobView, share: float) -> int:
@@ -232,11 +247,11 @@ class Books:
         return min(job.waiting_since + int(slices * self._slice), NEVER)
 
     def order(self, job: JobView) -> tuple[int, int, int]:
-        """Return by what those come who may be suspended: the first first."""
+        """Return the sort key of jobs that may be suspended: the lowest is suspended first."""
         return job.spec.priority, self.due(job), job.sequence
 
     def ranks(self) -> Mapping[Alike, Mapping[str, Rank]]:
-        """Return by likeness and node who may be suspended."""
+        """Return, for jobs that are alike, by node, a summary of those that may be suspended."""
         for node in self._unranked:
             for alike in self._ranked.pop(node, ()):
                 del self._ranks[alike][node]
@@ -257,7 +272,7 @@ class Books:
     def _rank(self, node: str, jobs: Sequence[JobView]) -> Rank:
         now, low = self.now, min(map(self.due, jobs))
         age = max(max(now, job.since) - begun(job) for job in jobs)
-        # Who has no less than the least now may have still less: that does not rise at once.
+        # A job whose deficit is at the minimum may really have less: it does not rise at once.
         rest = 0 if low <= -self._most else min(max(now - job.since, 0) for job in jobs)
         first = min(job.since for job in jobs)
         return Rank(now, low, self.share(jobs[0]), min(rest, age), age, first, self.load(node))
@@ -265,7 +280,16 @@ class Books:
     def lows(
         self, alike: Alike, ranks: Mapping[str, Rank], since: int
     ) -> Iterator[tuple[str, int, int]]:
-        """Yield nodes with somebody who has run since then, what no account is below, the load."""
+        """Yield the nodes with a job that has run since an instant.
+
+        Args:
+            alike: Which jobs.
+            ranks: Their summaries by node, from `ranks`.
+            since: The instant, in nanoseconds.
+
+        Yields:
+            The node, a lower bound of their deficits (nanoseconds), and its load (thousandths).
+        """
         now, share, most = self.now, self._share.get(alike.kind, 1.0), -self._most
         for node, (at, low, then, rest, age, first, load) in ranks.items():
             if first <= since:
@@ -281,7 +305,7 @@ class Books:
         return 1000 * self._taken.get(node, 0) // max(size, 1)
 
     def busy(self, node: str) -> set[int]:
-        """Return the GPUs of a node that nobody leaves. Not all that are taken are known."""
+        """Return the GPUs of a node that no job is leaving, as far as they are known."""
         found = set[int]()
         for job in self.on.get(node, {}).values():
             if job.phase is not Phase.STOPPING:
@@ -291,7 +315,7 @@ class Books:
     # --- following a view ------------------------------------------------------------------------
 
     def _count(self, job: JobView, sign: int) -> None:
-        """Take a job in (1), or out as it was (-1)."""
+        """Add a job (sign 1), or remove it as it was (sign -1)."""
         name, come = job.job, sign > 0
         if come:
             fixed = job.borrows or is_fixed(job)
@@ -342,7 +366,7 @@ class Books:
             self._quiet.cancel(name)
 
     def _follow_nodes(self, view: VcView, touched: dict[str, None]) -> None:
-        """Take over nodes that are different; in `touched` are those with other jobs."""
+        """Update nodes that differ, and add them to `touched`: nodes on which jobs differ."""
         touched.update(self._ground.follow(view.nodes))
         if self._order is not self._ground.order:
             self._order = self._ground.order
@@ -364,16 +388,16 @@ class Books:
         if most > SHARE_DRIFT:
             self._bases = dict(self._share)
             names = [name for there in self.homes.values() for name in there]
-            # Those of which bounds are older still are found at once.
+            # Bounds that are older still are computed at once.
             late = {*(names if most > JUMPS * SHARE_DRIFT else self._again)}
             self._bound(late)
             self._again = [name for name in names if name not in late]
             self._part = -(-len(self._again) // PARTS)
 
-    # --- who is let be ---------------------------------------------------------------------------
+    # --- quiet jobs ------------------------------------------------------------------------------
 
     def _beside(self, node: str) -> Beside:
-        """Return who has GPUs on a node now."""
+        """Return a summary of the jobs that have GPUs on a node now."""
         found = self._there.get(node)
         if found is not None:
             return found
@@ -393,9 +417,9 @@ class Books:
         return found
 
     def _quiet_until(self, job: JobView) -> int:
-        """Return a time before which a suspended job certainly has no place, and nobody leaves.
+        """Return a time before which a suspended job has no place, and no job would leave for it.
 
-        Nor is it owed enough before for somebody at its home to leave.
+        Before that time its deficit is also too small for a job at its home to leave.
         """
         assert self._empty is not None
         now, room = self.now, self._empty
@@ -413,14 +437,14 @@ class Books:
         for there in beside:
             if there.able < level:
                 soonest = 0
-            # Instants are too large for floats: only what they are apart is reckoned with those.
+            # Instants are too large for floats: only their differences are floats.
             for soon, slices, lowest, down, falls in there.leave:
                 apart = short + down
                 crosses = now + int(apart / (rate + falls)) if apart > 0 else now
                 at = max(crosses, soon)
                 soonest = min(soonest, at, max(lowest, slices), max(lasts, soon))
         until = max(job.waiting_since + self._slice, soonest - 1)
-        if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
+        if len(job.nodes) > 1:  # Once it starves it keeps other jobs off its nodes.
             starves = now + int(max(self._most - up, 0) / (share + 2 * drift))
             until = min(until, starves, lasts)
         return until

@@ -1,7 +1,7 @@
-"""Growing and shrinking (Gandiva, section 4.2.2) of jobs that say that their size may change.
+"""Growing and shrinking (Gandiva, section 4.2.2) of jobs whose spec allows another size.
 
-Idle GPUs of its own server go to the job that gains the most by them, after a while in which nobody
-has come. What it has grown by it gives back at once when another job needs it, before anybody is
+Idle GPUs of a server go to the job on it that gains the most by them, after some time without new
+jobs. A job gives back what it has grown by at once when another job needs it, before any job is
 suspended for that one.
 """
 
@@ -23,7 +23,11 @@ from skep.wire.reasons import Reason
 
 
 class _Step(NamedTuple):
-    """More workers for a job; `gain` is in thousandths of its rate as it began, for each GPU."""
+    """More workers for a job.
+
+    `gain` is in thousandths of its rate with the workers of its spec, for each GPU. `more` counts
+    GPUs. `needed` is the least ratio of rates that pays for the change.
+    """
 
     gain: float
     workers: int
@@ -32,9 +36,17 @@ class _Step(NamedTuple):
 
 
 def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]]:
-    """Return who gives back what it has grown by, and as if they had.
+    """Return the jobs that give back workers that they have grown by.
 
-    The most of it first, and no more than those that wait need beyond what is free.
+    Jobs that have grown the most come first. They give back no more than the waiting jobs need
+    beyond what is free.
+
+    Args:
+        view: The VC.
+        known: Its jobs.
+
+    Returns:
+        The actions, and by job the views of the jobs as they will be.
     """
     if not known.grown or not known.waiting:
         return [], {}
@@ -56,10 +68,10 @@ def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]
 
 
 def asked(known: Known) -> dict[str, JobView]:
-    """Return who has grown, as they asked to be, if somebody has come who has no nodes yet.
+    """Return the jobs that have grown, with the workers of their specs, if a new job waits.
 
-    What others have grown by is not to tell where he goes: a node would count as full that soon is
-    not, and a gang would have to be scattered for that.
+    A new job is one that has no nodes yet. Grown sizes must not influence its place: a node would
+    count as full that is soon not full, and a gang would have to be scattered for that.
     """
     if not known.comes:
         return {}
@@ -67,9 +79,13 @@ def asked(known: Known) -> dict[str, JobView]:
 
 
 def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
-    """Return who gives back how much of what it has grown by, for a plan to come true.
+    """Return which jobs give back workers that they have grown by, as far as a plan needs it.
 
-    `smaller`: as who are elastic asked to be. No more is given back than it takes.
+    Args:
+        view: The VC.
+        known: Its jobs.
+        plan: The plan, made as if jobs had the sizes in `smaller`.
+        smaller: By job: elastic jobs with the workers of their specs.
     """
     gone = {action.job: None for action in plan.actions if isinstance(action, Suspend)}
     room = known.room(view, stopping=True)
@@ -102,7 +118,14 @@ def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) ->
 def grow(
     view: VcView, known: Known, plan: Plan, rules: Rules
 ) -> tuple[list[Resize], Instant | None]:
-    """Return who is to try more workers, and when to look again."""
+    """Return which jobs try more workers, and when to look again (None: no time is set).
+
+    Args:
+        view: The VC.
+        known: Its jobs.
+        plan: The plan of turns; if it does anything, no job grows.
+        rules: Options.
+    """
     if not known.growing or plan.turns or plan.actions or known.waiting:
         return [], None
     cold = cooling(view, "grow")
@@ -142,7 +165,7 @@ def grow(
 
 
 def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_Step]:
-    """Yield what sizes a job could try on its server that are predicted to pay."""
+    """Yield the sizes that a job could try on its server and that are predicted to pay."""
     rates, each = dict(job.rates), _each(job)
     now, alone = rates.get(job.workers, 0), rates.get(job.spec.resources.workers, 0)
     needed = pays(Duration(job.pause or PAUSE), job.remaining(view.now))
@@ -158,7 +181,7 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
     elastic = job.spec.elastic
     most = min(elastic.max if elastic is not None else 0, job.workers + room)
     if most > job.workers and not any(workers > job.workers for workers in rates):
-        # Nobody knows: twice as many tell the most, and rates decide.
+        # No rates are predicted: a trial with twice as many workers tells the most.
         most = min(most, 2 * job.workers)
         yield _Step(0.0, most, (most - job.workers) * each, needed)
 
@@ -174,7 +197,7 @@ def _free(job: JobView, nodes: dict[str, NodeView]) -> int:
 
 
 def _less(node: NodeView, pin: str, gpus: int) -> NodeView:
-    """Return a node with fewer free GPUs, or more."""
+    """Return a node with fewer free GPUs, or (a negative number) more."""
     if not pin:
         return replace(node, free=node.free - gpus)
     pins = tuple((name, free - gpus if name == pin else free) for name, free in node.pins)
@@ -189,7 +212,13 @@ def _smaller(job: JobView, workers: int) -> JobView:
 
 
 def freed(view: VcView, known: Known, less: dict[str, JobView]) -> VcView:
-    """Return what a VC and its nodes have if some jobs, as they are, become smaller."""
+    """Return a view with the GPUs free that some jobs give back.
+
+    Args:
+        view: The VC.
+        known: Its jobs as they are.
+        less: By job, the view of the job as it will be.
+    """
     nodes = {node.node: node for node in view.nodes}
     pins = {pin.pin: pin for pin in view.pins}
     free = view.free

@@ -1,6 +1,7 @@
-"""Jobs that have GPUs and make nothing of them, told by what is measured of them.
+"""Jobs that have GPUs and make no use of them, by measurements.
 
-They are suspended while others wait, and not killed: what hangs may be looked at, and goes on.
+They are suspended while other jobs wait, and not killed: a job that hangs can be examined, and
+continues later.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from skep.units import Instant
 
 
 def idle(known: Known, plan: Plan, rules: Rules) -> tuple[list[Suspend], Instant | None]:
-    """Return who is to stand back for those without a place in a plan, and when to look again."""
+    """Return which jobs are suspended for jobs without a place, and when to look again.
+
+    Args:
+        known: The jobs of the VC.
+        plan: The plan of turns; jobs that it names stay as they are.
+        rules: Options.
+    """
     if not known.waiting or not (rules.stalled or rules.idle):
         return [], None
     gone = named(plan)
     found, look_at = known.hung(known.pins(gone), gone)
-    # It has had its share, and comes back when nobody is owed more.
+    # It gets the lowest deficit, so that it returns when no other job has a larger one.
     least = -OWED_SLICES_MAX * rules.slice_ns
     return [Suspend(job.job, why, least) for job, why in found[:ACTIONS_MAX]], look_at

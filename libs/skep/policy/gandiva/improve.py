@@ -1,4 +1,4 @@
-"""The reactive plan, and what is tried beside it (Gandiva, section 4.2.2)."""
+"""The reactive plan, and the trials beside it (Gandiva, section 4.2.2)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from skep.policy.plan import Action, Plan
 from skep.policy.view import VcView
 
 React = Callable[[VcView, Sequence[Change]], Plan]
-"""Plans turns of units, which are not those of the view: it is told how they are different."""
+"""Plans the turns of units. Units differ from the jobs of the view, so it also gets their
+changes."""
 
 
 def improve(view: VcView, units: Units, react: React) -> Plan:
-    """Return a plan of turns with what is to be tried beyond it.
+    """Return a plan of turns, extended by changes to try.
 
-    Turns come first: nothing is tried with a job that they place, or take GPUs from. Before them
-    comes only what spares somebody from being suspended: what others have grown by. Of the rest one
-    kind of change is begun at a time, so that what it frees is not promised twice. What is no trial
-    comes first, and what would not be begun is not proposed: it would keep the others from it.
+    Turns come first: no change is tried with a job that they place, or take GPUs from. The one
+    exception spares jobs from being suspended: other jobs give back what they have grown by. Of the
+    rest one kind of change is begun at a time, so that GPUs that it frees are not promised twice.
+    Actions that are no trials come first. An action that would have no effect is not proposed, as
+    it would keep the others from being tried.
+
+    Args:
+        view: The VC.
+        units: Its packs and jobs; updated.
+        react: Plans turns.
     """
     units.follow(view)
     known, rules = units.known, units.rules

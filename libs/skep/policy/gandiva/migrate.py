@@ -1,9 +1,9 @@
-"""Migration (Gandiva, section 4.2.2): gangs to where they are together, and room for them made.
+"""Migration (Gandiva, section 4.2.2): put scattered gangs together, and vacate servers for them.
 
-Only to GPUs that are free, after everybody who waits was offered them. What a move gains in the
-time that is left has to be more than it costs: a scattered gang is moved if its family was measured
-to be so much faster on fewer nodes, and others are moved for it, or for one that waits, only if it
-then fits on the node they leave.
+Jobs move only to free GPUs, and only while no waiting job could use these. What a move gains in the
+remaining time has to be more than its cost. A scattered gang is moved if its family was measured to
+be faster on fewer nodes. Other jobs are moved for it, or for a waiting gang, only if the gang then
+fits on the node that they leave.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from skep.units import Duration, seconds
 from skep.wire.reasons import Reason
 
 PAUSE = seconds(10.0)
-"""What a move is taken to cost where none was measured yet."""
+"""The assumed cost of a move where none was measured yet."""
 SURELY = 1.05
-"""How many times more than a move has to gain it is to be predicted to gain."""
+"""The predicted gain of a move has to be this many times what it has to gain."""
 KEEPS = 980
-"""Thousandths of its rate that a job has to keep that is moved for others."""
+"""Thousandths of its rate that a job has to keep if it is moved for another job."""
 SERVERS_MAX = 4
-"""Servers that are looked at in a plan to be vacated, those with the most free GPUs."""
+"""The number of servers, those with the most free GPUs, that a plan considers vacating."""
 
 
 def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
-    """Return which scattered gangs to try on fewer nodes."""
+    """Return trials of scattered gangs on fewer nodes.
+
+    Args:
+        view: The VC.
+        known: Its jobs.
+        plan: The plan so far; if it does anything, no gang is moved.
+    """
     if plan.turns or plan.actions or not known.scattered:
-        return []  # GPUs that are free are spoken for.
+        return []  # The plan uses the free GPUs.
     room = known.room(view)
     moves, cold = list[Migrate](), cooling(view, "migrate")
     for job in arrived(known.scattered):
@@ -55,12 +61,19 @@ def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
 
 
 def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate]:
-    """Return whom to move off a server, so that somebody fits there as a whole."""
+    """Return moves that vacate one server, so that a gang fits there as a whole.
+
+    Args:
+        view: The VC.
+        known: Its jobs.
+        plan: The plan so far; if it does anything, no job is moved.
+        rules: Options.
+    """
     if plan.turns or plan.actions:
         return []
     servers, shapes = _servers(view, rules), set[tuple[object, ...]]()
     for job in _benefit(view, known) if servers else ():
-        # Of those that wait the next of a shape finds what the first one did.
+        # The result is the same for all waiting jobs of one shape.
         shape = job.spec.resources, job.gpus, job.workers, job.at_home and job.nodes
         if job.phase is Phase.RUNNING or shape not in shapes:
             shapes.add(shape)
@@ -72,7 +85,7 @@ def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate
 
 
 def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
-    """Yield who would go on at once, or faster, if there was room on one node."""
+    """Yield jobs that would run at once, or run faster, if one node had enough free GPUs."""
     line = [
         job
         for job in known.waiting.values()
@@ -87,7 +100,7 @@ def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
 
 
 def _servers(view: VcView, rules: Rules) -> list[NodeView]:
-    """Return the servers that are to be vacated: not idle, with so much free, the most first."""
+    """Return the servers to vacate: not idle, with enough free GPUs; the most free ones first."""
     able = [
         node
         for node in view.nodes
@@ -98,10 +111,10 @@ def _servers(view: VcView, rules: Rules) -> list[NodeView]:
 
 
 def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[Migrate]:
-    """Return who is to leave a server so that a gang fits there; nobody if that is not to be."""
+    """Return the moves that empty a server for a gang; none if that is not possible or worth it."""
     there = [known.jobs[name] for name, _ in server.jobs if name in known.jobs]
     if any(each.trial for each in there) or server.free >= job.gpus or server.gpus < job.gpus:
-        return []  # Others leave it already; or it is not GPUs that are missing.
+        return []  # Jobs leave it already, or the gang does not lack GPUs there.
     cold = cooling(view, "defrag")
     leave = [
         each
@@ -147,7 +160,7 @@ def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[
 
 
 def _worth(job: JobView, costs: int, view: VcView) -> bool:
-    """Return whether a gang gains more, in GPU time, than it and those that leave for it lose."""
+    """Return whether a gang gains more GPU time than it and the jobs that leave for it lose."""
     remaining = job.remaining(view.now)
     if remaining is None:
         return True
@@ -160,7 +173,7 @@ def _needs(job: JobView, view: VcView) -> float:
 
 
 def _gain(job: JobView, nodes: int) -> float:
-    """Return how many times as fast a gang is on so many nodes, as predicted; 0.0: not known."""
+    """Return the predicted speed-up of a gang on so many nodes, as a factor; 0.0: not known."""
     slow = dict(job.slowdown)
     here, there = slow.get(len(job.nodes), 0), slow.get(nodes, 0)
     return here / there if here and there and nodes < len(job.nodes) else 0.0

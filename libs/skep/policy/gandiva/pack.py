@@ -1,8 +1,9 @@
-"""Packing (Gandiva, section 4.2.2): in overload, who uses GPUs the least goes beside his like.
+"""Packing (Gandiva, section 4.2.2): under overload, jobs with low utilisation share GPUs.
 
-Jobs run by themselves first. Of those that were measured so, the one with the lowest GPU
-utilisation that waits for its slice is tried on the GPUs of the one with the lowest that runs, if
-the memory holds both. What is not better than turns is undone, cools down, and the next is tried.
+Jobs run alone first, and are measured. Among measured jobs, the waiting one with the lowest GPU
+utilisation is the guest; it is tried on the GPUs of the running job with the lowest utilisation,
+the host, if the memory holds both. A pack that is not better than turns is undone and cools down,
+and the next one is tried.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import suits
 
 GANG_STANDS = 4
-"""Slices after which a gang that stands keeps trials from its nodes."""
+"""Slices after which a suspended gang keeps trials from its nodes."""
 
 
 def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
-    """Return whom to try beside whom, beyond a plan of turns. Only in overload.
+    """Return packs to try beyond a plan of turns, under overload only.
 
-    That is where jobs want more GPUs than there are, or a server's height is above 1: those on it
-    may be unable to go elsewhere. Each pack makes up for as many GPUs as its guest has. Where a
-    larger gang has stood for long nothing is tried: one trial after the other, each on some of the
-    GPUs that it needs all at once, would keep it from them.
+    There is overload if jobs want more GPUs than there are, or if a server's height is above 1:
+    jobs on it may be unable to go elsewhere. Each pack makes up for as many GPUs as its guest has.
+    Nothing is tried where a larger gang has been suspended for long: one trial after the other,
+    each on some of the GPUs that it needs all at once, would keep them from it.
+
+    Args:
+        view: The VC.
+        known: Its jobs.
+        plan: The plan so far; jobs that it names are not packed.
+        rules: Options.
     """
     if view.now < view.trial_after or not known.couples.guests:
         return []
@@ -89,9 +96,9 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
 
 
 def _gangs(view: VcView, known: Known, rules: Rules) -> dict[str, int]:
-    """Return by node the GPUs of the largest gang that has waited for them for long.
+    """Return by node the GPUs of the largest gang that has waited long for it.
 
-    One that never ran is to have the first nodes that are enough for it.
+    A gang that has never run waits for the first nodes that are enough for it.
     """
     found = dict[str, int]()
     for job in known.waiting.values():
@@ -107,10 +114,15 @@ def _gangs(view: VcView, known: Known, rules: Rules) -> dict[str, int]:
 
 
 def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
-    """Return whom to take off shared GPUs, one at most, because who is there hurts whom.
+    """Return the job to take off shared GPUs because its pack is slower than turns; one at most.
 
-    Rates of who goes on are low at first, as they were measured while he stood: nobody is judged by
-    them before the slice is over.
+    Rates of jobs that have just resumed are low, as they include the time when the jobs stood. So
+    no pack is judged by them before the slice is over.
+
+    Args:
+        units: The packs.
+        plan: The plan so far; a pack that it names stays.
+        now: The time of the view.
     """
     gone = named(plan) if units.hurting else set[str]()
     first = [
@@ -125,10 +137,16 @@ def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
 
 
 def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instant | None]:
-    """Return whom to take off shared GPUs, one at most, and when to look again.
+    """Return the job to take off shared GPUs because it fits on free ones, and when to look again.
 
-    Once there is no overload any more, or whoever waits is too large for what is left beside the
-    pack, no job has come for a slice, and one of those that share fits on GPUs that are free.
+    This is at most one job, and only if all of this holds: there is no overload any more, or every
+    waiting job is too large for what is left beside the pack; no job has come for a slice; one of
+    the jobs of the pack fits on free GPUs.
+
+    Args:
+        view: The VC.
+        units: The packs.
+        plan: The plan so far; if it does anything, no pack is split.
     """
     if not units.calm or plan.actions or plan.turns:
         return [], None
@@ -146,18 +164,18 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
 
 
 def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool:
-    """Return whether a guest may run whenever a host does, each with GPUs of its own."""
+    """Return whether a guest can run whenever a host does, each with GPUs of its own."""
     able = {"rebind", "migrate"}.intersection(guest.can)
     if not able and any(
         set(had) & set(dict(host.devices).get(name, ())) for name, had in guest.devices
     ):
-        return False  # It goes on with its very own GPUs, or not at all.
+        return False  # It can continue only with the GPUs that it had.
     left = known.size(node) - host.gpus
     return guest.gpus <= left and known.spare(node, host) >= 0
 
 
 def _idles(known: Known, free: dict[str, NodeView], pack: tuple[str, Members]) -> bool:
-    """Return whether GPUs are idle whenever a pack runs, as many as its guest could have."""
+    """Return whether as many GPUs as a pack's guest needs are idle whenever the pack runs."""
     leads, members = pack
     unit = next(job for job in members if job.job == leads)
     node = free.get(unit.nodes[0][0]) if len(unit.nodes) == 1 else None
@@ -165,9 +183,10 @@ def _idles(known: Known, free: dict[str, NodeView], pack: tuple[str, Members]) -
 
 
 def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
-    """Return whether a guest can go on with the GPUs of a host, and their memory holds both.
+    """Return whether a guest can continue on a host's GPUs, and their memory holds both.
 
-    Of another size somebody would have GPUs alone of which the test knows nothing.
+    Both have to be of one size: else one would have some GPUs alone, which the trial cannot
+    measure.
     """
     if (guest.gpus, guest.pin, guest.spec.priority) != (host.gpus, host.pin, host.spec.priority):
         return False
@@ -175,12 +194,12 @@ def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
 
 
 def _guest(leads: str, members: Members) -> JobView:
-    """Return who leaves: who came last, but for who leads."""
+    """Return the member that leaves a pack: the one that came last and does not lead."""
     return next(job for job in reversed(members) if job.job != leads)
 
 
 def _fits(job: JobView, room: Room) -> bool:
-    """Return whether a job that left others would have GPUs of its own."""
+    """Return whether a job that left its pack would have GPUs of its own."""
     if "release" not in job.can or not {"rebind", "migrate"}.intersection(job.can):
         return False
     return room.fit(replace(job, phase=Phase.AWAY)) is not None

@@ -1,7 +1,7 @@
-"""Who may be tried on whose GPUs, kept from one view to the next: a plan looks at few of them.
+"""Candidates for packs, kept from one view to the next, so that a plan looks at few of them.
 
-Guests are in line by how idle they are. Who has found no host is *blocked*, and left out, until
-there is another job where it was, or other packs may be tried than when it looked.
+Guests are sorted by utilisation. A guest that found no host is *blocked*, and left out, until there
+is another job where it was, or the rules for packs differ from those when it looked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from skep.policy.view import JobView, Phase
 from skep.units import Instant
 
 Idle = tuple[int, int, str]
-"""A guest's place in line: its utilisation, its place in the order of arrival, its name."""
+"""The sort key of a guest: its utilisation, its place in the order of arrival, its name."""
 
 
 def idlest(job: JobView) -> Idle:
-    """Return by what those come that use GPUs the least."""
+    """Return the sort key of jobs by utilisation, the lowest first."""
     return job.utilisation, job.sequence, job.job
 
 
@@ -30,21 +30,21 @@ class Couples:
     """Jobs that may be in a pack on trial: alone and measured, on one node, or suspended there."""
 
     def __init__(self) -> None:
-        """Know of nobody."""
+        """Begin without jobs."""
         self.guests: dict[str, JobView] = {}
-        """Who stands, and has had few enough trials."""
+        """Suspended jobs that have had few enough trials."""
         self._hosts: dict[Place, dict[str, JobView]] = {}
         self._stands: dict[Place, dict[str, JobView]] = {}
         self._lines: dict[str, list[Idle]] = {}
-        """By pin: guests that may find a host, the idlest first."""
+        """By pin: guests that may find a host, the lowest utilisation first."""
         self._blocked: dict[str, None] = {}
         self._known: object = None
-        """What the blocked ones looked by."""
+        """The rules by which the blocked guests found no host."""
         self._resting: dict[str, JobView] = {}
         self._rests = TimerHeap[str]()
 
     def count(self, job: JobView, come: bool, now: Instant) -> None:
-        """Take a job in, or out as it was."""
+        """Add a job (`come`), or remove it as it was."""
         if not job.measured or job.phase not in (Phase.AWAY, Phase.RUNNING) or not _alone(job):
             return
         if come and now < job.trial_after:
@@ -56,7 +56,7 @@ class Couples:
             self._count(job, come)
 
     def follow(self, now: Instant) -> None:
-        """Take in who has been let be for long enough."""
+        """Set the time, and add jobs that may be tried again."""
         for name in self._rests.pop_due(now):
             self._count(self._resting.pop(name), come=True)
 
@@ -89,18 +89,18 @@ class Couples:
                 insort(self._lines.setdefault(job.pin, []), idlest(job))
 
     def look(self, known: object) -> None:
-        """Say by what hosts are found from now on: if that is new, all may find others."""
+        """Set the rules by which hosts are found: if they differ, blocked guests look again."""
         if known != self._known:
             self._known = known
             self._wake([*self._blocked])
 
     def line(self, pins: Iterable[str]) -> Iterator[JobView]:
-        """Yield guests for GPUs of these pins that may find a host, the idlest first."""
+        """Yield guests with these pins that may find a host, the lowest utilisation first."""
         for *_, name in merge(*(self._lines.get(pin, ()) for pin in pins)):
             yield self.guests[name]
 
     def standing(self, nodes: Container[str]) -> list[JobView]:
-        """Return the guests on these nodes that may find a host, the idlest first."""
+        """Return the guests on these nodes that may find a host, the lowest utilisation first."""
         found = [
             job
             for place, there in self._stands.items()
@@ -111,7 +111,7 @@ class Couples:
         return sorted(found, key=idlest)
 
     def hosts(self, guest: JobView) -> Iterable[JobView]:
-        """Return who runs where a guest was."""
+        """Return the jobs that run where a guest was."""
         return self._hosts.get(guest.nodes, {}).values()
 
     def block(self, guests: Iterable[JobView]) -> None:

@@ -1,10 +1,10 @@
-"""Jobs that share GPUs, as one: what has turns, shares and a place is the pack, not its jobs.
+"""Packs as units: turns, shares and places belong to a pack as a whole, not to its jobs.
 
-Turns count GPUs by jobs. Of jobs on the same GPUs they are shown one, which leads, and what they
-say of it is meant for all. So the GPUs count once, and jobs that go well together stay together:
-when they have to stand for others they stand together, and go on together, without a new trial.
+Turns count the GPUs of jobs. Of the jobs on the same GPUs they see only one, the leader, and a
+decision for it is meant for the whole pack. So the GPUs count once, and proven partners stay
+together: they are suspended together, and resume together without a new trial.
 
-Units are kept from one view to the next, and made again where a job of theirs is different.
+Units are kept from one view to the next, and made again where one of their jobs differs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from skep.units import Instant
 from skep.wire.reasons import Reason
 
 _LEADS = (Phase.RUNNING, Phase.STARTING, Phase.SUSPENDED, Phase.RESERVED, Phase.STOPPING)
-"""Whose phase is that of the pack: while one runs, another one's leaving frees nothing."""
+"""The phases of a pack, by rank: while one job runs, GPUs do not come free when another one
+leaves."""
 _APART = frozenset({Phase.RUNNING, Phase.STARTING, Phase.AWAY, Phase.STOPPING})
 WORSE = 50
-"""Thousandths by which a pack that was kept has to fall below what turns give to be undone: it had
-to be better than they are to be kept, so it does not come and go."""
+"""Thousandths by which a pack that was kept has to fall below what turns give, to be undone. It had
+to be better than turns to be kept, so it does not come and go."""
 OTHERWISE = 250
-"""Thousandths by which a pack has to make more or less than when it was kept, to be measured anew:
-less than a phase is worth that matters, and more than rates vary."""
+"""Thousandths by which a pack's total has to differ from that when it was kept, for it to be
+measured again: less than a change of phase that matters, and more than rates vary."""
 LATE_SLICES = 6
-"""For so long at most after it came nobody keeps GPUs from a job by being tried. Where that is not
-what it waits for, trials are let be again."""
+"""For so many slices at most, counted from its arrival, a new job is protected from trials that
+keep GPUs. If it still waits then, it does not wait for those GPUs, and trials go on."""
 
 Members = tuple[JobView, ...]
 
@@ -44,57 +45,58 @@ class Units:
     """A VC in which each pack is one job."""
 
     def __init__(self, rules: Rules) -> None:
-        """Know of nobody."""
+        """Begin without jobs."""
         self.rules = rules
         self._forget()
 
     def _forget(self) -> None:
         self.known = Known(self.rules)
-        """The jobs as units."""
+        """The units."""
         self.packs: dict[str, Members] = {}
-        """By the job that leads: all that share its GPUs, those that came first before others."""
+        """By leader: all jobs that share its GPUs, in order of arrival."""
         self.calm: dict[str, Members] = {}
-        """Those of them of which all run, and are not tried."""
+        """The packs of which all jobs run, and none is tried."""
         self.hurting: dict[str, tuple[Members, Instant]] = {}
-        """Those of them that make less than turns would, and when that may be said of them."""
+        """The packs that make less than turns would, and from when that may be judged."""
         self._apart: dict[str, JobView] = {}
-        """By the job that leads: who is to go on beside it, as it did before."""
+        """By leader: the job that is to continue beside it, as it did before."""
         self._joins: dict[str, JobView] = {}
-        """Those of them where the one that leads runs."""
+        """Those of them whose leader runs."""
         self._parting = TimerHeap[str]()
-        """By the job that leads: when it is not followed any more."""
+        """By leader: when the other job does not follow it any more."""
         self._leads: dict[str, str] = {}
-        """By each job of a pack: who leads."""
+        """By each job of a pack: its leader."""
         self._pairs: dict[str, str] = {}
-        """Likewise by each of two of which one is to go on beside the other."""
+        """By each of two jobs, one of which is to continue beside the other: the leader."""
         self._now = Instant(0)
         self._seen: tuple[JobView, ...] = ()
         self._jobs: dict[str, JobView] = {}
         self._names: dict[str, dict[str, None]] = {}
-        """By job: who says that it shares its GPUs."""
+        """By job: the jobs that name it as a partner."""
         self._waits: dict[str, dict[int, int]] = {}
-        """By pin and priority: how many wait for GPUs."""
+        """By pin and priority: how many jobs wait for GPUs."""
         self._most: dict[str, float] = {}
-        """By pin: the highest priority of those; beyond all if one of them is late."""
+        """By pin: the highest priority of waiting jobs; infinite if one of them is late."""
         self._late: dict[str, dict[str, None]] = {}
-        """By pin: who came a slice ago and has never run, and not LATE_SLICES ago yet."""
+        """By pin: late jobs. They came a slice ago or more, less than LATE_SLICES ago, and have
+        never run."""
         self._comes = TimerHeap[str]()
-        """When those will be, or are no more."""
+        """When a new job becomes late, and when a late job is so no more."""
         self._minds: dict[str, dict[str, None]] = {}
-        """By pin: units that yield to higher priorities only, and to who is late."""
+        """By pin: units that yield only to higher priorities, and to late jobs."""
         self._trials, self._moves = TimerHeap[str](), TimerHeap[str]()
-        """When each job may be in a trial, or be moved, again."""
+        """When each job may be in a trial again; when it may be moved again."""
         self._shown: dict[str, tuple[JobView, JobView]] = {}
-        """Each unit, and as it is seen by those that plan turns."""
+        """Each unit, and as the planning of turns sees it."""
         self._lessened: dict[str, None] = {}
         """Units that the latest plan made smaller."""
         self.changes: dict[str, Change] = {}
-        """How those that plan turns see units now that are different, and saw them before."""
+        """Units that the planning of turns sees otherwise than before: as before, and as now."""
 
     def follow(self, view: VcView) -> None:
-        """Take over a view."""
+        """Update the units from a view."""
         if view.now < self._now:
-            self._forget()  # A clock that was set back: what was passed is to come again.
+            self._forget()  # A clock was set back: instants that were passed come again.
         self._now = view.now
         stale, self._lessened, self.changes = self._lessened, {}, {}
         changed = [*changes(self._seen, view.jobs)]
@@ -126,7 +128,7 @@ class Units:
         self._show({name: self._unit(name) for name in stale})
 
     def _take(self, job: JobView, sign: int, pins: dict[str, None]) -> None:
-        """Take a job in (1), or out as it was (-1); note for which pin somebody waits or did."""
+        """Add a job (1), or remove it (-1); note its pin in `pins` if it waits, or did."""
         if sign > 0:
             self._jobs[job.job] = job
         else:
@@ -148,7 +150,7 @@ class Units:
                 set_or_cancel(self._comes, job.job, at, come=sign > 0)
 
     def _comes_late(self, job: JobView) -> None:
-        """Note that a job has come a slice ago and not run yet, or that this was not for trials."""
+        """Mark a new job as late after a slice; end that once trials have not been the reason."""
         ends = job.waiting_since + LATE_SLICES * self.rules.slice_ns
         late = self._late.setdefault(job.pin, {})
         if self._now < ends:
@@ -158,7 +160,7 @@ class Units:
             late.pop(job.job, None)
 
     def _rest(self, old: JobView | None, new: JobView | None) -> None:
-        """Take over until when a job is to be let be."""
+        """Update the timers of when a job may be tried and moved again."""
         was = (old.trial_after, old.move_after) if old is not None else (0, 0)
         job = new if new is not None else old
         ends = (new.trial_after, new.move_after) if new is not None else (0, 0)
@@ -170,7 +172,7 @@ class Units:
                 times.cancel(job.job)
 
     def rests(self) -> Iterator[Instant]:
-        """Yield until when some job is to be let be, and when one that has come is late."""
+        """Yield the next instants at which a job may be tried or moved again, or becomes late."""
         for times in (self._trials, self._moves, self._comes):
             times.pop_due(self._now)
             first = times.first_due()
@@ -180,7 +182,7 @@ class Units:
     # --- which jobs are one -----------------------------------------------------------------------
 
     def _pack(self, shared: dict[str, None]) -> dict[str, None]:
-        """Make the packs again of these jobs, and of all that share with them; return whom."""
+        """Make the packs of these jobs, and of all that share with them, again; return all jobs."""
         near, more = dict[str, None](), [*shared]
         while more:
             name = more.pop()
@@ -205,7 +207,7 @@ class Units:
         return near
 
     def _pair(self, paired: dict[str, None]) -> dict[str, None]:
-        """Find again whom these jobs follow, or are followed by; return whose unit may change."""
+        """Find again which job each of these follows; return the jobs whose units may differ."""
         stale = dict[str, None]()
         over = self._parting.pop_due(self._now)
         for name in (*paired, *over):
@@ -236,9 +238,9 @@ class Units:
     # --- how they are seen ------------------------------------------------------------------------
 
     def _unit(self, name: str) -> tuple[JobView, JobView] | None:
-        """Return a unit, and as it is seen by those that plan turns; None: it is part of another.
+        """Return a unit, and as the planning of turns sees it; None: it is part of another unit.
 
-        Packs that may yield are like jobs to them.
+        A pack that may yield is shown like a job without partners.
         """
         job, members = self._jobs.get(name), self.packs.get(name)
         hidden = name in self._leads if members is None else False
@@ -256,14 +258,14 @@ class Units:
         elif job.trial:
             minds[name] = None
             if most <= job.spec.priority:
-                # What is tried is not disturbed by who may wait.
+                # A job that may wait does not disturb a trial.
                 job = replace(job, can=tuple(each for each in job.can if each != "release"))
         if job.mate_milli and not pairs:
             job = replace(job, mate_milli=0)
         return job, replace(job, partners=()) if yields else job
 
     def _show(self, units: dict[str, tuple[JobView, JobView] | None]) -> None:
-        """Have units seen like this."""
+        """Set how units are seen."""
         for name, unit in units.items():
             old = self._shown.get(name)
             if old == unit:
@@ -279,20 +281,27 @@ class Units:
             self.changes[name] = first, now
 
     def lessen(self, less: dict[str, JobView]) -> None:
-        """Have some jobs seen smaller in this plan."""
+        """Show some jobs smaller to this plan.
+
+        Args:
+            less: By job, the view of the smaller job.
+        """
         self._show({name: (job, job) for name, job in less.items()})
         self._lessened.update(dict.fromkeys(less))
 
     def restore(self, jobs: dict[str, JobView]) -> None:
-        """Have jobs be known as they are again, for the rest of a plan."""
+        """Set the units of some jobs to what they are again, for the rest of a plan."""
         for name, job in jobs.items():
             smaller, seen = self._shown[name]
             self.known.count(smaller, -1)
             self.known.count(job, 1)
-            self._shown[name] = job, seen  # As those that plan turns see it until the next plan.
+            self._shown[name] = job, seen  # Turns see the smaller one until the next plan.
 
     def unfold(self, plan: Plan) -> Plan:
-        """Return a plan of packs as one of jobs: who leads leaves with all that are beside it."""
+        """Return a plan for units as a plan for jobs.
+
+        A pack is suspended with all of its jobs, and a job that follows another one joins it.
+        """
         actions: list[Action] = []
         for action in plan.actions:
             actions.append(action)
@@ -314,10 +323,13 @@ class Units:
 
 
 def weight(job: JobView) -> float:
-    """Return for how many times as long as one alone a pack is to have its GPUs.
+    """Return the factor by which a pack has its GPUs for longer than a job alone.
 
-    Two that make 1.6 times what one makes alone have them for 1.25 times as long: each of them then
-    makes as much as who takes turns alone.
+    Two jobs that make 1.6 times what one makes alone have them 1.25 times as long: each of them
+    then makes as much as a job that takes turns alone.
+
+    Args:
+        job: The leader, with the total of the pack (`mate_milli`).
     """
     return 2 * MILLI / job.mate_milli
 
@@ -347,7 +359,7 @@ def _packs(some: Iterable[JobView]) -> dict[str, Members]:
 def _couple(
     job: JobView, other: JobView, now: Instant, rules: Rules
 ) -> tuple[JobView, JobView] | None:
-    """Return which of two stands, after the other, and goes on as soon as that one does."""
+    """Return two jobs as leader and follower, if one is suspended and resumes with the other."""
     able = [not (each.partners or each.borrows) and each.phase in _APART for each in (job, other)]
     if other.mate != job.job or not all(able):
         return None
@@ -357,7 +369,7 @@ def _couple(
 
 
 def _after(job: JobView, other: JobView) -> bool:
-    """Return whether a job follows the other: who stands follows, else who came later."""
+    """Return whether a job follows the other: a suspended job follows, else the later one."""
     stands = job.phase is Phase.AWAY, other.phase is Phase.AWAY
     return stands[0] if stands[0] is not stands[1] else job.sequence > other.sequence
 
@@ -367,19 +379,19 @@ def _together(leads: JobView, guest: JobView, now: Instant, rules: Rules) -> boo
         return False
     if not on_them(guest, leads) or leads.trial or guest.trial:
         return False
-    # It was to follow at once. What keeps it from that may last: then it has turns of its own.
+    # It should follow at once. If something keeps it from that, it gets turns of its own.
     return leads.phase is not Phase.RUNNING or now - leads.since < rules.slice_ns // 2
 
 
 def _mates(members: Sequence[JobView]) -> bool:
-    """Return whether a pack is of two that are known to go well together."""
+    """Return whether a pack is of two proven partners."""
     return len(members) == 2 and members[0].mate == members[1].job
 
 
 def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, bool]:
-    """Return a pack as a job, whether all of it does what that job does, and if it takes turns.
+    """Return a pack as one job, whether all jobs have its phase, and whether it takes turns.
 
-    One that is tried, or was made by a tenant, yields to higher priorities, and to who is late.
+    A pack that is on trial, or that a tenant made, yields to higher priorities and to late jobs.
     """
     members = [each for each in members if each.phase is not Phase.STOPPING or each is leads]
     priority = max(each.spec.priority for each in members)
@@ -395,8 +407,8 @@ def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, 
 def _hurt(members: Members, rules: Rules) -> bool:
     """Return whether jobs on the same GPUs make less than they would in turns, as far as known.
 
-    If they make far more or less than when it was measured that they go well together, one of them
-    is in another phase. What it makes alone now is not known, and the sum says nothing.
+    If they make far more or less than in the trial that proved them partners, one of them is in
+    another phase. What it makes alone is then unknown, and the sum says nothing.
     """
     total = 0
     for job in members:

@@ -1,4 +1,4 @@
-"""What the parts of the introspective mode have in common: options, bounds, and what is known."""
+"""What the parts of the introspective mode share: options, bounds, and tests of jobs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from skep.policy.view import JobView, Phase, VcView
 from skep.units import Duration, seconds
 
 ACTIONS_MAX = 4
-"""Trials of one kind in a plan: what was measured before them tells less and less of the next."""
+"""Trials of one kind in a plan: each trial makes earlier measurements less valid for the next."""
 MILLI = 1000
 TURNS_KEEP = 980
-"""Thousandths of one alone that turns give together at least: to suspend and go on in place costs
-2 % of a slice or less (section 4.1), whatever it takes to move a job."""
+"""What turns give together at least, in thousandths of one job alone: to suspend and resume in
+place costs 2 % of a slice or less (section 4.1), whatever it costs to move a job."""
 PACKS_NEED = 1050
-"""Thousandths of one alone that a pack has to make to be kept, some beyond what turns give: of a
-pack that gains a few per cent the whole is a little faster, and one of its jobs may end later."""
+"""What a pack has to make to be kept, in thousandths of one job alone: somewhat more than turns
+give. With a gain of a few per cent the whole is only a little faster, and one of its jobs may end
+later."""
 
 
 class Rules(NamedTuple):
@@ -31,28 +32,33 @@ class Rules(NamedTuple):
 
 
 def profiled(job: JobView) -> bool:
-    """Return whether it was measured how a job goes: its rate, and what it uses of its GPUs."""
+    """Return whether a job's rate, utilisation and GPU memory were measured."""
     return job.rate_milli > 0 and job.utilisation >= 0 and job.memory > 0
 
 
 def movable(job: JobView, how: str = "migrate") -> bool:
-    """Return whether something can be done to a job: it runs, alone, and nothing is tried."""
+    """Return whether a job can be changed now: it runs, alone, and is in no trial.
+
+    Args:
+        job: The job.
+        how: The change, one of `JobView.can`.
+    """
     free = not (job.trial or job.partners or job.mate_milli or job.borrows)
     return free and job.phase is Phase.RUNNING and how in job.can
 
 
 def family(job: JobView) -> str:
-    """Return what a job is like: its family, or else its name and VC."""
+    """Return the family of a job, or else its VC and name."""
     return job.spec.size.family or f"{job.spec.vc}/{job.spec.name}"
 
 
 def families(*jobs: JobView) -> tuple[str, ...]:
-    """Return what a trial with these jobs is called by."""
+    """Return the sorted families of jobs, by which trials are known."""
     return tuple(sorted(family(job) for job in jobs))
 
 
 def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
-    """Return between jobs of which families a kind of trial was not worth it a while ago."""
+    """Return the families between which a kind of trial cools down."""
     return {
         each.families
         for each in view.cooling
@@ -61,14 +67,14 @@ def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
 
 
 def tired(view: VcView) -> set[frozenset[str]]:
-    """Return which two jobs were tried beside one another often enough for now."""
+    """Return the pairs of jobs that were tried together often enough for now."""
     return {frozenset(each.jobs) for each in view.cooling if each.jobs and view.now < each.until}
 
 
 def spent(view: VcView, job: JobView, kind: str) -> bool:
-    """Return whether no trial of a kind is begun with a job now, as there were many lately.
+    """Return whether no trial of a kind may begin with a job now, after too many recent ones.
 
-    To propose it again and again would keep all that comes after it from being tried.
+    A policy that proposed it again and again would keep all later ones from being tried.
     """
     until = max(view.trial_after, job.trial_after)
     if kind in ("migrate", "defrag"):
@@ -77,21 +83,21 @@ def spent(view: VcView, job: JobView, kind: str) -> bool:
 
 
 def turns_give(job: JobView, rules: Rules) -> int:
-    """Return what turns give jobs on the same GPUs together, in thousandths of one alone.
+    """Return what turns give jobs on the same GPUs together, in thousandths of one job alone.
 
-    What a turn loses by switching is at most what a move was measured to (`JobView.pause`), and is
-    bounded, as nothing leaves its server; where that is not known, nothing.
+    A turn loses at most what a move was measured to cost (`JobView.pause`). The loss is bounded, as
+    nothing leaves its server. An unknown cost counts as 0.
     """
     return max(TURNS_KEEP, round(MILLI * slices_give(job.pause, rules.slice_ns)))
 
 
 def named(plan: Plan) -> set[str]:
-    """Return the jobs that a plan does something to, or for."""
+    """Return the jobs that a plan changes or places."""
     return {each.job for each in (*plan.turns, *plan.actions)}
 
 
 def on_them(guest: JobView, host: JobView) -> bool:
-    """Return whether the ranks of a suspended job can go on with GPUs that another one has."""
+    """Return whether the ranks of a suspended job can resume on the GPUs of another job."""
     if guest.nodes != host.nodes or len(host.nodes) != 1:
         return False
     if "rebind" in guest.can:

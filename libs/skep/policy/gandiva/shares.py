@@ -1,11 +1,11 @@
-"""What jobs that take turns are owed: shares of the GPUs by weight, and an account of each job.
+"""Shares of jobs that take turns, by weight, and the deficit of each job.
 
 A job's share is the part of the time for which it should have its GPUs. Higher priorities come
-first; within one, shares are as the weights, but nobody's is above 1, and together they come to
-what there is (water-filling). The account says for how long a job should have run longer than it
-has. It counts when ranks really began and really stopped, so what a job runs on until its
-mini-batch is over shortens its next turn by as much, and who had to wait for that loses nothing
-(Gandiva, section 4.1: the scheduler keeps track of this delay and adjusts the interval).
+first. Within one priority shares are proportional to weights, no share is above 1, and together
+they use all GPUs (water-filling). The deficit says for how long a job should have run longer than
+it has. It counts from when ranks really began and really stopped. So the time that a job runs on
+until its mini-batch ends shortens its next turn, and the job that had to wait for that loses
+nothing (Gandiva, section 4.1: the scheduler keeps track of this delay and adjusts the interval).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from skep.units import Instant
 Weigh = Callable[[JobView], float]
 
 OWED_SLICES_MAX = 2
-"""An account is never beyond so many slices, either way: who has had idle GPUs for a day does not
-pay for it when others come, and who could not be placed does not keep others waiting as long."""
+"""A deficit is at most so many slices, either way. A job that had idle GPUs for a day does not pay
+for it when other jobs come, and one that could not be placed does not keep others waiting for as
+long."""
 
 
 def may_yield(job: JobView) -> bool:
-    """Return whether a job can be suspended for others: it runs, alone, and can give its GPUs."""
+    """Return whether a job can be suspended for others: it runs alone, and can release GPUs."""
     runs = job.phase is Phase.RUNNING and not job.borrows and not job.partners
     return runs and "release" in job.can
 
@@ -34,12 +35,12 @@ Kind = tuple[str, int, float]
 
 
 def kind_of(job: JobView, weigh: Weigh) -> Kind:
-    """Return of what kind a job is, as far as its share goes."""
+    """Return the kind of a job."""
     return job.spec.resources.pinned, job.spec.priority, weigh(job)
 
 
 def shares(view: VcView, weigh: Weigh) -> dict[str, float]:
-    """Return by job for what part of the time it should have its GPUs."""
+    """Return by job the part of the time for which it should have its GPUs: 0 to 1."""
     fixed, turning, gpus = dict[str, int](), dict[Kind, int](), view.gpus_for()
     jobs = [job for job in view.jobs if not job.borrows and job.pin in gpus]
     for job in jobs:
@@ -55,9 +56,12 @@ def shares(view: VcView, weigh: Weigh) -> dict[str, float]:
 def divide(
     gpus: Mapping[str, int], fixed: Mapping[str, int], turning: Mapping[Kind, int]
 ) -> dict[Kind, float]:
-    """Return the share of each kind of job, of `gpus` by pin.
+    """Return the share of each kind of job: 0 to 1.
 
-    `fixed` is what is nobody else's, `turning` what jobs of each kind ask for: GPUs.
+    Args:
+        gpus: All GPUs, by pin.
+        fixed: By pin, GPUs of jobs that take no turns.
+        turning: By kind, GPUs that its jobs need.
     """
     found: dict[Kind, float] = {}
     kinds = sorted(turning, key=lambda kind: (-kind[1], -kind[2]))
@@ -70,17 +74,17 @@ def divide(
 
 
 def is_fixed(job: JobView) -> bool:
-    """Return whether a job has its GPUs until its end, or its tenant's word."""
+    """Return whether a job keeps its GPUs until it ends, or until its tenant resumes it."""
     if job.phase is Phase.RUNNING:
         return not may_yield(job)
     return job.phase is Phase.SUSPENDED
 
 
 def _fill(kinds: Mapping[Kind, int], gpus: float, found: dict[Kind, float]) -> float:
-    """Divide GPUs among jobs by weight, none above 1; return what is left over."""
+    """Divide GPUs among kinds by weight, no share above 1; return what is left over."""
     weight = sum(kind[2] * wanted for kind, wanted in kinds.items())
     for kind, wanted in kinds.items():
-        # The heaviest first: once one is below 1, so are all after it, at the same level.
+        # The heaviest comes first. Once a share is below 1, all later ones are on the same level.
         level = gpus / weight if weight > 0 else 0.0
         share = found[kind] = min(1.0, level * kind[2])
         weight -= kind[2] * wanted
@@ -89,14 +93,21 @@ def _fill(kinds: Mapping[Kind, int], gpus: float, found: dict[Kind, float]) -> f
 
 
 def begun(job: JobView) -> Instant:
-    """Return since when a job's account counts."""
+    """Return the instant from which a job's deficit counts."""
     return job.owed_at or job.waiting_since
 
 
 def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
-    """Return for how long a job should have run longer by now, in nanoseconds.
+    """Return the deficit of a job: for how many nanoseconds it should have run longer by now.
 
-    It counts from when its policy last suspended it, and goes on with what was noted then.
+    It counts from when the policy last suspended the job, and continues from the deficit that was
+    noted then.
+
+    Args:
+        job: The job.
+        share: For what part of the time it should have its GPUs.
+        now: The time of the view.
+        slice_ns: The length of a slice; the result is bounded by OWED_SLICES_MAX slices.
     """
     most = OWED_SLICES_MAX * slice_ns
     first = begun(job)
@@ -113,7 +124,7 @@ def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
 
 
 def height(view: VcView) -> int:
-    """Return the height of the VC: the most jobs that any GPU of a server is allocated to.
+    """Return the height of the VC: the most jobs to which any GPU of a server is allocated.
 
     That is the ceiling of allocated GPUs by GPUs (Gandiva, section 4.2), suspended jobs included.
     """
@@ -121,9 +132,9 @@ def height(view: VcView) -> int:
 
 
 def loads(view: VcView) -> list[tuple[str, int, int]]:
-    """Return for each node the GPUs allocated there, suspended jobs included, and what it has.
+    """Return for each node the GPUs that are allocated there, and those that it has.
 
-    What it has is what is free for the VC's jobs there and what they hold.
+    Suspended jobs count as allocated. A node has what is free for the VC's jobs and what they hold.
     """
     size = {node.node: node.free + sum(gpus for _, gpus in node.pins) for node in view.nodes}
     taken = dict.fromkeys(size, 0)

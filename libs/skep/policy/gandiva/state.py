@@ -1,7 +1,8 @@
-"""What the introspective mode asks for of a VC's jobs, kept from one view to the next.
+"""What the introspective mode asks about the jobs of a VC, kept from one view to the next.
 
-Each of its parts has a question of its own: who waits, who has grown, which gangs are scattered. To
-ask all jobs at every plan costs more than to keep the answers where jobs change.
+Each of its parts asks another question: which jobs wait, which have grown, which gangs are
+scattered. Asking all jobs for every plan would cost more than updating the answers where jobs
+change.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from skep.units import Instant, after
 from skep.wire.reasons import Reason
 
 UNUSED = 20
-"""Thousandths of its GPUs' time below which a job does not use them."""
+"""A job with less GPU utilisation than this, in thousandths, does not use its GPUs."""
 
 
 class Known:
-    """The jobs of a VC, each pack as one, and what is asked of them."""
+    """The units of a VC (jobs, and each pack as one), and sums over them."""
 
     def __init__(self, rules: Rules) -> None:
-        """Know of nobody."""
+        """Begin without jobs."""
         self.now = Instant(0)
         self.jobs: dict[str, JobView] = {}
         self.waiting: dict[str, JobView] = {}
-        """Who has no GPUs and wants some."""
+        """Jobs that have no GPUs and want some."""
         self.wanted: dict[str, int] = {}
-        """By pin: the GPUs that those want."""
+        """By pin: the GPUs that they want."""
         self.asked: dict[str, int] = {}
-        """By pin: GPUs that jobs have or want, but for those that leave them."""
+        """By pin: GPUs that jobs have or want, without jobs that are being stopped."""
         self.grown: dict[str, JobView] = {}
         self.growing: dict[str, JobView] = {}
-        """Who could try more workers."""
+        """Jobs that could try more workers."""
         self.scattered: dict[str, JobView] = {}
-        """Gangs on several nodes that can be moved, of which it is known what that costs them."""
+        """Gangs on several nodes that can be moved and whose slowdown is known."""
         self.couples = Couples()
         self._rules = rules
         self._kept: dict[str, int] = {}
@@ -49,13 +50,13 @@ class Known:
         self._sizes: dict[str, dict[int, int]] = {}
         """By node: how many units are there, suspended ones included, by their GPUs there."""
         self._fresh: dict[str, dict[int, int]] = {}
-        """By pin: how many wait that have been nowhere, by their GPUs."""
+        """By pin: how many waiting jobs have no nodes yet, by their GPUs."""
         self._hangs: dict[str, TimerHeap[str]] = {}
-        """By pin: when those will not deserve their GPUs any more that make nothing of them."""
+        """By pin: when each job without progress, or with unused GPUs, is to lose its GPUs."""
         self._hung: dict[str, Reason] = {}
 
     def count(self, job: JobView, sign: int) -> None:
-        """Take a job in (1), or out as it was (-1)."""
+        """Add a unit (sign 1), or remove it as it was (sign -1)."""
         come = sign > 0
         keep(self.jobs, job, come)
         if job.borrows:
@@ -96,14 +97,14 @@ class Known:
             self._hung.pop(job.job, None)
 
     def follow(self, now: Instant) -> None:
-        """Take over what time it is."""
+        """Set the time."""
         self.now = now
         self.couples.follow(now)
 
     # --- what is asked ----------------------------------------------------------------------------
 
     def pins(self, apart: Iterable[str]) -> list[str]:
-        """Return for GPUs of which pins jobs wait, but of those `apart`."""
+        """Return the pins of waiting jobs, without the jobs in `apart`."""
         lines = {**self._lines}
         for name in apart:
             if name in self.waiting:
@@ -113,9 +114,15 @@ class Known:
     def hung(
         self, pins: Collection[str], apart: Collection[str]
     ) -> tuple[list[tuple[JobView, Reason]], Instant | None]:
-        """Return who does not deserve its GPUs, and why, and when the next will not.
+        """Return the jobs that make no use of their GPUs, and when the next one is found.
 
-        But those `apart`, in the order of arrival.
+        Args:
+            pins: Only jobs with these pins.
+            apart: Jobs to leave out.
+
+        Returns:
+            The jobs in order of arrival, each with the reason; the instant of the next one, or
+            None.
         """
         looks = []
         for pin in pins:
@@ -137,14 +144,14 @@ class Known:
         return found, None if soonest is None else Instant(soonest)
 
     def over(self, view: VcView) -> dict[str, int]:
-        """Return by pin how many GPUs the VC's jobs have or want beyond those that there are."""
+        """Return by pin how many more GPUs the VC's jobs have or want than there are."""
         over = {pin: -gpus for pin, gpus in view.gpus_for().items()}
         for pin, gpus in self.asked.items():
             over[pin] = over.get(pin, 0) + gpus
         return over
 
     def crowded(self, view: VcView) -> dict[str, int]:
-        """Return by node how many GPUs are allocated there beyond those that it has."""
+        """Return by node how many more GPUs are allocated there than it has, if any."""
         found = {}
         for node in view.nodes:
             taken = self._taken.get(node.node, 0)
@@ -154,31 +161,36 @@ class Known:
         return found
 
     def size(self, node: NodeView) -> int:
-        """Return how many GPUs a node has for the VC: what is free, and what its jobs hold."""
+        """Return how many GPUs a node has for the VC: free ones, and those that its jobs hold."""
         free = node.free + sum(gpus for _, gpus in node.pins)
         return free + self._held.get(node.node, 0)
 
     @property
     def comes(self) -> bool:
-        """Return whether somebody waits who has been nowhere."""
+        """Return whether a job waits that has no nodes yet."""
         return any(self._fresh.values())
 
     def spare(self, node: NodeView, unit: JobView) -> int:
-        """Return how many GPUs of a node nobody asks for while a unit has its own there.
+        """Return how many GPUs of a node no other unit needs while a unit has its own there.
 
-        What needs more of the node than the unit leaves, such as a gang of all of it, stands then
-        in any case. Below 0: as many are missing.
+        A unit that needs more than is left beside it, such as a gang of the whole node, is
+        suspended then in any case. Below 0: that many GPUs are missing.
         """
         size = self.size(node)
         left = size - unit.gpus
         there, comes = self._sizes.get(node.node, {}), self._fresh.get(unit.pin, {})
         wanted = sum(gpus * many for gpus, many in there.items() if gpus <= left)
-        # Who has no nodes yet, and needs several, may have what is left here.
+        # A job that has no nodes yet, and needs several, may get what is left here.
         wanted += sum(gpus * many for gpus, many in comes.items() if gpus <= left or gpus > size)
         return left - wanted + (unit.gpus if unit.gpus <= left else 0)
 
     def room(self, view: VcView, *, stopping: bool = False) -> Room:
-        """Return what is left while all keep what they have; `stopping`: but for who leaves it."""
+        """Return the free capacity while all jobs keep what they have.
+
+        Args:
+            view: The VC.
+            stopping: Whether GPUs of jobs that are being stopped count as free.
+        """
         leaving = (
             [job for job in self.jobs.values() if job.phase is Phase.STOPPING and not job.borrows]
             if stopping
@@ -198,16 +210,15 @@ def _elastic(job: JobView) -> bool:
 
 
 def _has_grown(job: JobView) -> bool:
-    """Return whether a job has more workers than it asked for, and can give them back."""
+    """Return whether a job has more workers than its spec asks for, and can give them back."""
     more = job.workers > job.spec.resources.workers and "resize" in job.can
     return more and len(job.nodes) == 1 and not job.partners
 
 
 def _hangs(job: JobView, rules: Rules) -> tuple[Reason, Instant] | None:
-    """Return why a job will not deserve its GPUs, and when, if all stays so; None: it does.
+    """Return why and when a job is to lose its GPUs if nothing changes; None: it keeps them.
 
-    What is told of a job was so when it was told last, and has been since, or it would be told
-    again.
+    Measurements hold from when they were last reported, as a change would be reported.
     """
     since = max(job.since, job.steps_at)
     if not job.steps or not job.steps_at:

@@ -1,7 +1,7 @@
 """The schedulers that GENIE is compared with: by expected completion, and by kind of model.
 
-When a job is expected to be complete is what its owner counts on (GENIE, equation 9): `factor`
-times its run time after it was submitted. GENIE's urgent and prior users are higher priorities.
+The expected completion of a job is `factor` times its run time after its submission (GENIE,
+equation 9). GENIE's urgent and prior users are higher priorities here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ class MinMin(Queued, frozen=True):
     factor: float = 2
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is none."""
+        """Check the options.
+
+        Raises:
+            ValueError: `factor` is negative.
+        """
         _positive(self.factor)
 
     def key(self, view: VcView) -> Key:
-        """Return when the job is expected to be complete."""
+        """Return the expected completion of a job as its sort key."""
         return lambda job: known(completion(job, self.factor))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.EARLIEST_COMPLETION
 
 
@@ -44,18 +48,22 @@ class WeightedFair(Queued, frozen=True):
     weight: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a weight or a factor that is none."""
+        """Check the options.
+
+        Raises:
+            ValueError: `factor` is negative, or `weight` is not 0 to 1.
+        """
         _positive(self.factor)
         if not 0 <= self.weight <= 1:
             reason = f"weight is the part that the arrival has, 0 to 1: not {self.weight}"
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the mean."""
+        """Return the mean as sort key."""
         return lambda job: known(self._mean(job))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.LOWEST_WEIGHTED_AGE
 
     def _mean(self, job: JobView) -> int | None:
@@ -69,10 +77,10 @@ class WeightedFair(Queued, frozen=True):
 class ModelCapacity(Policy, frozen=True):
     """Each kind of model (`size.family`) has its part of the GPUs, and nothing but it.
 
-    `shares` are pairs of a family and its weight; without them, the families that have jobs have
+    `shares` are pairs of a family and its weight; without them, the families that have jobs get
     equal parts. Within its part a family is served in order of arrival. "Each model type can only
-    access its own allocated resources": a job that is larger than all of them never runs, also
-    where the rest of the cluster is empty. It is told so, and holds up nobody behind it.
+    access its own allocated resources": a job that is larger than its family's part never runs,
+    even in an empty cluster. It is withheld with that reason, and blocks no job behind it.
     """
 
     name: ClassVar[str] = "capacity-per-model"
@@ -80,14 +88,18 @@ class ModelCapacity(Policy, frozen=True):
     shares: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse weights that are not positive."""
+        """Check the options.
+
+        Raises:
+            ValueError: A weight is not positive, or a family is named twice.
+        """
         if any(weight <= 0 for _, weight in self.shares):
             reason = "a family's weight is more than 0; leave out a family that is to have nothing"
             raise ValueError(reason)
         once("shares", (kind for kind, _ in self.shares))
 
     def plan(self, view: VcView) -> Plan:
-        """Return turns within each family's part, and holds for what is beyond."""
+        """Return turns within each family's part; other waiting jobs are withheld."""
         parts = self._parts(view)
         left = dict(parts)
         for job in view.jobs:
@@ -123,12 +135,17 @@ def _positive(factor: float) -> None:
 
 
 def completion(job: JobView, factor: float) -> int | None:
-    """Return when a job's owner counts on its end; None if nobody knows how long it takes."""
+    """Return when a job is expected to end, in nanoseconds; None: its run time is unknown.
+
+    Args:
+        job: The job.
+        factor: The expected time from submission to end, as a multiple of its run time.
+    """
     if job.expected is None:
         return None
     return job.submitted_at + round(job.expected * factor)
 
 
 def family(job: JobView) -> str:
-    """Return what kind of model a job trains; empty if it does not say."""
+    """Return the kind of model that a job trains; empty if its spec does not say."""
     return job.spec.size.family or ""

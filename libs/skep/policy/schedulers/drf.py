@@ -1,4 +1,4 @@
-"""Dominant resource fairness: the next job is that of whoever has the least."""
+"""Dominant resource fairness: the owner with the lowest dominant share gets the next turn."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Amounts = tuple[int, int, int]
 
 
 class Drf(Policy, frozen=True):
-    """Whoever has the lowest dominant share gets his next job; nobody is preempted.
+    """Serve the owner with the lowest dominant share next; no job is preempted.
 
-    A dominant share is the largest of the parts that somebody has of the VC's GPUs, processors and
-    memory. Jobs with the same label `by` are somebody's; one without it is its own.
+    A dominant share is the largest of the parts that an owner has of the VC's GPUs, processors and
+    memory. Jobs with the same value of the label `by` have one owner; a job without the label has
+    an owner of its own.
     """
 
     name: ClassVar[str] = "drf"
@@ -27,14 +28,18 @@ class Drf(Policy, frozen=True):
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse no label."""
+        """Check the options.
+
+        Raises:
+            ValueError: `by` is empty.
+        """
         if not self.by:
             reason = "by names the label that tells whose a job is: it is empty"
             raise ValueError(reason)
 
     @property
     def sees_nodes(self) -> bool:
-        """Return True: processors and memory are the nodes'."""
+        """Return True: processors and memory belong to nodes."""
         return True
 
     def plan(self, view: VcView) -> Plan:
@@ -62,7 +67,7 @@ class Drf(Policy, frozen=True):
 
 
 def amounts(job: JobView) -> Amounts:
-    """Return what a whole gang takes."""
+    """Return what a whole gang uses."""
     wants = job.spec.resources
     memory = wants.memory if isinstance(wants.memory, int) else 0
     return job.gpus, wants.cpus * job.workers, memory * job.workers

@@ -1,4 +1,4 @@
-"""First come, first served: strictly, or with smaller jobs going ahead where the first cannot."""
+"""First come, first served: strictly, or with backfill where the first job does not fit."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from skep.wire.reasons import Reason
 class Fifo(Policy, frozen=True):
     """Priority, then arrival; the first that does not fit holds up the others, so no gang starves.
 
-    What every VC has unless it says otherwise. Jobs that wait have idle GPUs meanwhile, if they
-    can give them back (`over_quota: auto`). The allocator serves it from its own queue, which
-    costs nothing for jobs that wait, so `plan` is there for whoever compares policies.
+    This is the default of every VC. Waiting jobs borrow idle GPUs if they can give them back
+    (`over_quota: auto`). The allocator serves it from its own queue, which costs nothing for jobs
+    that wait; `plan` exists to compare policies.
     """
 
     name: ClassVar[str] = "fifo"
     source: ClassVar[str] = "HiveD, section 4 (the default order inside a VC)"
 
     def plan(self, view: VcView) -> Plan:
-        """Return the waiting jobs in their order."""
+        """Return turns for the waiting jobs in their order."""
         return Plan(turns=in_order(view), strict=True)
 
 
 class Backfill(Policy, frozen=True):
-    """The same order, and whoever fits goes: a large job may wait for as long as small ones come.
+    """Order jobs by priority, then arrival; a job that does not fit blocks no other.
 
-    YARN's and Slurm's habit without a reservation for the first job.
+    A large job may wait for as long as small ones come. YARN and Slurm do the same without a
+    reservation for the first job.
     """
 
     name: ClassVar[str] = "backfill"
@@ -42,7 +43,7 @@ class Backfill(Policy, frozen=True):
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return the waiting jobs in their order."""
+        """Return turns for the waiting jobs in their order."""
         return Plan(turns=in_order(view), strict=False)
 
 

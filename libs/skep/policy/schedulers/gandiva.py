@@ -1,8 +1,8 @@
-"""Gandiva's reactive mode: every job gets nodes at once, if need be in turns with others.
+"""Gandiva's reactive mode: every job gets nodes at once, if necessary in turns with others.
 
-A node's affinity is the size of the jobs on it. Jobs of one size share nodes, and where more of
-them have come than the nodes hold, they take turns by being suspended: a gang as one, whichever
-nodes it is on, so all its ranks are in the same slice.
+A node's affinity is the size of the jobs on it. Jobs of one size share nodes. Where more of them
+have come than the nodes hold, they take turns by being suspended. A gang is suspended as one,
+whichever nodes it is on, so all its ranks are in the same slice.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.reasons import Reason
 
 SWAP_AT = 0.5
-"""Parts of a slice by which who waits must be owed more than who runs, for them to change places.
-Two jobs on one GPU then change at every slice."""
+"""A waiting job replaces a running one if its deficit is larger by this part of a slice. Two jobs
+on one GPU then change places at every slice."""
 LOOK_PARTS = 4
-"""Into so many parts a slice is divided by looking again, where nothing says when."""
+"""A slice is divided into so many parts by looking again, where nothing says when to look."""
 LOOKS_MAX = 240
-"""No more often in a slice it is looked when somebody will be owed enough."""
+"""At most so many times in a slice a plan is made because a deficit becomes large enough."""
 SIZE_COSTS = 10**6
-"""What it counts to suspend a job of another size: more than any load or account."""
+"""The cost of suspending a job of another size: more than any load or deficit."""
 
 
 class Gandiva(Policy, frozen=True):
     """Algorithm 1, and weighted round robin in slices of `slice_s` where there are too many jobs.
 
-    Only jobs that can give their GPUs back while they are suspended take turns: the others keep
-    them to their end. A job that has never run comes first, and does so within one slice: early
-    feedback is the aim. Only who is owed two slices comes before it, so that new jobs starve
-    nobody. A job stands back for a slice at least, and is not suspended before it has run for one,
-    except for a higher priority, which takes from lower ones at once, and never the other way.
+    Only jobs that can release their GPUs while they are suspended take turns; the others keep them
+    to their end. A job that has never run comes first, and starts within one slice: early feedback
+    is the aim. Only a job with a deficit of two slices comes before it, so that new jobs starve no
+    job. A job stands for at least one slice, and is not suspended before it has run for one, with
+    one exception: a higher priority takes GPUs from lower ones at once, and never the other way.
 
-    `weights` are pairs of a value of the label `label` and a number: jobs with that label have GPUs
-    for so many times as long as those without, which count 1.
+    `weights` are pairs of a value of the label `label` and a number: jobs with that value have GPUs
+    for that many times as long as those without, whose weight is 1.
 
-    A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
-    full of higher priorities, if it can migrate. The paper queues a job of a size that no
-    over-subscribed node has; here it takes turns with others after a slice, so that it ends some
-    day. With `introspect` packs, moves and growth are tried beside the turns:
-    docs/explanation/introspection.md has that and its options.
+    A suspended job returns to its own nodes. It moves to free GPUs, or away from nodes that are
+    full of higher priorities, if it can migrate. In the paper a job whose size no over-subscribed
+    node has stays in the queue; here it takes turns with other sizes after a slice, so that it ends
+    at some time. With `introspect` the policy also tries packs, moves and growth: see
+    docs/explanation/introspection.md for these and their options.
     """
 
     name: ClassVar[str] = "gandiva"
@@ -71,7 +71,12 @@ class Gandiva(Policy, frozen=True):
     idle_s: float = 0
 
     def __post_init__(self) -> None:
-        """Refuse a slice that is too short, and weights that are not positive."""
+        """Check the options.
+
+        Raises:
+            ValueError: `slice_s` is too short, a weight is not positive or named twice, `label`
+                is empty, `defrag_free` is not above 0 and at most 1, or a time is negative.
+        """
         span("slice_s", self.slice_s, "seconds")
         if any(weight <= 0 for _, weight in self.weights):
             reason = "a weight is more than 0"
@@ -99,11 +104,11 @@ class Gandiva(Policy, frozen=True):
         return self.introspect
 
     def plan(self, view: VcView) -> Plan:
-        """Return a turn for each job with nodes, and who is suspended for those without."""
+        """Return a turn for each job with a place, and which jobs are suspended for the others."""
         return self._kept()(view)
 
     def planner(self) -> Planner:
-        """Return what plans the same, and keeps its books from one view to the next."""
+        """Return a function that plans the same, and keeps deficits from one view to the next."""
         kept = self._kept()
 
         def plan(view: VcView) -> Plan:
@@ -111,7 +116,7 @@ class Gandiva(Policy, frozen=True):
             try:
                 return kept(view)
             except Exception:
-                kept = self._kept()  # What was kept may be half changed.
+                kept = self._kept()  # The state may be half changed.
                 raise
 
         return plan
@@ -150,7 +155,7 @@ class Gandiva(Policy, frozen=True):
         return round(self.slice_s * NS_PER_SECOND)
 
     def weigh(self, job: JobView) -> float:
-        """Return a job's weight."""
+        """Return a job's weight: that of its label, times that of its pack."""
         if not self.weights and not self.introspect:
             return 1.0
         value = job.spec.labels.get(self.label)
@@ -159,10 +164,10 @@ class Gandiva(Policy, frozen=True):
 
 
 class _Turns:
-    """One plan in the making: who waits, in order, and what room is left.
+    """One plan in the making: the waiting jobs in order, and the free capacity.
 
-    GPUs of jobs that are being stopped count as free, so a plan that is being carried out stays
-    what it is. Suspended jobs that the books let be are left out of it.
+    GPUs of jobs that are being stopped count as free, so a plan does not change while it is carried
+    out. Quiet jobs are left out.
     """
 
     def __init__(self, policy: Gandiva, view: VcView, books: Books) -> None:
@@ -178,14 +183,14 @@ class _Turns:
         self._actions: list[Suspend] = []
         self._gone: set[str] = set()
         self._cleared: dict[str, None] = {}
-        """Nodes that somebody is to leave by this plan."""
+        """Nodes that a job is to leave by this plan."""
         self._kept: dict[str, str] = {}
         """By node: the gang on several nodes that starves, and is next there."""
         self.missed: dict[str, None] = {}
-        """Who was let be, and has to be looked at after all: then the plan is to be made again."""
+        """Quiet jobs that have to be considered after all: the plan is then made again."""
 
     def plan(self) -> Plan:
-        """Give free GPUs away, then those of jobs whose slice is over: by priority."""
+        """Give away free GPUs, then GPUs of jobs whose slice is over, by priority."""
         books = self._books
         line = [*books.loose.values(), *(books.waiting[name] for name in books.awake)]
         levels: dict[int, list[JobView]] = {key[0]: [] for key in books.movers}
@@ -202,16 +207,16 @@ class _Turns:
         )
 
     def _serve(self, priority: int, line: Sequence[JobView]) -> list[JobView]:
-        """Have jobs of one priority get GPUs; return who gets none."""
+        """Place jobs of one priority; return those that get no GPUs."""
         without = [job for job in line if not self._put(job, self._place(job))]
         self._look_for_movers(priority)
-        # Height: who is suspended goes to free GPUs elsewhere, if nobody of that server wants them.
+        # Height: a suspended job goes to free GPUs elsewhere, if no job of that server wants them.
         moving = [job for job in without if job.nodes and "migrate" in job.can]
         moved = {job.job for job in moving if self._put(job, self._elsewhere(job))}
         return self._claim([job for job in without if job.job not in moved])
 
     def _look_for_movers(self, priority: int) -> None:
-        """Note who is let be, and could go on elsewhere."""
+        """Note quiet jobs that could continue elsewhere."""
         for (level, *_), jobs in self._books.movers.items():
             one = next(iter(jobs.values()))
             if level != priority or one.gpus > self._room.left(one.pin):
@@ -221,9 +226,10 @@ class _Turns:
                 self.missed.update(dict.fromkeys(resting))
 
     def _elsewhere(self, job: JobView) -> Place | None:
-        """Return where a suspended job could go on now: nobody has to leave first.
+        """Return where a suspended job could continue now, on nodes that no job has to leave first.
 
-        Where somebody has, it could not yet, and would go home: to GPUs that are somebody else's.
+        On a node that a job is leaving it could not continue yet; it would go home, to GPUs that
+        are another job's.
         """
         if job.gpus > self._room.left(job.pin):
             return None
@@ -234,7 +240,7 @@ class _Turns:
 
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
         due = self._books.due(job)
-        # Accounts have an end: of those who starve the one comes first who has stood for longest.
+        # Deficits are bounded: of starving jobs the one that has stood the longest comes first.
         return (
             -job.spec.priority,
             not self._starves(job),
@@ -248,11 +254,11 @@ class _Turns:
         return not _fresh(job) and (self._books.due(job) >= self._most or self._lasts(job))
 
     def _lasts(self, job: JobView) -> bool:
-        """Return whether a job has stood for longer than accounts may keep it waiting."""
+        """Return whether a job has stood longer than deficits may keep it waiting."""
         return self._now >= self._books.patience(job)
 
     def _put(self, job: JobView, place: Place | None) -> bool:
-        """Have a job go to a place; return whether there is one."""
+        """Give a job a turn at a place; return whether there is a place."""
         if place is None:
             return False
         self._room.take(job, place)
@@ -271,7 +277,7 @@ class _Turns:
         return found
 
     def _on(self, node: str) -> Iterable[JobView]:
-        """Return who has GPUs on a node."""
+        """Return the jobs that have GPUs on a node."""
         return self._books.on.get(node, {}).values()
 
     # --- algorithm 1 -----------------------------------------------------------------------------
@@ -279,14 +285,14 @@ class _Turns:
     def _place(self, job: JobView) -> Place | None:
         """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free.
 
-        For who is suspended: where it was.
+        For a suspended job: where it was.
         """
         if job.nodes and job.phase is Phase.AWAY:
             return self._home(job)
         if job.gpus > self._room.left(job.pin):
             return None
         there = self._room.open(job.pin)
-        # Whom others leave GPUs for may be suspended there, and can go nowhere else.
+        # Jobs that GPUs are cleared for may be suspended on those nodes, and can go nowhere else.
         calm = [node for node in there if node not in self._leaving]
         return (
             self._least_loaded(job, [node for node in there if self._sizes[node] == {job.gpus}])
@@ -302,7 +308,7 @@ class _Turns:
         return next((place for node in able if (place := room.fit(job, (node,)))), None)
 
     def _home(self, job: JobView) -> Place | None:
-        """Return where a suspended job was, if there is room: on the very same GPUs if need be."""
+        """Return where a suspended job was, if it fits there; a tied job needs the same GPUs."""
         if _tied(job) and any(
             self._busy_on(node).intersection(devices) for node, devices in job.devices
         ):
@@ -312,7 +318,7 @@ class _Turns:
     # --- turns -----------------------------------------------------------------------------------
 
     def _claim(self, line: Sequence[JobView]) -> list[JobView]:
-        """Suspend some for those without a place; return who has none still."""
+        """Suspend some jobs for those without a place; return those that still have none."""
         while True:
             taken, line = len(self._actions), self._claim_once(line)
             if not line or len(self._actions) == taken:
@@ -322,7 +328,7 @@ class _Turns:
         without, failed = [], set()
         for job in line:
             if self._actions and self._put(job, self._place(job)):
-                continue  # Somebody larger left more than was needed.
+                continue  # A larger job left more than was needed.
             key = (
                 job.spec.priority,
                 job.spec.resources,
@@ -334,27 +340,28 @@ class _Turns:
                 job.nodes,
             )
             if key in failed or not self._claims(job):
-                failed.add(key)  # Who comes after is owed less, and would find no more.
+                failed.add(key)  # Later ones have smaller deficits, and would find no more.
                 without.append(job)
                 self._keep(job)
         return without
 
     def _keep(self, job: JobView) -> None:
-        """Have nobody else of its priority take turns on the nodes of a gang that starves.
+        """Reserve the next turn on the nodes of a gang that starves, within its priority.
 
-        Else its nodes would never all be due at once: on each others would be, one after the other.
+        Else its nodes would never all be due at once: other jobs would take turns on them, one
+        after the other.
         """
         if is_home(job) and len(job.nodes) > 1 and self._starves(job):
             for node, _ in job.nodes:
                 self._kept.setdefault(node, job.job)
 
     def _keeps(self, job: JobView, to: JobView) -> bool:
-        """Return whether where a job runs it is somebody else's turn next."""
+        """Return whether the next turn on a job's nodes is reserved for a third job."""
         equal = job.spec.priority == to.spec.priority
         return equal and any(self._kept.get(node, to.job) != to.job for node, _ in job.nodes)
 
     def _claims(self, job: JobView) -> bool:
-        """Have a job get GPUs that others leave for it; return whether any can."""
+        """Give a job GPUs that other jobs leave for it; return whether that was possible."""
         if job.phase is Phase.AWAY and not self._stood(job):
             return False
         homes = job.nodes if job.phase is Phase.AWAY else ()
@@ -380,7 +387,7 @@ class _Turns:
         return False
 
     def _anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
-        """Return who would have to leave, of all who may be suspended."""
+        """Return which jobs would have to leave, of all that may be suspended."""
 
         def on(node: str) -> list[JobView]:
             near = [each for each in self._on(node) if _such(each, job, below, alike)]
@@ -395,7 +402,7 @@ class _Turns:
         return clear_cheapest(job, self._room, bounds, on, everywhere, price=self._price(job))
 
     def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
-        """Return what it comes to at least to clear each node where somebody may leave."""
+        """Return a lower bound of the cost of clearing each node on which a job may leave."""
         books, found, priority = self._books, dict[str, Bound](), job.spec.priority
         soon = self._stood(job) and not (_fresh(job) and alike)
         for like, ranks in books.ranks().items():
@@ -416,14 +423,14 @@ class _Turns:
                 )
         for node in self._room.open(job.pin):
             if node in found and self._room.free(node, job.pin) >= job.gpus:
-                found[node] = 0, 0, ()  # Perhaps nobody has to leave.
+                found[node] = 0, 0, ()  # Perhaps no job has to leave.
         return [(bound, node) for node, bound in found.items()]
 
     def _price(self, job: JobView) -> Price:
         return Price(lambda each: self._cost(each, job), self._books.order, lambda *_: 0)
 
     def _yielding(self, job: JobView, near: Iterable[JobView]) -> list[JobView]:
-        """Return who of those `near` may be suspended for a job."""
+        """Return which jobs of `near` may be suspended for a job."""
         return [
             each
             for each in near
@@ -434,7 +441,7 @@ class _Turns:
         ]
 
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
-        """Have a job get the very GPUs that it had, if all who have them now are to leave."""
+        """Give a job the GPUs that it had, if all jobs that have them now may leave."""
         leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
         left = {each.job for each in leaving} | self._gone
         others = [
@@ -451,7 +458,7 @@ class _Turns:
         return found
 
     def _look_for_rest(self, left: Sequence[JobView]) -> None:
-        """Note who is let be where more has been left than was needed."""
+        """Note quiet jobs where more GPUs have come free than were needed."""
         for node in dict.fromkeys(node for each in left for node, _ in each.nodes):
             for job in self._books.homes.get(node, {}).values():
                 resting = job.job not in self._books.awake
@@ -470,7 +477,7 @@ class _Turns:
                 self._busy_on(node).difference_update(devices)
 
     def _yields(self, job: JobView, to: JobView) -> bool:
-        """Return whether a job that runs is to be suspended for one that waits."""
+        """Return whether a running job is to be suspended for a waiting one."""
         if job.spec.priority != to.spec.priority:
             return job.spec.priority < to.spec.priority
         going = self._now - job.since
@@ -479,7 +486,7 @@ class _Turns:
         if _fresh(to) and job.gpus == to.gpus:
             return ran
         if _fresh(to) and self._stood(to) and soon:
-            return True  # Of other sizes there are seldom enough that are due at once.
+            return True  # Seldom are enough jobs of other sizes due at once.
         if not self._stood(to):
             return False
         if (ran or (soon and to.gpus > job.gpus)) and self._lasts(to):
@@ -487,15 +494,15 @@ class _Turns:
         mine, others = self._books.due(job), self._books.due(to)
         if ran and (others - mine >= self._swap or mine <= -self._most):
             return True
-        # Many small ones are never all due at once: for a larger gang that starves they go sooner.
+        # Many small jobs are never all due at once: they leave sooner for a larger starving gang.
         return soon and others >= self._most and others - mine >= self._slice
 
     def _stood(self, job: JobView) -> bool:
-        """Return whether a job has stood back for a slice."""
+        """Return whether a job has stood for a slice."""
         return self._now - job.waiting_since >= self._slice
 
     def _cost(self, job: JobView, to: JobView) -> int:
-        """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
+        """Return the cost of suspending a job: its size, its node's load, its deficit."""
         load = max((self._books.load(node) for node, _ in job.nodes), default=0)
         size = SIZE_COSTS * (job.gpus != to.gpus)
         return size + self._counts(load, self._books.due(job))
@@ -507,7 +514,7 @@ class _Turns:
     # --- when to look again ----------------------------------------------------------------------
 
     def _look_at(self, without: Sequence[JobView]) -> Instant | None:
-        """Return when the next of those without a place may have one, at the soonest."""
+        """Return the soonest time at which a job without a place may get one."""
         books, placed = self._books, {turn.job for turn in self._turns}
         there = len(books.able) > len(self._gone)
         if len(books.waiting) == len(placed) or not (there or self._gone or self._leaving):
@@ -522,7 +529,7 @@ class _Turns:
         return Instant(min(looks, default=soonest))
 
     def _crosses(self, some: Iterable[JobView], placed: Container[str]) -> Iterator[int]:
-        """Yield when somebody is owed enough more than somebody who runs where it was."""
+        """Yield when a waiting job's deficit suffices to replace a running job where it was."""
         books, homes = self._books, {job.nodes: job for job in some if job.job not in placed}
         for nodes, one in homes.items():
             there = books.homes[nodes[0][0]] if is_home(one) else books.loose
@@ -543,7 +550,7 @@ class _Turns:
                     yield max(since, each.since + self._slice // LOOK_PARTS)
 
     def _least(self, node: str) -> JobView | None:
-        """Return who may be suspended first on a node, or (without one) anywhere."""
+        """Return which job is suspended first on a node, or (without a name) anywhere."""
         there = self._on(node) if node else self._books.able.values()
         able = [job for job in there if job.job in self._books.able and job.job not in self._gone]
         return min(able, key=self._books.order, default=None)
@@ -552,14 +559,14 @@ class _Turns:
         books = self._books
         rate = books.share(job) + 1 - books.share(last)
         short = self._swap - (books.due(job) - books.due(last))
-        # An account that is as high as it may be rises no more: then it is never quite there.
+        # A deficit at its maximum rises no more: then it never quite gets there.
         apart = max(round(short / rate) + 1, self._slice // LOOKS_MAX) if rate > 0 else 0
         at = self._now + apart if short > 0 and rate > 0 else 0
         return max(at, last.since + self._slice, job.waiting_since + self._slice)
 
 
 def _tied(job: JobView) -> bool:
-    """Return whether a suspended job can go on where it was only with the very same GPUs."""
+    """Return whether a suspended job can continue at home only with the GPUs that it had."""
     return job.phase is Phase.AWAY and bool(job.devices) and "rebind" not in job.can
 
 
@@ -575,7 +582,7 @@ def _fresh(job: JobView) -> bool:
 
 
 def _such(job: JobView, to: JobView, below: bool, alike: bool) -> bool:
-    """Return whether a job is of a lower priority if it is to be so, and of the same size."""
+    """Return whether a job has a lower priority (if `below`) and the same size (if `alike`)."""
     lower = job.spec.priority < to.spec.priority
     return (lower or not below) and (job.gpus == to.gpus or not alike)
 

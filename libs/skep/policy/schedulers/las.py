@@ -1,4 +1,4 @@
-"""Least attained service in rounds: everybody has had about the same time (max-min fairness)."""
+"""Least attained service in rounds: all jobs get about the same time (max-min fairness)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from skep.wire.reasons import Reason
 
 
 class Las(Policy, frozen=True):
-    """At the beginning of each round, those run that have run the least; nobody is stopped in it.
+    """Run the jobs that have run the least, in rounds; no job is stopped within a round.
 
-    Rounds are `round_s` seconds long and begin at whole multiples of that. What comes free within
-    a round goes to whoever waits and has run the least, or, without `fill`, to nobody. What counts
-    is how long a job ran until the round began: a plan in the round is then what the first one was.
+    Rounds are `round_s` seconds long and begin at whole multiples of that. GPUs that come free
+    within a round go to the waiting job that has run the least, or, without `fill`, to no job. What
+    counts is how long a job ran until the round began, so that all plans of a round agree with its
+    first.
     """
 
     name: ClassVar[str] = "las"
@@ -38,11 +39,15 @@ class Las(Policy, frozen=True):
         return self.places
 
     def __post_init__(self) -> None:
-        """Refuse a round that is too short."""
+        """Check the options.
+
+        Raises:
+            ValueError: `round_s` is too short.
+        """
         span("round_s", self.round_s, "seconds")
 
     def plan(self, view: VcView) -> Plan:
-        """Return who runs in this round."""
+        """Return which jobs run in this round."""
         length = round(self.round_s * NS_PER_SECOND)
         began = Instant(view.now // length * length)
         following = Instant(began + length)
@@ -59,19 +64,19 @@ class Las(Policy, frozen=True):
 
 
 def ran_until(job: JobView, at: Instant) -> int:
-    """Return how long a job had run by `at`.
+    """Return how many nanoseconds a job had run by `at`.
 
-    One that is being stopped at a mini-batch boundary runs until then: `served` does not count that
-    yet. It may have been stopped before it ran at all, since it last waited.
+    A job that is being stopped at a mini-batch boundary runs until then, and `served` does not
+    count that yet. It may also have been stopped before it ran at all since it last waited.
     """
     runs = job.phase in (Phase.RUNNING, Phase.STOPPING) and job.since >= job.waiting_since
     return job.served + (max(at - job.since, 0) if runs else 0)
 
 
 def _with_others_behind(plan: Plan, jobs: Iterable[JobView]) -> Plan:
-    """Say of jobs without a turn what one that has a turn and no place is told.
+    """Withhold the jobs without a turn, with the reason of a job that has a turn and no place.
 
-    A long queue would otherwise hear something new at the beginning and at the end of each window.
+    Else the reasons of a long queue would change at the beginning and at the end of each window.
     """
     named = {turn.job for turn in plan.turns} | {hold.job for hold in plan.holds}
     behind = (job.job for job in jobs if job.phase in QUEUED and job.job not in named)

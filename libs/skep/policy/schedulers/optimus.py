@@ -1,4 +1,4 @@
-"""Optimus: one more worker goes to whoever gains the most from it."""
+"""Optimus: one more worker goes to the job that gains the most from it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from skep.wire.reasons import Reason
 class Optimus(Policy, frozen=True):
     """Every `every_s` seconds GPUs are shared out anew among the elastic jobs that run.
 
-    Each has its fewest workers; then one worker more goes to the job whose remaining time falls
-    the most for it, per GPU, until the GPUs are used up or nobody gains. Jobs that wait come first,
-    in order of arrival, with the workers of their spec; nobody is stopped. Parameter servers stay
+    Each gets its fewest workers. Then one worker more goes to the job whose remaining time falls
+    the most for it, per GPU, until the GPUs are used up or no job gains. Waiting jobs come first,
+    in order of arrival, with the workers of their spec; no job is stopped. Parameter servers stay
     as they are: their predicted speeds are not in the view.
 
-    Only jobs whose rates are predicted are resized: those whose family was measured at two sizes at
-    least (`JobView.rates`). For all others this is an order of arrival.
+    Only jobs whose rates are predicted are resized: those whose family was measured at two sizes or
+    more (`JobView.rates`). For all others this is an order of arrival.
     """
 
     name: ClassVar[str] = "optimus"
@@ -30,7 +30,11 @@ class Optimus(Policy, frozen=True):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an interval that is too short."""
+        """Check the options.
+
+        Raises:
+            ValueError: `every_s` is too short.
+        """
         span("every_s", self.every_s, "seconds")
 
     @property
@@ -39,7 +43,7 @@ class Optimus(Policy, frozen=True):
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return turns in order of arrival, and at the beginning of a round new sizes."""
+        """Return turns in order of arrival, and new sizes at the beginning of a round."""
         length = round(self.every_s * NS_PER_SECOND)
         began = view.now // length * length
         actions: list[Resize] = []
@@ -59,7 +63,7 @@ class Optimus(Policy, frozen=True):
         return [resize for pin, free in spare.items() for resize in self._among(view, pin, free)]
 
     def _among(self, view: VcView, pin: str, free: int) -> list[Resize]:
-        """Return new sizes of the jobs with this pin, given what is free beside those that wait."""
+        """Return new sizes of the jobs with this pin, given what waiting jobs leave free."""
         elastic = [job for job in view.jobs if job.pin == pin and _is_elastic(job, view)]
         now = {job.job: job.workers for job in elastic}
         shares = share_out(elastic, view, free)
@@ -73,7 +77,13 @@ class Optimus(Policy, frozen=True):
 
 
 def share_out(elastic: list[JobView], view: VcView, free: int) -> dict[str, int]:
-    """Return how many workers each job is to have, given what is free beside them."""
+    """Return by job how many workers it is to have (Optimus, section 4.1).
+
+    Args:
+        elastic: Running jobs with predicted rates.
+        view: The VC.
+        free: GPUs that are free beside these jobs.
+    """
     rates = {job.job: dict(job.rates) for job in elastic}
     shares = {job.job: min(rates[job.job]) for job in elastic}
     left = free + sum((job.workers - shares[job.job]) * _each(job) for job in elastic)
@@ -91,7 +101,7 @@ def share_out(elastic: list[JobView], view: VcView, free: int) -> dict[str, int]
 
 
 def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> float:
-    """Return the remaining time that one worker more saves, per GPU."""
+    """Return the remaining nanoseconds that one worker more saves, per GPU."""
     remaining = job.remaining(view.now) or 0
     speed = rates.get(job.workers, 0)
     if not rates[workers] or not rates[workers + 1]:

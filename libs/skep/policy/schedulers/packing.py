@@ -15,9 +15,10 @@ from skep.wire.reasons import Reason
 class Packing(Policy, frozen=True):
     """In order of arrival, each job on the servers that the figure's algorithm chooses.
 
-    The server with the fewest free GPUs that holds the job; if none does, the one with the most
-    free GPUs, and the rest of the job by the same rule. A server counts for as many workers as it
-    has GPUs, processors and memory for; a gang that has to be on one server goes on no two.
+    That is the server with the fewest free GPUs that holds the job. If there is none, it is the one
+    with the most free GPUs, and the rest of the job is placed by the same rule. A server counts for
+    as many workers as it has GPUs, processors and memory for. A gang that has to be on one server
+    is never split.
     """
 
     name: ClassVar[str] = "packing"
@@ -30,7 +31,7 @@ class Packing(Policy, frozen=True):
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return a turn on its servers for each job that fits; those after it get what is left."""
+        """Return a turn on its servers for each job that fits; later jobs get what is left."""
         room = Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
         jobs = {job.job: job for job in view.jobs}
         turns, holds, behind = [], [], False

@@ -1,4 +1,4 @@
-"""The shortest remaining time first, with preemption: time alone, or time multiplied by GPUs."""
+"""Shortest remaining time first, with preemption: time alone, or time multiplied by GPUs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from skep.wire.reasons import Reason
 
 
 class Srtf(Preemptive, frozen=True):
-    """Shortest remaining time first: whoever is soonest done runs, whatever its size.
+    """Run the jobs with the shortest remaining time, whatever their sizes (SRTF).
 
-    A job of which nobody knows how long it takes comes last, in the order of arrival.
+    Jobs of unknown length come last, in the order of arrival.
     """
 
     name: ClassVar[str] = "srtf"
@@ -23,7 +23,7 @@ class Srtf(Preemptive, frozen=True):
         return lambda job: known(job.remaining(view.now))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.SHORTEST_REMAINING
 
 
@@ -38,7 +38,7 @@ class Srsf(Preemptive, frozen=True):
         return lambda job: known(_service(job, view))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.LEAST_REMAINING_SERVICE
 
 

@@ -1,6 +1,7 @@
-"""The orders that SCHED² is compared with: nobody is preempted, the lowest number goes first.
+"""The orders that SCHED² is compared with: the lowest number goes first, without preemption.
 
-All of them place a job by packing, which is the cells' own rule (`packing` does it to the letter).
+All of them place a job by packing, which is also the rule of the cells (`packing` follows the
+figure exactly).
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ class Sif(Queued, frozen=True):
     source: ClassVar[str] = "SCHED², section IV-A"
 
     def key(self, view: VcView) -> Key:
-        """Return how long the job runs where its speed is 1."""
+        """Return how long the job runs where its speed is 1, in nanoseconds."""
         return lambda job: known(_ideal(job))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.SHORTEST_JOB
 
 
 class Dsif(Sif, frozen=True):
     """The same, but a job that would not be on as few nodes as possible is held up to `delays`.
 
-    A delay is one chance that it let pass: something has come free since the last one. The rule
-    has no clock, so a job is held only for what the VC's own jobs can leave: where that would not
-    bring it closer together either, it goes at once.
+    "The same" is `sif`. A delay is one missed chance: something has come free since the last one.
+    The rule has no clock, so a job is withheld only for GPUs that the VC's own jobs can leave. If
+    those would not bring it closer together either, it is placed at once.
     """
 
     name: ClassVar[str] = "dsif"
@@ -43,23 +44,27 @@ class Dsif(Sif, frozen=True):
     delays: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse a negative number."""
+        """Check the options.
+
+        Raises:
+            ValueError: `delays` is negative.
+        """
         if self.delays < 0:
             reason = f"delays is how often a job is held back, 0 or more: not {self.delays}"
             raise ValueError(reason)
 
     @property
     def only_orders(self) -> bool:
-        """Return False: some are held."""
+        """Return False: some jobs are withheld."""
         return False
 
     @property
     def sees_nodes(self) -> bool:
-        """Return True: locality is on nodes."""
+        """Return True: locality depends on nodes."""
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return turns up to the first that is held; while it is, the others behind it go."""
+        """Return turns for all waiting jobs but those that are withheld for locality."""
         turns, holds, free = [], [], view.free_for()
         for job in by(queued(view), self.key(view)):
             if (
@@ -78,8 +83,8 @@ class Dsif(Sif, frozen=True):
 class Saf(Queued, frozen=True):
     """Shortest actual time job first: how long it would run where there is room for it now.
 
-    A job of which no slowdown is predicted counts as if it were as fast on any nodes: it is, for
-    families that were measured on different numbers of nodes (`JobView.slowdown`).
+    A job without a predicted slowdown counts as equally fast on any nodes. Slowdowns are predicted
+    for families that were measured on different numbers of nodes (`JobView.slowdown`).
     """
 
     name: ClassVar[str] = "saf"
@@ -87,12 +92,12 @@ class Saf(Queued, frozen=True):
 
     @property
     def sees_nodes(self) -> bool:
-        """Return True: it asks where a job would go."""
+        """Return True: the order depends on where a job would go."""
         return True
 
     @property
     def sees_rates(self) -> bool:
-        """Return True: it asks how slow a job would be there."""
+        """Return True: the order depends on how slow a job would be there."""
         return True
 
     def key(self, view: VcView) -> Key:
@@ -101,7 +106,7 @@ class Saf(Queued, frozen=True):
         return lambda job: known(_actual(job, room))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.SHORTEST_HERE
 
 
@@ -116,7 +121,7 @@ class Lrf(Queued, frozen=True):
         return lambda job: job.gpus
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.FEWEST_GPUS
 
 
@@ -131,7 +136,7 @@ class Spf(Queued, frozen=True):
         return lambda job: known(_product(job))
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.SMALLEST_PRODUCT
 
 

@@ -1,4 +1,4 @@
-"""Tetris: the job that uses best what is free, and is soon done; at the size that pays best."""
+"""Tetris: the short job that best uses what is free comes first, at the size that pays best."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from skep.wire.reasons import Reason
 class Tetris(Policy, frozen=True):
     """The highest alignment of a job's demand with a node's free resources, less its length.
 
-    Demands and what is free are parts of the node, and are multiplied resource by resource; the
-    remaining work is subtracted, scaled to the same mean and by `shortness`. A job of which nobody
-    knows how long it takes comes after the others. Nobody is preempted.
+    Demands and free resources are parts of the node, and are multiplied resource by resource. The
+    remaining work is subtracted, scaled to the same mean and by `shortness`. Jobs of unknown length
+    come after the others. No job is preempted.
 
-    With `size`, a job that is elastic is given the number of workers with the highest predicted
-    rate (`performance`), or with the highest ratio of rate to cost (`cost`, GENIE's equations 10
-    and 11 with weight `theta`), once it runs: an attempt begins with the workers of its spec.
-    Rates are predicted for families that were measured at two sizes at least (`JobView.rates`); for
-    all others every `size` is `spec`.
+    With `size`, an elastic job is given the number of workers with the highest predicted rate
+    (`performance`), or with the highest ratio of rate to cost (`cost`, GENIE's equations 10 and 11
+    with weight `theta`), once it runs: an attempt begins with the workers of its spec. Rates are
+    predicted for families that were measured at two sizes or more (`JobView.rates`); for all others
+    every `size` is `spec`.
     """
 
     name: ClassVar[str] = "tetris"
@@ -34,7 +34,11 @@ class Tetris(Policy, frozen=True):
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse negative weights."""
+        """Check the options.
+
+        Raises:
+            ValueError: A weight is negative.
+        """
         if self.shortness < 0 or self.theta < 0:
             reason = "shortness and theta are weights, 0 or more"
             raise ValueError(reason)
@@ -105,7 +109,12 @@ class Tetris(Policy, frozen=True):
 
 
 def alignment(job: JobView, nodes: tuple[NodeView, ...]) -> float:
-    """Return the highest product of one worker's demand and what a node has free; 0.0: none."""
+    """Return the best alignment of one worker's demand with a node (Tetris, section 3.2).
+
+    Returns:
+        The largest sum, over GPUs, processors and memory, of demand times what is free, both as
+        parts of the node; 0.0: no node has enough free GPUs.
+    """
     workers = max(job.workers, 1)
     gpus, cpus, memory = (amount / workers for amount in amounts(job))
     return max(

@@ -1,7 +1,7 @@
-"""Tiresias: the least attained service first, in two queues, or by Gittins index.
+"""Tiresias: least attained service first, in discrete queues, or by Gittins index.
 
-Service is GPUs multiplied by time. Nothing has to be known of a job (-L), or only the distribution
-of what jobs need (-G).
+Service is GPUs multiplied by time. Tiresias-L needs no knowledge of jobs; Tiresias-G needs the
+distribution of the service that jobs need.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
 SAMPLES_MIN = 10
-"""With fewer ended jobs, what they needed says nothing of the next one."""
+"""With fewer ended jobs, their service does not predict that of the next one."""
 
 
 class TiresiasL(Preemptive, frozen=True):
     """Discretised two-dimensional LAS.
 
     A job with less service than the first of `thresholds` (GPU-seconds) is in the first queue, and
-    so on. In a queue nobody is stopped for another: who runs comes first, then those that wait, in
-    the order in which they first began. With `starvation` > 0, a job that has waited that many
-    times as long as it ran goes back to the first queue, and begins to count anew.
+    so on. Within a queue no job is stopped for another: running jobs come first, then waiting ones
+    in the order in which they first began. With `starvation` > 0, a job that has waited that many
+    times as long as it ran returns to the first queue, and its service counts from 0 again.
     """
 
     name: ClassVar[str] = "tiresias-l"
@@ -36,7 +36,12 @@ class TiresiasL(Preemptive, frozen=True):
     starvation: float = 0
 
     def __post_init__(self) -> None:
-        """Refuse thresholds that are not in order, and a negative knob."""
+        """Check the options.
+
+        Raises:
+            ValueError: `thresholds` are missing, not positive or not ascending, or `starvation`
+                is negative.
+        """
         if not self.thresholds:
             reason = "thresholds are GPU-seconds, at least one: without, all are in one queue"
             raise ValueError(reason)
@@ -48,7 +53,7 @@ class TiresiasL(Preemptive, frozen=True):
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the queue; then those that run, the latest last; then those that began once."""
+        """Return the queue; then running jobs, earliest start first; then jobs that ran before."""
         limits, now = self._limits(), view.now
 
         def key(job: JobView) -> tuple[int, bool, bool, int]:
@@ -59,21 +64,21 @@ class TiresiasL(Preemptive, frozen=True):
         return key
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.LEAST_ATTAINED
 
     def service(self, job: JobView, now: Instant) -> int:
-        """Return the GPU-nanoseconds that count."""
+        """Return the GPU-nanoseconds that count for a job's queue."""
         waits = job.phase in QUEUED or job.phase is Phase.STARTING
         if waits and not job.stood and self._starved(job, now - job.waiting_since):
-            return 0  # Its start is the end of its waiting, and must not undo it.
+            return 0  # Its start ends the wait, and must not undo the promotion.
         runs = job.phase is Phase.RUNNING and not job.stood
         if runs and self._starved(job, job.since - job.waiting_since):
             return max(now - job.since, 0) * job.gpus
         return job.attained(now)
 
     def look_at(self, view: VcView) -> Instant | None:
-        """Return when the next job changes its queue."""
+        """Return when the next job changes its queue; None: no job does."""
         limits = self._limits()
         changes = [self._changes_at(job, view.now, limits) for job in own(view)]
         return min((at for at in changes if at is not None), default=None)
@@ -98,11 +103,11 @@ class TiresiasL(Preemptive, frozen=True):
 
 
 class TiresiasG(Preemptive, frozen=True):
-    """The highest Gittins index first: who is likely to be done with little more service.
+    """Order jobs by Gittins index: those likely to end with little more service come first.
 
-    `samples` are GPU-seconds that jobs needed; without them those of the VC's jobs that ended are
-    taken, and while they are fewer than ten, the least service comes first, as in LAS. The index
-    looks `quantum` GPU-seconds ahead, and changes as often.
+    `samples` are GPU-seconds that jobs needed. Without them those of the VC's ended jobs are used;
+    while these are fewer than ten, the least service comes first, as in LAS. The index looks
+    `quantum` GPU-seconds ahead, and changes as often.
     """
 
     name: ClassVar[str] = "tiresias-g"
@@ -111,7 +116,11 @@ class TiresiasG(Preemptive, frozen=True):
     quantum: float = 3250
 
     def __post_init__(self) -> None:
-        """Refuse a quantum that is too short, and negative samples."""
+        """Check the options.
+
+        Raises:
+            ValueError: `quantum` is too short, or a sample is negative.
+        """
         span("quantum", self.quantum, "GPU-seconds")
         if any(each < 0 for each in self.samples):
             reason = f"samples are GPU-seconds, 0 or more: not {min(self.samples)}"
@@ -129,11 +138,11 @@ class TiresiasG(Preemptive, frozen=True):
         return key
 
     def why(self) -> Reason:
-        """Return what the order is called."""
+        """Return the reason that turns by this order have."""
         return Reason.HIGHEST_INDEX
 
     def look_at(self, view: VcView) -> Instant | None:
-        """Return when the next job has had another quantum."""
+        """Return when the next job has had another quantum; None: no job runs."""
         quantum = round(self.quantum * NS_PER_SECOND)
         return min(
             (
@@ -155,17 +164,26 @@ class TiresiasG(Preemptive, frozen=True):
 class Gittins:
     """The Gittins index of a sample of service times, for a fixed quantum.
 
-    After service a: P(S - a <= quantum | S > a) / E[min(S - a, quantum) | S > a].
+    After service a: P(S - a <= quantum | S > a) / E[min(S - a, quantum) | S > a] (Tiresias, section
+    3.2).
     """
 
     def __init__(self, samples: Sequence[int], quantum: int) -> None:
-        """Sort the samples."""
+        """Sort the samples.
+
+        Args:
+            samples: GPU-nanoseconds that jobs needed.
+            quantum: GPU-nanoseconds to look ahead.
+        """
         self._samples = sorted(samples)
         self._sums = [0, *accumulate(self._samples)]
         self._quantum = quantum
 
     def at(self, service: int) -> float:
-        """Return the index after `service`; beyond the largest sample it falls with the service."""
+        """Return the index after some service, in GPU-nanoseconds.
+
+        Beyond the largest sample it is negative, and falls as the service grows.
+        """
         first = bisect_right(self._samples, service)
         longer = len(self._samples) - first
         if not longer:

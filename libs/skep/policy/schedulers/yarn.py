@@ -1,4 +1,4 @@
-"""YARN's capacity scheduler, with preemption for affinity, as HiveD compares itself with it."""
+"""YARN's capacity scheduler with preemption for affinity: HiveD's baseline."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
 Line = tuple[str, str]
-"""A queue, and the pinned cell that its jobs are tied to (empty: none), which is shared apart."""
+"""A queue, and the pinned cell that its jobs name (empty: none), which is shared separately."""
 
 
 class YarnCs(Policy, frozen=True):
-    """Queues with guaranteed parts of the GPUs; who has less than his takes from who has more.
+    """Queues with guaranteed parts of the GPUs; a queue below its part preempts jobs of others.
 
     `queues` are pairs of a name and its weight; a job's queue is its label `label`. A queue may use
-    what is idle beyond its part. Each is served in order of arrival. Who is preempted depends on
-    the affinity that the job wants, and not on age: where the fewest GPUs have to be cleared, and
-    never so many that a queue falls below its part. A higher priority may preempt any lower one,
-    so what a queue has counts against a job only as far as it is of that job's priority or above.
+    what is idle beyond its part. Each is served in order of arrival. Victims are chosen by the
+    affinity that the job wants, not by age: where the fewest GPUs have to be cleared, and never so
+    many that a queue falls below its part. A higher priority may preempt any lower one, so what a
+    queue has counts against a job only as far as it is of that job's priority or above.
 
-    Of a thousand drawn plans that stop somebody, the next one stops others, too, in one or two:
-    turns name nodes and not GPUs, so a gang may go to another of them once more has come free.
+    Of a thousand random plans with preemptions, one or two are followed by a plan that preempts
+    further jobs: turns name nodes and not GPUs, so a gang may go to another of its nodes once more
+    GPUs have come free.
     """
 
     name: ClassVar[str] = "yarn-cs"
@@ -36,7 +37,11 @@ class YarnCs(Policy, frozen=True):
     label: str = "queue"
 
     def __post_init__(self) -> None:
-        """Refuse weights that are not positive."""
+        """Check the options.
+
+        Raises:
+            ValueError: A weight is not positive or named twice, or `label` is empty.
+        """
         if any(weight <= 0 for _, weight in self.queues):
             reason = "a queue's weight is more than 0"
             raise ValueError(reason)
@@ -47,15 +52,16 @@ class YarnCs(Policy, frozen=True):
 
     @property
     def sees_nodes(self) -> bool:
-        """Return True: affinity is on nodes."""
+        """Return True: affinity depends on nodes."""
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return a turn for each that fits, or may have room made; the first of a queue blocks.
+        """Return a turn for each job that fits, or for which jobs can be preempted.
 
-        Who has to leave is tried again at his own place in his queue, before others that come after
-        him there: else he would have them leave for him in the next plan. For who is being stopped
-        room is kept likewise, so that a plan that is being carried out stays what it is.
+        The first job of a queue that cannot be placed blocks its queue. A victim is tried again at
+        its own place in its queue, before later jobs: else the next plan would preempt them for it.
+        Capacity is reserved for jobs that are being stopped in the same way, so that a plan does
+        not change while it is carried out.
         """
         queues = _Queues(self, view)
         turns: list[Turn] = []
@@ -78,7 +84,7 @@ class YarnCs(Policy, frozen=True):
         )
 
     def line(self, job: JobView) -> Line:
-        """Return whose part of which GPUs a job uses."""
+        """Return the queue and pin whose part a job uses."""
         return job.spec.labels.get(self.label, ""), job.pin
 
 
@@ -87,7 +93,7 @@ def _place_in_line(job: JobView) -> tuple[int, int]:
 
 
 class _Queues:
-    """Who has how much of his part, and where there is room."""
+    """How much of its part each queue has, and the free capacity."""
 
     def __init__(self, policy: YarnCs, view: VcView) -> None:
         self._policy = policy
@@ -97,7 +103,7 @@ class _Queues:
             for name, part in portions(gpus, dict(policy.queues)).items()
         }
         self._has: dict[Line, dict[int, int]] = {}
-        """By queue and priority: GPUs of its jobs, those that are being stopped left out."""
+        """By queue and priority: GPUs of its jobs, without jobs that are being stopped."""
         staying = [
             job for job in own(view) if job.phase in HOLDING and job.phase is not Phase.STOPPING
         ]
@@ -114,7 +120,7 @@ class _Queues:
         self._running = [job for job in arrived(staying) if job.phase in STOPPABLE]
 
     def next(self) -> JobView | None:
-        """Take the job that is to be served next out of its line: the one with the lowest rank."""
+        """Remove the job that is served next from its line, and return it; None: there is none."""
         heads = [
             jobs[0] for line, jobs in self._lines.items() if jobs and line not in self._blocked
         ]
@@ -128,11 +134,11 @@ class _Queues:
         return -job.spec.priority, not self.within(job), job.sequence
 
     def block(self, job: JobView) -> None:
-        """Have the others of its line wait behind a job."""
+        """Block a job's line: its other jobs wait behind the job."""
         self._blocked[self._policy.line(job)] = job
 
     def _back(self, job: JobView) -> None:
-        """Put a job that leaves into its line, whoever of it was tried already and comes later."""
+        """Put a preempted job into its line; unblock the line if the blocking job comes later."""
         line = self._policy.line(job)
         jobs, head = self._lines.setdefault(line, []), self._blocked.get(line)
         jobs.append(job)
@@ -148,13 +154,13 @@ class _Queues:
     def _has_from(self, line: Line, priority: int) -> int:
         """Return the GPUs of a queue's jobs of this priority or a higher one.
 
-        The others leave for them, so what those have is nothing that this one goes without.
+        Lower priorities leave for them, so their GPUs count as available.
         """
         has = self._has.get(line, {})
         return sum(gpus for each, gpus in has.items() if each >= priority)
 
     def place(self, job: JobView) -> Place | None:
-        """Return where a job fits, those that are being stopped being gone."""
+        """Return where a job fits once jobs that are being stopped are gone."""
         return self._room.fit(job)
 
     def take(self, job: JobView, place: Place) -> None:
@@ -163,7 +169,7 @@ class _Queues:
         self._count(job, job.gpus)
 
     def make_room(self, job: JobView) -> list[JobView]:
-        """Return who leaves for a job that is within its queue's part, or more important."""
+        """Return the jobs to preempt for a job that is within its part, or of higher priority."""
         within = self.within(job)
 
         def may_leave(leaving: Sequence[JobView]) -> bool:
