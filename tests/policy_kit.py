@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from skep.policy.api import Policy
-from skep.policy.capacity import Room
+from skep.policy.capacity import FreeCapacity
 from skep.policy.plan import Action, Plan, Preempt, Resize, Suspend
 from skep.policy.view import HOLDING, JobView, NodeView, Phase, PinView, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
@@ -189,7 +189,7 @@ def _serve(plan: Plan, seen: VcView, jobs: dict[str, JobView]) -> VcView:
     after = _again(seen, jobs)
     for turn in plan.turns:
         job_ = jobs[turn.job]
-        room = Room(after, [each for each in jobs.values() if each.phase in HOLDING])
+        room = FreeCapacity(after, [each for each in jobs.values() if each.phase in HOLDING])
         place = room.fit(job_, turn.nodes or None)
         if place is None:
             if plan.strict:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from skep.policy.capacity import Room
+from skep.policy.capacity import FreeCapacity
 from skep.policy.gandiva.rules import ACTIONS_MAX, family
 from skep.policy.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
 from skep.policy.registry import make
@@ -167,11 +167,11 @@ class Cluster:
                 )
                 self._make(jobs)
 
-    def _room(self) -> Room:
+    def _room(self) -> FreeCapacity:
         alone = [each for each in self.seen.jobs if each.phase in HOLDING]
         hidden = {name for each in alone for name in each.partners if name > each.job}
         kept = tuple(each for each in self.seen.jobs if each.job not in hidden)
-        return Room(replace(self.seen, jobs=kept), [each for each in alone if each in kept])
+        return FreeCapacity(replace(self.seen, jobs=kept), [each for each in alone if each in kept])
 
     def _act(self, action: Action, jobs: dict[str, JobView]) -> None:
         each = jobs[action.job]

@@ -62,7 +62,7 @@ def world(seed: int) -> World:
 
 
 def no_bounds(turns: gandiva._Turns, *_: object) -> list[tuple[Bound, str]]:
-    return [((0, 0, ()), node) for node in turns._books.on]
+    return [((0, 0, ()), node) for node in turns._deficits.on]
 
 
 @pytest.fixture

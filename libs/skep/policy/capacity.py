@@ -20,7 +20,7 @@ Place = tuple[tuple[str, int], ...]
 """GPUs on each node."""
 
 
-class Ground:
+class NodeCapacity:
     """What nodes have free, kept from one view to the next."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Ground:
         return {each.node: None for pair in found for each in pair if each is not None}
 
 
-class Room:
+class FreeCapacity:
     """GPUs, processors and memory that a VC and its nodes have left while a plan is made.
 
     A pinned cell is counted apart: it is only for jobs that name it, and these go nowhere else.
@@ -83,8 +83,8 @@ class Room:
         view: VcView,
         leaving: Iterable[JobView],
         kept: Mapping[str, int],
-        ground: Ground | None = None,
-    ) -> Room:
+        nodes: NodeCapacity | None = None,
+    ) -> FreeCapacity:
         """Return what the VC has free, plus what leaving jobs hold.
 
         Args:
@@ -93,36 +93,37 @@ class Room:
             kept: By pin, the GPUs of the jobs that stay.
             ground: The nodes of the view, if they are known already.
         """
-        room = cls.__new__(cls)
-        room._begin(view, leaving, kept, ground)
-        return room
+        capacity = cls.__new__(cls)
+        capacity._begin(view, leaving, kept, nodes)
+        return capacity
 
-    def copy(self) -> Room:
+    def copy(self) -> FreeCapacity:
         """Return a copy that changes independently."""
-        room = copy(self)
-        room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
-        room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
-        room._open = {**self._open}
-        return room
+        capacity = copy(self)
+        capacity._left = {**self._left}
+        capacity._cpus, capacity._memory = {**self._cpus}, {**self._memory}
+        capacity._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        capacity._open = {**self._open}
+        return capacity
 
     def _begin(
         self,
         view: VcView,
         leaving: Iterable[JobView],
         kept: Mapping[str, int],
-        ground: Ground | None = None,
+        nodes: NodeCapacity | None = None,
     ) -> None:
-        if ground is None:
-            ground = Ground()
-            ground.follow(view.nodes)
-        self._nodes, self._order = ground.nodes, ground.order
+        if nodes is None:
+            nodes = NodeCapacity()
+            nodes.follow(view.nodes)
+        self._nodes, self._order = nodes.nodes, nodes.order
         self._left = view.free_for()
         """By pin: GPUs that no job has. Nodes may have more, in cells of other VCs."""
-        self._gpus = {pin: {**ground.gpus.get(pin, {})} for pin in (*self._left, *ground.gpus)}
+        self._gpus = {pin: {**nodes.gpus.get(pin, {})} for pin in (*self._left, *nodes.gpus)}
         """By pin, by node."""
         self._open = dict[str, list[str]]()
         """By pin: the result of `open`, until a node gets its first free GPU or loses its last."""
-        self._cpus, self._memory = {**ground.cpus}, {**ground.memory}
+        self._cpus, self._memory = {**nodes.cpus}, {**nodes.memory}
         for job in leaving:
             self.release(job)
         most = view.gpus_for()
@@ -159,7 +160,7 @@ class Room:
         """Count GPUs as taken by a waiting job."""
         self._left[job.pin] -= job.gpus
         for node, gpus in place:
-            self._change(node, job, -gpus)
+            self._change_node(node, job, -gpus)
 
     def fit(self, job: JobView, only: Sequence[str] | None = None) -> Place | None:
         """Return where a gang would go: the fullest node that holds it, else the fewest nodes.
@@ -176,7 +177,7 @@ class Room:
         if job.at_home:
             return self._home(job, only)
         per_worker = max(job.gpus // max(job.workers, 1), 1)
-        slots = self._slots(job, per_worker, only)
+        slots = self._workers_that_fit(job, per_worker, only)
         free = self._gpus.get(job.pin, {})
         whole = [node for node, count in slots.items() if count >= job.workers]
         if whole:
@@ -186,7 +187,7 @@ class Room:
         if topology is not None and topology.hard and topology.within == "node":
             return None
         for chain in dict.fromkeys(self._nodes[node].chain for node in slots):
-            place = self._spread(job, per_worker, slots, chain)
+            place = self._fit_several(job, per_worker, slots, chain)
             if place is not None:
                 return place
         return None
@@ -199,7 +200,7 @@ class Room:
                 return None
         return job.nodes
 
-    def _spread(
+    def _fit_several(
         self, job: JobView, per_worker: int, slots: dict[str, int], chain: str
     ) -> Place | None:
         there = [node for node in slots if self._nodes[node].chain == chain]
@@ -216,7 +217,9 @@ class Room:
             left -= slots[node]
         return None
 
-    def _slots(self, job: JobView, per_worker: int, only: Sequence[str] | None) -> dict[str, int]:
+    def _workers_that_fit(
+        self, job: JobView, per_worker: int, only: Sequence[str] | None
+    ) -> dict[str, int]:
         """Return how many of the job's workers each node would hold."""
         wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
@@ -239,20 +242,20 @@ class Room:
         self._left[job.pin] = self._left.get(job.pin, 0) + sign * job.gpus
         for node, gpus in job.nodes:
             if node in self._nodes:
-                self._change(node, job, sign * gpus)
+                self._change_node(node, job, sign * gpus)
 
-    def _change(self, node: str, job: JobView, gpus: int) -> None:
+    def _change_node(self, node: str, job: JobView, gpus: int) -> None:
         workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
         free = self._gpus.setdefault(job.pin, {})
         before = free.get(node, 0)
         free[node] = before + gpus
         if (before > 0) is not (before + gpus > 0) and job.pin in self._open:
-            self._open[job.pin] = self._opened(job.pin, node, before <= 0)
+            self._open[job.pin] = self._with_open(job.pin, node, before <= 0)
         self._cpus[node] += workers * job.spec.resources.cpus
         if isinstance(job.spec.resources.memory, int):
             self._memory[node] += workers * job.spec.resources.memory
 
-    def _opened(self, pin: str, node: str, come: bool) -> list[str]:
+    def _with_open(self, pin: str, node: str, come: bool) -> list[str]:
         """Return the open nodes with one added or removed, as a new list."""
         there = [*self._open[pin]]
         at = bisect_left(there, self._order[node], key=self._order.__getitem__)
@@ -264,9 +267,9 @@ MayLeave = Callable[[Sequence[JobView]], bool]
 """Whether these jobs may leave together."""
 
 
-def make_room(
+def choose_victims(
     job: JobView,
-    room: Room,
+    capacity: FreeCapacity,
     lower: Sequence[JobView],
     cost: Mapping[str, int],
     may_leave: MayLeave | None = None,
@@ -278,7 +281,7 @@ def make_room(
 
     Args:
         job: The gang.
-        room: What is free; the same again after the call.
+        capacity: What is free; the same again after the call.
         lower: Jobs that may leave, the first to leave first.
         cost: By job, 0 or more; 0 for those not in it.
         may_leave: Whether some of `lower` may leave together; None: they may.
@@ -295,7 +298,7 @@ def make_room(
         return min(map(costs, there))
 
     price = Price(costs, lambda each: (ranks[each.job],), floor)
-    return make_room_at(job, room, lower, price, may_leave)
+    return choose_cheap_victims(job, capacity, lower, price, may_leave)
 
 
 class Price(NamedTuple):
@@ -313,18 +316,18 @@ Bound = tuple[int, int, tuple[int, ...]]
 """A lower bound of clearing a node: the cost, GPUs, and the sort key of the first job to leave."""
 
 
-def make_room_at(
+def choose_cheap_victims(
     job: JobView,
-    room: Room,
+    capacity: FreeCapacity,
     lower: Iterable[JobView],
     price: Price,
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
-    """Return the same as `make_room`, but compute costs and order only where they may matter.
+    """Return the same as `choose_victims`, but compute costs and order only where they may matter.
 
     Args:
         job: The gang.
-        room: What is free; the same again after the call.
+        capacity: What is free; the same again after the call.
         lower: Jobs that may leave.
         price: Their costs and order.
         may_leave: Whether some of `lower` may leave together; None: they may.
@@ -336,16 +339,16 @@ def make_room_at(
             nodes.setdefault(name, []).append(each)
     bounds: list[tuple[Bound, str]] = []
     for node, there in nodes.items():
-        full = room.free(node, job.pin) < job.gpus  # Else perhaps no job has to leave.
+        full = capacity.free(node, job.pin) < job.gpus  # Else perhaps no job has to leave.
         bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
-    return clear_cheapest(
-        job, room, bounds, nodes.__getitem__, lambda: lower, price=price, may_leave=may_leave
+    return clear_cheapest_node(
+        job, capacity, bounds, nodes.__getitem__, lambda: lower, price=price, may_leave=may_leave
     )
 
 
-def clear_cheapest(
+def clear_cheapest_node(
     job: JobView,
-    room: Room,
+    capacity: FreeCapacity,
     bounds: list[tuple[Bound, str]],
     on: Callable[[str], Sequence[JobView]],
     everywhere: Callable[[], Sequence[JobView]],
@@ -353,14 +356,14 @@ def clear_cheapest(
     price: Price,
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
-    """Return the same as `make_room`, but look up the jobs of a node only where they may matter.
+    """Return the same as `choose_victims`, but look up the jobs of a node only where needed.
 
     Nodes are tried in the order of their bounds, until no other node can be cheaper. If no single
     node suffices, jobs on all nodes are tried.
 
     Args:
         job: The gang.
-        room: What is free; the same again after the call.
+        capacity: What is free; the same again after the call.
         bounds: A bound for each node on which a job may leave.
         on: The jobs that may leave on a node.
         everywhere: All jobs that may leave.
@@ -376,44 +379,48 @@ def clear_cheapest(
             break
         there = sorted(on(node), key=price.order)
         any_there = any_there or bool(there)
-        leaving = _clear(job, room, there, node, may_leave) if there else None
+        leaving = _clear(job, capacity, there, node, may_leave) if there else None
         if leaving is not None:
             place = [name for name, _ in there[0].nodes].index(node)
             found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
             if best is None or found < least:
                 best, least = leaving, found
     if best is None and any_there:
-        best = _clear(job, room, sorted(everywhere(), key=price.order), None, may_leave)
+        best = _clear(job, capacity, sorted(everywhere(), key=price.order), None, may_leave)
     return best
 
 
 def _clear(
-    job: JobView, room: Room, lower: Sequence[JobView], node: str | None, may_leave: MayLeave | None
+    job: JobView,
+    capacity: FreeCapacity,
+    lower: Sequence[JobView],
+    node: str | None,
+    may_leave: MayLeave | None,
 ) -> list[JobView] | None:
     """Return which jobs have to leave so that a gang fits, on one node or anywhere."""
     only = None if node is None else (node,)
 
-    if node is not None and room.free(node, job.pin) + _gpus(lower) < job.gpus:
+    if node is not None and capacity.free(node, job.pin) + _gpus(lower) < job.gpus:
         return None
     leaving: list[JobView] = []
     enough = False
     for each in lower:
         if may_leave is not None and not may_leave([*leaving, each]):
             continue
-        room.release(each)
+        capacity.release(each)
         leaving.append(each)
-        enough = room.fit(job, only) is not None
+        enough = capacity.fit(job, only) is not None
         if enough:
             break
     needed = leaving[:]
     for each in leaving if enough else ():
-        room.keep(each)
+        capacity.keep(each)
         needed.remove(each)
-        if room.fit(job, only) is None:
-            room.release(each)
+        if capacity.fit(job, only) is None:
+            capacity.release(each)
             needed.append(each)
     for each in needed:
-        room.keep(each)
+        capacity.keep(each)
     return needed if enough else None
 
 
@@ -424,7 +431,7 @@ def _gpus(jobs: Iterable[JobView]) -> int:
 def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
     """Return whether a gang would fit on these nodes now, as far as the view shows."""
     staying = [each for each in view.jobs if each.phase in HOLDING and not each.borrows]
-    return Room(view, staying).fit(job, nodes) is not None
+    return FreeCapacity(view, staying).fit(job, nodes) is not None
 
 
 def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
@@ -435,7 +442,7 @@ def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
         view: The VC.
         emptied: Whether GPUs of the VC's jobs on these nodes count as free.
     """
-    able = [node for node in view.nodes if _may(job, node)]
+    able = [node for node in view.nodes if _suits_type(job, node)]
     free = [node.free_for(job.pin) for node in able]
     if emptied:
         like = {each.job: None for each in view.jobs if each.pin == job.pin}
@@ -447,5 +454,5 @@ def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
     return sum(free[:fewest]) >= job.gpus
 
 
-def _may(job: JobView, node: NodeView) -> bool:
+def _suits_type(job: JobView, node: NodeView) -> bool:
     return suits(job.spec.resources.gpu_type, node.gpu_type)

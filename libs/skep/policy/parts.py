@@ -25,27 +25,27 @@ def queued(view: VcView) -> list[JobView]:
     return [job for job in view.jobs if job.phase in QUEUED]
 
 
-def own(view: VcView) -> list[JobView]:
+def own_jobs(view: VcView) -> list[JobView]:
     """Return the jobs that have or want GPUs of the VC, without jobs that borrow."""
     return [job for job in view.jobs if not job.borrows]
 
 
-def by(jobs: Iterable[JobView], key: Key) -> list[JobView]:
+def sort_jobs(jobs: Iterable[JobView], key: Key) -> list[JobView]:
     """Return jobs sorted by priority, then by `key`, then by arrival."""
     return sorted(jobs, key=lambda job: (-job.spec.priority, key(job), job.sequence))
 
 
-def arrived(jobs: Iterable[JobView]) -> list[JobView]:
+def by_arrival(jobs: Iterable[JobView]) -> list[JobView]:
     """Return jobs sorted by priority, then by arrival."""
     return sorted(jobs, key=lambda job: (-job.spec.priority, job.sequence))
 
 
-def known(value: int | None) -> tuple[bool, int]:
+def unknown_last(value: int | None) -> tuple[bool, int]:
     """Return a sort key that puts None (unknown) last."""
     return value is None, value or 0
 
 
-def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
+def turns_for(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
     """Return a turn for each job, all with the same reason."""
     return tuple([Turn(job.job, why) for job in jobs])
 
@@ -69,7 +69,7 @@ def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
     return parts
 
 
-def once(option: str, names: Iterable[str]) -> None:
+def check_unique(option: str, names: Iterable[str]) -> None:
     """Check that an option has no name twice.
 
     Raises:
@@ -83,7 +83,7 @@ def once(option: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def span(option: str, value: float, unit: str) -> None:
+def check_one_or_more(option: str, value: float, unit: str) -> None:
     """Check the option that says after what time or service a new plan is made.
 
     A value below 1 would round to nothing, or cause a plan every millisecond.
@@ -111,7 +111,7 @@ class Queued(Policy, frozen=True, kw_only=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each waiting job."""
-        turns = in_turn(by(queued(view), self.key(view)), self.why())
+        turns = turns_for(sort_jobs(queued(view), self.key(view)), self.why())
         return Plan(turns=turns, strict=self.strict)
 
     @property
@@ -145,7 +145,7 @@ class Preemptive(Policy, frozen=True, kw_only=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return the plan that runs the first jobs of the order, as many as the GPUs hold."""
-        ordered = by(own(view), self.key(view))
+        ordered = sort_jobs(own_jobs(view), self.key(view))
         return preempt_for(view, ordered, self.why(), look_at=self.look_at(view))
 
     def key(self, view: VcView) -> Key:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from skep.policy.capacity import Place, Room, make_room
+from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Instant
@@ -86,7 +86,7 @@ def preempt_for(
     if not selection.turns:
         return Plan(look_at=look_at)
     if not view.nodes:
-        victims = _enough(view, ordered, selection)
+        victims = _victims_by_count(view, ordered, selection)
         turns = tuple(Turn(job.job, why) for job in selection.turns)
         holds: tuple[Withheld, ...] = ()
     else:
@@ -104,7 +104,9 @@ def preempt_for(
     return Plan(turns=turns, strict=False, actions=actions, holds=holds, look_at=look_at)
 
 
-def _enough(view: VcView, ordered: Sequence[JobView], selection: Selection) -> list[JobView]:
+def _victims_by_count(
+    view: VcView, ordered: Sequence[JobView], selection: Selection
+) -> list[JobView]:
     """Return the jobs to preempt, last first, so that the GPUs suffice for all selected jobs."""
     taken = {job.job for job in selection.taken}
     free = view.free_for()
@@ -141,7 +143,7 @@ class _Places:
             for job in view.jobs
             if job.phase in HOLDING and job.phase is not Phase.STOPPING and not job.borrows
         ]
-        self._room = Room(view, staying)
+        self._capacity = FreeCapacity(view, staying)
 
     def find(self) -> None:
         """Find a place for each job that can have one."""
@@ -157,19 +159,19 @@ class _Places:
                 beyond[job.pin] = beyond.get(job.pin, 0) - job.gpus
             if stays or job.borrows or job.phase in FIXED:
                 continue
-            if job.gpus > self._room.left(job.pin) + beyond.get(job.pin, 0):
+            if job.gpus > self._capacity.left(job.pin) + beyond.get(job.pin, 0):
                 continue
-            if self._room.fit(job) is None and job.phase is not Phase.STOPPING:
+            if self._capacity.fit(job) is None and job.phase is not Phase.STOPPING:
                 self._clear(job, [e for e in reversed(lower) if ranks[e.job] > rank])
-            place = self._room.fit(job)
+            place = self._capacity.fit(job)
             if place is not None:
-                self._room.take(job, place)
+                self._capacity.take(job, place)
                 self.at[job.job] = place
 
     def _clear(self, job: JobView, lower: Sequence[JobView]) -> None:
         """Preempt some of the jobs after a job, if it fits then."""
         able = [each for each in lower if each.job not in self.leaving]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
-        for each in make_room(job, self._room, able, cost) or ():
+        for each in choose_victims(job, self._capacity, able, cost) or ():
             self.leaving[each.job] = each
-            self._room.release(each)
+            self._capacity.release(each)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from skep.base.timers import NEVER, TimerHeap
-from skep.policy.capacity import Ground, Room
+from skep.policy.capacity import FreeCapacity, NodeCapacity
 from skep.policy.gandiva.shares import (
     OWED_SLICES_MAX,
     Kind,
@@ -45,16 +45,16 @@ VC, and a home may be wanted by more jobs than the VC has on average."""
 SHARE_DRIFT = 0.001
 """By how much shares may change before all bounds are computed again: by ten jobs of ten thousand.
 A bound then comes a quarter of a second too early for a deficit of a minute."""
-DRIFTS, JUMPS = 4, 2
+DRIFTS_MAX, JUMP_DRIFTS = 4, 2
 """In multiples of SHARE_DRIFT: how far shares may be off where a bound still holds; a change beyond
 which no bound holds any more."""
-PARTS = 32
+BOUND_PLANS = 32
 """The number of plans over which all bounds are computed again."""
 SLACK_NS = 16
 """An upper bound of all rounding errors of two deficits."""
 
 
-class Alike(NamedTuple):
+class Likeness(NamedTuple):
     """What jobs have in common whose deficits grow alike, and that are equally good to suspend."""
 
     pin: str
@@ -62,7 +62,7 @@ class Alike(NamedTuple):
     kind: Kind
 
 
-class Rank(NamedTuple):
+class AlikeSummary(NamedTuple):
     """A summary of the jobs that are alike and have GPUs on one node."""
 
     at: Instant
@@ -79,7 +79,7 @@ class Rank(NamedTuple):
     load: int
 
 
-class Beside(NamedTuple):
+class NodeSummary(NamedTuple):
     """The jobs with GPUs on a node, as far as they matter to jobs that were suspended there."""
 
     least: int
@@ -92,7 +92,7 @@ class Beside(NamedTuple):
     deficit; and how fast that bound falls, in nanoseconds per nanosecond."""
 
 
-class Books:
+class Deficits:
     """Deficits, free capacity and the places of jobs in one VC, updated with each view in turn."""
 
     def __init__(self, weigh: Weigh, slice_ns: int, swap_ns: int, soon_ns: int) -> None:
@@ -106,16 +106,16 @@ class Books:
             soon_ns: How long a job runs at least before it leaves for another of its priority.
         """
         self._weigh, self._slice, self._swap, self._soon = weigh, slice_ns, swap_ns, soon_ns
-        self._most = OWED_SLICES_MAX * slice_ns
+        self._deficit_max = OWED_SLICES_MAX * slice_ns
         self._forget()
 
     def _forget(self) -> None:
         self.now = Instant(0)
         self._jobs: tuple[JobView, ...] = ()
-        self._ground = Ground()
+        self._node_capacity = NodeCapacity()
         self.waiting: dict[str, JobView] = {}
         """Jobs that may be placed."""
-        self.loose: dict[str, JobView] = {}
+        self.homeless: dict[str, JobView] = {}
         """Those of them without a home."""
         self.able: dict[str, JobView] = {}
         """Jobs that may be suspended."""
@@ -130,7 +130,7 @@ class Books:
         """By node: sizes of the jobs on it, in the order of the view."""
         self.awake: dict[str, None] = {}
         """Suspended jobs that a plan has to look at."""
-        self.slices, self.stands = TimerHeap[str](), TimerHeap[str]()
+        self.slice_ends, self.stand_ends = TimerHeap[str](), TimerHeap[str]()
         """When each job that may be suspended has run for a slice; when each job that has run
         before has been suspended for one."""
         self._counts: dict[str, dict[int, int]] = {}
@@ -140,25 +140,25 @@ class Books:
         self._fixed: dict[str, int] = {}
         self._turning: dict[Kind, int] = {}
         self._share: dict[Kind, float] = {}
-        self._bases: dict[Kind, float] = {}
+        self._base_shares: dict[Kind, float] = {}
         """The shares at which no bounds have to be computed again."""
-        self._again: list[str] = []
+        self._stale_bounds: list[str] = []
         """Jobs whose bounds were computed with earlier shares than those."""
-        self._part = 0
+        self._bounds_per_plan = 0
         """How many of them are computed again in a plan."""
         self._kinds: dict[str, Kind | None] = {}
         """By job; None: it has its GPUs all of the time."""
         self._quiet = TimerHeap[str]()
-        self._ranks: dict[Alike, dict[str, Rank]] = {}
-        self._ranked: dict[str, tuple[Alike, ...]] = {}
+        self._ranks: dict[Likeness, dict[str, AlikeSummary]] = {}
+        self._ranked: dict[str, tuple[Likeness, ...]] = {}
         self._unranked: dict[str, None] = {}
         """Nodes whose ranks have to be computed again."""
         self._order: dict[str, int] = {}
-        self._empty: Room | None = None
-        self._owed: dict[str, int] = {}
-        self._there: dict[str, Beside] = {}
+        self._empty: FreeCapacity | None = None
+        self._deficit: dict[str, int] = {}
+        self._summaries: dict[str, NodeSummary] = {}
 
-    def bring_up(self, view: VcView, known: Sequence[Change] | None = None) -> None:
+    def follow(self, view: VcView, known: Sequence[Change] | None = None) -> None:
         """Update from a view, and wake the jobs for which something may have become possible.
 
         Args:
@@ -166,7 +166,7 @@ class Books:
             known: How its jobs differ from those of the view before; None: find out. After a
                 clock was set back, these have to be all of its jobs.
         """
-        self._settle()  # With the deficits of the view before.
+        self._make_quiet()  # With the deficits of the view before.
         if view.now < self.now:
             self._forget()  # A clock was set back: instants that were passed come again.
         self.now = view.now
@@ -178,17 +178,20 @@ class Books:
                 self._count(job, sign)
                 touched.update((node, None) for node, _ in job.nodes)
         self._follow_nodes(view, touched)
-        self._empty = Room.after(view, self.stopping.values(), self._stays, self._ground)
-        self._owed, self._there = {}, {}
-        self._divide(view)
+        self._empty = FreeCapacity.after(
+            view, self.stopping.values(), self._stays, self._node_capacity
+        )
+        self._deficit, self._summaries = {}, {}
+        self._update_shares(view)
         self._unranked.update(touched)
         for node in touched:
             self.wake(self.homes.get(node, ()))
         self.awake.update(dict.fromkeys(self._quiet.pop_due(view.now)))
-        for times in (self.slices, self.stands):
+        for times in (self.slice_ends, self.stand_ends):
             times.pop_due(view.now)
-        again, self._again = self._again[: self._part], self._again[self._part :]
-        self._bound(again)
+        again = self._stale_bounds[: self._bounds_per_plan]
+        self._stale_bounds = self._stale_bounds[self._bounds_per_plan :]
+        self._update_bounds(again)
 
     def wake(self, names: Iterable[str]) -> None:
         """Mark jobs for the next plan to look at."""
@@ -196,7 +199,7 @@ class Books:
             self._quiet.cancel(name)
             self.awake[name] = None
 
-    def _settle(self) -> None:
+    def _make_quiet(self) -> None:
         """Make jobs quiet for which nothing is possible before some later time."""
         for name in list(self.awake):
             until = self._quiet_until(self.waiting[name])
@@ -204,7 +207,7 @@ class Books:
                 del self.awake[name]
                 self._quiet.set_timer(name, until)
 
-    def _bound(self, names: Iterable[str]) -> None:
+    def _update_bounds(self, names: Iterable[str]) -> None:
         """Compute the bounds of quiet jobs again."""
         for name in names:
             job = self.waiting.get(name)
@@ -215,13 +218,13 @@ class Books:
                 else:
                     self.wake((name,))
 
-    def near(self, until: int) -> list[JobView]:
+    def waking_by(self, until: int) -> list[JobView]:
         """Return the quiet jobs whose deficits could be large enough by `until` (nanoseconds)."""
         return [self.waiting[name] for _, name in self._quiet.upcoming(until)]
 
     # --- what plans ask for ----------------------------------------------------------------------
 
-    def room(self) -> Room:
+    def capacity(self) -> FreeCapacity:
         """Return the free capacity, as if all jobs that are being stopped were gone."""
         assert self._empty is not None
         return self._empty.copy()
@@ -231,11 +234,11 @@ class Books:
         kind = self._kinds.get(job.job)
         return 1.0 if kind is None else self._share.get(kind, 1.0)
 
-    def due(self, job: JobView) -> int:
+    def of(self, job: JobView) -> int:
         """Return the deficit of a job, in nanoseconds (see `shares.owed`)."""
-        found = self._owed.get(job.job)
+        found = self._deficit.get(job.job)
         if found is None:
-            found = self._owed[job.job] = owed(job, self.share(job), self.now, self._slice)
+            found = self._deficit[job.job] = owed(job, self.share(job), self.now, self._slice)
         return found
 
     def patience(self, job: JobView) -> int:
@@ -248,19 +251,19 @@ class Books:
 
     def order(self, job: JobView) -> tuple[int, int, int]:
         """Return the sort key of jobs that may be suspended: the lowest is suspended first."""
-        return job.spec.priority, self.due(job), job.sequence
+        return job.spec.priority, self.of(job), job.sequence
 
-    def ranks(self) -> Mapping[Alike, Mapping[str, Rank]]:
+    def ranks(self) -> Mapping[Likeness, Mapping[str, AlikeSummary]]:
         """Return, for jobs that are alike, by node, a summary of those that may be suspended."""
         for node in self._unranked:
             for alike in self._ranked.pop(node, ()):
                 del self._ranks[alike][node]
                 if not self._ranks[alike]:
                     del self._ranks[alike]
-            found: dict[Alike, list[JobView]] = {}
+            found: dict[Likeness, list[JobView]] = {}
             for job in self.on.get(node, {}).values():
                 if job.job in self.able:
-                    alike = Alike(job.pin, job.gpus, kind_of(job, self._weigh))
+                    alike = Likeness(job.pin, job.gpus, kind_of(job, self._weigh))
                     found.setdefault(alike, []).append(job)
             for alike, jobs in found.items():
                 self._ranks.setdefault(alike, {})[node] = self._rank(node, jobs)
@@ -269,16 +272,18 @@ class Books:
         self._unranked = {}
         return self._ranks
 
-    def _rank(self, node: str, jobs: Sequence[JobView]) -> Rank:
-        now, low = self.now, min(map(self.due, jobs))
+    def _rank(self, node: str, jobs: Sequence[JobView]) -> AlikeSummary:
+        now, low = self.now, min(map(self.of, jobs))
         age = max(max(now, job.since) - begun(job) for job in jobs)
         # A job whose deficit is at the minimum may really have less: it does not rise at once.
-        rest = 0 if low <= -self._most else min(max(now - job.since, 0) for job in jobs)
+        rest = 0 if low <= -self._deficit_max else min(max(now - job.since, 0) for job in jobs)
         first = min(job.since for job in jobs)
-        return Rank(now, low, self.share(jobs[0]), min(rest, age), age, first, self.load(node))
+        return AlikeSummary(
+            now, low, self.share(jobs[0]), min(rest, age), age, first, self.load(node)
+        )
 
-    def lows(
-        self, alike: Alike, ranks: Mapping[str, Rank], since: int
+    def lower_bounds(
+        self, alike: Likeness, ranks: Mapping[str, AlikeSummary], since: int
     ) -> Iterator[tuple[str, int, int]]:
         """Yield the nodes with a job that has run since an instant.
 
@@ -290,7 +295,7 @@ class Books:
         Yields:
             The node, a lower bound of their deficits (nanoseconds), and its load (thousandths).
         """
-        now, share, most = self.now, self._share.get(alike.kind, 1.0), -self._most
+        now, share, most = self.now, self._share.get(alike.kind, 1.0), -self._deficit_max
         for node, (at, low, then, rest, age, first, load) in ranks.items():
             if first <= since:
                 gone = (share - 1) * (now - at) + (share - then) * (rest if share > then else age)
@@ -298,7 +303,7 @@ class Books:
 
     def load(self, node: str) -> int:
         """Return the GPUs that are allocated on a node, in thousandths of those it has."""
-        view = self._ground.nodes.get(node)
+        view = self._node_capacity.nodes.get(node)
         if view is None:
             return 0
         size = view.free + sum(gpus for _, gpus in view.pins) + self._held.get(node, 0)
@@ -339,7 +344,7 @@ class Books:
                 add(self._stays, job.pin, sign * job.gpus)
             if may_yield(job):
                 keep(self.able, job, come)
-                set_or_cancel(self.slices, name, job.since + self._slice, come)
+                set_or_cancel(self.slice_ends, name, job.since + self._slice, come)
         if job.phase in QUEUED:
             self._queue(job, come)
 
@@ -347,9 +352,9 @@ class Books:
         name = job.job
         keep(self.waiting, job, come)
         if job.began_at:
-            set_or_cancel(self.stands, name, job.waiting_since + self._slice, come)
+            set_or_cancel(self.stand_ends, name, job.waiting_since + self._slice, come)
         if not is_home(job):
-            keep(self.loose, job, come)
+            keep(self.homeless, job, come)
             return
         for node, _ in job.nodes:
             keep(self.homes.setdefault(node, {}), job, come)
@@ -367,9 +372,9 @@ class Books:
 
     def _follow_nodes(self, view: VcView, touched: dict[str, None]) -> None:
         """Update nodes that differ, and add them to `touched`: nodes on which jobs differ."""
-        touched.update(self._ground.follow(view.nodes))
-        if self._order is not self._ground.order:
-            self._order = self._ground.order
+        touched.update(self._node_capacity.follow(view.nodes))
+        if self._order is not self._node_capacity.order:
+            self._order = self._node_capacity.order
             self.sizes = {name: self._sizes_on(name) for name in self._order}
         for name in touched:
             if name in self._order:
@@ -378,30 +383,30 @@ class Books:
     def _sizes_on(self, node: str) -> frozenset[int]:
         return frozenset(self._counts.get(node, ()))
 
-    def _divide(self, view: VcView) -> None:
+    def _update_shares(self, view: VcView) -> None:
         before, self._share = self._share, divide(view.gpus_for(), self._fixed, self._turning)
         most = 0.0
         for kind, share in self._share.items():
             if kind not in before:
-                self._bases[kind] = share
-            most = max(most, abs(share - self._bases[kind]))
+                self._base_shares[kind] = share
+            most = max(most, abs(share - self._base_shares[kind]))
         if most > SHARE_DRIFT:
-            self._bases = dict(self._share)
+            self._base_shares = dict(self._share)
             names = [name for there in self.homes.values() for name in there]
             # Bounds that are older still are computed at once.
-            late = {*(names if most > JUMPS * SHARE_DRIFT else self._again)}
-            self._bound(late)
-            self._again = [name for name in names if name not in late]
-            self._part = -(-len(self._again) // PARTS)
+            late = {*(names if most > JUMP_DRIFTS * SHARE_DRIFT else self._stale_bounds)}
+            self._update_bounds(late)
+            self._stale_bounds = [name for name in names if name not in late]
+            self._bounds_per_plan = -(-len(self._stale_bounds) // BOUND_PLANS)
 
     # --- quiet jobs ------------------------------------------------------------------------------
 
-    def _beside(self, node: str) -> Beside:
+    def _summary(self, node: str) -> NodeSummary:
         """Return a summary of the jobs that have GPUs on a node now."""
-        found = self._there.get(node)
+        found = self._summaries.get(node)
         if found is not None:
             return found
-        now, drift = self.now, DRIFTS * SHARE_DRIFT
+        now, drift = self.now, DRIFTS_MAX * SHARE_DRIFT
         least = able = int(NEVER)
         leave = []
         for job in self.on.get(node, {}).values():
@@ -410,10 +415,10 @@ class Books:
             if job.job in self.able:
                 able = min(able, level)
                 falls = 1 - self.share(job) + 2 * drift
-                down = self.due(job) - drift * (now - begun(job)) - SLACK_NS
-                lowest = now + int(max(down + self._most, 0) / falls)
+                down = self.of(job) - drift * (now - begun(job)) - SLACK_NS
+                lowest = now + int(max(down + self._deficit_max, 0) / falls)
                 leave.append((job.since + self._soon, job.since + self._slice, lowest, down, falls))
-        found = self._there[node] = Beside(least, able, leave)
+        found = self._summaries[node] = NodeSummary(least, able, leave)
         return found
 
     def _quiet_until(self, job: JobView) -> int:
@@ -422,16 +427,18 @@ class Books:
         Before that time its deficit is also too small for a job at its home to leave.
         """
         assert self._empty is not None
-        now, room = self.now, self._empty
-        if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
+        now, capacity = self.now, self._empty
+        if not job.began_at or all(
+            capacity.free(node, job.pin) >= gpus for node, gpus in job.nodes
+        ):
             return now
-        beside = [self._beside(node) for node, _ in job.nodes]
+        beside = [self._summary(node) for node, _ in job.nodes]
         level = job.spec.priority
         if "migrate" in job.can and all(there.least > level for there in beside):
             return now
-        drift = DRIFTS * SHARE_DRIFT
+        drift = DRIFTS_MAX * SHARE_DRIFT
         share = self.share(job)
-        up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
+        up = self.of(job) + drift * (now - begun(job)) + SLACK_NS
         soonest, lasts = int(NEVER), self._patience(job, share + 2 * drift)
         short, rate = self._swap - up, share + 2 * drift
         for there in beside:
@@ -445,7 +452,7 @@ class Books:
                 soonest = min(soonest, at, max(lowest, slices), max(lasts, soon))
         until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps other jobs off its nodes.
-            starves = now + int(max(self._most - up, 0) / (share + 2 * drift))
+            starves = now + int(max(self._deficit_max - up, 0) / (share + 2 * drift))
             until = min(until, starves, lasts)
         return until
 

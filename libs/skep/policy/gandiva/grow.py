@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from skep.perf.judge import pays
 from skep.policy.gandiva.migrate import PAUSE, SURELY
 from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, spent
-from skep.policy.gandiva.state import Known, arrived
+from skep.policy.gandiva.state import UnitIndex, arrived
 from skep.policy.plan import Plan, Resize, Suspend
 from skep.policy.view import JobView, NodeView, VcView
 from skep.units import Duration, Instant
@@ -35,7 +35,7 @@ class _Step(NamedTuple):
     needed: float
 
 
-def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]]:
+def shrink(view: VcView, known: UnitIndex) -> tuple[list[Resize], dict[str, JobView]]:
     """Return the jobs that give back workers that they have grown by.
 
     Jobs that have grown the most come first. They give back no more than the waiting jobs need
@@ -59,7 +59,7 @@ def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]
         key=lambda job: (job.spec.resources.workers - job.workers, job.sequence),
     ):
         if need.get(job.pin, 0) > 0:
-            each = _each(job)
+            each = _gpus_per_worker(job)
             asked = job.spec.resources.workers
             workers = max(asked, job.workers - -(-need[job.pin] // each))
             need[job.pin] -= (job.workers - workers) * each
@@ -67,7 +67,7 @@ def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]
     return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], less
 
 
-def asked(known: Known) -> dict[str, JobView]:
+def asked(known: UnitIndex) -> dict[str, JobView]:
     """Return the jobs that have grown, with the workers of their specs, if a new job waits.
 
     A new job is one that has no nodes yet. Grown sizes must not influence its place: a node would
@@ -78,7 +78,7 @@ def asked(known: Known) -> dict[str, JobView]:
     return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
 
 
-def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
+def give(view: VcView, known: UnitIndex, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
     """Return which jobs give back workers that they have grown by, as far as a plan needs it.
 
     Args:
@@ -88,26 +88,26 @@ def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) ->
         smaller: By job: elastic jobs with the workers of their specs.
     """
     gone = {action.job: None for action in plan.actions if isinstance(action, Suspend)}
-    room = known.room(view, stopping=True)
+    capacity = known.capacity(view, stopping=True)
     for name in gone:
-        room.release(known.jobs[name])
+        capacity.release(known.jobs[name])
     left = {name: known.jobs[name] for name in smaller if name not in gone}
     for turn in plan.turns:
         job = known.jobs[turn.job]
-        place = room.fit(job, turn.nodes)
+        place = capacity.fit(job, turn.nodes)
         for name, other in left.items():
             ((node, _),) = other.nodes
-            each = _each(other)
+            each = _gpus_per_worker(other)
             least = other.spec.resources.workers
             while place is None and other.pin == job.pin and left[name].workers > least:
                 # Nodes together may have more free than is left to the VC: then any serves.
-                if node not in turn.nodes and room.left(job.pin) >= job.gpus:
+                if node not in turn.nodes and capacity.left(job.pin) >= job.gpus:
                     break
-                room.release(replace(other, workers=1, gpus=each, nodes=((node, each),)))
+                capacity.release(replace(other, workers=1, gpus=each, nodes=((node, each),)))
                 left[name] = _smaller(left[name], left[name].workers - 1)
-                place = room.fit(job, turn.nodes)
+                place = capacity.fit(job, turn.nodes)
         if place is not None:
-            room.take(job, place)
+            capacity.take(job, place)
     return [
         Resize(name, Reason.GPUS_NEEDED, job.workers)
         for name, job in left.items()
@@ -116,7 +116,7 @@ def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) ->
 
 
 def grow(
-    view: VcView, known: Known, plan: Plan, rules: Rules
+    view: VcView, known: UnitIndex, plan: Plan, rules: Rules
 ) -> tuple[list[Resize], Instant | None]:
     """Return which jobs try more workers, and when to look again (None: no time is set).
 
@@ -135,7 +135,7 @@ def grow(
         if families(job) not in cold and not spent(view, job, "grow")
     ]
     nodes = {node.node: node for node in view.nodes}
-    if not any(_free(job, nodes) >= _each(job) for job in able):
+    if not any(_free(job, nodes) >= _gpus_per_worker(job) for job in able):
         return [], None
     calm = Instant(view.quiet_since + rules.grow_after)
     if view.now < calm:
@@ -166,27 +166,27 @@ def grow(
 
 def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_Step]:
     """Yield the sizes that a job could try on its server and that are predicted to pay."""
-    rates, each = dict(job.rates), _each(job)
+    rates, each = dict(job.rates), _gpus_per_worker(job)
     now, alone = rates.get(job.workers, 0), rates.get(job.spec.resources.workers, 0)
     needed = pays(Duration(job.pause or PAUSE), job.remaining(view.now))
     if needed == float("inf"):
         return  # It ends before a change of its size would pay.
-    room = _free(job, nodes) // each
+    capacity = _free(job, nodes) // each
     for workers, rate in job.rates:
         more = workers - job.workers
-        if 0 < more <= room and now and rate > now * needed * SURELY:
+        if 0 < more <= capacity and now and rate > now * needed * SURELY:
             yield _Step(
                 MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each, needed
             )
     elastic = job.spec.elastic
-    most = min(elastic.max if elastic is not None else 0, job.workers + room)
+    most = min(elastic.max if elastic is not None else 0, job.workers + capacity)
     if most > job.workers and not any(workers > job.workers for workers in rates):
         # No rates are predicted: a trial with twice as many workers tells the most.
         most = min(most, 2 * job.workers)
         yield _Step(0.0, most, (most - job.workers) * each, needed)
 
 
-def _each(job: JobView) -> int:
+def _gpus_per_worker(job: JobView) -> int:
     """Return the GPUs of a worker."""
     return max(job.gpus // max(job.workers, 1), 1)
 
@@ -205,13 +205,13 @@ def _less(node: NodeView, pin: str, gpus: int) -> NodeView:
 
 
 def _smaller(job: JobView, workers: int) -> JobView:
-    gpus = workers * _each(job)
+    gpus = workers * _gpus_per_worker(job)
     ((node, _),) = job.nodes
     devices = tuple((name, had[:gpus]) for name, had in job.devices)
     return replace(job, workers=workers, gpus=gpus, nodes=((node, gpus),), devices=devices)
 
 
-def freed(view: VcView, known: Known, less: dict[str, JobView]) -> VcView:
+def freed(view: VcView, known: UnitIndex, less: dict[str, JobView]) -> VcView:
     """Return a view with the GPUs free that some jobs give back.
 
     Args:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from skep.policy.gandiva.rules import ACTIONS_MAX, Rules, named
 from skep.policy.gandiva.shares import OWED_SLICES_MAX
-from skep.policy.gandiva.state import Known
+from skep.policy.gandiva.state import UnitIndex
 from skep.policy.plan import Plan, Suspend
 from skep.units import Instant
 
 
-def idle(known: Known, plan: Plan, rules: Rules) -> tuple[list[Suspend], Instant | None]:
+def idle(known: UnitIndex, plan: Plan, rules: Rules) -> tuple[list[Suspend], Instant | None]:
     """Return which jobs are suspended for jobs without a place, and when to look again.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from skep.perf.judge import pays
 from skep.policy.capacity import Place
 from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, movable, spent
-from skep.policy.gandiva.state import Known, arrived
+from skep.policy.gandiva.state import UnitIndex, arrived
 from skep.policy.plan import Migrate, Plan
 from skep.policy.view import JobView, NodeView, Phase, VcView
 from skep.units import Duration, seconds
@@ -29,7 +29,7 @@ SERVERS_MAX = 4
 """The number of servers, those with the most free GPUs, that a plan considers vacating."""
 
 
-def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
+def gather(view: VcView, known: UnitIndex, plan: Plan) -> list[Migrate]:
     """Return trials of scattered gangs on fewer nodes.
 
     Args:
@@ -39,20 +39,20 @@ def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
     """
     if plan.turns or plan.actions or not known.scattered:
         return []  # The plan uses the free GPUs.
-    room = known.room(view)
+    capacity = known.capacity(view)
     moves, cold = list[Migrate](), cooling(view, "migrate")
     for job in arrived(known.scattered):
-        place = room.fit(job) if len(moves) < ACTIONS_MAX else None
+        place = capacity.fit(job) if len(moves) < ACTIONS_MAX else None
         if place is None or families(job) in cold or spent(view, job, "migrate"):
             continue
-        needed = _needs(job, view)
+        needed = _needed_gain(job, view)
         if _gain(job, len(place)) > needed * SURELY:
-            room.take(job, place)
+            capacity.take(job, place)
             moves.append(
                 Migrate(
                     job.job,
                     Reason.CLOSER,
-                    _on(place),
+                    _node_names(place),
                     trial=True,
                     needed_milli=round(MILLI * needed),
                 )
@@ -60,7 +60,7 @@ def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
     return moves
 
 
-def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate]:
+def defrag(view: VcView, known: UnitIndex, plan: Plan, rules: Rules) -> list[Migrate]:
     """Return moves that vacate one server, so that a gang fits there as a whole.
 
     Args:
@@ -84,7 +84,7 @@ def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate
     return []
 
 
-def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
+def _benefit(view: VcView, known: UnitIndex) -> Iterator[JobView]:
     """Yield jobs that would run at once, or run faster, if one node had enough free GPUs."""
     line = [
         job
@@ -95,7 +95,7 @@ def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
     cold = cooling(view, "migrate")
     for job in arrived(known.scattered):
         may = families(job) not in cold and not spent(view, job, "migrate")
-        if may and _gain(job, 1) > _needs(job, view) * SURELY:
+        if may and _gain(job, 1) > _needed_gain(job, view) * SURELY:
             yield job
 
 
@@ -110,7 +110,7 @@ def _servers(view: VcView, rules: Rules) -> list[NodeView]:
     return able[:SERVERS_MAX]
 
 
-def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[Migrate]:
+def _vacate(view: VcView, known: UnitIndex, server: NodeView, job: JobView) -> list[Migrate]:
     """Return the moves that empty a server for a gang; none if that is not possible or worth it."""
     there = [known.jobs[name] for name, _ in server.jobs if name in known.jobs]
     if any(each.trial for each in there) or server.free >= job.gpus or server.gpus < job.gpus:
@@ -133,27 +133,27 @@ def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[
         for node in view.nodes
         if node.jobs and node.free <= server.free and node.node != server.node
     ]
-    room, moves, costs = known.room(view), list[Migrate](), 0
+    capacity, moves, costs = known.capacity(view), list[Migrate](), 0
     for each in sorted(leave, key=lambda each: (each.gpus, each.sequence)):
         if len(moves) >= ACTIONS_MAX:
             return []
-        place = room.fit(each, fuller)
+        place = capacity.fit(each, fuller)
         if place is None or len(place) > 1:
             continue
-        room.release(each)
-        room.take(each, place)
+        capacity.release(each)
+        capacity.take(each, place)
         costs += each.gpus * (each.pause or PAUSE)
         moves.append(
             Migrate(
                 each.job,
                 Reason.MAKES_WHOLE,
-                _on(place),
+                _node_names(place),
                 trial=True,
                 needed_milli=KEEPS,
                 defrag=True,
             )
         )
-        fits = room.fit(job, (server.node,))
+        fits = capacity.fit(job, (server.node,))
         if fits is not None:
             return moves if job.phase is not Phase.RUNNING or _worth(job, costs, view) else []
     return []
@@ -168,7 +168,7 @@ def _worth(job: JobView, costs: int, view: VcView) -> bool:
     return saved > costs + job.gpus * (job.pause or PAUSE)
 
 
-def _needs(job: JobView, view: VcView) -> float:
+def _needed_gain(job: JobView, view: VcView) -> float:
     return pays(Duration(job.pause or PAUSE), job.remaining(view.now))
 
 
@@ -179,5 +179,5 @@ def _gain(job: JobView, nodes: int) -> float:
     return here / there if here and there and nodes < len(job.nodes) else 0.0
 
 
-def _on(place: Place) -> tuple[str, ...]:
+def _node_names(place: Place) -> tuple[str, ...]:
     return tuple(node for node, _ in place)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from skep.policy.capacity import Room
+from skep.policy.capacity import FreeCapacity
 from skep.policy.gandiva.pack_candidates import idlest
 from skep.policy.gandiva.packs import Members, Units
 from skep.policy.gandiva.rules import (
@@ -23,7 +23,7 @@ from skep.policy.gandiva.rules import (
     on_them,
     tired,
 )
-from skep.policy.gandiva.state import Known
+from skep.policy.gandiva.state import UnitIndex
 from skep.policy.plan import Pack, Plan, Unpack
 from skep.policy.view import JobView, NodeView, Phase, VcView
 from skep.units import Instant
@@ -34,7 +34,7 @@ GANG_STANDS = 4
 """Slices after which a suspended gang keeps trials from its nodes."""
 
 
-def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
+def pack(view: VcView, known: UnitIndex, plan: Plan, rules: Rules) -> list[Pack]:
     """Return packs to try beyond a plan of turns, under overload only.
 
     There is overload if jobs want more GPUs than there are, or if a server's height is above 1:
@@ -48,21 +48,21 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
         plan: The plan so far; jobs that it names are not packed.
         rules: Options.
     """
-    if view.now < view.trial_after or not known.couples.guests:
+    if view.now < view.trial_after or not known.candidates.guests:
         return []
     over, crowded = known.over(view), dict[str, int]()
     short = [pin for pin, gpus in over.items() if gpus > 0]
     crowded = {} if short else known.crowded(view)
     if not short and not crowded:
         return []
-    couples, gone = known.couples, named(plan)
+    candidates, gone = known.candidates, named(plan)
     sizes = {node.node: node.gpu_memory for node in view.nodes}
     cold, often = cooling(view, "pack"), tired(view)
-    couples.look((sizes, cold, often))
+    candidates.look((sizes, cold, often))
     tried, alone = list[Pack](), list[JobView]()
     gangs: dict[str, int] | None = None
     nodes: dict[str, NodeView] | None = None
-    for guest in couples.line(short) if short else couples.standing(crowded):
+    for guest in candidates.line(short) if short else candidates.standing(crowded):
         if len(tried) >= ACTIONS_MAX:
             break
         ((node, _),) = guest.nodes
@@ -72,8 +72,8 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
             continue
         hosts = [
             each
-            for each in couples.hosts(guest)
-            if _goes(guest, each, sizes)
+            for each in candidates.hosts(guest)
+            if _can_share(guest, each, sizes)
             and families(guest, each) not in cold
             and frozenset((guest.job, each.job)) not in often
         ]
@@ -81,9 +81,9 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
             alone.append(guest)
         host = min((each for each in hosts if each.job not in gone), key=idlest, default=None)
         if host is not None:
-            gangs = _gangs(view, known, rules) if gangs is None else gangs
+            gangs = _waiting_gangs(view, known, rules) if gangs is None else gangs
             nodes = {each.node: each for each in view.nodes} if nodes is None else nodes
-            if gangs.get(node, 0) > guest.gpus or _beside(known, nodes[node], host, guest):
+            if gangs.get(node, 0) > guest.gpus or _fits_beside(known, nodes[node], host, guest):
                 continue
             gone.add(host.job)
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
@@ -91,11 +91,11 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
             tried.append(
                 Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True, needed_milli=PACKS_NEED)
             )
-    couples.block(alone)
+    candidates.block(alone)
     return tried
 
 
-def _gangs(view: VcView, known: Known, rules: Rules) -> dict[str, int]:
+def _waiting_gangs(view: VcView, known: UnitIndex, rules: Rules) -> dict[str, int]:
     """Return by node the GPUs of the largest gang that has waited long for it.
 
     A gang that has never run waits for the first nodes that are enough for it.
@@ -133,7 +133,7 @@ def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
     if not first:
         return []
     leads = min(first)[1]
-    return [Unpack(_guest(leads, units.calm[leads]).job, Reason.INTERFERES)]
+    return [Unpack(_last_member(leads, units.calm[leads]).job, Reason.INTERFERES)]
 
 
 def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instant | None]:
@@ -151,11 +151,13 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
     if not units.calm or plan.actions or plan.turns:
         return [], None
     known, free = units.known, {node.node: node for node in view.nodes if node.free}
-    packs = [pack for pack in units.calm.items() if not known.waiting or _idles(known, free, pack)]
-    room = known.room(view) if packs else None
+    packs = [
+        pack for pack in units.calm.items() if not known.waiting or _wastes_gpus(known, free, pack)
+    ]
+    capacity = known.capacity(view) if packs else None
     for leads, members in sorted(packs, key=lambda pack: pack[1][0].sequence):
         for each in sorted(members, key=lambda job: (job.job == leads, job.sequence)):
-            if room is not None and _fits(each, room):
+            if capacity is not None and _fits_alone(each, capacity):
                 calm = Instant(view.quiet_since + units.rules.slice_ns)
                 if view.now < calm:
                     return [], calm
@@ -163,7 +165,7 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
     return [], None
 
 
-def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool:
+def _fits_beside(known: UnitIndex, node: NodeView, host: JobView, guest: JobView) -> bool:
     """Return whether a guest can run whenever a host does, each with GPUs of its own."""
     able = {"rebind", "migrate"}.intersection(guest.can)
     if not able and any(
@@ -174,7 +176,7 @@ def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool
     return guest.gpus <= left and known.spare(node, host) >= 0
 
 
-def _idles(known: Known, free: dict[str, NodeView], pack: tuple[str, Members]) -> bool:
+def _wastes_gpus(known: UnitIndex, free: dict[str, NodeView], pack: tuple[str, Members]) -> bool:
     """Return whether as many GPUs as a pack's guest needs are idle whenever the pack runs."""
     leads, members = pack
     unit = next(job for job in members if job.job == leads)
@@ -182,7 +184,7 @@ def _idles(known: Known, free: dict[str, NodeView], pack: tuple[str, Members]) -
     return node is not None and known.spare(node, unit) >= unit.gpus
 
 
-def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
+def _can_share(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
     """Return whether a guest can continue on a host's GPUs, and their memory holds both.
 
     Both have to be of one size: else one would have some GPUs alone, which the trial cannot
@@ -193,13 +195,13 @@ def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
     return on_them(guest, host) and guest.memory + host.memory <= sizes.get(host.nodes[0][0], 0)
 
 
-def _guest(leads: str, members: Members) -> JobView:
+def _last_member(leads: str, members: Members) -> JobView:
     """Return the member that leaves a pack: the one that came last and does not lead."""
     return next(job for job in reversed(members) if job.job != leads)
 
 
-def _fits(job: JobView, room: Room) -> bool:
+def _fits_alone(job: JobView, capacity: FreeCapacity) -> bool:
     """Return whether a job that left its pack would have GPUs of its own."""
     if "release" not in job.can or not {"rebind", "migrate"}.intersection(job.can):
         return False
-    return room.fit(replace(job, phase=Phase.AWAY)) is not None
+    return capacity.fit(replace(job, phase=Phase.AWAY)) is not None

@@ -26,7 +26,7 @@ def idlest(job: JobView) -> Idle:
     return job.utilisation, job.sequence, job.job
 
 
-class Couples:
+class PackCandidates:
     """Jobs that may be in a pack on trial: alone and measured, on one node, or suspended there."""
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class Couples:
         self.guests: dict[str, JobView] = {}
         """Suspended jobs that have had few enough trials."""
         self._hosts: dict[Place, dict[str, JobView]] = {}
-        self._stands: dict[Place, dict[str, JobView]] = {}
+        self._suspended: dict[Place, dict[str, JobView]] = {}
         self._lines: dict[str, list[Idle]] = {}
         """By pin: guests that may find a host, the lowest utilisation first."""
         self._blocked: dict[str, None] = {}
         self._known: object = None
         """The rules by which the blocked guests found no host."""
         self._resting: dict[str, JobView] = {}
-        self._rests = TimerHeap[str]()
+        self._rest_timers = TimerHeap[str]()
 
     def count(self, job: JobView, come: bool, now: Instant) -> None:
         """Add a job (`come`), or remove it as it was."""
@@ -49,30 +49,30 @@ class Couples:
             return
         if come and now < job.trial_after:
             self._resting[job.job] = job
-            self._rests.set_timer(job.job, job.trial_after)
+            self._rest_timers.set_timer(job.job, job.trial_after)
         elif not come and self._resting.pop(job.job, None) is not None:
-            self._rests.cancel(job.job)
+            self._rest_timers.cancel(job.job)
         else:
             self._count(job, come)
 
     def follow(self, now: Instant) -> None:
         """Set the time, and add jobs that may be tried again."""
-        for name in self._rests.pop_due(now):
+        for name in self._rest_timers.pop_due(now):
             self._count(self._resting.pop(name), come=True)
 
     def _count(self, job: JobView, come: bool) -> None:
         if job.phase is Phase.RUNNING:
             keep(self._hosts.setdefault(job.nodes, {}), job, come)
             if come:
-                self._wake(self._stands.get(job.nodes, ()))
+                self._wake(self._suspended.get(job.nodes, ()))
             elif not self._hosts[job.nodes]:
                 del self._hosts[job.nodes]
             return
         keep(self.guests, job, come)
-        there = self._stands.setdefault(job.nodes, {})
+        there = self._suspended.setdefault(job.nodes, {})
         keep(there, job, come)
         if not there:
-            del self._stands[job.nodes]
+            del self._suspended[job.nodes]
         if come:
             insort(self._lines.setdefault(job.pin, []), idlest(job))
         elif job.job in self._blocked:
@@ -103,7 +103,7 @@ class Couples:
         """Return the guests on these nodes that may find a host, the lowest utilisation first."""
         found = [
             job
-            for place, there in self._stands.items()
+            for place, there in self._suspended.items()
             if place[0][0] in nodes
             for job in there.values()
             if job.job not in self._blocked

@@ -67,8 +67,8 @@ def divide(
     kinds = sorted(turning, key=lambda kind: (-kind[1], -kind[2]))
     for pin, whole in gpus.items():
         left = float(whole - fixed.get(pin, 0))
-        mine = [kind for kind in kinds if kind[0] == pin]
-        for _, level in groupby(mine, key=lambda kind: kind[1]):
+        with_pin = [kind for kind in kinds if kind[0] == pin]
+        for _, level in groupby(with_pin, key=lambda kind: kind[1]):
             left = _fill({kind: turning[kind] for kind in level}, max(left, 0.0), found)
     return found
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from skep.base.timers import TimerHeap
-from skep.policy.capacity import Room
-from skep.policy.gandiva.pack_candidates import Couples
+from skep.policy.capacity import FreeCapacity
+from skep.policy.gandiva.pack_candidates import PackCandidates
 from skep.policy.gandiva.rules import Rules, movable
 from skep.policy.incremental import add, keep, set_or_cancel
 from skep.policy.preempt import QUEUED
@@ -23,7 +23,7 @@ UNUSED = 20
 """A job with less GPU utilisation than this, in thousandths, does not use its GPUs."""
 
 
-class Known:
+class UnitIndex:
     """The units of a VC (jobs, and each pack as one), and sums over them."""
 
     def __init__(self, rules: Rules) -> None:
@@ -41,7 +41,7 @@ class Known:
         """Jobs that could try more workers."""
         self.scattered: dict[str, JobView] = {}
         """Gangs on several nodes that can be moved and whose slowdown is known."""
-        self.couples = Couples()
+        self.candidates = PackCandidates()
         self._rules = rules
         self._kept: dict[str, int] = {}
         self._taken: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Known:
                 add(self._fresh.setdefault(job.pin, {}), job.gpus, sign)
         elif job.phase is Phase.RUNNING:
             self._runs(job, come)
-        self.couples.count(job, come, self.now)
+        self.candidates.count(job, come, self.now)
 
     def _runs(self, job: JobView, come: bool) -> None:
         if _elastic(job):
@@ -99,7 +99,7 @@ class Known:
     def follow(self, now: Instant) -> None:
         """Set the time."""
         self.now = now
-        self.couples.follow(now)
+        self.candidates.follow(now)
 
     # --- what is asked ----------------------------------------------------------------------------
 
@@ -130,9 +130,9 @@ class Known:
             if times is None:
                 continue
             for name in times.pop_due(self.now):
-                told = _hangs(self.jobs[name], self._rules)
-                assert told is not None, name
-                self._hung[name] = told[0]
+                finding = _hangs(self.jobs[name], self._rules)
+                assert finding is not None, name
+                self._hung[name] = finding[0]
             looks.append(times.first_due(apart))
         found = [
             (self.jobs[name], why)
@@ -184,7 +184,7 @@ class Known:
         wanted += sum(gpus * many for gpus, many in comes.items() if gpus <= left or gpus > size)
         return left - wanted + (unit.gpus if unit.gpus <= left else 0)
 
-    def room(self, view: VcView, *, stopping: bool = False) -> Room:
+    def capacity(self, view: VcView, *, stopping: bool = False) -> FreeCapacity:
         """Return the free capacity while all jobs keep what they have.
 
         Args:
@@ -196,7 +196,7 @@ class Known:
             if stopping
             else ()
         )
-        return Room.after(view, leaving, self._kept)
+        return FreeCapacity.after(view, leaving, self._kept)
 
 
 def arrived(jobs: dict[str, JobView]) -> list[JobView]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.parts import Key, Queued, arrived, known, once, portions, queued
+from skep.policy.parts import Key, Queued, by_arrival, check_unique, portions, queued, unknown_last
 from skep.policy.plan import Plan, Turn, Withheld
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
@@ -32,7 +32,7 @@ class MinMin(Queued, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the expected completion of a job as its sort key."""
-        return lambda job: known(completion(job, self.factor))
+        return lambda job: unknown_last(completion(job, self.factor))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -60,7 +60,7 @@ class WeightedFair(Queued, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the mean as sort key."""
-        return lambda job: known(self._mean(job))
+        return lambda job: unknown_last(self._mean(job))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -96,7 +96,7 @@ class ModelCapacity(Policy, frozen=True):
         if any(weight <= 0 for _, weight in self.shares):
             reason = "a family's weight is more than 0; leave out a family that is to have nothing"
             raise ValueError(reason)
-        once("shares", (kind for kind, _ in self.shares))
+        check_unique("shares", (kind for kind, _ in self.shares))
 
     def plan(self, view: VcView) -> Plan:
         """Return turns within each family's part; other waiting jobs are withheld."""
@@ -107,7 +107,7 @@ class ModelCapacity(Policy, frozen=True):
                 left[family(job)] = left.get(family(job), 0) - job.gpus
         turns, holds = [], []
         blocked: set[str] = set()
-        for job in arrived(queued(view)):
+        for job in by_arrival(queued(view)):
             kind = family(job)
             part = parts.get(kind, 0)
             if job.gpus > part:

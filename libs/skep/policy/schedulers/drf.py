@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.parts import arrived, queued
+from skep.policy.parts import by_arrival, queued
 from skep.policy.plan import Plan, Turn
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
@@ -48,21 +48,23 @@ class Drf(Policy, frozen=True):
         has: dict[str, Amounts] = {}
         for job in view.jobs:
             if job.phase in HOLDING and not job.borrows:
-                _give(has, self._whose(job), job)
+                _add(has, self._owner(job), job)
         lines: dict[str, list[JobView]] = {}
-        for job in arrived(queued(view)):
-            lines.setdefault(self._whose(job), []).append(job)
+        for job in by_arrival(queued(view)):
+            lines.setdefault(self._owner(job), []).append(job)
         turns = []
         while lines:
-            least = min(lines, key=lambda who: (_share(has, who, totals), lines[who][0].sequence))
+            least = min(
+                lines, key=lambda owner: (_share(has, owner, totals), lines[owner][0].sequence)
+            )
             job = lines[least].pop(0)
             if not lines[least]:
                 del lines[least]
-            _give(has, least, job)
+            _add(has, least, job)
             turns.append(Turn(job.job, Reason.LOWEST_SHARE))
         return Plan(turns=tuple(turns), strict=self.strict)
 
-    def _whose(self, job: JobView) -> str:
+    def _owner(self, job: JobView) -> str:
         return job.spec.labels.get(self.by, f"job {job.job}")
 
 
@@ -81,12 +83,12 @@ def _totals(view: VcView) -> Amounts:
     )
 
 
-def _give(has: dict[str, Amounts], who: str, job: JobView) -> None:
-    gpus, cpus, memory = has.get(who, (0, 0, 0))
+def _add(has: dict[str, Amounts], owner: str, job: JobView) -> None:
+    gpus, cpus, memory = has.get(owner, (0, 0, 0))
     more = amounts(job)
-    has[who] = (gpus + more[0], cpus + more[1], memory + more[2])
+    has[owner] = (gpus + more[0], cpus + more[1], memory + more[2])
 
 
-def _share(has: dict[str, Amounts], who: str, totals: Amounts) -> float:
-    mine = has.get(who, (0, 0, 0))
-    return max(part / whole if whole else 0.0 for part, whole in zip(mine, totals, strict=True))
+def _share(has: dict[str, Amounts], owner: str, totals: Amounts) -> float:
+    had = has.get(owner, (0, 0, 0))
+    return max(part / whole if whole else 0.0 for part, whole in zip(had, totals, strict=True))

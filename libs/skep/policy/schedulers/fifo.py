@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.parts import arrived, in_turn, queued
+from skep.policy.parts import by_arrival, queued, turns_for
 from skep.policy.plan import Plan, Turn
 from skep.policy.view import VcView
 from skep.wire.reasons import Reason
@@ -49,4 +49,4 @@ class Backfill(Policy, frozen=True):
 
 def in_order(view: VcView) -> tuple[Turn, ...]:
     """Return a turn for each waiting job: priority, then arrival."""
-    return in_turn(arrived(queued(view)), Reason.ARRIVAL)
+    return turns_for(by_arrival(queued(view)), Reason.ARRIVAL)

@@ -14,14 +14,14 @@ import msgspec
 
 from skep.base.timers import NEVER
 from skep.policy.api import Planner, Policy
-from skep.policy.capacity import Bound, Place, Price, clear_cheapest, make_room_at
-from skep.policy.gandiva.deficits import Books, is_home
+from skep.policy.capacity import Bound, Place, Price, choose_cheap_victims, clear_cheapest_node
+from skep.policy.gandiva.deficits import Deficits, is_home
 from skep.policy.gandiva.improve import improve
 from skep.policy.gandiva.packs import Units, weight
 from skep.policy.gandiva.rules import Rules
 from skep.policy.gandiva.shares import OWED_SLICES_MAX
 from skep.policy.incremental import Change
-from skep.policy.parts import once, span
+from skep.policy.parts import check_one_or_more, check_unique
 from skep.policy.plan import Plan, Suspend, Turn
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
@@ -77,11 +77,11 @@ class Gandiva(Policy, frozen=True):
             ValueError: `slice_s` is too short, a weight is not positive or named twice, `label`
                 is empty, `defrag_free` is not above 0 and at most 1, or a time is negative.
         """
-        span("slice_s", self.slice_s, "seconds")
+        check_one_or_more("slice_s", self.slice_s, "seconds")
         if any(weight <= 0 for _, weight in self.weights):
             reason = "a weight is more than 0"
             raise ValueError(reason)
-        once("weights", (name for name, _ in self.weights))
+        check_unique("weights", (name for name, _ in self.weights))
         if not self.label:
             reason = "label names the label that tells a job's weight: it is empty"
             raise ValueError(reason)
@@ -105,30 +105,30 @@ class Gandiva(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with a place, and which jobs are suspended for the others."""
-        return self._kept()(view)
+        return self._planner_with_state()(view)
 
     def planner(self) -> Planner:
         """Return a function that plans the same, and keeps deficits from one view to the next."""
-        kept = self._kept()
+        plan_with_state = self._planner_with_state()
 
         def plan(view: VcView) -> Plan:
-            nonlocal kept
+            nonlocal plan_with_state
             try:
-                return kept(view)
+                return plan_with_state(view)
             except Exception:
-                kept = self._kept()  # The state may be half changed.
+                plan_with_state = self._planner_with_state()  # The state may be half changed.
                 raise
 
         return plan
 
-    def _kept(self) -> Planner:
+    def _planner_with_state(self) -> Planner:
         swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
-        books = Books(self.weigh, self.slice_ns, swap, soon)
+        deficits = Deficits(self.weigh, self.slice_ns, swap, soon)
         if not self.introspect:
-            return lambda view: self._react(view, books, None)
+            return lambda view: self._react(view, deficits, None)
         units = Units(self._rules())
         return lambda view: improve(
-            view, units, lambda seen, known: self._react(seen, books, known)
+            view, units, lambda seen, known: self._react(seen, deficits, known)
         )
 
     def _rules(self) -> Rules:
@@ -140,14 +140,14 @@ class Gandiva(Policy, frozen=True):
             idle=seconds(self.idle_s),
         )
 
-    def _react(self, view: VcView, books: Books, known: Sequence[Change] | None) -> Plan:
-        books.bring_up(view, known)
+    def _react(self, view: VcView, deficits: Deficits, known: Sequence[Change] | None) -> Plan:
+        deficits.follow(view, known)
         while True:
-            turns = _Turns(self, view, books)
+            turns = _Turns(self, view, deficits)
             plan = turns.plan()
             if not turns.missed:
                 return plan
-            books.wake(turns.missed)
+            deficits.wake(turns.missed)
 
     @property
     def slice_ns(self) -> int:
@@ -159,8 +159,8 @@ class Gandiva(Policy, frozen=True):
         if not self.weights and not self.introspect:
             return 1.0
         value = job.spec.labels.get(self.label)
-        told = next((weight for name, weight in self.weights if name == value), 1.0)
-        return told * weight(job) if self.introspect and job.mate_milli else told
+        label_weight = next((weight for name, weight in self.weights if name == value), 1.0)
+        return label_weight * weight(job) if self.introspect and job.mate_milli else label_weight
 
 
 class _Turns:
@@ -170,30 +170,30 @@ class _Turns:
     out. Quiet jobs are left out.
     """
 
-    def __init__(self, policy: Gandiva, view: VcView, books: Books) -> None:
+    def __init__(self, policy: Gandiva, view: VcView, deficits: Deficits) -> None:
         self._view, self._now, self._slice = view, view.now, policy.slice_ns
-        self._books = books
+        self._deficits = deficits
         self._swap = round(SWAP_AT * self._slice)
         self._most = OWED_SLICES_MAX * self._slice
-        self._room = books.room()
-        self._leaving = {name for job in books.stopping.values() for name, _ in job.nodes}
-        self._sizes = {**books.sizes}
+        self._capacity = deficits.capacity()
+        self._leaving = {name for job in deficits.stopping.values() for name, _ in job.nodes}
+        self._sizes = {**deficits.sizes}
         self._busy: dict[str, set[int]] = {}
         self._turns: list[Turn] = []
         self._actions: list[Suspend] = []
         self._gone: set[str] = set()
         self._cleared: dict[str, None] = {}
         """Nodes that a job is to leave by this plan."""
-        self._kept: dict[str, str] = {}
+        self._next_at: dict[str, str] = {}
         """By node: the gang on several nodes that starves, and is next there."""
         self.missed: dict[str, None] = {}
         """Quiet jobs that have to be considered after all: the plan is then made again."""
 
     def plan(self) -> Plan:
         """Give away free GPUs, then GPUs of jobs whose slice is over, by priority."""
-        books = self._books
-        line = [*books.loose.values(), *(books.waiting[name] for name in books.awake)]
-        levels: dict[int, list[JobView]] = {key[0]: [] for key in books.movers}
+        deficits = self._deficits
+        line = [*deficits.homeless.values(), *(deficits.waiting[name] for name in deficits.awake)]
+        levels: dict[int, list[JobView]] = {key[0]: [] for key in deficits.movers}
         for job in sorted(line, key=self._rank):
             levels.setdefault(job.spec.priority, []).append(job)
         without: list[JobView] = []
@@ -208,61 +208,63 @@ class _Turns:
 
     def _serve(self, priority: int, line: Sequence[JobView]) -> list[JobView]:
         """Place jobs of one priority; return those that get no GPUs."""
-        without = [job for job in line if not self._put(job, self._place(job))]
+        without = [job for job in line if not self._give_turn(job, self._place(job))]
         self._look_for_movers(priority)
         # Height: a suspended job goes to free GPUs elsewhere, if no job of that server wants them.
         moving = [job for job in without if job.nodes and "migrate" in job.can]
-        moved = {job.job for job in moving if self._put(job, self._elsewhere(job))}
-        return self._claim([job for job in without if job.job not in moved])
+        moved = {job.job for job in moving if self._give_turn(job, self._free_place(job))}
+        return self._suspend_for_all([job for job in without if job.job not in moved])
 
     def _look_for_movers(self, priority: int) -> None:
         """Note quiet jobs that could continue elsewhere."""
-        for (level, *_), jobs in self._books.movers.items():
+        for (level, *_), jobs in self._deficits.movers.items():
             one = next(iter(jobs.values()))
-            if level != priority or one.gpus > self._room.left(one.pin):
+            if level != priority or one.gpus > self._capacity.left(one.pin):
                 continue
-            resting = [name for name in jobs if name not in self._books.awake]
-            if resting and self._elsewhere(one) is not None:
+            resting = [name for name in jobs if name not in self._deficits.awake]
+            if resting and self._free_place(one) is not None:
                 self.missed.update(dict.fromkeys(resting))
 
-    def _elsewhere(self, job: JobView) -> Place | None:
+    def _free_place(self, job: JobView) -> Place | None:
         """Return where a suspended job could continue now, on nodes that no job has to leave first.
 
         On a node that a job is leaving it could not continue yet; it would go home, to GPUs that
         are another job's.
         """
-        if job.gpus > self._room.left(job.pin):
+        if job.gpus > self._capacity.left(job.pin):
             return None
-        there = self._room.open(job.pin)
-        return self._room.fit(
+        there = self._capacity.open(job.pin)
+        return self._capacity.fit(
             job, [node for node in there if node not in self._leaving and node not in self._cleared]
         )
 
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
-        due = self._books.due(job)
+        deficit = self._deficits.of(job)
         # Deficits are bounded: of starving jobs the one that has stood the longest comes first.
         return (
             -job.spec.priority,
             not self._starves(job),
-            not _fresh(job),
-            -due,
+            not _never_ran(job),
+            -deficit,
             job.waiting_since,
             job.sequence,
         )
 
     def _starves(self, job: JobView) -> bool:
-        return not _fresh(job) and (self._books.due(job) >= self._most or self._lasts(job))
+        return not _never_ran(job) and (
+            self._deficits.of(job) >= self._most or self._out_of_patience(job)
+        )
 
-    def _lasts(self, job: JobView) -> bool:
+    def _out_of_patience(self, job: JobView) -> bool:
         """Return whether a job has stood longer than deficits may keep it waiting."""
-        return self._now >= self._books.patience(job)
+        return self._now >= self._deficits.patience(job)
 
-    def _put(self, job: JobView, place: Place | None) -> bool:
+    def _give_turn(self, job: JobView, place: Place | None) -> bool:
         """Give a job a turn at a place; return whether there is a place."""
         if place is None:
             return False
-        self._room.take(job, place)
-        if _tied(job):
+        self._capacity.take(job, place)
+        if _needs_same_gpus(job):
             for node, devices in job.devices:
                 self._busy_on(node).update(devices)
         for node, _ in place:
@@ -273,12 +275,12 @@ class _Turns:
     def _busy_on(self, node: str) -> set[int]:
         found = self._busy.get(node)
         if found is None:
-            found = self._busy[node] = self._books.busy(node)
+            found = self._busy[node] = self._deficits.busy(node)
         return found
 
-    def _on(self, node: str) -> Iterable[JobView]:
+    def _jobs_on(self, node: str) -> Iterable[JobView]:
         """Return the jobs that have GPUs on a node."""
-        return self._books.on.get(node, {}).values()
+        return self._deficits.on.get(node, {}).values()
 
     # --- algorithm 1 -----------------------------------------------------------------------------
 
@@ -289,63 +291,63 @@ class _Turns:
         """
         if job.nodes and job.phase is Phase.AWAY:
             return self._home(job)
-        if job.gpus > self._room.left(job.pin):
+        if job.gpus > self._capacity.left(job.pin):
             return None
-        there = self._room.open(job.pin)
+        there = self._capacity.open(job.pin)
         # Jobs that GPUs are cleared for may be suspended on those nodes, and can go nowhere else.
         calm = [node for node in there if node not in self._leaving]
         return (
             self._least_loaded(job, [node for node in there if self._sizes[node] == {job.gpus}])
-            or self._room.fit(job, [node for node in there if not self._sizes[node]])
-            or (self._room.fit(job, calm) if self._leaving else None)
-            or self._room.fit(job)
+            or self._capacity.fit(job, [node for node in there if not self._sizes[node]])
+            or (self._capacity.fit(job, calm) if self._leaving else None)
+            or self._capacity.fit(job)
         )
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        room = self._room
-        able = [node for node in nodes if room.free(node, job.pin) >= job.gpus]
-        able.sort(key=lambda node: (node in self._leaving, -room.free(node, job.pin)))
-        return next((place for node in able if (place := room.fit(job, (node,)))), None)
+        capacity = self._capacity
+        able = [node for node in nodes if capacity.free(node, job.pin) >= job.gpus]
+        able.sort(key=lambda node: (node in self._leaving, -capacity.free(node, job.pin)))
+        return next((place for node in able if (place := capacity.fit(job, (node,)))), None)
 
     def _home(self, job: JobView) -> Place | None:
         """Return where a suspended job was, if it fits there; a tied job needs the same GPUs."""
-        if _tied(job) and any(
+        if _needs_same_gpus(job) and any(
             self._busy_on(node).intersection(devices) for node, devices in job.devices
         ):
             return None
-        return self._room.fit(_at_home(job))
+        return self._capacity.fit(_at_home(job))
 
     # --- turns -----------------------------------------------------------------------------------
 
-    def _claim(self, line: Sequence[JobView]) -> list[JobView]:
+    def _suspend_for_all(self, line: Sequence[JobView]) -> list[JobView]:
         """Suspend some jobs for those without a place; return those that still have none."""
         while True:
-            taken, line = len(self._actions), self._claim_once(line)
+            taken, line = len(self._actions), self._suspend_for_each(line)
             if not line or len(self._actions) == taken:
                 return list(line)
 
-    def _claim_once(self, line: Sequence[JobView]) -> list[JobView]:
+    def _suspend_for_each(self, line: Sequence[JobView]) -> list[JobView]:
         without, failed = [], set()
         for job in line:
-            if self._actions and self._put(job, self._place(job)):
+            if self._actions and self._give_turn(job, self._place(job)):
                 continue  # A larger job left more than was needed.
             key = (
                 job.spec.priority,
                 job.spec.resources,
                 job.gpus,
                 job.can,
-                _fresh(job),
-                self._stood(job),
-                self._lasts(job),
+                _never_ran(job),
+                self._stood_for_slice(job),
+                self._out_of_patience(job),
                 job.nodes,
             )
-            if key in failed or not self._claims(job):
+            if key in failed or not self._suspend_for(job):
                 failed.add(key)  # Later ones have smaller deficits, and would find no more.
                 without.append(job)
-                self._keep(job)
+                self._reserve_next_turn(job)
         return without
 
-    def _keep(self, job: JobView) -> None:
+    def _reserve_next_turn(self, job: JobView) -> None:
         """Reserve the next turn on the nodes of a gang that starves, within its priority.
 
         Else its nodes would never all be due at once: other jobs would take turns on them, one
@@ -353,126 +355,136 @@ class _Turns:
         """
         if is_home(job) and len(job.nodes) > 1 and self._starves(job):
             for node, _ in job.nodes:
-                self._kept.setdefault(node, job.job)
+                self._next_at.setdefault(node, job.job)
 
-    def _keeps(self, job: JobView, to: JobView) -> bool:
+    def _next_turn_reserved(self, job: JobView, to: JobView) -> bool:
         """Return whether the next turn on a job's nodes is reserved for a third job."""
         equal = job.spec.priority == to.spec.priority
-        return equal and any(self._kept.get(node, to.job) != to.job for node, _ in job.nodes)
+        return equal and any(self._next_at.get(node, to.job) != to.job for node, _ in job.nodes)
 
-    def _claims(self, job: JobView) -> bool:
+    def _suspend_for(self, job: JobView) -> bool:
         """Give a job GPUs that other jobs leave for it; return whether that was possible."""
-        if job.phase is Phase.AWAY and not self._stood(job):
+        if job.phase is Phase.AWAY and not self._stood_for_slice(job):
             return False
         homes = job.nodes if job.phase is Phase.AWAY else ()
-        beside = {each.job: each for node, _ in homes for each in self._on(node)}
+        beside = {each.job: each for node, _ in homes for each in self._jobs_on(node)}
         strays = "migrate" in job.can and not any(
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
         target = _at_home(job) if homes and not strays else job
         there = self._yielding(job, beside.values()) if target is not job else None
-        if there is not None and _tied(job):
-            return self._claims_own(job, there)
+        if there is not None and _needs_same_gpus(job):
+            return self._suspend_for_own_gpus(job, there)
         for below, alike in ((True, True), (True, False), (False, True), (False, False)):
             if there is None:
-                leaving = self._anywhere(job, below, alike)
+                leaving = self._victims_anywhere(job, below, alike)
             else:
-                able = [each for each in there if _such(each, job, below, alike)]
-                leaving = make_room_at(target, self._room, able, self._price(job)) if able else None
+                able = [each for each in there if _matches(each, job, below, alike)]
+                leaving = (
+                    choose_cheap_victims(target, self._capacity, able, self._price(job))
+                    if able
+                    else None
+                )
             if leaving is not None:
-                self._take(leaving, job)
-                found = self._put(job, self._room.fit(target))
+                self._suspend(leaving, job)
+                found = self._give_turn(job, self._capacity.fit(target))
                 self._look_for_rest(leaving)
                 return found
         return False
 
-    def _anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
+    def _victims_anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
         """Return which jobs would have to leave, of all that may be suspended."""
 
         def on(node: str) -> list[JobView]:
-            near = [each for each in self._on(node) if _such(each, job, below, alike)]
+            near = [each for each in self._jobs_on(node) if _matches(each, job, below, alike)]
             return self._yielding(job, (each for each in near if each.pin == job.pin))
 
         def everywhere() -> list[JobView]:
-            near = self._books.able.values()
-            such = [each for each in near if _such(each, job, below, alike)]
+            near = self._deficits.able.values()
+            such = [each for each in near if _matches(each, job, below, alike)]
             return self._yielding(job, (each for each in such if each.pin == job.pin))
 
         bounds = self._bounds(job, below, alike)
-        return clear_cheapest(job, self._room, bounds, on, everywhere, price=self._price(job))
+        return clear_cheapest_node(
+            job, self._capacity, bounds, on, everywhere, price=self._price(job)
+        )
 
     def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
         """Return a lower bound of the cost of clearing each node on which a job may leave."""
-        books, found, priority = self._books, dict[str, Bound](), job.spec.priority
-        soon = self._stood(job) and not (_fresh(job) and alike)
-        for like, ranks in books.ranks().items():
+        deficits, found, priority = self._deficits, dict[str, Bound](), job.spec.priority
+        soon = self._stood_for_slice(job) and not (_never_ran(job) and alike)
+        for like, ranks in deficits.ranks().items():
             level, same = like.kind[1], like.gpus == job.gpus
             if like.pin != job.pin or level + below > priority or (alike and not same):
                 continue
-            if level == priority and not (self._stood(job) or (same and _fresh(job))):
+            if level == priority and not (self._stood_for_slice(job) or (same and _never_ran(job))):
                 continue
             since = self._now - (self._slice // LOOK_PARTS if soon else self._slice)
             size = SIZE_COSTS * (not same)
-            for node, low, load in books.lows(like, ranks, since if level == priority else NEVER):
-                bound = size + self._counts(load, low), 1, (level, low)
+            for node, low, load in deficits.lower_bounds(
+                like, ranks, since if level == priority else NEVER
+            ):
+                bound = size + self._load_cost(load, low), 1, (level, low)
                 other = found.get(node)
                 found[node] = (
                     bound
                     if other is None
                     else (min(bound[0], other[0]), 1, min(bound[2], other[2]))
                 )
-        for node in self._room.open(job.pin):
-            if node in found and self._room.free(node, job.pin) >= job.gpus:
+        for node in self._capacity.open(job.pin):
+            if node in found and self._capacity.free(node, job.pin) >= job.gpus:
                 found[node] = 0, 0, ()  # Perhaps no job has to leave.
         return [(bound, node) for node, bound in found.items()]
 
     def _price(self, job: JobView) -> Price:
-        return Price(lambda each: self._cost(each, job), self._books.order, lambda *_: 0)
+        return Price(lambda each: self._cost(each, job), self._deficits.order, lambda *_: 0)
 
     def _yielding(self, job: JobView, near: Iterable[JobView]) -> list[JobView]:
-        """Return which jobs of `near` may be suspended for a job."""
+        """Return which jobs of `quiet_until` may be suspended for a job."""
         return [
             each
             for each in near
-            if each.job in self._books.able
+            if each.job in self._deficits.able
             and each.job not in self._gone
             and self._yields(each, job)
-            and not self._keeps(each, job)
+            and not self._next_turn_reserved(each, job)
         ]
 
-    def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
+    def _suspend_for_own_gpus(self, job: JobView, there: Sequence[JobView]) -> bool:
         """Give a job the GPUs that it had, if all jobs that have them now may leave."""
-        leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
+        leaving = sorted(
+            (each for each in there if _shares_gpu(job, each)), key=self._deficits.order
+        )
         left = {each.job for each in leaving} | self._gone
         others = [
             each
             for node, _ in job.nodes
-            for each in self._on(node)
+            for each in self._jobs_on(node)
             if each.phase is not Phase.STOPPING and each.job not in left
         ]
-        if not leaving or any(_meets(job, each) for each in others):
+        if not leaving or any(_shares_gpu(job, each) for each in others):
             return False
-        self._take(leaving, job)
-        found = self._put(job, self._home(job))
+        self._suspend(leaving, job)
+        found = self._give_turn(job, self._home(job))
         self._look_for_rest(leaving)
         return found
 
     def _look_for_rest(self, left: Sequence[JobView]) -> None:
         """Note quiet jobs where more GPUs have come free than were needed."""
         for node in dict.fromkeys(node for each in left for node, _ in each.nodes):
-            for job in self._books.homes.get(node, {}).values():
-                resting = job.job not in self._books.awake
-                if resting and self._room.free(node, job.pin) >= dict(job.nodes)[node]:
+            for job in self._deficits.homes.get(node, {}).values():
+                resting = job.job not in self._deficits.awake
+                if resting and self._capacity.free(node, job.pin) >= dict(job.nodes)[node]:
                     self.missed[job.job] = None
 
-    def _take(self, leaving: Sequence[JobView], job: JobView) -> None:
+    def _suspend(self, leaving: Sequence[JobView], job: JobView) -> None:
         for each in leaving:
             lower = each.spec.priority < job.spec.priority
             why = Reason.OUTRANKED if lower else Reason.SLICE_OVER
-            self._actions.append(Suspend(each.job, why, self._books.due(each)))
+            self._actions.append(Suspend(each.job, why, self._deficits.of(each)))
             self._gone.add(each.job)
             self._cleared.update((node, None) for node, _ in each.nodes)
-            self._room.release(each)
+            self._capacity.release(each)
             for node, devices in each.devices:
                 self._busy_on(node).difference_update(devices)
 
@@ -483,105 +495,107 @@ class _Turns:
         going = self._now - job.since
         ran = going >= self._slice
         soon = going >= self._slice // LOOK_PARTS and job.ran(self._now) >= self._slice
-        if _fresh(to) and job.gpus == to.gpus:
+        if _never_ran(to) and job.gpus == to.gpus:
             return ran
-        if _fresh(to) and self._stood(to) and soon:
+        if _never_ran(to) and self._stood_for_slice(to) and soon:
             return True  # Seldom are enough jobs of other sizes due at once.
-        if not self._stood(to):
+        if not self._stood_for_slice(to):
             return False
-        if (ran or (soon and to.gpus > job.gpus)) and self._lasts(to):
+        if (ran or (soon and to.gpus > job.gpus)) and self._out_of_patience(to):
             return True
-        mine, others = self._books.due(job), self._books.due(to)
-        if ran and (others - mine >= self._swap or mine <= -self._most):
+        running, waiting = self._deficits.of(job), self._deficits.of(to)
+        if ran and (waiting - running >= self._swap or running <= -self._most):
             return True
         # Many small jobs are never all due at once: they leave sooner for a larger starving gang.
-        return soon and others >= self._most and others - mine >= self._slice
+        return soon and waiting >= self._most and waiting - running >= self._slice
 
-    def _stood(self, job: JobView) -> bool:
+    def _stood_for_slice(self, job: JobView) -> bool:
         """Return whether a job has stood for a slice."""
         return self._now - job.waiting_since >= self._slice
 
     def _cost(self, job: JobView, to: JobView) -> int:
         """Return the cost of suspending a job: its size, its node's load, its deficit."""
-        load = max((self._books.load(node) for node, _ in job.nodes), default=0)
+        load = max((self._deficits.load(node) for node, _ in job.nodes), default=0)
         size = SIZE_COSTS * (job.gpus != to.gpus)
-        return size + self._counts(load, self._books.due(job))
+        return size + self._load_cost(load, self._deficits.of(job))
 
-    def _counts(self, load: int, owed: int) -> int:
-        due = (owed + self._most) * 1000 // max(self._slice, 1)
-        return 4 * OWED_SLICES_MAX * load + due
+    def _load_cost(self, load: int, owed: int) -> int:
+        scaled = (owed + self._most) * 1000 // max(self._slice, 1)
+        return 4 * OWED_SLICES_MAX * load + scaled
 
     # --- when to look again ----------------------------------------------------------------------
 
     def _look_at(self, without: Sequence[JobView]) -> Instant | None:
         """Return the soonest time at which a job without a place may get one."""
-        books, placed = self._books, {turn.job for turn in self._turns}
-        there = len(books.able) > len(self._gone)
-        if len(books.waiting) == len(placed) or not (there or self._gone or self._leaving):
+        deficits, placed = self._deficits, {turn.job for turn in self._turns}
+        there = len(deficits.able) > len(self._gone)
+        if len(deficits.waiting) == len(placed) or not (there or self._gone or self._leaving):
             return None
         soonest = self._now + max(self._slice // LOOK_PARTS, NS_PER_SECOND // LOOK_PARTS)
-        looks = [next(books.stands.upcoming(NEVER, placed), (NEVER, ""))[0]]
-        looks.append(next(books.slices.upcoming(NEVER, self._gone), (NEVER, ""))[0])
+        looks = [next(deficits.stand_ends.upcoming(NEVER, placed), (NEVER, ""))[0]]
+        looks.append(next(deficits.slice_ends.upcoming(NEVER, self._gone), (NEVER, ""))[0])
         looks += [self._now + self._slice for _ in self._actions[:1]]
-        near = books.near(min(looks))
-        looks += self._crosses([*(job for job in without if not _fresh(job)), *near], placed)
+        near = deficits.waking_by(min(looks))
+        looks += self._swap_times([*(job for job in without if not _never_ran(job)), *near], placed)
         looks = [at for at in looks if self._now < at < NEVER]
         return Instant(min(looks, default=soonest))
 
-    def _crosses(self, some: Iterable[JobView], placed: Container[str]) -> Iterator[int]:
+    def _swap_times(self, some: Iterable[JobView], placed: Container[str]) -> Iterator[int]:
         """Yield when a waiting job's deficit suffices to replace a running job where it was."""
-        books, homes = self._books, {job.nodes: job for job in some if job.job not in placed}
+        deficits, homes = self._deficits, {job.nodes: job for job in some if job.job not in placed}
         for nodes, one in homes.items():
-            there = books.homes[nodes[0][0]] if is_home(one) else books.loose
+            there = deficits.homes[nodes[0][0]] if is_home(one) else deficits.homeless
             like = [
                 job
                 for job in there.values()
                 if job.nodes == nodes and job.began_at and job.job not in placed
             ]
-            first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
-            patience = min(map(books.patience, like))
+            first = max(like, key=lambda job: (deficits.of(job), job.spec.priority, -job.sequence))
+            patience = min(map(deficits.patience, like))
             for node, _ in nodes or (("", 0),):
-                last = self._least(node)
+                last = self._first_to_suspend(node)
                 if last is not None:
-                    yield self._crossing(first, last)
+                    yield self._swap_time(first, last)
                     yield max(patience, last.since + self._slice)
-                since = self._now if books.due(first) >= self._most else patience
-                for each in self._on(node) if node and one.gpus > 1 else ():
+                since = self._now if deficits.of(first) >= self._most else patience
+                for each in self._jobs_on(node) if node and one.gpus > 1 else ():
                     yield max(since, each.since + self._slice // LOOK_PARTS)
 
-    def _least(self, node: str) -> JobView | None:
+    def _first_to_suspend(self, node: str) -> JobView | None:
         """Return which job is suspended first on a node, or (without a name) anywhere."""
-        there = self._on(node) if node else self._books.able.values()
-        able = [job for job in there if job.job in self._books.able and job.job not in self._gone]
-        return min(able, key=self._books.order, default=None)
+        there = self._jobs_on(node) if node else self._deficits.able.values()
+        able = [
+            job for job in there if job.job in self._deficits.able and job.job not in self._gone
+        ]
+        return min(able, key=self._deficits.order, default=None)
 
-    def _crossing(self, job: JobView, last: JobView) -> int:
-        books = self._books
-        rate = books.share(job) + 1 - books.share(last)
-        short = self._swap - (books.due(job) - books.due(last))
+    def _swap_time(self, job: JobView, last: JobView) -> int:
+        deficits = self._deficits
+        rate = deficits.share(job) + 1 - deficits.share(last)
+        short = self._swap - (deficits.of(job) - deficits.of(last))
         # A deficit at its maximum rises no more: then it never quite gets there.
         apart = max(round(short / rate) + 1, self._slice // LOOKS_MAX) if rate > 0 else 0
         at = self._now + apart if short > 0 and rate > 0 else 0
         return max(at, last.since + self._slice, job.waiting_since + self._slice)
 
 
-def _tied(job: JobView) -> bool:
+def _needs_same_gpus(job: JobView) -> bool:
     """Return whether a suspended job can continue at home only with the GPUs that it had."""
     return job.phase is Phase.AWAY and bool(job.devices) and "rebind" not in job.can
 
 
-def _meets(job: JobView, other: JobView) -> bool:
+def _shares_gpu(job: JobView, other: JobView) -> bool:
     """Return whether two jobs have, or had, a GPU in common."""
-    mine = dict(job.devices)
-    return any(not set(mine.get(node, ())).isdisjoint(gpus) for node, gpus in other.devices)
+    devices = dict(job.devices)
+    return any(not set(devices.get(node, ())).isdisjoint(gpus) for node, gpus in other.devices)
 
 
-def _fresh(job: JobView) -> bool:
+def _never_ran(job: JobView) -> bool:
     """Return whether a job has never run."""
     return not job.began_at
 
 
-def _such(job: JobView, to: JobView, below: bool, alike: bool) -> bool:
+def _matches(job: JobView, to: JobView, below: bool, alike: bool) -> bool:
     """Return whether a job has a lower priority (if `below`) and the same size (if `alike`)."""
     lower = job.spec.priority < to.spec.priority
     return (lower or not below) and (job.gpus == to.gpus or not alike)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from skep.policy.api import Policy
-from skep.policy.parts import LATE_DIVISOR, by, in_turn, own, span
+from skep.policy.parts import LATE_DIVISOR, check_one_or_more, own_jobs, sort_jobs, turns_for
 from skep.policy.plan import Plan, Withheld
 from skep.policy.preempt import QUEUED, preempt_for
 from skep.policy.view import JobView, Phase, VcView
@@ -44,14 +44,14 @@ class Las(Policy, frozen=True):
         Raises:
             ValueError: `round_s` is too short.
         """
-        span("round_s", self.round_s, "seconds")
+        check_one_or_more("round_s", self.round_s, "seconds")
 
     def plan(self, view: VcView) -> Plan:
         """Return which jobs run in this round."""
         length = round(self.round_s * NS_PER_SECOND)
         began = Instant(view.now // length * length)
         following = Instant(began + length)
-        first = by(own(view), lambda job: (ran_until(job, began), job.phase in QUEUED))
+        first = sort_jobs(own_jobs(view), lambda job: (ran_until(job, began), job.phase in QUEUED))
         if view.now - began <= length // LATE_DIVISOR:
             plan = preempt_for(
                 view, first, Reason.LEAST_TIME, because=Reason.SLICE_OVER, look_at=following
@@ -59,7 +59,7 @@ class Las(Policy, frozen=True):
             return _with_others_behind(plan, first)
         if not self.fill:
             return _with_others_behind(Plan(look_at=following), first)
-        turns = in_turn((job for job in first if job.phase in QUEUED), Reason.LEAST_TIME)
+        turns = turns_for((job for job in first if job.phase in QUEUED), Reason.LEAST_TIME)
         return Plan(turns=turns, strict=False, look_at=following)
 
 

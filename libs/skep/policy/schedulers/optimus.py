@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.parts import LATE_DIVISOR, arrived, in_turn, queued, span
+from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued, turns_for
 from skep.policy.plan import Plan, Resize
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
@@ -35,7 +35,7 @@ class Optimus(Policy, frozen=True):
         Raises:
             ValueError: `every_s` is too short.
         """
-        span("every_s", self.every_s, "seconds")
+        check_one_or_more("every_s", self.every_s, "seconds")
 
     @property
     def sees_rates(self) -> bool:
@@ -50,7 +50,7 @@ class Optimus(Policy, frozen=True):
         if view.now - began <= length // LATE_DIVISOR:
             actions = self._resizes(view)
         return Plan(
-            turns=in_turn(arrived(queued(view)), Reason.ARRIVAL),
+            turns=turns_for(by_arrival(queued(view)), Reason.ARRIVAL),
             strict=self.strict,
             actions=tuple(actions),
             look_at=Instant(began + length),
@@ -69,7 +69,7 @@ class Optimus(Policy, frozen=True):
         shares = share_out(elastic, view, free)
         resizes = []
         for job in sorted(elastic, key=lambda job: (shares[job.job] - now[job.job], job.sequence)):
-            more = (shares[job.job] - now[job.job]) * _each(job)
+            more = (shares[job.job] - now[job.job]) * _gpus_per_worker(job)
             if more and more <= max(free, 0):
                 free -= max(more, 0)
                 resizes.append(Resize(job.job, Reason.MOST_GAIN, shares[job.job]))
@@ -86,18 +86,18 @@ def share_out(elastic: list[JobView], view: VcView, free: int) -> dict[str, int]
     """
     rates = {job.job: dict(job.rates) for job in elastic}
     shares = {job.job: min(rates[job.job]) for job in elastic}
-    left = free + sum((job.workers - shares[job.job]) * _each(job) for job in elastic)
+    left = free + sum((job.workers - shares[job.job]) * _gpus_per_worker(job) for job in elastic)
     while True:
         gains = [
             (_gain(job, rates[job.job], shares[job.job], view), -job.sequence, job)
             for job in elastic
-            if shares[job.job] + 1 in rates[job.job] and _each(job) <= left
+            if shares[job.job] + 1 in rates[job.job] and _gpus_per_worker(job) <= left
         ]
         best = max(gains, key=lambda each: each[:2], default=None)
         if best is None or best[0] <= 0:
             return shares
         shares[best[2].job] += 1
-        left -= _each(best[2])
+        left -= _gpus_per_worker(best[2])
 
 
 def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> float:
@@ -106,7 +106,7 @@ def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> fl
     speed = rates.get(job.workers, 0)
     if not rates[workers] or not rates[workers + 1]:
         return 0.0
-    return remaining * speed * (1 / rates[workers] - 1 / rates[workers + 1]) / _each(job)
+    return remaining * speed * (1 / rates[workers] - 1 / rates[workers + 1]) / _gpus_per_worker(job)
 
 
 def _is_elastic(job: JobView, view: VcView) -> bool:
@@ -119,5 +119,5 @@ def _is_elastic(job: JobView, view: VcView) -> bool:
     )
 
 
-def _each(job: JobView) -> int:
+def _gpus_per_worker(job: JobView) -> int:
     return max(job.gpus // max(job.workers, 1), 1)

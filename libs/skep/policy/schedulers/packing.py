@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.capacity import Room
+from skep.policy.capacity import FreeCapacity
 from skep.policy.plan import Plan, Turn, Withheld
 from skep.policy.schedulers.fifo import in_order
 from skep.policy.view import HOLDING, VcView
@@ -32,7 +32,9 @@ class Packing(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn on its servers for each job that fits; later jobs get what is left."""
-        room = Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
+        capacity = FreeCapacity(
+            view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
+        )
         jobs = {job.job: job for job in view.jobs}
         turns, holds, behind = [], [], False
         for turn in in_order(view):
@@ -40,11 +42,11 @@ class Packing(Policy, frozen=True):
                 holds.append(Withheld(turn.job, Reason.WAITS_BEHIND))
                 continue
             job = jobs[turn.job]
-            place = room.fit(job)
+            place = capacity.fit(job)
             if place is None:
                 turns.append(turn)
                 behind = self.strict
                 continue
-            room.take(job, place)
+            capacity.take(job, place)
             turns.append(Turn(turn.job, turn.why, tuple(node for node, _ in place)))
         return Plan(turns=tuple(turns), strict=self.strict, holds=tuple(holds))

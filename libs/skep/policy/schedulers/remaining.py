@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policy.parts import Key, Preemptive, known
+from skep.policy.parts import Key, Preemptive, unknown_last
 from skep.policy.view import JobView, VcView
 from skep.wire.reasons import Reason
 
@@ -20,7 +20,7 @@ class Srtf(Preemptive, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time."""
-        return lambda job: known(job.remaining(view.now))
+        return lambda job: unknown_last(job.remaining(view.now))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -35,7 +35,7 @@ class Srsf(Preemptive, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time multiplied by GPUs."""
-        return lambda job: known(_service(job, view))
+        return lambda job: unknown_last(_service(job, view))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""

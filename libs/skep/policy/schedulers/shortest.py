@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policy.capacity import Room, best_locality
-from skep.policy.parts import Key, Queued, by, known, queued
+from skep.policy.capacity import FreeCapacity, best_locality
+from skep.policy.parts import Key, Queued, queued, sort_jobs, unknown_last
 from skep.policy.plan import Plan, Turn, Withheld
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
@@ -23,7 +23,7 @@ class Sif(Queued, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return how long the job runs where its speed is 1, in nanoseconds."""
-        return lambda job: known(_ideal(job))
+        return lambda job: unknown_last(_ideal(job))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -66,7 +66,7 @@ class Dsif(Sif, frozen=True):
     def plan(self, view: VcView) -> Plan:
         """Return turns for all waiting jobs but those that are withheld for locality."""
         turns, holds, free = [], [], view.free_for()
-        for job in by(queued(view), self.key(view)):
+        for job in sort_jobs(queued(view), self.key(view)):
             if (
                 job.held < self.delays
                 and job.gpus <= free.get(job.pin, 0)
@@ -102,8 +102,10 @@ class Saf(Queued, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the ideal time, slowed down by the number of nodes the job would be on."""
-        room = Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
-        return lambda job: known(_actual(job, room))
+        capacity = FreeCapacity(
+            view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
+        )
+        return lambda job: unknown_last(_actual(job, capacity))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -133,7 +135,7 @@ class Spf(Queued, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return GPUs multiplied by time."""
-        return lambda job: known(_product(job))
+        return lambda job: unknown_last(_product(job))
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
@@ -149,11 +151,11 @@ def _product(job: JobView) -> int | None:
     return None if ideal is None else ideal * job.gpus
 
 
-def _actual(job: JobView, room: Room) -> int | None:
+def _actual(job: JobView, capacity: FreeCapacity) -> int | None:
     ideal = _ideal(job)
     if ideal is None:
         return None
-    place = room.fit(job)
+    place = capacity.fit(job)
     nodes = len(place) if place else 1
     slower = [slower for count, slower in job.slowdown if count <= nodes]
     return ideal * (slower[-1] if slower else 1000) // 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from skep.policy.api import Policy
-from skep.policy.parts import by, queued
+from skep.policy.parts import queued, sort_jobs
 from skep.policy.plan import Plan, Resize, Turn
 from skep.policy.schedulers.drf import amounts
 from skep.policy.view import JobView, NodeView, Phase, VcView
@@ -66,7 +66,7 @@ class Tetris(Policy, frozen=True):
         mean_fit = sum(fits.values()) / len(fits) if fits else 0.0
         mean_work = sum(work.values()) / len(work) if work else 0.0
         scale = self.shortness * mean_fit / mean_work if mean_work else 0.0
-        ordered = by(
+        ordered = sort_jobs(
             waiting, lambda job: (job.job not in work, scale * work.get(job.job, 0) - fits[job.job])
         )
         return Plan(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from skep.policy.parts import Key, Preemptive, own, span
+from skep.policy.parts import Key, Preemptive, check_one_or_more, own_jobs
 from skep.policy.preempt import QUEUED
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
@@ -80,7 +80,7 @@ class TiresiasL(Preemptive, frozen=True):
     def look_at(self, view: VcView) -> Instant | None:
         """Return when the next job changes its queue; None: no job does."""
         limits = self._limits()
-        changes = [self._changes_at(job, view.now, limits) for job in own(view)]
+        changes = [self._changes_at(job, view.now, limits) for job in own_jobs(view)]
         return min((at for at in changes if at is not None), default=None)
 
     def _changes_at(self, job: JobView, now: Instant, limits: list[int]) -> Instant | None:
@@ -121,7 +121,7 @@ class TiresiasG(Preemptive, frozen=True):
         Raises:
             ValueError: `quantum` is too short, or a sample is negative.
         """
-        span("quantum", self.quantum, "GPU-seconds")
+        check_one_or_more("quantum", self.quantum, "GPU-seconds")
         if any(each < 0 for each in self.samples):
             reason = f"samples are GPU-seconds, 0 or more: not {min(self.samples)}"
             raise ValueError(reason)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.capacity import Place, Room, make_room
-from skep.policy.parts import arrived, once, own, portions
+from skep.policy.capacity import FreeCapacity, Place, choose_victims
+from skep.policy.parts import by_arrival, check_unique, own_jobs, portions
 from skep.policy.plan import Plan, Preempt, Turn
 from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.view import HOLDING, JobView, Phase, VcView
@@ -45,7 +45,7 @@ class YarnCs(Policy, frozen=True):
         if any(weight <= 0 for _, weight in self.queues):
             reason = "a queue's weight is more than 0"
             raise ValueError(reason)
-        once("queues", (name for name, _ in self.queues))
+        check_unique("queues", (name for name, _ in self.queues))
         if not self.label:
             reason = "label names the label that tells a job's queue: it is empty"
             raise ValueError(reason)
@@ -69,7 +69,7 @@ class YarnCs(Policy, frozen=True):
         while (job := queues.next()) is not None:
             place = queues.place(job)
             if place is None and job.phase is not Phase.STOPPING:
-                victims.extend(queues.make_room(job))
+                victims.extend(queues.choose_victims(job))
                 place = queues.place(job)
             if place is None:
                 queues.block(job)
@@ -97,27 +97,29 @@ class _Queues:
 
     def __init__(self, policy: YarnCs, view: VcView) -> None:
         self._policy = policy
-        self._part = {
+        self._parts = {
             (name, pin): part
             for pin, gpus in view.gpus_for().items()
             for name, part in portions(gpus, dict(policy.queues)).items()
         }
-        self._has: dict[Line, dict[int, int]] = {}
+        self._used: dict[Line, dict[int, int]] = {}
         """By queue and priority: GPUs of its jobs, without jobs that are being stopped."""
         staying = [
-            job for job in own(view) if job.phase in HOLDING and job.phase is not Phase.STOPPING
+            job
+            for job in own_jobs(view)
+            if job.phase in HOLDING and job.phase is not Phase.STOPPING
         ]
         for job in staying:
             self._count(job, job.gpus)
         self._lines: dict[Line, list[JobView]] = {}
         self._blocked: dict[Line, JobView] = {}
-        for job in own(view):
+        for job in own_jobs(view):
             if job.phase in QUEUED or job.phase is Phase.STOPPING:
                 self._lines.setdefault(policy.line(job), []).append(job)
         for line in self._lines.values():
             line.sort(key=_place_in_line)
-        self._room = Room(view, staying)
-        self._running = [job for job in arrived(staying) if job.phase in STOPPABLE]
+        self._capacity = FreeCapacity(view, staying)
+        self._running = [job for job in by_arrival(staying) if job.phase in STOPPABLE]
 
     def next(self) -> JobView | None:
         """Remove the job that is served next from its line, and return it; None: there is none."""
@@ -137,7 +139,7 @@ class _Queues:
         """Block a job's line: its other jobs wait behind the job."""
         self._blocked[self._policy.line(job)] = job
 
-    def _back(self, job: JobView) -> None:
+    def _requeue(self, job: JobView) -> None:
         """Put a preempted job into its line; unblock the line if the blocking job comes later."""
         line = self._policy.line(job)
         jobs, head = self._lines.setdefault(line, []), self._blocked.get(line)
@@ -149,26 +151,26 @@ class _Queues:
     def within(self, job: JobView) -> bool:
         """Return whether a job is within its queue's part."""
         line = self._policy.line(job)
-        return self._has_from(line, job.spec.priority) + job.gpus <= self._part.get(line, 0)
+        return self._used_from(line, job.spec.priority) + job.gpus <= self._parts.get(line, 0)
 
-    def _has_from(self, line: Line, priority: int) -> int:
+    def _used_from(self, line: Line, priority: int) -> int:
         """Return the GPUs of a queue's jobs of this priority or a higher one.
 
         Lower priorities leave for them, so their GPUs count as available.
         """
-        has = self._has.get(line, {})
-        return sum(gpus for each, gpus in has.items() if each >= priority)
+        used = self._used.get(line, {})
+        return sum(gpus for each, gpus in used.items() if each >= priority)
 
     def place(self, job: JobView) -> Place | None:
         """Return where a job fits once jobs that are being stopped are gone."""
-        return self._room.fit(job)
+        return self._capacity.fit(job)
 
     def take(self, job: JobView, place: Place) -> None:
         """Count a job as placed."""
-        self._room.take(job, place)
+        self._capacity.take(job, place)
         self._count(job, job.gpus)
 
-    def make_room(self, job: JobView) -> list[JobView]:
+    def choose_victims(self, job: JobView) -> list[JobView]:
         """Return the jobs to preempt for a job that is within its part, or of higher priority."""
         within = self.within(job)
 
@@ -182,18 +184,18 @@ class _Queues:
                 other = self._policy.line(each)
                 gone[other] = gone.get(other, 0) + each.gpus
             return all(
-                self._has_from(other, job.spec.priority) - gpus >= self._part.get(other, 0)
+                self._used_from(other, job.spec.priority) - gpus >= self._parts.get(other, 0)
                 for other, gpus in gone.items()
             )
 
-        leaving = make_room(job, self._room, self._running[::-1], {}, may_leave) or []
+        leaving = choose_victims(job, self._capacity, self._running[::-1], {}, may_leave) or []
         for each in leaving:
-            self._room.release(each)
+            self._capacity.release(each)
             self._count(each, -each.gpus)
             self._running.remove(each)
-            self._back(each)
+            self._requeue(each)
         return leaving
 
     def _count(self, job: JobView, gpus: int) -> None:
-        has = self._has.setdefault(self._policy.line(job), {})
-        has[job.spec.priority] = has.get(job.spec.priority, 0) + gpus
+        used = self._used.setdefault(self._policy.line(job), {})
+        used[job.spec.priority] = used.get(job.spec.priority, 0) + gpus
