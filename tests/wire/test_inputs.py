@@ -114,7 +114,7 @@ def test_the_longest_outlook_is_noted_whole() -> None:
     point = ScalePoint(gpus=10**5, nodes=10**4, step_ns=Duration(10**15))
     family = FamilyScale(family="f" * 64, gpu_type="g" * 20, points=(point,))
     told = Outlook(
-        at=at(1), jobs=(pace,) * outlook.JOBS_MAX, families=(family,) * outlook.POINTS_TOLD
+        at=at(1), jobs=(pace,) * outlook.JOBS_MAX, families=(family,) * outlook.POINTS_SENT_MAX
     )
     notes = InputNotes()
     notes.heard(told, at(2))

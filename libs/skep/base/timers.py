@@ -35,7 +35,12 @@ class TimerHeap(Generic[Key]):
         return len(self._heap)
 
     def set_timer(self, key: Key, at: int) -> None:
-        """Set the timer of a key, in place of the one it had."""
+        """Set the timer of a key, in place of the one it had.
+
+        Args:
+            key: The key.
+            at: When the timer is due, in nanoseconds.
+        """
         self.due[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self.due) + STALE_MAX:
@@ -46,7 +51,11 @@ class TimerHeap(Generic[Key]):
         self.due.pop(key, None)
 
     def pop_due(self, now: int) -> list[Key]:
-        """Remove the timers that are due at `now`, and return their keys, the soonest first."""
+        """Remove the timers that are due at `now`, and return their keys, the soonest first.
+
+        Args:
+            now: Nanoseconds.
+        """
         fallen = []
         while self._heap and self._heap[0][0] <= now:
             at, key = heapq.heappop(self._heap)
@@ -59,8 +68,11 @@ class TimerHeap(Generic[Key]):
         """Yield the timers that are due before `until`, the soonest first, and leave them set.
 
         Args:
-            until: The end of the time that is looked at, itself not included.
+            until: The end of the time that is looked at, in nanoseconds, itself not included.
             apart: Keys to pass over.
+
+        Yields:
+            When each timer is due, and its key.
         """
         passed, heap = [], self._heap
         try:
@@ -76,7 +88,14 @@ class TimerHeap(Generic[Key]):
                 heapq.heappush(heap, entry)
 
     def first_due(self, apart: Container[Key] = ()) -> int | None:
-        """Return when the soonest timer is due, without those of `apart`; None: there is none."""
+        """Return when the soonest timer is due.
+
+        Args:
+            apart: Keys to pass over.
+
+        Returns:
+            Nanoseconds; None: there is no such timer.
+        """
         heap = self._heap
         while heap and self.due.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""An attempt of a job as its ranks report it: what the introspector knows of it."""
+"""What the introspector knows of an attempt of a job, from the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from skep.wire.reports import JobProgress
 
 
 class Attempt:
-    """One attempt of a job as its ranks report it."""
+    """One attempt of a job, from the reports of its ranks."""
 
     __slots__ = (
         "attempt",
@@ -33,7 +33,7 @@ class Attempt:
     )
 
     def __init__(self, progress: JobProgress) -> None:
-        """Begin with what is said first."""
+        """Begin with the first report."""
         self.job = progress.job
         self.attempt = progress.attempt
         self.trace = progress.trace if is_trace(progress.trace) else ""
@@ -42,19 +42,19 @@ class Attempt:
         self.heard_at = 0
         self.learned = False
         self.stalled: int | None = None
-        """Since when, if it is."""
+        """When its stall began; None: it is not stalled."""
         self.stands = False
-        """It is suspended: that it makes no mini-batches says nothing."""
+        """It is suspended: missing mini-batches mean nothing."""
         self.watch: PhaseWatch | None = None
         self.values: dict[str, float] = {}
         self.values_step = 0
         self.speaker = 0
-        """The rank whose values these are: the lowest one that tells any."""
+        """The rank whose values these are: the lowest one that reports any."""
         self.spoke_at = 0
         self.told_step = 0
         self.behind = 0
-        """By how much the clock of the reporting agent is behind this one."""
+        """By how many nanoseconds the clock of the reporting agent is behind this one."""
         self.calm = 0
-        """Looks since all rates rest on what the latest lasting report says."""
+        """The number of looks since all rates rest on the latest lasting report."""
         self.look_at: Instant | None = None
-        """When there is something to be found; None as well where nothing lasts."""
+        """When there is something to be found; None also where no report lasts."""

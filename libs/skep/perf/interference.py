@@ -1,15 +1,15 @@
-"""How jobs that share a GPU slow one another down: what the fake accelerator and simulations play.
+"""How jobs that share a GPU slow one another down: the fake accelerator's and simulations' model.
 
-Nothing that decides may read this. Gandiva found packing hard to predict (section 6.1) and judges
-it by measured rates; services see what agents report and nothing else. This is the
-world's side: each job on a GPU has a load, and a job's mini-batches take
+No code that decides may read this. Gandiva found packing hard to predict (section 6.1) and judges
+it by measured rates; services see what agents report and nothing else. This is the model of the
+world: each job on a GPU has a load, and a job's mini-batches take
 
     1 + sum over its partners of (demand_A x demand_B + sensitivity_A x pressure_B)
 
-times as long as alone. The first term is two jobs that want the same cores at once; the second is
-what one does to the other beyond that, through caches, memory bandwidth and changes of context.
-`python -m tools.fit_interference` fits the loads and says how far off they are on pairs of models
-that they were not fitted on.
+times as long as alone. The first term covers two jobs that want the same cores at once. The second
+covers what one job does to the other beyond that, through caches, memory bandwidth and context
+switches. `python -m tools.fit_interference` fits the loads and says how far off they are on pairs
+of models that they were not fitted on.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import msgspec
 
 OWN_FLOOR = 0.071
 OWN_RISE = 1.391
-"""A job packed with another of its own kind, by its GPU utilisation alone (Gandiva, Table 1): what
-remains for the idlest, and how it grows with the square of utilisation. Fitted on every other row.
-"""
+"""The load of a job packed with another of its own kind, by its GPU utilisation alone (Gandiva,
+Table 1): the value for the idlest, and how it grows with the square of utilisation. Fitted on every
+other row."""
 COPIES_MAX = 8
-"""Copies of one job that are packed at best. The paper does not say; its gains for the idlest jobs
-need at least six."""
+"""The most copies of one job in a pack. The paper does not say; its gains for the idlest jobs need
+at least six."""
 
 
 class Load(msgspec.Struct, frozen=True):
     """What a job does to a GPU, without units.
 
-    `utilisation` (0 to 1) is how much of its time kernels run when it is alone. Two of a kind take
-    1 + demand^2 + sensitivity x pressure times as long as one.
+    `utilisation` (0 to 1) is the part of the time for which kernels run when it is alone. Two of a
+    kind take 1 + demand^2 + sensitivity x pressure times as long as one.
     """
 
     utilisation: float
@@ -44,12 +44,16 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def contention(job: Load, partner: Load) -> float:
-    """Return what the partner adds to the job's mini-batches, in mini-batches of it alone."""
+    """Return what the partner adds to the job's mini-batches, as a multiple of one alone."""
     return job.demand * partner.demand + job.sensitivity * partner.pressure
 
 
 def slowdowns(loads: Sequence[Load]) -> tuple[float, ...]:
-    """Return by job how many times as long its mini-batches take as alone, all on one GPU."""
+    """Return by job how many times as long its mini-batches take as alone.
+
+    Args:
+        loads: All jobs on one GPU.
+    """
     beside: list[float] = [1.0] * len(loads)
     for a, b in itertools.permutations(range(len(loads)), 2):
         beside[a] += contention(loads[a], loads[b])
@@ -57,12 +61,19 @@ def slowdowns(loads: Sequence[Load]) -> tuple[float, ...]:
 
 
 def normalised(loads: Sequence[Load]) -> float:
-    """Return the sum of rates relative to running alone: above 1, packing beats time-slicing."""
+    """Return the sum of rates relative to running alone.
+
+    Args:
+        loads: All jobs on one GPU.
+
+    Returns:
+        A number; above 1, packing beats time-slicing.
+    """
     return sum(1 / slowdown for slowdown in slowdowns(loads))
 
 
 def by_utilisation(utilisation: float) -> Load:
-    """Return the load of a job of which only the utilisation (0 to 1) is known."""
+    """Return the load of a job for which only the utilisation (0 to 1) is known."""
     return Load(utilisation, demand=math.sqrt(OWN_FLOOR + OWN_RISE * utilisation**2))
 
 

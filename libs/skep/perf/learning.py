@@ -1,13 +1,13 @@
-"""Where a learning curve is going: what a trial of a search promises, from what it has shown.
+"""Predict a learning curve: the final value of a trial of a search, from its values so far.
 
-A power law, value = a - b * step ** -c, is fitted by least squares, later points weighing more; it
-is one of the families that Domhan et al. (IJCAI'15) combine, whose method Gandiva uses (section
-6.2). Curves of real trials break every law, so the law is not trusted further than this:
+A power law, value = a - b * step ** -c, is fitted by least squares with higher weights for later
+points. It is one of the families that Domhan et al. (IJCAI'15) combine, whose method Gandiva uses
+(section 6.2). Curves of real trials break every law, so the law is not trusted further than this:
 
-- it must rise, and never promises less than the trial shows now;
-- it never promises more than the trial has gained so far: a curve at most doubles its gain;
-- with fewer than three points nothing is promised;
-- while its first points are among its latest, what it has gained is as doubtful as it is large.
+- it must rise, and never predicts less than the current value of the trial; - it never predicts
+more than the trial has gained so far: a curve at most doubles its gain; - with fewer than three
+points there is no prediction; - while its first points are among its latest, the gain is as
+uncertain as it is large.
 
 Values here are signed so that more is better.
 """
@@ -19,33 +19,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 POINTS_MIN = 3
-"""Points that make a curve: two can be drawn through by any law."""
+"""The points that make a curve: any law fits two."""
 
 EXPONENTS = (0.25, 0.5, 1.0, 2.0)
-"""How fast a curve may flatten; each step of the list doubles it."""
+"""Exponents to fit, which say how fast a curve flattens; each is twice the one before."""
 
 DOUBT = 0.25
-"""The part of what is promised beyond today's value that counts as one deviation."""
+"""The part of the predicted gain beyond the current value that counts as one deviation."""
 
 
 class Promise(NamedTuple):
-    """The value that a trial is expected to come to, and its deviation."""
+    """The predicted value of a trial, and its deviation."""
 
     value: float
     spread: float
 
     def chance(self, target: float) -> float:
-        """Return the probability of reaching `target`, as of a normal distribution."""
+        """Return the probability of reaching `target`, under a normal distribution."""
         if self.spread <= 0.0:
             return 1.0 if self.value >= target else 0.0
         return 0.5 * (1.0 + math.erf((self.value - target) / (self.spread * math.sqrt(2.0))))
 
 
 def promise(steps: Sequence[int], values: Sequence[float], horizon: int) -> Promise | None:
-    """Return what a curve promises for mini-batch `horizon`, or None before it is a curve.
+    """Return the predicted value at mini-batch `horizon`, or None if there are too few points.
 
-    `steps` rise and are above 0. The answer is between the level now and as much above it as the
-    curve has risen.
+    Args:
+        steps: Mini-batches of the points, ascending and above 0.
+        values: The values at these mini-batches; more is better.
+        horizon: The mini-batch to predict for.
+
+    Returns:
+        A value between the current level and as much above it as the curve has risen.
     """
     if len(steps) < POINTS_MIN:
         return None
@@ -67,7 +72,7 @@ def promise(steps: Sequence[int], values: Sequence[float], horizon: int) -> Prom
     value = min(max(ahead, now), now + gained)
     spread = math.sqrt(max(0.0, error)) + DOUBT * (value - now)
     if len(values) < 2 * POINTS_MIN:
-        # Both levels are medians of the same points: a curve that soars has gained nothing by them.
+        # Both levels are medians of the same points: they hide the gain of a curve that rises fast.
         spread += max(0.0, values[-1] - values[0] - gained)
     return Promise(value, spread)
 
@@ -92,7 +97,7 @@ def _fit(
 
 
 def _level(values: Sequence[float]) -> float:
-    """Return the median: one wild point moves nothing."""
+    """Return the median: a single outlier does not change it."""
     return sorted(values)[len(values) // 2]
 
 

@@ -1,9 +1,9 @@
-"""A trial's window: how its jobs go after the change, sample by sample, until that can be judged.
+"""The window of a trial: samples of its jobs after the change, until they can be judged.
 
     mini-batches of the slowest rank --> samples of SAMPLE or longer --> judge --> a finding
 
-Samples rest on counts and on when mini-batches ended by the rank's own clock, as rates do: reports
-that are late or lost change nothing.
+Samples rest on counts and on the ends of mini-batches by the rank's own clock, as rates do: late or
+lost reports change nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skep.units import Instant, after, seconds
 from skep.wire.trials import After, Before, Kind, OpenTrial
 
 SETTLES = seconds(5.0)
-"""How long after a change nothing is measured: caches are cold, and memory has to be found."""
+"""How long after a change nothing is measured: caches are cold, and memory is still allocated."""
 
 
 class Samples:
@@ -25,13 +25,17 @@ class Samples:
     __slots__ = ("_lives", "_rank", "_since", "_steps", "rates")
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without samples."""
         self.rates: list[int] = []
-        """Thousandths of a mini-batch per second each."""
+        """Each in thousandths of a mini-batch per second."""
         self._rank: RankWindow | None = None
 
     def take(self, slowest: RankWindow) -> None:
-        """Look at the job; `slowest` is its slowest rank, which the next sample is of."""
+        """Look at the job, and add a sample if a stretch is complete.
+
+        Args:
+            slowest: Its slowest rank now, to which the next sample belongs.
+        """
         rank = self._rank
         if rank is None or rank.lives != self._lives:
             self._begin(slowest)
@@ -49,22 +53,22 @@ class Samples:
 
 
 class Window:
-    """An open trial as it is measured. It has to be looked at every second."""
+    """The measurement of an open trial. It has to be updated every second."""
 
     def __init__(self, trial: OpenTrial) -> None:
-        """Begin before anything is measured."""
+        """Begin without measurements."""
         self.trial = trial
         self.samples = {each.job: Samples() for each in trial.jobs}
         self._tried = -1
-        """How many samples every job had when it was last judged."""
+        """How many samples every job had when the trial was last judged."""
         self._found: Judgement | None = None
 
     def measures(self, now: Instant) -> bool:
-        """Return whether what its jobs do counts by now."""
+        """Return whether mini-batches of its jobs count by now."""
         return self.trial.since > 0 and now >= after(self.trial.since, SETTLES)
 
     def judge(self) -> Judgement | None:
-        """Return the verdict, once there is one."""
+        """Return the verdict; None: there is none yet."""
         if self._found is None or self._found.kept is None:
             least = min(len(each.rates) for each in self.samples.values())
             if least > self._tried:
@@ -77,7 +81,7 @@ class Window:
         found = self._found
         spares = self.trial.kind is Kind.DEFRAG and self._tried >= SAMPLES_MAX
         if found is not None and found.kept is None and spares and isfinite(found.high):
-            return found._replace(kept=True)  # It lost no more than it may, as far as can be told.
+            return found._replace(kept=True)  # As far as is known it lost no more than it may.
         return found if found is not None and found.kept is not None else None
 
     def after(self) -> tuple[After, ...]:

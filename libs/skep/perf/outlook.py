@@ -1,8 +1,8 @@
-"""What the allocator is told of how jobs go: only what is new, and all of it now and then.
+"""What the advisor sends to the allocator about the speed of jobs: only changes, and at times all.
 
-Rates come every second for every job; a policy needs to know one when it has become another. So a
-job's pace is told once it is steady and differs from what was told, the sooner the more it differs;
-and what its family takes on so many GPUs and nodes as soon as that is known better.
+Every job reports its rate every second; a policy only needs to know when it has changed. So a job's
+pace is sent once it is steady and differs from what was sent, the sooner the more it differs. The
+step times of its family on so many GPUs and nodes are sent as soon as they are known better.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from skep.wire.advice import FamilyScale, JobPace, Outlook
 from skep.wire.findings import JobRate
 
 STEADY_DIVISOR = 20
-"""Two rates, one after the other, are steady if they differ by one in so many."""
+"""Two successive rates are steady if they differ by at most this part of the first."""
 OTHER_DIVISOR = 10
-"""A rate is another one if it differs by one in so many from what was told."""
+"""A rate counts as another one if it differs by more than this part of the one that was sent."""
 DRIFT_DIVISOR = 100
-"""Below that nothing is worth being told; in between it can wait."""
+"""Smaller differences are not sent; differences in between can wait."""
 OTHER_UTILISATION = 100
-"""Thousandths by which a utilisation is another one."""
+"""A utilisation counts as another one if it differs by this many thousandths."""
 AT_MOST_EVERY = WINDOW
-"""How often a job's pace is told: what is measured takes a window to become what it will be."""
+"""The shortest time between two messages about a job: a measurement needs a window to settle."""
 SETTLES_IN, SETTLES_STEPS = Duration(2 * WINDOW), 3
-"""How long, or how many mini-batches, until a rate rests on what is so since a change."""
+"""The time, or the number of mini-batches, until a rate rests only on what came after a change."""
 DRIFT_AFTER = seconds(600.0)
 AGAIN_AFTER = seconds(5.0)
-"""How long after the allocator began it is told everything: it listens by then."""
+"""How long after the allocator began everything is sent to it: it listens by then."""
 AGAIN_EVERY = seconds(3600.0)
-"""How often everything is told: a lost message is made up for. 20,000 jobs are 3 MB of notes."""
+"""How often everything is sent, to make up for lost messages. 20,000 jobs are 3 MB of notes."""
 JOBS_MAX = 100
-"""Jobs in one message: all of it is noted with what was decided on, 64 KiB at most."""
-POINTS_TOLD = 128
+"""Jobs in one message: all of it is stored with the decision that it led to, 64 KiB at most."""
+POINTS_SENT_MAX = 128
 """Points of families in one message."""
 
-assert POINTS_MAX <= POINTS_TOLD
+assert POINTS_MAX <= POINTS_SENT_MAX
 
 
 class Runner(msgspec.Struct):
-    """A running attempt, and what was measured and told of it."""
+    """A running attempt, and what was measured and sent of it."""
 
     job: str
     attempt: int
@@ -57,43 +57,44 @@ class Runner(msgspec.Struct):
     """0: not known."""
     total: int | None = None
     shares: bool = False
-    """It is on GPUs with others, or has been: what it takes says nothing about its family."""
+    """It shares GPUs with other jobs, or has done so: its step time says nothing about its
+    family."""
     before: int = 0
-    """The rate that was measured last."""
+    """The latest measured rate."""
     seen: JobRate | None = None
-    """The latest steady measurement, and when it was made."""
+    """The latest steady measurement, and the time from which it holds."""
     seen_at: Instant = Instant(0)
-    told: JobPace | None = None
-    told_at: Instant = Instant(0)
+    sent: JobPace | None = None
+    sent_at: Instant = Instant(0)
     size: int = 0
-    """Workers, as measured last."""
+    """Workers at the latest measurement."""
     since: Instant = Instant(0)
-    """When it was first measured where it is, with so many workers."""
+    """When it was first measured at its present place and with its present workers."""
     idle_since: Instant = Instant(0)
-    """Since when its utilisation alone is another one; 0: it is not."""
+    """Since when only its utilisation differs from what was sent; 0: it does not."""
     base: Steady = NOT_YET
-    """What it makes in the long run, where it is and as large as it is."""
+    """Its long-term rate at its present place and size."""
 
 
 class Outlooks:
-    """Follows the jobs that run. `take` returns what there is to tell."""
+    """Follows the running jobs. `take` returns what is to be sent."""
 
     def __init__(self) -> None:
-        """Know of no job."""
+        """Begin without jobs."""
         self.runners: dict[str, Runner] = {}
         self.scaling = Scaling()
         self._due: dict[str, Instant] = {}
-        """By job of which there is something to tell: when."""
+        """By job: when its pace is to be sent."""
         self._families: dict[Key, FamilyScale] = {}
-        """What was told of them."""
-        self._fresh: dict[Key, None] = {}
+        """What was sent of each family."""
+        self._learned_families: dict[Key, None] = {}
         self._again_at: Instant | None = None
 
     def begin(self, runner: Runner) -> None:
         """Follow an attempt, in place of an earlier one of the same job."""
         known = self.runners.get(runner.job)
         if known is not None:
-            runner.told, runner.told_at = known.told, known.told_at
+            runner.sent, runner.sent_at = known.sent, known.sent_at
         self.runners[runner.job] = runner
         self._due.pop(runner.job, None)
 
@@ -103,11 +104,16 @@ class Outlooks:
         self._due.pop(job, None)
 
     def again(self, now: Instant) -> None:
-        """Tell everything again, soon."""
+        """Send everything again, AGAIN_AFTER from `now`."""
         self._again_at = after(now, AGAIN_AFTER)
 
     def measured(self, rate: JobRate, now: Instant) -> None:
-        """Take over what was measured."""
+        """Record a measurement.
+
+        Args:
+            rate: Of an attempt; ignored if it is not the one that is followed.
+            now: When it was made.
+        """
         runner = self.runners.get(rate.job)
         if runner is None or runner.attempt != rate.attempt:
             return
@@ -118,10 +124,10 @@ class Outlooks:
         if rate.samples:
             runner.base = Steady(rate.mean_milli, rate.spread_milli, rate.samples)
         elif steady and is_other(rate.rate_milli, runner.base):
-            runner.base = NOT_YET  # It goes otherwise now, and it is not known yet how steadily.
-        if steady and (rate.rate_milli or runner.told is not None):
-            if runner.seen is None or _told_otherwise(runner.seen, rate):
-                # What is as before is reckoned on from when it became so.
+            runner.base = NOT_YET  # Its rate has changed, and it is not known yet how steady it is.
+        if steady and (rate.rate_milli or runner.sent is not None):
+            if runner.seen is None or _is_other_measurement(runner.seen, rate):
+                # Steps are extrapolated from when the rate became what it is.
                 runner.seen, runner.seen_at = rate, now
             due = _due(runner, rate, now)
             if due is None:
@@ -130,44 +136,48 @@ class Outlooks:
                 self._due[rate.job] = due
 
     def wake_at(self) -> Instant | None:
-        """Return when there is something to tell."""
+        """Return when there is something to send; None: nothing is planned."""
         times = [*self._due.values()]
         if self._again_at is not None and (self.runners or self._families):
             times.append(self._again_at)
         return min(times, default=None)
 
     def take(self, now: Instant) -> Iterator[Outlook]:
-        """Yield what is to be told now."""
+        """Yield the messages that are to be sent now."""
         if self._again_at is not None and self._again_at <= now:
             self._families.clear()
-            self._fresh.update(dict.fromkeys(self.scaling.keys()))
+            self._learned_families.update(dict.fromkeys(self.scaling.keys()))
             self._due.update({job: now for job, runner in self.runners.items() if runner.seen})
             self._again_at = after(now, AGAIN_EVERY)
         due = sorted((job for job, at in self._due.items() if at <= now), key=_by_number)
-        jobs = [self._tell(self.runners[job], now) for job in due]
+        jobs = [self._pace(self.runners[job], now) for job in due]
         self._due = {job: at for job, at in self._due.items() if at > now}
         if jobs and self._again_at is None:
             self._again_at = after(now, AGAIN_EVERY)
-        families = deque(self._news())
+        families = deque(self._changed_families())
         while jobs or families:
             scales, points = list[FamilyScale](), 0
-            while families and points + len(families[0].points) <= POINTS_TOLD:
+            while families and points + len(families[0].points) <= POINTS_SENT_MAX:
                 points += len(families[0].points)
                 scales.append(families.popleft())
             yield Outlook(at=now, jobs=tuple(jobs[:JOBS_MAX]), families=tuple(scales))
             del jobs[:JOBS_MAX]
 
     def check(self) -> None:
-        """Assert that nothing is to be told of a job that does not run."""
+        """Assert that only running jobs have something to send.
+
+        Raises:
+            AssertionError: Another job does, or a bound of `scaling` is exceeded.
+        """
         assert self._due.keys() <= self.runners.keys()
         self.scaling.check()
 
-    def _tell(self, runner: Runner, now: Instant) -> JobPace:
+    def _pace(self, runner: Runner, now: Instant) -> JobPace:
         rate = runner.seen
         assert rate is not None, runner
         step_ns = predict.rate_step_ns(rate.rate_milli)
         steps = rate.steps + (now - runner.seen_at) // step_ns if step_ns else rate.steps
-        runner.told = JobPace(
+        runner.sent = JobPace(
             job=rate.job,
             attempt=rate.attempt,
             steps=steps,
@@ -179,16 +189,16 @@ class Outlooks:
             spread_milli=runner.base.spread,
             samples=runner.base.samples,
         )
-        runner.told_at, runner.idle_since = now, Instant(0)
+        runner.sent_at, runner.idle_since = now, Instant(0)
         if step_ns and runner.key[0] and runner.nodes and rate.workers and not runner.shares:
             gpus = rate.workers * runner.each
             self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
-            self._fresh[runner.key] = None
-        return runner.told
+            self._learned_families[runner.key] = None
+        return runner.sent
 
-    def _news(self) -> Iterator[FamilyScale]:
-        """Yield what is to be told of families."""
-        fresh, self._fresh = self._fresh, {}
+    def _changed_families(self) -> Iterator[FamilyScale]:
+        """Yield what is to be sent of families."""
+        fresh, self._learned_families = self._learned_families, {}
         for key in fresh:
             scale = FamilyScale(family=key[0], gpu_type=key[1], points=self.scaling.points(key))
             known = self._families.pop(key, None)
@@ -199,40 +209,40 @@ class Outlooks:
                 del self._families[next(iter(self._families))]
 
 
-def _told_otherwise(seen: JobRate, rate: JobRate) -> bool:
+def _is_other_measurement(seen: JobRate, rate: JobRate) -> bool:
     now = rate.rate_milli, rate.utilisation, rate.memory, rate.workers
     return (seen.rate_milli, seen.utilisation, seen.memory, seen.workers) != now
 
 
 def _by_number(job: str) -> tuple[int, str]:
-    """Return what orders jobs as they came, whichever rate was told first."""
+    """Return the sort key of jobs in the order of their submission."""
     return len(job), job
 
 
 def _due(runner: Runner, rate: JobRate, now: Instant) -> Instant | None:
-    """Return when a job's pace is to be told, None if nothing is new."""
-    told = runner.told
+    """Return when a job's pace is to be sent; None: nothing is new."""
+    sent = runner.sent
     step_ns = predict.rate_step_ns(rate.rate_milli) or 0
     settled = after(runner.since, max(SETTLES_IN, Duration(SETTLES_STEPS * step_ns)))
-    if told is None or rate.attempt != told.attempt:
+    if sent is None or rate.attempt != sent.attempt:
         return max(now, settled)
-    apart = abs(rate.rate_milli - told.rate_milli)
+    difference = abs(rate.rate_milli - sent.rate_milli)
     base = runner.base
-    known = abs(base.mean - told.mean_milli) * APART_DIVISOR <= base.mean and told.samples
-    if apart * OTHER_DIVISOR > told.rate_milli or (base.samples and not known):
-        return max(now, settled, after(runner.told_at, AT_MOST_EVERY))
-    if abs(rate.utilisation - told.utilisation) >= OTHER_UTILISATION:
-        # A job that is changed, or stores its state, stands for a moment.
+    known = abs(base.mean - sent.mean_milli) * APART_DIVISOR <= base.mean and sent.samples
+    if difference * OTHER_DIVISOR > sent.rate_milli or (base.samples and not known):
+        return max(now, settled, after(runner.sent_at, AT_MOST_EVERY))
+    if abs(rate.utilisation - sent.utilisation) >= OTHER_UTILISATION:
+        # A job that is changed, or stores its state, stops for a moment.
         runner.idle_since = runner.idle_since or now
-        return max(now, settled, after(max(runner.told_at, runner.idle_since), AT_MOST_EVERY))
+        return max(now, settled, after(max(runner.sent_at, runner.idle_since), AT_MOST_EVERY))
     runner.idle_since = Instant(0)
-    if apart * DRIFT_DIVISOR > told.rate_milli:
-        return max(now, settled, after(runner.told_at, DRIFT_AFTER))
+    if difference * DRIFT_DIVISOR > sent.rate_milli:
+        return max(now, settled, after(runner.sent_at, DRIFT_AFTER))
     return None
 
 
 def _differs(known: FamilyScale, scale: FamilyScale) -> bool:
-    """Return whether what is known of a family has become something else."""
+    """Return whether what is known of a family differs from what was sent."""
     before = {(point.gpus, point.nodes): point.step_ns for point in known.points}
     now = {(point.gpus, point.nodes): point.step_ns for point in scale.points}
     return before.keys() != now.keys() or any(

@@ -1,7 +1,7 @@
-"""How fast a rank goes, whether its speed changed for good, and whether it stands still.
+"""The rate of a rank, lasting changes of its speed, and stalls.
 
 All of it rests on cumulative counts and on when the latest mini-batch ended, by the rank's own
-clock: when a report was sent, delayed or lost changes nothing. The measure is Gandiva's, the time
+clock: the sending, delay or loss of a report changes nothing. The measure is Gandiva's, the time
 per mini-batch (section 4.1), as a rate over a window.
 """
 
@@ -15,53 +15,59 @@ from skep.perf.steady import Gathering
 from skep.units import NS_PER_SECOND, Duration, seconds
 
 WINDOW = seconds(10.0)
-"""What a rate is measured over: ten reports, and longer than most pauses between mini-batches."""
+"""The time over which a rate is measured: ten reports, and longer than most pauses between mini-
+batches."""
 
 LEARNED_STEPS = 20
-"""Mini-batches that make a rate as good as a full window does: job lengths vary within ten."""
+"""This many mini-batches make a rate as good as a full window does: job lengths vary within ten."""
 
 RATE_MILLI_MAX = 10**12
-"""A thousand million mini-batches per second: beyond it only a broken clock can report."""
+"""A thousand million mini-batches per second: only a broken clock can report more."""
 
 QUIET = seconds(3.0)
-"""Silence that says nothing: a count reaches its node, and the node reports, once a second each."""
+"""Silence that means nothing: a count reaches its node, and the node reports, once a second
+each."""
 
 STALL_AFTER = seconds(30.0)
 """The shortest silence that is a stall: validation and checkpoints of small jobs take less."""
 
 STALL_STEPS = 20
-"""Or this many times the usual mini-batch, for jobs whose mini-batches take seconds."""
+"""A stall lasts for at least this many usual mini-batches, for jobs whose mini-batches take
+seconds."""
 
 LEVEL_CHANGE_MILLI = 300
-"""By how many thousandths a rate must differ from its level to be another one."""
+"""By how many thousandths a rate must differ from its level to count as another level."""
 
 LEVEL_WINDOWS = 24
-"""Windows a level rests on, the latest: their deviation is a steady measure of the noise."""
+"""The number of latest windows that define a level: their deviation is a stable measure of
+noise."""
 
 LEVEL_WINDOWS_MIN = 5
-"""Windows before there is a level: the first may hold compilation and cold caches."""
+"""Windows before there is a level: the first may include compilation and cold caches."""
 
 HELD_WINDOWS = 3
-"""Windows a change must hold: a checkpoint or a validation run disturbs one or two."""
+"""Windows that a change must last: a checkpoint or a validation run disturbs one or two."""
 
 HELD_WINDOWS_MAX = 12
-"""The most a restless series asks for: two minutes, after which noise counts as change."""
+"""The most windows that a noisy series asks for: two minutes, after which noise counts as
+change."""
 
 NOISE_FACTOR = 28
-"""How many windows tell a change from noise: the square of this times the mean deviation.
+"""The square of this times the mean deviation is how many windows distinguish a change from
+noise.
 
 The median of k normal values deviates by 1.25 * 1.25 * the mean deviation / sqrt(k). This leaves
-5.4 times that within LEVEL_CHANGE_MILLI.
-"""
+5.4 times that within LEVEL_CHANGE_MILLI."""
 
 ALIKE_DIVISOR = 10
-"""Rates alike differ by a tenth at most: between two of them there is no change of level."""
+"""Rates are alike if they differ by a tenth at most: between two of them the level does not
+change."""
 
 FINE_PER_MILLI = 10**6
-"""Levels are finer than thousandths: one mini-batch in five minutes is three of them."""
+"""Levels are finer than thousandths: a mini-batch in five minutes is only three thousandths."""
 
 PHASE_STEPS_MIN = 5
-"""Mini-batches in a window of a level: fewer would let the length of single ones decide."""
+"""Mini-batches in a window of a level: with fewer the lengths of single ones would decide."""
 
 assert HELD_WINDOWS <= LEVEL_WINDOWS_MIN <= LEVEL_WINDOWS
 assert HELD_WINDOWS < HELD_WINDOWS_MAX <= LEVEL_WINDOWS
@@ -72,7 +78,12 @@ assert QUIET < WINDOW < STALL_AFTER, "a rate falls before a stall is called"
 
 
 def rate_milli(steps: int, span_ns: int) -> int:
-    """Return thousandths of a mini-batch per second, 0 to RATE_MILLI_MAX; 0 for an empty span."""
+    """Return thousandths of a mini-batch per second, 0 to RATE_MILLI_MAX; 0 for an empty span.
+
+    Args:
+        steps: Mini-batches in the span.
+        span_ns: Its length in nanoseconds.
+    """
     if span_ns <= 0 or steps <= 0:
         return 0
     return min(steps * (1000 * NS_PER_SECOND) // span_ns, RATE_MILLI_MAX)
@@ -88,16 +99,20 @@ def median(values: Sequence[int]) -> int:
 
 
 def stall_limit(step_ns: int) -> Duration:
-    """Return the silence that is a stall for a job whose usual mini-batch takes `step_ns`."""
+    """Return how long a silence has to be to count as a stall.
+
+    Args:
+        step_ns: The usual nanoseconds of a mini-batch of the job.
+    """
     return max(STALL_AFTER, Duration(STALL_STEPS * step_ns))
 
 
 class RankWindow:
     """The latest mini-batches of one rank, from its cumulative reports.
 
-    `rate_milli` is the rate over the samples since the newest one at least WINDOW old; it falls
-    while the rank is silent. It is 0 and `known` false until there is something to go by. `lives`
-    counts how often the rank began anew: a count or clock that goes back is another life.
+    `rate_milli` is the rate over the samples since the newest one that is at least WINDOW old; it
+    falls while the rank is silent. It is 0 and `known` false until there is a measurement. `lives`
+    counts how often the rank started again: a count or clock that goes back is a new life.
     """
 
     __slots__ = (
@@ -123,7 +138,7 @@ class RankWindow:
         self._interval_ns = 0
         self._seen = 0
         self.course: Course | None = None
-        """How it goes on until it says otherwise, if it said so."""
+        """How it continues until it says otherwise, if it said so."""
         self.known = False
         self.last_step_at = 0
         self.lives = 0
@@ -135,10 +150,16 @@ class RankWindow:
         self.memory = 0
 
     def observe(self, steps: int, last_step_at: int, step_ns: int, at: int) -> None:
-        """Take over the rank's counts as of `at`; both times by the rank's clock, ns.
+        """Record the rank's counts as of `at`.
 
-        A rank without a mini-batch stays as it is. One that counts without saying when (0) is
-        taken to have made its latest mini-batch at `at`.
+        A report without a mini-batch changes nothing.
+
+        Args:
+            steps: Mini-batches that the rank has made.
+            last_step_at: When the latest one ended, by the rank's clock in nanoseconds; 0 (not
+                given) counts as `at`.
+            step_ns: What the latest one took, in nanoseconds.
+            at: When the report was made, by the same clock.
         """
         self._seen = at
         if steps <= 0:
@@ -151,7 +172,7 @@ class RankWindow:
                 self._advance(steps, ended)
         self.step_ns = step_ns
         if not self._times:
-            return  # It has made none since it stood.
+            return  # It has made none since it was suspended.
         if not self.known and step_ns > 0:
             self.rate_milli, self._interval_ns, self.known = rate_milli(1, step_ns), step_ns, True
         silent = at - self.last_step_at
@@ -160,7 +181,7 @@ class RankWindow:
             self._slow_down()
 
     def begin_anew(self) -> None:
-        """Have mini-batches count from the next one on: there was a stretch in which it stood."""
+        """Count mini-batches from the next one on, after a time in which the rank was suspended."""
         self._times, self._counts = [], []
         self.known, self.rate_milli, self.silent_ns = False, 0, 0
 
@@ -170,13 +191,21 @@ class RankWindow:
         return span >= WINDOW or steps >= LEARNED_STEPS
 
     def pure(self, since: int) -> bool:
-        """Return whether the rate rests on mini-batches alone that ended at `since` or later."""
+        """Return whether the rate rests only on mini-batches that ended at `since` or later.
+
+        Args:
+            since: Nanoseconds by the rank's clock.
+        """
         return self.known and len(self._times) > 1 and self._times[0] >= since
 
     def follow(self, course: Course, until: int) -> None:
         """Observe what a rank would have reported every second, up to a report at `until`.
 
         Of a long stretch only its last reports matter: a rate rests on nothing older.
+
+        Args:
+            course: How the rank continues.
+            until: Nanoseconds by the rank's clock.
         """
         reach = WINDOW + 2 * course.step_ns + QUIET
         at = self._seen
@@ -192,7 +221,7 @@ class RankWindow:
             self.observe(*course.done(at), course.step_ns, at)
 
     def _next(self, course: Course, at: int, until: int) -> int:
-        """Return the next report that says anything new, or the last."""
+        """Return when the next report that says anything new is made, or the last one."""
         soon = at + NS_PER_SECOND
         slow = course.goes and course.step_ns > NS_PER_SECOND and self.pure(course.next_at)
         if not slow or self.last_step_at + course.step_ns <= soon:
@@ -221,10 +250,10 @@ class RankWindow:
         self.steps, self.last_step_at = steps, ended
 
     def _slow_down(self) -> None:
-        """Let silence count that is neither a report under way nor a mini-batch under way.
+        """Reduce the rate after a silence longer than a pending report or a pending mini-batch.
 
-        With no mini-batch left in the window, all that is known is that the next one takes
-        longer than the silence.
+        With no mini-batch left in the window, all that is known is that the next one takes longer
+        than the silence.
         """
         counted = self.silent_ns - max(QUIET, 2 * self._interval_ns)
         if counted <= 0:
@@ -239,20 +268,20 @@ class RankWindow:
 
 
 class LevelChange(NamedTuple):
-    """The level of a series, before and after, in the series' unit."""
+    """The level of a series before and after a change, in the unit of the series."""
 
     before: int
     after: int
 
 
 class Level:
-    """The level of a series of rates (any unit), and when it becomes another one.
+    """The level of a series of rates (any unit), and when it changes.
 
-    The medians of two adjacent stretches are compared: the latest HELD_WINDOWS rates (more, if
-    the series is restless) and the LEVEL_WINDOWS before them. The level has changed once they
-    differ by more than LEVEL_CHANGE_MILLI and at least HELD_WINDOWS rates in a row do so on the
-    same side. That run is the next level and the series begins anew with it, so the way back is
-    as long as the way there. Slow drift is followed and is no change.
+    The medians of two adjacent stretches are compared: the latest HELD_WINDOWS rates (more, if the
+    series is noisy) and the LEVEL_WINDOWS before them. The level has changed once they differ by
+    more than LEVEL_CHANGE_MILLI and at least HELD_WINDOWS rates in a row do so on the same side.
+    These rates are the next level, and the series begins with them, so a change back takes as long.
+    Slow drift is followed and is no change.
     """
 
     __slots__ = ("_windows",)
@@ -261,19 +290,23 @@ class Level:
         self._windows: list[int] = []
 
     def settled(self, rate: int) -> bool:
-        """Return whether no further window of this rate can complete a change.
+        """Return whether further windows of this rate cannot complete a change.
 
-        All windows are alike then, and so is every median of them.
+        All windows are alike then, and so are all medians of them.
         """
         return all(abs(each - rate) * ALIKE_DIVISOR <= rate for each in self._windows)
 
     def repeat(self, rate: int, count: int) -> None:
-        """Take over further windows of one rate, where it is settled."""
+        """Add `count` further windows of one rate, for which the series is settled."""
         self._windows += [rate] * min(count, LEVEL_WINDOWS + HELD_WINDOWS_MAX)
         del self._windows[: -(LEVEL_WINDOWS + HELD_WINDOWS_MAX)]
 
     def add(self, rate: int) -> LevelChange | None:
-        """Take over the next window's rate, above 0; return the change it completes, if any."""
+        """Add the rate of the next window; return the change that it completes, if any.
+
+        Args:
+            rate: Above 0.
+        """
         windows = self._windows
         windows.append(rate)
         del windows[: -(LEVEL_WINDOWS + HELD_WINDOWS_MAX)]
@@ -314,8 +347,8 @@ def _differs(rate: int, level: int) -> bool:
 class PhaseWatch:
     """Cuts a rank's progress into adjacent windows and watches their level.
 
-    A window ends once it is WINDOW long and holds PHASE_STEPS_MIN mini-batches. The rank
-    watched is the slowest at the time a window begins: the gang goes at its pace.
+    A window ends once it is WINDOW long and holds PHASE_STEPS_MIN mini-batches. The watched rank is
+    the slowest one when a window begins: it determines the pace of the gang.
     """
 
     __slots__ = ("_lives", "_since", "_steps", "level", "rank", "steady")
@@ -326,7 +359,14 @@ class PhaseWatch:
         self._begin(rank)
 
     def watch(self, slowest: RankWindow) -> LevelChange | None:
-        """Look at the rank; return the change that its progress completes, in thousandths."""
+        """Look at the rank; return the change that its progress completes, if any.
+
+        Args:
+            slowest: The slowest rank now, to which the next window belongs.
+
+        Returns:
+            The levels in thousandths of a mini-batch per second.
+        """
         rank = self.rank
         span = rank.last_step_at - self._since
         if rank.lives != self._lives:
@@ -344,7 +384,7 @@ class PhaseWatch:
         return LevelChange(change.before // FINE_PER_MILLI, change.after // FINE_PER_MILLI)
 
     def ends(self, course: Course) -> int:
-        """Return when the window ends, for a rank that keeps to its course."""
+        """Return when the window ends, for a rank that keeps to its course, in nanoseconds."""
         long = -((course.next_at - self._since - WINDOW) // course.step_ns) + course.steps + 1
         steps = max(long, self._steps + PHASE_STEPS_MIN, course.steps + 1)
         return course.tells(course.ends(steps))
@@ -355,7 +395,7 @@ class PhaseWatch:
         return pure and self.level.settled(_fine(1, course.step_ns))
 
     def follow(self, course: Course, until: int) -> None:
-        """Take over the windows that end before a report at `until`; nothing is found in them."""
+        """Add the windows that end before a report at `until`; nothing is found in them."""
         made, at = 0, self.ends(course)
         while at < until:
             steps, ended = course.done(at)
@@ -366,7 +406,7 @@ class PhaseWatch:
         self.steady.repeat(rate, made)
 
     def gathered(self, course: Course) -> int:
-        """Return when there will be enough windows to compare with, likewise."""
+        """Return when there are enough windows to compare with, if the rank keeps to its course."""
         since, steps, at = self._since, self._steps, 0
         for _ in range(self.steady.missing):
             at = self.ends(course)

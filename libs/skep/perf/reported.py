@@ -1,4 +1,4 @@
-"""What a rank reports, as far as it can be: an agent may be broken, its reader is not."""
+"""Check what a rank reports: an agent may be broken, and must not break its reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skep.wire.bounds import INSTANT_MAX
 from skep.wire.reports import RankProgress
 
 COUNT_MAX = 10**15
-"""Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
+"""Larger values come from a broken agent; findings from smaller values can always be encoded."""
 
 
 def is_sane(rank: RankProgress) -> bool:
@@ -23,6 +23,11 @@ def is_sane(rank: RankProgress) -> bool:
 
 
 def course_of(rank: RankProgress, at: Instant) -> Course:
-    """Return how a rank goes on; one that says what cannot be makes nothing more."""
+    """Return how a rank continues; with impossible values it makes no further mini-batches.
+
+    Args:
+        rank: What it reported.
+        at: When it reported that.
+    """
     sane = is_sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
     return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)

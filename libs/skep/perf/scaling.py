@@ -1,8 +1,8 @@
-"""How a family of jobs scales: what a mini-batch takes on so many GPUs and so many nodes.
+"""How a family of jobs scales: what a mini-batch takes on so many GPUs and nodes.
 
-Learned from the rates of runs, each by its median over the latest jobs; what was never measured is
-interpolated between two sizes that were, by a power of the size (Optimus, section 3.2, fits its
-speed function to such samples), and never guessed from a single one.
+It is learned from the rates of runs, as the median over the latest jobs. A size that was never
+measured is interpolated between two measured ones, by a power of the size (Optimus, section 3.2,
+fits its speed function to such samples), and never extrapolated from a single one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,33 @@ from skep.units import NS_PER_SECOND, Duration
 from skep.wire.advice import ScalePoint
 
 FAMILIES_MAX = 5_000
-"""Families on one type of GPU, the most recently learned."""
+"""Families on one type of GPU, the most recently learned ones."""
 POINTS_MAX = 32
-"""Sizes and spreads of one family that are remembered, the most recently learned."""
+"""Sizes and spreads of one family that are remembered, the most recently learned ones."""
 BEYOND = 2
-"""How many times the largest size measured is still said something about."""
+"""Predictions go up to this multiple of the largest measured size."""
 
 Key = tuple[str, str]
 """Family and type of GPU."""
 
 
 class Scaling:
-    """What a mini-batch takes, by family and type of GPU, size and spread."""
+    """What a mini-batch takes, by family and type of GPU, number of GPUs and number of nodes."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Begin without measurements."""
         self._known: dict[Key, dict[tuple[int, int], predict.Runs]] = {}
 
     def learn(self, key: Key, gpus: int, nodes: int, job: str, step_ns: Duration) -> None:
-        """Take over what a mini-batch of a job takes on so many GPUs of so many nodes."""
+        """Record what a mini-batch of a job takes.
+
+        Args:
+            key: The family and type of GPU.
+            gpus: GPUs of the job.
+            nodes: How many nodes they are on.
+            job: Its id; a later value of the same job replaces an earlier one.
+            step_ns: Nanoseconds of a mini-batch.
+        """
         points = self._known.pop(key, None) or {}
         self._known[key] = points
         runs = points.pop((gpus, nodes), None) or predict.Runs()
@@ -54,11 +62,15 @@ class Scaling:
         )
 
     def keys(self) -> Iterable[Key]:
-        """Return every family and type of which something is known."""
+        """Return every family and type with measurements."""
         return self._known.keys()
 
     def check(self) -> None:
-        """Assert the bounds."""
+        """Assert the bounds.
+
+        Raises:
+            AssertionError: One of them is broken.
+        """
         assert len(self._known) <= FAMILIES_MAX
         for points in self._known.values():
             assert 0 < len(points) <= POINTS_MAX
@@ -69,10 +81,17 @@ class Scaling:
 def rates(
     points: Sequence[ScalePoint], each: int, sizes: range, own: tuple[int, int] = (0, 0)
 ) -> tuple[tuple[int, int], ...]:
-    """Return thousandths of a mini-batch per second for each number of workers, fewest first.
+    """Return the rate for each number of workers, fewest first.
 
-    A worker has `each` GPUs. `own` is what the job itself was measured at (workers, rate): then the
-    others are relative to it. Sizes about which nothing is known are left out.
+    Args:
+        points: What is known of the family.
+        each: GPUs of a worker.
+        sizes: Numbers of workers.
+        own: Workers of the job itself and its measured rate, in thousandths: then the other
+            rates are relative to it. (0, 0): not measured.
+
+    Returns:
+        Pairs of workers and thousandths of a mini-batch per second; unknown sizes are left out.
     """
     best: dict[int, int] = {}
     for point in points:
@@ -91,7 +110,7 @@ def rates(
 
 
 def _step_ns(best: dict[int, int], gpus: int) -> float:
-    """Return what a mini-batch takes on so many GPUs; 0.0 if unknown."""
+    """Return what a mini-batch takes on so many GPUs, in nanoseconds; 0.0 if unknown."""
     if gpus in best:
         return best[gpus]
     known = sorted(best)
@@ -101,16 +120,18 @@ def _step_ns(best: dict[int, int], gpus: int) -> float:
     low, high = known[above - 1], known[above]
     power = math.log(best[high] / best[low]) / math.log(high / low)
     if gpus > high:
-        # Beyond what was measured nothing gets better than in proportion, nor worse.
+        # Beyond measured sizes the speed-up is at most linear, and there is no slow-down.
         power = min(max(power, -1.0), 0.0)
         return float(best[high] * (gpus / high) ** power)
     return float(best[low] * (gpus / low) ** power)
 
 
 def slowdown(points: Sequence[ScalePoint]) -> tuple[tuple[int, int], ...]:
-    """Return how a family's mini-batches suffer on more nodes: (nodes, thousandths), fewest first.
+    """Return how much longer a family's mini-batches take on more nodes, fewest first.
 
-    1000 is what they take on the fewest nodes on which as many GPUs were measured.
+    Returns:
+        Pairs of nodes and thousandths; 1000 is the time on the fewest nodes on which as many
+        GPUs were measured.
     """
     by_gpus: dict[int, dict[int, int]] = {}
     for point in points:

@@ -1,7 +1,7 @@
-"""How fast a job goes while nothing about it changes, and how much that varies.
+"""The rate of a job while nothing about it changes, and how much it varies.
 
 Adjacent windows of a rank are gathered until there are enough of them to compare a later rate with.
-One that is another rate than they are, by more than they vary, begins anew: something has changed.
+A rate that differs from them by more than they vary starts a new series: something has changed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from math import isqrt
 from typing import NamedTuple
 
 WINDOWS = 8
-"""Windows that tell a mean and what it is worth: as many as a trial's test asks for."""
+"""Windows that are needed for a mean and its uncertainty: as many as the test of a trial needs."""
 APART_DIVISOR = 50
-"""Rates that differ by one in so many at most are one rate, however little they vary."""
+"""Rates that differ by at most this part are one rate, however little they vary."""
 APART_SPREADS = 3
-"""Otherwise by so many standard deviations: one window in 300 where they are as in a bell curve."""
+"""Otherwise rates may differ by this many standard deviations: one window in 300 exceeds them under
+a normal distribution."""
 
 
 class Steady(NamedTuple):
-    """A mean rate, the standard deviation of the samples it rests on (in its unit), and how many.
+    """A mean rate, the standard deviation of its samples (in its unit), and their number.
 
-    Samples are adjacent and do not overlap. None of them: unknown yet.
+    Samples are adjacent and do not overlap. Without samples the rate is not known yet.
     """
 
     mean: int = 0
@@ -32,51 +33,51 @@ NOT_YET = Steady()
 
 
 class Gathering:
-    """Windows since a job last went otherwise. Rates are in any unit."""
+    """Windows since the rate of a job last changed. Rates are in any unit."""
 
-    __slots__ = ("_rates", "_steady", "_told")
+    __slots__ = ("_rates", "_reported", "_steady")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without windows."""
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin again without windows."""
         self._rates: list[int] = []
-        self._steady, self._told = NOT_YET, True
+        self._steady, self._reported = NOT_YET, True
 
     @property
     def missing(self) -> int:
-        """Return how many windows are to come until there are enough."""
+        """Return how many more windows are needed."""
         return WINDOWS - len(self._rates)
 
     def add(self, rate: int) -> None:
-        """Take over the rate of the next window."""
+        """Add the rate of the next window."""
         if self._rates and self._is_other(rate):
             self.clear()
         if self.missing:
             self._rates.append(rate)
             if not self.missing:
                 self._steady = of(self._rates)
-        self._told = self._steady is NOT_YET
+        self._reported = self._steady is NOT_YET
 
     def repeat(self, rate: int, count: int) -> None:
-        """Take over further windows of one rate that are over; nothing is told of them."""
+        """Add `count` past windows of one rate; `news` does not return them."""
         for _ in range(min(count, WINDOWS + 1)):  # The first may begin anew.
             self.add(rate)
-        self._told = True
+        self._reported = True
 
     def news(self) -> Steady:
         """Return what is known, once for each window; else NOT_YET."""
-        told, self._told = self._told, True
-        return NOT_YET if told else self._steady
+        reported, self._reported = self._reported, True
+        return NOT_YET if reported else self._steady
 
     def _is_other(self, rate: int) -> bool:
         return is_other(rate, self._steady if self._steady is not NOT_YET else of(self._rates))
 
 
 def is_other(rate: int, known: Steady) -> bool:
-    """Return whether a rate differs from a mean by more than those that it is of vary."""
+    """Return whether a rate differs from a mean by more than its samples vary."""
     limit = max(known.mean // APART_DIVISOR, APART_SPREADS * known.spread)
     return abs(rate - known.mean) > limit
 
