@@ -87,7 +87,14 @@ RETIRED = {
 }
 """A word that documents no longer use: what replaces it. `told apart` is another word."""
 RETIRED_WORD = re.compile(rf"\b({'|'.join(RETIRED)})s?\b(?! apart)", re.IGNORECASE)
-IMPERSONAL = ("libs/skep/ledger/", "libs/skep/machines/", "libs/skep/perf/", "libs/skep/policy/")
+IMPERSONAL = (
+    "libs/skep/base/",
+    "libs/skep/cells/",
+    "libs/skep/ledger/",
+    "libs/skep/machines/",
+    "libs/skep/perf/",
+    "libs/skep/policy/",
+)
 """Folders in whose code no job is a person; others follow when they are next taken apart."""
 PERSON = re.compile(r"\b(nobody|somebody|who|whoever|whom)\b", re.IGNORECASE)
 IN_CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")

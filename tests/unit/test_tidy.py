@@ -87,7 +87,7 @@ def test_packages_have_their_places(tmp_path: Path, name: str) -> None:
 
 def test_a_job_is_no_person_where_the_allocator_is(tmp_path: Path) -> None:
     text = '"""What it is."""\nJOB = 1  # Whoever waits.\n'
-    assert broken(tmp_path, "libs/skep/cells/a.py", text) == []
+    assert broken(tmp_path, "libs/skep_job/a.py", text) == []
     assert broken(tmp_path, "libs/skep/ledger/a.py", text) == [(2, "word")]
 
 

@@ -1,8 +1,8 @@
-"""Which worker goes on which node, by trying: for gangs of unequal workers.
+"""Assign workers to nodes by trial, for gangs of unequal workers.
 
-Largest workers first onto the roomiest nodes is right for equal workers, and misses some packings
-of unequal ones: 3, 2 and 2 GPUs on nodes with 4 and 3. Trying is exponential, so it is bounded; the
-bound is beyond what gangs of a dozen workers need.
+For equal workers it is right to put the largest first onto the nodes with the most free GPUs. For
+unequal ones that misses some packings: 3, 2 and 2 GPUs on nodes with 4 and 3. A trial of all is
+exponential, so it is bounded; the bound is beyond what gangs of a dozen workers need.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 STEPS = 4096
-"""Bins looked at before a packing is given up: some milliseconds."""
+"""The number of bins that are looked at before a packing is given up: some milliseconds."""
 
 WORKERS_MAX = 64
-"""Workers of a gang that every packing is tried for."""
+"""The most workers of a gang for which packings are tried."""
 
 
 class Bin(NamedTuple):
-    """Room for workers: GPUs, and the node whose other resources they share."""
+    """Free capacity for workers: GPUs, and the node whose other resources they share."""
 
     room: int
     node: str = ""
     most: int | None = None
-    """How many workers the node has other resources for; None if that limits nothing."""
+    """For how many workers the node has other resources; None: they limit nothing."""
 
 
 def pack_workers(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
     """Return the workers of each bin, or None if no packing is found.
 
     Args:
-        bins: Room, in GPUs.
+        bins: Free GPUs.
         sizes: The GPUs of each worker, descending.
+
+    Returns:
+        By bin, the GPUs of each of its workers.
     """
     if len(sizes) > WORKERS_MAX or sum(each.room for each in bins) < sum(sizes):
         return None
@@ -43,7 +46,7 @@ def workers_fit(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
     """Return whether workers fit, or None if trying takes too long.
 
     Args:
-        bins: Room, in GPUs.
+        bins: Free GPUs.
         sizes: The GPUs of each worker, descending.
     """
     if len(sizes) > WORKERS_MAX:
@@ -56,7 +59,7 @@ def workers_fit(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
 class _Trial:
     def __init__(self, bins: Sequence[Bin], sizes: Sequence[int]) -> None:
         self.bins, self.sizes = bins, sizes
-        # The tightest first: what is left of a bin is then large or of no use to anyone.
+        # The tightest first: what is left of a bin is then large, or too small for any worker.
         self.order = sorted(range(len(bins)), key=lambda each: bins[each].room)
         self.room = [each.room for each in bins]
         self.most = {each.node: each.most for each in bins}

@@ -55,7 +55,7 @@ class ChainState:
                 counts[-1] = topology.size[level] // topology.node_size
 
     def add_pool(self, pool: Pool) -> None:
-        """Give a VC cells of this chain: its quota is owed until the cells are bound."""
+        """Give a VC cells of this chain: they are owed until they are bound."""
         self.pools[pool.vc, pool.pin] = pool
         for level, count in enumerate(pool.total):
             self.forest.owed[level] += count
@@ -131,7 +131,7 @@ class ChainState:
         self._change(turned, firm, 1)
 
     def cancel_claim(self, spot: Spot) -> None:
-        """Cancel the claim on a worker's leaves; their users go on as if it had never been."""
+        """Cancel the claim on a worker's leaves; their users are not affected."""
         cell = self.cell_of(spot.leaves[0]) if spot.level else None
         for leaf in spot.leaves:
             del self.claim[leaf]
@@ -142,7 +142,12 @@ class ChainState:
             self._unused(cell, len(spot.leaves))
 
     def free_leaves(self, leaves: Iterable[int], hold: CellHold) -> None:
-        """Free leaves of one node that a hold uses; unbind cells that no job of the VC needs."""
+        """Free leaves of one node; unbind cells that no job of the VC needs any more.
+
+        Args:
+            leaves: Leaves; those that the hold does not use are ignored.
+            hold: The hold.
+        """
         gone = [leaf for leaf in leaves if self.user[leaf] is hold]
         if not gone:
             return
@@ -178,9 +183,16 @@ class ChainState:
     # --- health --------------------------------------------------------------------------------
 
     def set_bad(self, leaves: Sequence[int], *, bad: bool) -> bool:
-        """Note that leaves of one node turned bad or healed; return whether any did.
+        """Note that leaves of one node turned bad or healed.
 
-        Which VC has to take a bad cell is decided apart (`decide.bad_cells`).
+        Which VC has to take a bad cell is decided separately (`decide.bad_cells`).
+
+        Args:
+            leaves: The leaves.
+            bad: Whether they turned bad, else they healed.
+
+        Returns:
+            Whether any of them changed.
         """
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:
@@ -202,7 +214,13 @@ class ChainState:
         return True
 
     def bind_bad_cell(self, vc: str, level: int, index: int) -> None:
-        """Bind a cell with bad GPUs to a VC (HiveD's doomed bad cell)."""
+        """Bind a cell with bad GPUs to a VC (HiveD's doomed bad cell).
+
+        Args:
+            vc: The VC.
+            level: The level of the cell.
+            index: Its index.
+        """
         self._bind(self.pools[vc, ""], level, index, bad_cell=True)
 
     def unbind_bad_cell(self, level: int, index: int) -> None:
@@ -217,7 +235,7 @@ class ChainState:
         self._unbind(cell)
 
     def bad_cell_of(self, cell: VirtualCell) -> BadCell:
-        """Return a bound bad cell as facts name it."""
+        """Return a bound bad cell in the form of facts."""
         return BadCell(
             chain=self.topology.name, vc=cell.pool.vc, level=cell.level, index=cell.index
         )
@@ -229,13 +247,19 @@ class ChainState:
     # --- cells ---------------------------------------------------------------------------------
 
     def bind_pinned_cell(self, pool: Pool, level: int, index: int) -> None:
-        """Bind a pinned cell to its pool for good."""
+        """Bind a pinned cell to its pool permanently.
+
+        Args:
+            pool: The pool of the pin.
+            level: The level of the cell.
+            index: Its index.
+        """
         self.forest.owed[level] += 1
         pool.total[level] = pool.left[level] = 1
         self._bind(pool, level, index)
 
     def _cover(self, hold: CellHold, spot: Spot) -> VirtualCell | None:
-        """Return the bound cell that covers a guaranteed worker; bind it if it is not yet."""
+        """Return the bound cell that covers a guaranteed worker, and bind it if necessary."""
         if not spot.level:
             return None
         index = self.topology.up(spot.leaves[0], spot.level)
@@ -376,7 +400,7 @@ class ChainState:
             counts[after[1]] += 1
 
     def _regions(self, node: int, leaves: Iterable[int]) -> list[tuple[int, int, Pool | None]]:
-        """Return what leaves of a node are listed under: free cells, or units of pools."""
+        """Return where leaves of a node are listed: in free cells, or in units of pools."""
         shape = self.topology
         kind = self.kind[node]
         if kind == OPEN:

@@ -1,7 +1,7 @@
-"""What holds of the cells after every event: counts recomputed from the GPUs, and sharing safety.
+"""The invariants of the cells: counts recomputed from the GPUs, and sharing safety.
 
-For tests, the simulator, and the watch kept in production. O(cells); raises AssertionError with
-the cell and the tenant concerned.
+For tests, the simulator, and the periodic check in production. Costs O(cells); raises
+AssertionError with the cell and the tenant concerned.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def _sets(cells: Cells, chain: str) -> None:
 
 
 def safe(chain: ChainState) -> None:
-    """Assert sharing safety: every cell still owed can be had (HiveD invariant 2, strong form)."""
+    """Assert sharing safety: every owed cell is available (HiveD invariant 2, strong form).
+
+    Raises:
+        AssertionError: Cells of a level are owed and not available.
+    """
     shape, forest, spare = chain.topology, chain.forest, 0
     for level in range(shape.top, 0, -1):
         above = spare * shape.fan[level + 1] if level < shape.top else 0

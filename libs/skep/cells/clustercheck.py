@@ -1,7 +1,7 @@
-"""What is wrong with a cluster whose shape is right: each mistake with its path and what to do.
+"""Check a cluster whose shape is right: report each mistake with its path and what to do.
 
-A chain is checked on its own first. What refers to a chain with problems is not checked further,
-so that one mistake is told once.
+A chain is checked on its own first. References to a chain with problems are not checked further, so
+that one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 
 LEVELS_MAX = 16
-"""Levels of one chain: real clusters have five to seven."""
+"""The most levels of one chain: real clusters have five to seven."""
 NODES_MAX = 65_536
 """Nodes of one chain: eight times the largest cluster that is measured."""
 GPUS_MAX = 1_000_000
@@ -29,17 +29,17 @@ GPUS_MAX = 1_000_000
 DEVICE_MAX = 1023
 WEIGHT_MAX = 1_000_000
 SIGNS = ("signal", "not-started", "exit")
-"""How an attempt may end that says something against its GPUs."""
+"""The ends of an attempt that count against its GPUs."""
 SECONDS_MAX = 366 * 86_400
 PROBLEMS_MAX = 100
-"""A file can have a thousand problems; the first hundred are enough to start mending."""
+"""A file can have a thousand problems; the first hundred are enough to begin with."""
 
 NAME = re.compile(r"[^\s/](?:[^/]{0,126}[^\s/])?")
 """What chains, levels, cells above nodes and pins may be called. `/` parts them in paths."""
 
 
 class Paths:
-    """Where in Skep's own cluster file each thing stands."""
+    """The path of each thing in a Skep cluster file."""
 
     def chain(self, chain: str) -> str:
         """Return the path of a chain."""
@@ -58,19 +58,34 @@ class Paths:
         return f"$.chains.{chain}.levels.{level}"
 
     def node_level(self, chain: str) -> str:
-        """Return the path of what says which level is a machine."""
+        """Return the path of the key that says which level is a machine."""
         return f"$.chains.{chain}.node"
 
     def node(self, chain: str, position: int) -> str:
-        """Return the path of a node, given by its position in the chain."""
+        """Return the path of a node.
+
+        Args:
+            chain: The name of the chain.
+            position: The position of the node in it.
+        """
         return f"$.chains.{chain}.nodes"
 
     def devices(self, chain: str, position: int) -> str:
-        """Return the path of a node's GPU indices."""
+        """Return the path of a node's GPU indices.
+
+        Args:
+            chain: The name of the chain.
+            position: The position of the node in it.
+        """
         return f"$.chains.{chain}.devices"
 
     def name(self, chain: str, cell: str) -> str:
-        """Return the path of the name of a cell, given as `level/index`."""
+        """Return the path of the name of a cell.
+
+        Args:
+            chain: The name of the chain.
+            cell: The cell as `level/index`.
+        """
         return f"$.chains.{chain}.names.{cell}"
 
     def pin(self, pin: str) -> str:
@@ -82,7 +97,14 @@ class Paths:
         return f"$.vcs.{vc}"
 
     def quota(self, vc: str, position: int, chain: str, level: str) -> str:
-        """Return the path of a quota, given by its position among the virtual cluster's."""
+        """Return the path of a quota.
+
+        Args:
+            vc: The name of the virtual cluster.
+            position: The position of the quota in it.
+            chain: The chain of the quota.
+            level: Its level.
+        """
         return f"$.vcs.{vc}.cells.{chain}/{level}"
 
     def owned_pin(self, vc: str, position: int) -> str:
@@ -95,12 +117,20 @@ class Paths:
 
 
 def problem(path: str, reason: Reason, text: str, suggestion: str = "") -> Problem:
-    """Return a problem; a line shorter than by keywords."""
+    """Return a problem; positional arguments make calls shorter."""
     return Problem(path=path, reason=reason, text=text, suggestion=suggestion)
 
 
 def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
-    """Return everything that is wrong with a cluster, PROBLEMS_MAX at most; nothing: it is good."""
+    """Return everything that is wrong with a cluster.
+
+    Args:
+        cluster: The cluster.
+        paths: The path of each part of it, for the messages; None: that of a cluster file.
+
+    Returns:
+        At most PROBLEMS_MAX problems; none if the cluster is good.
+    """
     paths = paths or Paths()
     found: list[Problem] = []
     sound: list[str] = []
@@ -116,9 +146,15 @@ def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Probl
 def rest_problems(
     cluster: Cluster, sound: Iterable[str], paths: Paths, found: Iterable[Problem]
 ) -> list[Problem]:
-    """Return what is wrong beside each chain on its own. `sound` chains have no problems.
+    """Return what is wrong beyond single chains.
 
-    Feasibility is looked at once nothing else is wrong: `found` are the problems known before.
+    Feasibility is checked only if nothing else is wrong.
+
+    Args:
+        cluster: The cluster.
+        sound: The chains without problems.
+        paths: The path of each part of it.
+        found: The problems that are known already.
     """
     chains = {name: cluster.chains[name] for name in sound}
     more = list(_shared_nodes(chains, paths))
@@ -155,7 +191,13 @@ def _quarantine(rule: QuarantineRule) -> Iterator[Problem]:
 
 
 def chain_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
-    """Yield what is wrong with one chain."""
+    """Yield what is wrong with one chain.
+
+    Args:
+        name: Its name.
+        chain: The chain.
+        paths: The path of each part of the cluster.
+    """
     if not is_name(name):
         yield _bad_name(paths.chain(name), name, "a chain")
     if not chain.gpu or not chain.gpu.isprintable():
@@ -174,7 +216,7 @@ def chain_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a chain, a level, a cell or a pin may be called so."""
+    """Return whether a chain, a level, a cell or a pin may have this name."""
     return NAME.fullmatch(text) is not None and text.isprintable()
 
 
@@ -184,7 +226,13 @@ def _bad_name(path: str, name: str, what: str) -> Problem:
 
 
 def level_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
-    """Yield what is wrong with a chain's levels: with such, no sizes can be told."""
+    """Yield what is wrong with a chain's levels; with such problems cells have no sizes.
+
+    Args:
+        name: The name of the chain.
+        chain: The chain.
+        paths: The path of each part of the cluster.
+    """
     if not 1 <= len(chain.levels) <= LEVELS_MAX:
         text = f"a chain has 1 to {LEVELS_MAX} levels above one GPU, not {len(chain.levels)}"
         yield problem(
@@ -307,7 +355,7 @@ def _names(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
 def _shared_nodes(chains: dict[str, Chain], paths: Paths) -> Iterator[Problem]:
     """Yield what two chains share: a node may have two types of GPU, a GPU has one.
 
-    Nodes that have the same GPUs in the same two chains are told together.
+    Nodes that have the same GPUs in the same two chains are reported together.
     """
     seen: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     shared: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
@@ -448,7 +496,12 @@ def _infeasible(cluster: Cluster, paths: Paths) -> Iterator[Problem]:
 
 
 def cluster_remarks(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
-    """Return what is no mistake by itself but probably one, of a cluster without problems."""
+    """Return what is allowed but probably a mistake.
+
+    Args:
+        cluster: A cluster without problems.
+        paths: The path of each part of it, for the messages; None: that of a cluster file.
+    """
     paths = paths or Paths()
     found: list[Problem] = []
     odd = [

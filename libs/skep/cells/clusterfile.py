@@ -67,7 +67,11 @@ VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy")
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
-    """Return the cluster in a decoded YAML or JSON value, or everything that is wrong with it."""
+    """Return the cluster in a decoded YAML or JSON value, or everything that is wrong with it.
+
+    Args:
+        tree: The value; of any type.
+    """
     reader = _Reader()
     cluster = reader.cluster(tree)
     found = reader.found
@@ -123,6 +127,7 @@ class _Reader:
         return {key: inner for key, inner in value.items() if isinstance(key, str)}
 
     def keys(self, tree: dict[str, Any], known: Sequence[str], path: str) -> None:
+        """Report unknown keys of an object."""
         for key in tree:
             if key not in known:
                 text = f"unknown key `{key}`"
@@ -130,7 +135,7 @@ class _Reader:
                 self.add(f"{path}.{key}", Reason.UNKNOWN_KEY, text, hint)
 
     def text(self, tree: dict[str, Any], key: str, path: str, default: str | None) -> str | None:
-        """Return a text, or None after saying that it is not there or is none."""
+        """Return a text; None after reporting that it is missing or of another type."""
         value = tree.get(key, default)
         if isinstance(value, str):
             return value
@@ -142,7 +147,7 @@ class _Reader:
         return None
 
     def number(self, value: Any, path: str) -> int | None:
-        """Return a whole number, or None after saying that it is none."""
+        """Return a whole number; None after reporting that the value is of another type."""
         if type(value) is int:
             return value
         self.wrong_type(path, "a whole number", value)
@@ -203,7 +208,10 @@ class _Reader:
             self.wrong_type(f"{path}.signs", f"a list of {', '.join(SIGNS)}", signs)
             signs = []
         rule = QuarantineRule(
-            **{key: getattr(usual, key) if told is None else told for key, told in numbers.items()},
+            **{
+                key: getattr(usual, key) if given is None else given
+                for key, given in numbers.items()
+            },
             share=float(share),
             signs=tuple(signs),
         )
@@ -240,7 +248,7 @@ class _Reader:
             whole = len(self.found) == before
             devices = self.devices(tree.get("devices"), f"{path}.devices", nodes, whole=whole)
         else:
-            # Without sizes, nodes cannot be told apart into cells.
+            # Without sizes, nodes cannot be assigned to cells.
             nodes = self.nodes_of(tree.get("nodes"), f"{path}.nodes")
         # Only of levels that were found sound: wrong ones may say that a node has any size.
         plain = tuple(range(gpus_per_node(chain))) if sized else ()
@@ -252,11 +260,11 @@ class _Reader:
             gpu=gpu, levels=levels, node_level=node_level, nodes=cells, leaf=leaf, names=names
         )
         # That cells are not full may only mean that nodes could not be read.
-        told = len(self.found) > before or not sized
+        unread = len(self.found) > before or not sized
         self.found += [
             one
             for one in chain_problems(name, chain, self.paths)
-            if not (told and one.reason == Reason.CELLS_NOT_FULL)
+            if not (unread and one.reason == Reason.CELLS_NOT_FULL)
         ]
         return None if len(self.found) > before else chain
 
@@ -287,15 +295,15 @@ class _Reader:
         return tuple(levels)
 
     def node_level(self, tree: dict[str, Any], path: str, levels: tuple[Level, ...]) -> str | None:
-        """Return which level is one machine, after saying what is wrong with it."""
+        """Return which level is one machine; None after reporting what is wrong with it."""
         names = [level.name for level in levels]
-        told = self.text(tree, "node", path, "node")
-        if told is not None and names and told not in names:
-            text = f"no level {told!r} to be one machine; there are {', '.join(names)}"
-            hint = nearest(told, names) or "say which level is one machine: node: LEVEL"
+        level = self.text(tree, "node", path, "node")
+        if level is not None and names and level not in names:
+            text = f"no level {level!r} to be one machine; there are {', '.join(names)}"
+            hint = nearest(level, names) or "say which level is one machine: node: LEVEL"
             self.add(f"{path}.node", Reason.UNKNOWN_LEVEL, text, hint)
             return None
-        return told
+        return level
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -428,7 +436,7 @@ class _Reader:
     # --- pinned cells -----------------------------------------------------------------------------
 
     def pin(self, path: str, value: Any, chains: dict[str, Chain]) -> Pin | None:
-        """Return the cell that `CHAIN/LEVEL/...` names, or None after saying what is wrong."""
+        """Return the cell that `CHAIN/LEVEL/...` names; None after reporting what is wrong."""
         if not isinstance(value, str):
             self.wrong_type(path, "a cell such as v100/rack/0", value)
             return None
@@ -464,9 +472,9 @@ class _Reader:
         self.keys(tree, VC_KEYS, path)
         quotas: dict[tuple[str, str], int] = {}
         entries = self.mapping(tree.get("cells"), f"{path}.cells", "numbers by chain/level")
-        for key, told in entries.items():
+        for key, cells in entries.items():
             here = f"{path}.cells.{key}"
-            count = self.number(told, here)
+            count = self.number(cells, here)
             place = self.level(key, here, chains)
             if count is None or place is None:
                 continue
@@ -500,7 +508,7 @@ class _Reader:
         )
 
     def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
-        """Return a policy's name and options; whether there is one so called is not looked at."""
+        """Return a policy's name and options, without checking whether such a policy exists."""
         if isinstance(value, str):
             return value, {}
         if not isinstance(value, dict):
@@ -508,7 +516,7 @@ class _Reader:
             return FIFO, {}
         tree = self.mapping(value, path, "an object")
         name = self.text(tree, "name", path, None)
-        options = {key: told for key, told in tree.items() if key != "name"}
+        options = {key: option for key, option in tree.items() if key != "name"}
         return (FIFO, {}) if name is None else (name, options)
 
     def level(self, key: str, path: str, chains: dict[str, Chain]) -> tuple[str, str] | None:
@@ -537,7 +545,7 @@ class _Reader:
 
 
 def _cell_index(chain: Chain, level: int, parts: list[str]) -> int | str:
-    """Return the index of a cell told by index, by name, or by node and place; or what is wrong."""
+    """Return the index of a cell given by index, name, or node and place; or what is wrong."""
     title = level_names(chain)[level]
     count = cells_by_level(chain)[level]
     node_level = level_names(chain).index(chain.node_level)
@@ -563,7 +571,7 @@ def _cell_index(chain: Chain, level: int, parts: list[str]) -> int | str:
         return f"no node {first!r} in this chain {nearest(first, list(nodes)[:1000])}".rstrip()
     inside = gpus_per_node(chain) // gpus_by_level(chain)[level]
     if level == 0:
-        # One GPU is told by its index on the node, as `nvidia-smi` and `skep gpus` tell it.
+        # One GPU is given by its index on the node, as `nvidia-smi` and `skep gpus` show it.
         devices = devices_of(chain, nodes[first])
         if parts[1] in map(str, devices):
             return nodes[first] * inside + devices.index(int(parts[1]))

@@ -1,4 +1,4 @@
-"""A cluster as the text of a cluster file, which `parse_cluster` reads back as the same cluster."""
+"""Write a cluster as the text of a cluster file; `parse_cluster` reads it as the same cluster."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ NUMERIC = re.compile(r"[0-9a-fA-FxXoOtTzZ_.-]*")
 """What YAML might read as a number or a date, and some more."""
 WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
-HEAD = """\
-# A cluster of Skep's: what it consists of, and who owns which part of it.
-# `skep cluster check FILE` names every mistake in it.
-"""
+HEAD = (
+    # tidy: allow word because tenants own the parts
+    "# A cluster of Skep's: what it consists of, and who owns which part of it.\n"
+    "# `skep cluster check FILE` names every mistake in it.\n"
+)
 LEVELS_NOTE = """\
     # From the lowest level up, each made of so many of the level below: a {first} is {count} GPUs.
     # Write what the hardware is, and add levels above `{node}` (rack: 4) to own and ask for racks.
@@ -29,8 +30,10 @@ NODES_NOTE = """\
     # GPUs of a node are 0, 1, ... in the order of the tree unless `devices` says otherwise:
     #   devices: {{{node}: [0, 2, 1, 3]}}
 """
-VCS_NOTE = """\
-# Who owns what. Cells are guaranteed with their shape; what is idle is shared by `weight`:
+VCS_NOTE = (
+    # tidy: allow word because tenants own the cells
+    "# Who owns what. Cells are guaranteed with their shape; what is idle is shared by `weight`:\n"
+    """\
 #   vcs:
 #     research: {{cells: {{{cell}: 1}}, weight: 2}}
 #     production: {{gpus: 4}}          # that many, in the largest cells that make it up
@@ -39,10 +42,16 @@ VCS_NOTE = """\
 #   vcs:
 #     research: {{pinned: [mine]}}
 """
+)
 
 
 def to_yaml(cluster: Cluster, *, explain: bool = False) -> str:
-    """Return the text; with `explain`, its comments tell a reader what to write."""
+    """Return a cluster as the text of a cluster file.
+
+    Args:
+        cluster: The cluster.
+        explain: Whether comments say what to write.
+    """
     lines = [HEAD] if explain else []
     lines.append("version: 1\n")
     if cluster.chains:
@@ -73,7 +82,12 @@ def _quarantine(rule: QuarantineRule) -> str:
 
 
 def cell_path(chain: Chain, pin: Pin) -> str:
-    """Return a cell as people name it: `v100/rack/r1`, `v100/node/a-1`, `v100/socket/a-1/0`."""
+    """Return a cell in readable form: `v100/rack/r1`, `v100/node/a-1`, `v100/socket/a-1/0`.
+
+    Args:
+        chain: The chain of the cell.
+        pin: The cell.
+    """
     levels = level_names(chain)
     level, node = levels.index(pin.level), levels.index(chain.node_level)
     called = chain.names.get(f"{pin.level}/{pin.index}", str(pin.index))
@@ -211,9 +225,9 @@ def _policy(vc: VirtualCluster) -> str:
     name = _quoted(vc.policy)
     if not vc.options:
         return name
-    # JSON is YAML, but for a list or an object inside of what stands in brackets: it is that too.
-    told = [f"{_quoted(key)}: {json.dumps(value)}" for key, value in vc.options.items()]
-    return f"{{{', '.join([f'name: {name}', *told])}}}"
+    # JSON values are also YAML inside brackets.
+    options = [f"{_quoted(key)}: {json.dumps(value)}" for key, value in vc.options.items()]
+    return f"{{{', '.join([f'name: {name}', *options])}}}"
 
 
 def _quoted(text: str, plain: re.Pattern[str] = PLAIN) -> str:

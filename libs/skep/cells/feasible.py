@@ -1,10 +1,10 @@
-"""Whether the cells that virtual clusters own can be had all at once, counted per chain and level.
+"""Whether the cells that virtual clusters own are available all at once, per chain and level.
 
-Cells of one level are alike, and a cell of a higher level is a fixed number of those below. So the
-assignment exists if and only if, from the top down, what is left of a level after its quota, split,
-together with what splitting for pinned cells has left over, covers the quota of the next (HiveD
-section 3.3, initial assignment). Pinned cells of virtual clusters are taken out first; one that
-no VC owns is no more than a name.
+Cells of one level are alike, and a cell of a higher level is a fixed number of those below. So from
+the top down: what is left of a level after its quota is split, and pinned cells leave some siblings
+over. The assignment exists if and only if these together cover the quota of the next level (HiveD
+section 3.3, initial assignment). Pinned cells of virtual clusters are removed first; a pinned cell
+that no VC owns is only a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skep.wire.cluster import Chain, Cluster
 
 
 class Short(msgspec.Struct, frozen=True):
-    """One level of a chain whose quota cannot be met: wanted of it, there of it."""
+    """One level of a chain whose quota cannot be met: the cells wanted, and those available."""
 
     chain: str
     level: str
@@ -32,14 +32,19 @@ class Short(msgspec.Struct, frozen=True):
 
 
 class Stock:
-    """The cells of one chain by level, 0 for one GPU: what is there, and what is taken of it.
+    """The cells of one chain by level, 0 for one GPU: available ones, and those that are taken.
 
     `loose[level]` are whole cells that exist beside those that a whole cell of the level above
-    would give: all top cells, and the siblings that pinned cells have left over.
+    would give: all top cells, and the siblings that pinned cells leave over.
     """
 
     def __init__(self, chain: Chain, pinned: Sequence[tuple[int, int]] = ()) -> None:
-        """Take the pinned cells (level and index, none within another) out of the chain."""
+        """Take the pinned cells out of the chain.
+
+        Args:
+            chain: The chain.
+            pinned: Their levels and indexes; none is within another.
+        """
         self.fanouts = fanouts(chain)
         self.top = len(self.fanouts) - 1
         self.loose = [0] * (self.top + 1)
@@ -47,7 +52,7 @@ class Stock:
         self.loose[self.top] = cells_by_level(chain)[self.top]
         split: dict[int, None] = {}
         for level in range(self.top, -1, -1):
-            # A cell of this level that is pinned or holds a pinned one is not there as a whole.
+            # A cell of this level that is pinned or contains a pinned one is not whole.
             self.loose[level] += len(split) * self.fanouts[level + 1] if split else 0
             gone = dict.fromkeys(
                 index // self._cells_between(at, level) for at, index in pinned if at <= level
@@ -64,7 +69,7 @@ class Stock:
         return count
 
     def left(self, level: int) -> int:
-        """Return the cells of a level that are there after what is taken of it and above."""
+        """Return the cells of a level that are left after what is taken of it and above."""
         cells = 0
         for at in range(self.top, level - 1, -1):
             up = self.fanouts[at + 1] if at < self.top else 0
@@ -84,9 +89,12 @@ class Stock:
         return self.left(level) - self.needed(level)
 
     def short(self) -> list[tuple[int, int, int]]:
-        """Return what cannot be met, from the top down: level, cells wanted, cells there.
+        """Return what cannot be met, from the top down.
 
-        Each is counted as if the levels above were cut down to what is there.
+        Each shortage is counted as if the levels above were reduced to what is available.
+
+        Returns:
+            For each such level: its number, the cells wanted, the cells available.
         """
         found: list[tuple[int, int, int]] = []
         cells = 0
@@ -118,7 +126,8 @@ def stocks(cluster: Cluster) -> dict[str, Stock]:
 def shortages(cluster: Cluster) -> Iterator[Short]:
     """Yield the quotas that cannot be met, per chain from the top down; none: it is feasible.
 
-    Of a cluster whose names and pinned cells are right. The shorthand `gpus` is not counted.
+    Args:
+        cluster: Its names and pinned cells are right. The shorthand `gpus` is not counted.
     """
     for name, stock in stocks(cluster).items():
         levels = level_names(cluster.chains[name])
@@ -127,6 +136,6 @@ def shortages(cluster: Cluster) -> Iterator[Short]:
 
 
 def gpus_short(cluster: Cluster) -> int:
-    """Return how many GPUs are short for the shorthand `gpus`, given a feasible rest."""
+    """Return how many GPUs are missing for the shorthand `gpus`, given a feasible rest."""
     there = sum(stock.left(0) for stock in stocks(cluster).values())
     return max(0, sum(vc.gpus for vc in cluster.vcs.values()) - there)

@@ -1,12 +1,12 @@
 """The free cells of one chain: buddy allocation, and counts of what is idle in every cell.
 
-`free[l]` lists the cells of level `l` that no VC has bound and whose parent is not free as a
-whole (HiveD Algorithm 1). `owed[l]` are the cells of level `l` that virtual clusters own and have
-not bound. What is kept beside them, always for every cell:
+`free[l]` lists the cells of level `l` that no VC has bound and whose parent is not free as a whole
+(HiveD Algorithm 1). `owed[l]` is the number of cells of level `l` that virtual clusters own and
+have not bound. Two counts are kept for every cell:
 
 - `busy`: its GPUs that are not both healthy and unused; `firm`: those that are bad, used by a
-  guaranteed job or claimed, so that preempting opportunistic jobs would not free them.
-- `clean[l][k]`: for a cell of level `l`, the cells of level `k` in it of which nothing is busy.
+guaranteed job or claimed, so that preempting opportunistic jobs would not free them.
+- `clean[l][k]`: for a cell of level `l`, the cells of level `k` in it without a busy GPU.
 
 Indexes over the free cells answer "a clean cell of level k" in the time of a few look-ups, however
 many cells there are. Counting costs O(levels^2) per GPU that changes.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from skep.cells.topology import Topology
 
 Index = dict[int, None]
-"""Cells of one level, in the order in which they came."""
+"""Cells of one level, in the order in which they were added."""
 
 
 class Forest:
@@ -66,15 +66,15 @@ class Forest:
         return 0
 
     def is_safe(self) -> bool:
-        """Return whether every cell owed can still be had (HiveD invariant 2, over all levels)."""
+        """Return whether every owed cell is available (HiveD invariant 2, over all levels)."""
         return _covers([len(cells) for cells in self.free], self.owed, self.topology)
 
     def deficits(self) -> list[int]:
-        """Return, by level, how many of the cells owed cannot be had without bad hardware."""
+        """Return, by level, how many of the owed cells are not available without bad hardware."""
         return deficits(self.whole, self.owed, self.topology)
 
     def can_serve_one_more(self, level: int) -> bool:
-        """Return whether one more cell of a level could be owed and had without bad hardware."""
+        """Return whether one more cell of a level could be owed and served by healthy hardware."""
         owed = list(self.owed)
         owed[level] += 1
         return not any(deficits(self.whole, owed, self.topology))
@@ -115,7 +115,16 @@ class Forest:
                             break
 
     def clean_in(self, level: int, index: int, lower: int) -> Iterator[int]:
-        """Yield the cells of a lower level in a cell that have no busy GPU."""
+        """Yield the cells of a lower level in a cell that have no busy GPU.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+            lower: The level of the cells that are returned.
+
+        Yields:
+            Their indexes.
+        """
         inside = self.topology.within(level, index, lower)
         busy, at = self.busy[lower], inside.start
         try:
@@ -346,7 +355,7 @@ Kind = tuple[int, int]
 
 
 class Draft:
-    """A plan of several cells to take, checked one after the other, that changes nothing."""
+    """A plan to take several cells, checked one after the other. It changes nothing."""
 
     def __init__(self, forest: Forest) -> None:
         """Begin with the free cells as they are."""
@@ -355,7 +364,7 @@ class Draft:
         self._whole = list(forest.whole)
         self._owed = list(forest.owed)
         self._split: set[tuple[int, int]] = set()
-        """Cells that are taken, or split because one in them is."""
+        """Cells that are taken, or split because a cell in them is."""
         self._taken: set[tuple[int, int]] = set()
         self._short = sum(deficits(self._whole, self._owed, forest.topology))
 
@@ -446,7 +455,15 @@ def _covers(free: list[int], owed: list[int], shape: Topology) -> bool:
 
 
 def deficits(whole: list[int], owed: list[int], shape: Topology) -> list[int]:
-    """Return, by level, how many cells owed exceed the whole ones, larger cells served first."""
+    """Return, by level, by how many the owed cells exceed the whole ones.
+
+    Larger cells are served first, and what is left of them is split.
+
+    Args:
+        whole: By level, the cells that are available as a whole.
+        owed: By level, the cells that are owed.
+        shape: The shape of the chain.
+    """
     short, spare = [0] * (shape.top + 1), 0
     for level in range(shape.top, 0, -1):
         above = spare * shape.fan[level + 1] if level < shape.top else 0

@@ -1,10 +1,10 @@
-"""Reading the original HiveD's configuration: `physicalCluster` and `virtualClusters`, unchanged.
+"""Read the original HiveD's configuration: `physicalCluster` and `virtualClusters`, unchanged.
 
-Every cell type that a top cell has is a chain, called as that type; its levels are called as the
-types below, the GPU as the lowest. What the original infers is inferred: children that are not
-listed, addresses that are not given. A node-level address is the node's name, a leaf's address its
-index on the node. What the original ignored silently is ignored with a warning; what it died of
-later is a problem with its path.
+Every cell type of a top cell is a chain with the name of that type; its levels have the names of
+the types below, the GPU that of the lowest. What the original infers is inferred: children that are
+not listed, addresses that are not given. A node-level address is the node's name, a leaf's address
+its index on the node. What the original silently ignores is ignored with a warning; what makes it
+fail later is a problem with its path.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ Imported = tuple[Cluster, list[Problem]]
 
 
 def import_hived(tree: Any) -> Imported | list[Problem]:
-    """Return the cluster and the warnings, or what is wrong, of a decoded configuration.
+    """Return the cluster and the warnings, or what is wrong with a configuration.
 
-    An empty one, as HiveD ships by default, is a cluster without chains.
+    Args:
+        tree: The decoded configuration. An empty one, as HiveD ships by default, is a cluster
+            without chains.
     """
     importer = _Importer()
     cluster = importer.cluster(tree)
@@ -60,9 +62,9 @@ def import_hived(tree: Any) -> Imported | list[Problem]:
         wrong = list(chain_problems(name, chain, importer.paths))
         if not wrong and name not in importer.unsound:
             sound.append(name)
-        # What is missing of a cell has been told: that its chain is not full then says nothing.
-        told = name in importer.unsound
-        found += [one for one in wrong if not (told and one.reason != Reason.DUPLICATE_NODE)]
+        # Missing parts of its cells are reported already, so the chain need not be full.
+        unsound = name in importer.unsound
+        found += [one for one in wrong if not (unsound and one.reason != Reason.DUPLICATE_NODE)]
     found += rest_problems(cluster, sound, importer.paths, found)
     if found:
         return found[:PROBLEMS_MAX]
@@ -83,7 +85,7 @@ class _Chain:
 
 
 class _HivedPaths(Paths):
-    """Where in the original's file each thing stands: noted while reading."""
+    """The path of each thing in the original's file, noted during reading."""
 
     def __init__(self) -> None:
         self.nodes: dict[tuple[str, int], str] = {}
@@ -236,10 +238,10 @@ class _Importer(TypeReader):
         seen: dict[str, int] = {}
         for at, child in enumerate(children):
             here = f"{path}.cellChildren[{at}]"
-            told = self.cell(chain, depth + 1, child, place * number + at, here, full)
-            # That a node is twice is told of the whole chain.
+            own = self.cell(chain, depth + 1, child, place * number + at, here, full)
+            # A duplicate node is reported for the whole chain.
             if depth + 1 < shape.node:
-                self.twice(seen, told, at, here)
+                self.twice(seen, own, at, here)
         return address
 
     def node(self, chain: _Chain, tree: dict[str, Any], name: str | None, path: str) -> None:
@@ -278,13 +280,13 @@ class _Importer(TypeReader):
         for at, child in enumerate(children if children is not None else [None] * number):
             here = f"{path}.cellChildren[{at}]"
             inner = self.spec(chain, depth + 1, child, here)
-            told = self.address(inner, here, place * number + at)
+            address = self.address(inner, here, place * number + at)
             self.pin(chain, depth + 1, inner, here)
             chain.counts[depth + 1] += 1
             if depth + 1 == len(shape.types) - 1:
-                self.leaf(inner, told, here, devices)
+                self.leaf(inner, address, here, devices)
             else:
-                self.twice(seen, told, at, here)
+                self.twice(seen, address, at, here)
                 self.inside(chain, depth + 1, inner, place * number + at, here, devices)
 
     def leaf(
@@ -430,7 +432,7 @@ class _Importer(TypeReader):
     def quota(
         self, entry: dict[str, Any], chains: dict[str, Chain], path: str
     ) -> tuple[str, str] | None:
-        """Return chain and level of `Top.Mid.Type`, or None after saying what is wrong."""
+        """Return chain and level of `Top.Mid.Type`; None after reporting what is wrong."""
         here = f"{path}.cellType"
         kind = entry.get("cellType")
         if kind is None:

@@ -1,4 +1,4 @@
-"""Reading the cell types of a configuration of HiveD's, and what the readers of it share."""
+"""Read the cell types of a HiveD configuration; shared helpers of its readers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class CellType(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A top cell type spelled out: type names and fan-outs from the top down to the GPU."""
+    """A top cell type in full: type names and fan-outs from the top down to the GPU."""
 
     types: tuple[str, ...]
     fanouts: tuple[int, ...]
     node: int
-    """Where in `types` the node level is."""
+    """The position of the node level in `types`."""
 
 
 class TypeReader:
@@ -68,7 +68,7 @@ class TypeReader:
         return value
 
     def keys(self, tree: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-        """Warn of keys that the original ignores without a word."""
+        """Warn of keys that the original silently ignores."""
         for key in tree:
             if key not in known:
                 hint = nearest(key, list(known)) or f"known are {', '.join(known)}"
@@ -123,7 +123,7 @@ class TypeReader:
             self.types[name] = CellType(child, number, bool(is_node))
 
     def shape(self, top: str, path: str) -> Shape | None:
-        """Return a top type spelled out; say once what is wrong with it."""
+        """Return a top type in full; report once what is wrong with it."""
         if top not in self.shapes:
             self.shapes[top] = self._shape(top, path)
         return self.shapes[top]

@@ -1,7 +1,8 @@
 """What jobs hold of a cluster's chains, and what a change of it leaves to be decided.
 
-The part of the cells that a hold needs, alone or in a set (`sets`): entering, demoting, promoting,
-and the counts by virtual cluster. `state.Cells` adds release, health, and GPUs off the chain.
+This is the part of the cells that a hold needs, alone or in a set (`sets`): entering, demoting,
+promoting, and the counts by virtual cluster. `state.Cells` adds release, health, and GPUs off the
+chain.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Offer(NamedTuple):
 
 
 class Choosers(Protocol):
-    """Decide inside a change what it leaves open: where no facts are recorded, and by rules 1."""
+    """Make choices that a change leaves open at once: where no facts are recorded, by rules 1."""
 
     def settle(self, chain: ChainState, *, health: bool) -> None:
         """Decide which VCs take the bad cells of a chain.
@@ -37,7 +38,7 @@ class Choosers(Protocol):
         ...
 
     def lead(self, candidates: Sequence[str]) -> str:
-        """Return the job that is to lead a set."""
+        """Return which of several jobs is to lead a set."""
         ...
 
 
@@ -45,10 +46,12 @@ class Holdings:
     """The chains of a cluster, and what jobs hold of them."""
 
     def __init__(self, cluster: Cluster, choosers: Choosers | None = None) -> None:
-        """Lay out a valid, feasible cluster with everything free.
+        """Lay out a cluster with everything free.
 
-        Quotas are in cells (a shorthand in GPUs was turned into cells before). Without `choosers`
-        what a change leaves open is left to the caller.
+        Args:
+            cluster: Valid and feasible. Quotas are in cells (a shorthand in GPUs was turned
+                into cells before).
+            choosers: Decide at once what a change leaves open. None: it is left to the caller.
         """
         self.cluster = cluster
         self.chains = {
@@ -56,14 +59,14 @@ class Holdings:
         }
         self.holds: dict[str, CellHold] = {}
         self.sets: dict[str, CellHold] = {}
-        """By job that shares GPUs with other jobs: what they hold together."""
+        """By job that shares GPUs with other jobs: the common hold."""
         self.choosers = choosers
         self.unsettled: dict[str, bool] = {}
         """Chains whose bad cells are to be decided again; True: GPUs turned bad or healed."""
         self.unled: dict[str, None] = {}
-        """Sets whose leader has left and where several could lead, by the name they still have."""
+        """Sets whose leader has left and where several jobs could lead, by their present name."""
         self.borrowed: dict[str, int] = {}
-        """By VC: GPUs its jobs use opportunistically."""
+        """By VC: GPUs that its jobs use opportunistically."""
         self.priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
@@ -121,7 +124,12 @@ class Holdings:
         return tuple(leaf for spot in spots for leaf in spot.leaves)
 
     def users(self, chain: str, spots: Sequence[Spot]) -> list[str]:
-        """Return the jobs that use any of these GPUs, with those that share them."""
+        """Return the jobs that use any of these GPUs, with those that share them.
+
+        Args:
+            chain: The name of the chain.
+            spots: The GPUs; their levels do not matter.
+        """
         found: dict[str, None] = {}
         for leaf in (leaf for spot in spots for leaf in spot.leaves):
             hold = self.chains[chain].user[leaf]
@@ -147,7 +155,7 @@ class Holdings:
         return all(user[leaf] is None for spot in hold.spots for leaf in spot.leaves)
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
-        """Return the chain and the leaf of a node's GPU, or None if it is in no chain."""
+        """Return the chain and the leaf of a node's GPU; None: it is in no chain."""
         for name, chain in self.chains.items():
             leaf = chain.topology.leaf(node, device)
             if leaf is not None:
@@ -198,8 +206,11 @@ class Holdings:
     def demote(self, job: str) -> None:
         """Make a job opportunistic where it is; its VC's cells are free again.
 
-        No job may claim its GPUs: it would have to make room already. Bad cells are not decided
-        again here, but after the placement that wanted the cells.
+        No job may claim its GPUs: then it would have to leave already. Bad cells are not decided
+        again here, but after the placement that needed the cells.
+
+        Args:
+            job: A job with a guaranteed hold.
         """
         hold = self.holds[job]
         self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from skep.wire.spec import JobSpec
 
 OPPORTUNISTIC = -1
-"""The priority of everything that yields to any guaranteed job (HiveD section 3.3)."""
+"""The priority of jobs that yield to any guaranteed job (HiveD section 3.3)."""
 FREE = -2
 
 
@@ -80,7 +80,7 @@ class Request(NamedTuple):
 
     @property
     def guaranteed(self) -> bool:
-        """Return whether it is for its VC's own cells."""
+        """Return whether it asks for cells of its VC."""
         return self.priority > OPPORTUNISTIC
 
     @property
@@ -119,13 +119,20 @@ class CellHold:
     )
 
     def __init__(self, request: Request, placement: Placement, *, claims: bool = False) -> None:
-        """Describe it; the chain's state says what of it is in force."""
+        """Describe the hold; the state of the chain says what of it is in force.
+
+        Args:
+            request: What the job asked for.
+            placement: The chain and the GPUs.
+            claims: Whether it claims its spots, else it uses them.
+        """
         self.job, self.vc = request.job, request.vc
         self.priority = self.asked = request.priority
         self.chain, self.spots = placement.chain, placement.spots
         self.pin, self.lazy, self.claims = request.pin, request.lazy, claims
         self.partners: dict[str, Partner] = {}
-        """By name, the jobs on its GPUs where there are several (see `sets`); `job` leads them."""
+        """By name, the jobs on its GPUs where there are several (see `sets`); `job` is their
+        leader."""
 
     @property
     def guaranteed(self) -> bool:

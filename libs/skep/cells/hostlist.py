@@ -14,9 +14,14 @@ NUMBERED = re.compile(r"(.*\D|)(\d{1,9})", re.DOTALL)
 
 
 def expand(text: str, most: int) -> list[str] | str:
-    """Return the names in `text` in its order, or what is wrong with it.
+    """Return the names in a host list in its order, or what is wrong with it.
 
-    Of several brackets in one name the last runs fastest. More than `most` names are a mistake.
+    Args:
+        text: The list. Of several brackets in one name the last varies fastest.
+        most: The largest number of names; more are a mistake.
+
+    Returns:
+        The names, or a message.
     """
     names: list[str] = []
     position = 0
@@ -89,6 +94,6 @@ def compress(names: Sequence[str]) -> list[str]:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key that sorts names as people do: a2 before a10."""
+    """Return a sort key by which numbers in names count by value: a2 before a10."""
     parts = re.findall(r"\d+|\D+", name)
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)

@@ -22,9 +22,9 @@ Gpu = tuple[str, int]
 class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a reconfiguration means for a job that holds GPUs.
 
-    `fate`: kept (its VC's cells cover it), demoted (it goes on where it is, opportunistically),
-    opportunistic (as before), released (a reservation, planned anew). `astray` are the GPUs, as
-    (node, device), that it goes on using in another chain or in none.
+    `fate` is one of: kept (its VC's cells cover it), demoted (it continues where it is,
+    opportunistically), opportunistic (as before), released (a reservation, planned anew). `astray`
+    are the GPUs, as (node, device), that it continues to use in another chain or in none.
     """
 
     job: str
@@ -36,8 +36,9 @@ class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
 class Carried(NamedTuple):
     """What a change of the cells makes of a hold, which has the name `hold` before it.
 
-    It is in `chain` then ("": in none), with those of its GPUs that are there. `levels` are those
-    of the VC's cells that cover its spots; none: it is opportunistic. `leads` is its name then.
+    Afterwards it is in `chain` (empty: in none), with those of its GPUs that are there. `levels`
+    are those of the VC's cells that cover its spots; none: it is opportunistic. `leads` is its new
+    name.
     """
 
     hold: str
@@ -96,7 +97,7 @@ def install_cluster(
 
 
 def as_before(hold: CellHold) -> Carried:
-    """Return the outcome of a hold for which a change of the cells means nothing."""
+    """Return the outcome of a hold for which a change of the cells changes nothing."""
     levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
     fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
     return Carried(hold.job, hold.chain, levels, fate, hold.job)
@@ -105,14 +106,19 @@ def as_before(hold: CellHold) -> Carried:
 def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
     """Return the GPUs of each job of a hold, and those of each of its spots.
 
-    A GPU that one of them uses outside the chain is a spot of its own.
+    Args:
+        cells: The cells that the hold is in.
+        hold: The hold.
+
+    Returns:
+        By job and by spot. A GPU that a job uses outside the chain is a spot of its own.
     """
     shape = cells.chains[hold.chain].topology
 
     def named(leaves: Sequence[int]) -> list[Gpu]:
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
-    theirs = {
+    gpus_of = {
         job: named(cells.leaves_of(job)) + list(cells.off_chain.get(job, ()))
         for job in hold.partners or (hold.job,)
     }
@@ -120,10 +126,10 @@ def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], li
     before = {gpu for gpus in spots for gpu in gpus}
     spots += [
         [gpu]
-        for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
+        for gpu in dict.fromkeys(gpu for gpus in gpus_of.values() for gpu in gpus)
         if gpu not in before
     ]
-    return theirs, spots
+    return gpus_of, spots
 
 
 def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
@@ -135,8 +141,8 @@ def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
         hold: The hold.
         chain: A chain of `new`; empty or unknown: no GPU is in it.
     """
-    theirs, gpus = gpus_of_hold(old, hold)
-    leaves = {job: _inside(new, chain, each) for job, each in theirs.items()}
+    gpus_of, gpus = gpus_of_hold(old, hold)
+    leaves = {job: _inside(new, chain, each) for job, each in gpus_of.items()}
     return Home(
         tuple(inside for each in gpus if (inside := _inside(new, chain, each))),
         {
@@ -146,7 +152,7 @@ def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
         },
         {
             job: tuple(gpu for gpu in each if not _inside(new, chain, [gpu]))
-            for job, each in theirs.items()
+            for job, each in gpus_of.items()
         },
     )
 

@@ -1,8 +1,8 @@
-"""Requests that no cell can ever serve, told at once with what would fit.
+"""Refuse requests that no cell can ever serve, with a hint on what would fit.
 
-Judged by the cluster file alone, as if every GPU were healthy and nothing else ran. Costs what the
-VC's quota has lines, not what the cluster has nodes. A gang of many unequal workers is given the
-benefit of the doubt: it is refused only where trying every packing is cheap.
+They are judged by the cluster file alone, as if every GPU were healthy and no job ran. The cost
+depends on the lines of the VC's quota, not on the nodes of the cluster. A gang of many unequal
+workers is refused only where trying every packing is cheap.
 """
 
 from __future__ import annotations
@@ -50,9 +50,14 @@ class View(NamedTuple):
         return sum(count * size for count, size in zip(self.cells, sizes, strict=True))
 
     def rooms(self, within: int | None = None) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Yield (level, [(GPUs, how many)]): nodes that workers may be spread over, in each way.
+        """Yield the nodes over which workers may be spread, in each way.
 
-        With `within` one way for each kind of cell of at most that level, else one way in all.
+        Args:
+            within: A level to which the gang is tied; None: it is not. Then there is one way
+                for all cells, else one for each kind of cell of at most that level.
+
+        Yields:
+            The level, and pairs of GPUs of a node and how many such nodes.
         """
         sizes, node = gpus_by_level(self.chain), node_level(self.chain)
         everything: list[tuple[int, int]] = []
@@ -216,7 +221,7 @@ def _room_for(rooms: list[tuple[int, int]], sizes: Sequence[int]) -> bool:
     """Return whether workers fit (or may fit, where trying every way would take long)."""
     if sizes[0] == sizes[-1]:
         return sum(count * (room // sizes[0]) for room, count in rooms) >= len(sizes)
-    # No more nodes of one kind than workers are of use.
+    # At most as many nodes of one kind as workers are useful.
     bins = [Bin(room) for room, count in rooms for _ in range(min(count, len(sizes)))]
     return workers_fit(bins, sizes) is not False
 

@@ -1,4 +1,4 @@
-"""The nodes of the cluster beside their GPUs: CPUs, memory, ports, and what is owed to each."""
+"""What nodes have beside GPUs: CPUs, memory, ports, and which attempts hold some of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Holding(msgspec.Struct, frozen=True):
     memory: int
     port: int
     suspended: bool = False
-    """It has given its GPUs to others, and is there all the same."""
+    """It has released its GPUs, and is still on the node."""
     guest: bool = False
     """By a recorded decision it uses GPUs that others held before."""
     meets: int = 0
-    """The port on which its ranks meet when they change how many they are; 0: they never did."""
+    """The port on which its ranks meet when their number changes; 0: it never did."""
     came: int = 0
-    """The order by which its gang came here while it grew; 0: it was here from the beginning."""
+    """The order by which its gang came to this node while it grew; 0: it was here from the
+    beginning."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -48,21 +49,23 @@ class NodeState:
         self.drained = False
         self.lost = False
         self.clearing = 0
-        """The order that the new owner of the name must clear before it gets work; 0 if none."""
+        """The order that the new owner of the node name must clear before it gets work; 0 if
+        none."""
         self.holdings: dict[Attempt, Holding] = {}
         self.ghosts: dict[Attempt, int] = {}
-        """Attempts given up while the node was lost, with the order of their StopJob."""
+        """Orphans: attempts that were given up while the node was lost, with the order of their
+        StopJob."""
         self.open_orders: dict[Attempt, int] = {}
         """Orders sent to this node that no event has answered."""
         self.next_port = joined.ports[0]
         self.quarantined: dict[int, None] = {}
-        """GPUs that count as bad until an operator says otherwise."""
+        """GPUs that count as bad until an operator releases them."""
         self.cpus_free = 0
         self.memory_free = 0
         self.refresh(joined)
 
     def refresh(self, joined: NodeJoined) -> None:
-        """Take over a new inventory; what attempts hold stays theirs."""
+        """Set a new inventory; attempts keep what they hold."""
         self.joined = joined
         self._types = {gpu.index: gpu.type for gpu in joined.gpus}
         self.gpu_memory = {
@@ -79,12 +82,23 @@ class NodeState:
         return not (self.drained or self.lost or self.clearing)
 
     def bad(self, device: int, kind: str) -> bool:
-        """Return whether a GPU that should be of this type can be given to no job now."""
+        """Return whether a GPU can be given to no job now.
+
+        Args:
+            device: Its device index.
+            kind: The type that it should have.
+        """
         usable = self.usable and device not in self.quarantined
         return not (usable and self._types.get(device) == kind)
 
     def workers(self, wanted: Resources, cpus: int = 0, memory: int = 0) -> int:
-        """Return how many workers the free CPUs and memory, and so much more of them, serve."""
+        """Return for how many workers the free CPUs and memory suffice.
+
+        Args:
+            wanted: What each worker needs.
+            cpus: CPUs that count as free too.
+            memory: Bytes that count as free too.
+        """
         limits = []
         if wanted.cpus:
             limits.append((self.cpus_free + cpus) // wanted.cpus)
@@ -110,7 +124,11 @@ class NodeState:
         return None
 
     def take(self, attempt: Attempt, holding: Holding) -> None:
-        """Give an attempt its CPUs, memory and port."""
+        """Give an attempt its CPUs, memory and port.
+
+        Raises:
+            AssertionError: It holds something here already.
+        """
         assert attempt not in self.holdings, attempt
         self.cpus_free -= holding.cpus
         self.memory_free -= holding.memory
@@ -123,14 +141,14 @@ class NodeState:
             self.next_port = port + 1 if port < last else first
 
     def alter(self, attempt: Attempt, holding: Holding) -> None:
-        """Have an attempt hold something else here from now on."""
+        """Replace what an attempt holds here."""
         before = self.holdings[attempt]
         self.cpus_free += before.cpus - holding.cpus
         self.memory_free += before.memory - holding.memory
         self.holdings[attempt] = holding
 
     def meet(self, attempt: Attempt, port: int) -> None:
-        """Give an attempt the port on which its ranks meet when they change how many they are."""
+        """Give an attempt the port on which its ranks meet when their number changes."""
         held = self.holdings[attempt]
         if held.meets != port:
             self._pass_by(port)
@@ -143,12 +161,18 @@ class NodeState:
         self.memory_free += holding.memory
 
     def suspend(self, attempt: Attempt, *, suspended: bool) -> None:
-        """Note that an attempt has given back its GPUs, or has them again; the rest stays its."""
+        """Note that an attempt has released its GPUs, or has them again; it keeps the rest."""
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
 
     def haunted(self, attempt: Attempt, identity: str, order: int) -> bool:
-        """Return whether an agent speaks of a part of an attempt that was given up here."""
+        """Return whether an agent's report is about a part of an orphan.
+
+        Args:
+            attempt: The attempt that the report names.
+            identity: The identity of the agent.
+            order: The order by which the part began.
+        """
         return (
             attempt in self.ghosts
             and identity == self.joined.identity
@@ -156,16 +180,29 @@ class NodeState:
         )
 
     def means(self, attempt: Attempt, order: int) -> bool:
-        """Return whether what was said of a part that began by this order is of the present one."""
+        """Return whether a report about a part is about the present part of the attempt.
+
+        Args:
+            attempt: The attempt.
+            order: The order by which the part of the report began.
+        """
         held = self.holdings.get(attempt)
         return held is None or held.came in (0, order)
 
     def settled(self, order: int) -> int:
-        """Return the highest order up to which this node has answered all, given the latest."""
+        """Return the highest order up to which this node has answered all commands.
+
+        Args:
+            order: The latest order.
+        """
         return min(self.open_orders.values(), default=order + 1) - 1
 
     def check(self) -> None:
-        """Assert that every GPU is held once, but for guests, and that the counts are right."""
+        """Assert that every GPU is held once, except by guests, and that the counts are right.
+
+        Raises:
+            AssertionError: One of these does not hold.
+        """
         own = [each for each in self.holdings.values() if not each.guest]
         held = [device for each in own for device in each.devices]
         assert len(held) == len(dict.fromkeys(held)), f"{self.joined.node}: a GPU is held twice"

@@ -1,4 +1,4 @@
-"""What one virtual cluster owns of a chain, and where its bound cells have room."""
+"""What one virtual cluster owns of a chain, and where its bound cells have free GPUs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,45 @@ from skep.cells.forest import Forest, Index
 
 
 class Pool:
-    """A VC's preassigned cells of one chain, or (`pin`) one pinned cell of it.
+    """A VC's cells of one chain, or (`pin`) one pinned cell of it.
 
-    `total[l]` are its cells of level `l`, and `left[l]` those that are bound to nothing. Idle room
-    in bound cells is kept by *unit*: a node, or a bound cell below node level; a worker never spans
+    `total[l]` are its cells of level `l`, and `left[l]` those that are not bound. Free GPUs in
+    bound cells are listed by *unit*: a node, or a bound cell below node level; a worker never spans
     units.
     """
 
     def __init__(self, vc: str, total: list[int], node_level: int, pin: str = "") -> None:
-        """Start with everything unbound."""
+        """Start with everything unbound.
+
+        Args:
+            vc: The virtual cluster.
+            total: By level, how many cells it owns.
+            node_level: The level that is one node.
+            pin: The name of the pinned cell; empty: the VC's other cells.
+        """
         self.vc, self.pin = vc, pin
         self.in_order = False
-        """Whether of units alike the first of the chain is taken, as some published simulators do:
-        else whichever has been so for longest, which costs no search."""
+        """Whether the first of equal units in the chain is taken, as some published simulators do.
+        Else the unit that has been equal for longest is taken, which needs no search."""
         self.total = total
         self.left = list(total)
         self.bound: dict[tuple[int, int], VirtualCell] = {}
         self.loose: list[dict[int, Index]] = [{} for _ in range(node_level + 1)]
-        """By level of the unit, by GPUs that are idle or would be without opportunistic jobs: those
-        units first that have had that room for longest. So the order is the VC's own history, the
-        same in a cluster that it has for itself."""
+        """By level of the unit, by GPUs that are idle or would be without opportunistic jobs: the
+        units that have had as many for longest come first. So the order depends only on the VC's
+        own history, and is the same in a private cluster."""
         self._room: dict[tuple[int, int], int] = {}
         self.freed = 0
-        """Counts what came free of its cells."""
+        """Counts how often something of its cells came free."""
 
     def list_unit(self, forest: Forest, level: int, index: int) -> None:
-        """List a unit by its present room; with the same room it keeps its place in the order."""
+        """List a unit by its free GPUs; while their number is the same, it keeps its place.
+
+        Args:
+            forest: The counts of the chain.
+            level: The level of the unit.
+            index: Its index.
+        """
         room = forest.topology.size[level] - forest.firm[level][index]
         before = self._room.get((level, index))
         if before != room:
@@ -100,18 +113,25 @@ class VirtualCell:
     """One cell of a pool that is bound to a physical cell.
 
     `used` counts its GPUs that guaranteed jobs of the VC have or claim. A *bad cell* is bound
-    because healthy cells no longer serve all that VCs own (HiveD's doomed bad cell).
+    because healthy cells no longer suffice for all that VCs own (HiveD's doomed bad cell).
     """
 
     __slots__ = ("bad_cell", "index", "level", "number", "pool", "used")
 
     def __init__(self, pool: Pool, level: int, index: int, *, bad_cell: bool = False) -> None:
-        """Describe a binding."""
+        """Describe a binding.
+
+        Args:
+            pool: The pool of the VC.
+            level: The level of the cell.
+            index: Its index in the chain.
+            bad_cell: Whether it is bound as a bad cell.
+        """
         self.pool, self.level, self.index = pool, level, index
         self.used, self.bad_cell = 0, bad_cell
         taken = {cell.number for (at, _), cell in pool.bound.items() if at == level}
         self.number: int = next(each for each in count() if each not in taken)
-        """Which of the VC's cells of its level it is, whatever hardware it is bound to."""
+        """Its number among the VC's cells of its level, whatever hardware it is bound to."""
 
 
 def _drop(buckets: dict[int, Index], key: int, index: int) -> None:

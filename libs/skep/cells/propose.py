@@ -1,7 +1,7 @@
-"""A cluster made of what joined: a file to start from, and what a file leaves open.
+"""Make a cluster from the nodes that joined, and complete a cluster file.
 
-A file without chains gets one for each kind of node, so a cluster works before it is
-described. A virtual cluster that says `gpus: 6` gets cells worth as much, as large as they come.
+A file without chains gets one for each kind of node, so a cluster works before it is described. A
+virtual cluster with `gpus: 6` gets cells with as many GPUs, as large as possible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualClu
 from skep.wire.node import NodeJoined
 
 GROUPS = {2: "pair", 4: "quad", 8: "octet", 16: "sixteen"}
-"""What cells below node level are called, by their GPUs."""
+"""Names of cells below node level, by their GPUs."""
 
 Taken = dict[tuple[str, str], int]
 """Cells that one virtual cluster gets: chain and level to their number."""
@@ -27,8 +27,8 @@ Taken = dict[tuple[str, str], int]
 def propose(inventory: Sequence[NodeJoined]) -> Cluster:
     """Return a cluster of all nodes: one chain for each GPU type and number of GPUs per node.
 
-    Nodes are sorted by name, numbers in them by value. Where the number is a power of two, levels
-    double: neighbouring GPUs are usually the closer ones.
+    Nodes are sorted by name, numbers in them by value. Where the number of GPUs is a power of two,
+    each level doubles the one below: neighbouring GPUs are usually closer.
     """
     return Cluster(chains=_chains(sorted(inventory, key=lambda joined: natural(joined.node))))
 
@@ -36,11 +36,15 @@ def propose(inventory: Sequence[NodeJoined]) -> Cluster:
 def resolve(cluster: Cluster, inventory: Sequence[NodeJoined]) -> Cluster:
     """Return the cluster with chains, and with `cells` in place of each `gpus`.
 
-    `inventory` is in the order in which the nodes first joined, so that a further node is the last
-    of its chain. Every virtual cluster gets its GPUs from one chain and in as few cells as possible
-    where it can: then from the chain that could give them first. So once all is there that was
-    promised in this way, further nodes change nothing. While less is there than promised, the
-    smaller promises are kept and the larger ones cut alike (max-min fairness in GPUs).
+    Every virtual cluster gets its GPUs from one chain and in as few cells as possible where it can:
+    then from the chain that could give them first. So once everything that was promised in this way
+    is available, further nodes change nothing. While less is available, the smaller promises are
+    kept and the larger ones reduced alike (max-min fairness in GPUs).
+
+    Args:
+        cluster: The cluster of a file.
+        inventory: Nodes in the order in which they first joined, so that a further node is the
+            last of its chain.
     """
     joined: dict[str, int] = {}
     if not cluster.chains:
@@ -54,7 +58,7 @@ def resolve(cluster: Cluster, inventory: Sequence[NodeJoined]) -> Cluster:
     ]
     shares = _shares(wanted, sum(shelf.stock.left(0) for shelf in shelves))
     given: dict[str, Taken] = {}
-    # Large wants first: small ones fit into what they leave.
+    # The largest first: small ones fit into what these leave.
     for name in sorted(shares, key=lambda name: (-wanted[name], name)):
         given[name] = _cells(shares[name], shelves)
     vcs = {

@@ -1,9 +1,9 @@
-"""What follows from a script of events: where jobs are bound, which they preempt, why they wait.
+"""Run a script of events on cells: where jobs are bound, which they preempt, why they wait.
 
-The same decisions as the allocator's, without its jobs and agents: a victim stops at once (or when
-the script says so) and waits again; what waits is tried again after every event, the most important
-first, then in order of arrival; what runs opportunistically for want of cells goes back to its VC's
-cells as soon as those cover it.
+The decisions are the allocator's, without its jobs and agents. A victim stops at once (or when the
+script says so) and waits again. Waiting jobs are tried again after every event, the most important
+first, then in order of arrival. A job that runs opportunistically as its VC lacks cells returns to
+its VC's cells as soon as those cover it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,30 @@ from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 
 Outcome = dict[str, Any]
-"""What came of one event, as JSON: `outcome` and what belongs to it; `then` what followed."""
+"""The result of one event, as JSON: `outcome` and what belongs to it; `then` what followed."""
 
 
 class Replay:
     """The cells, and the jobs of a script. `watch` is called with the cells after each event."""
 
     def __init__(self, script: Script, watch: Callable[[Cells], None] | None = None) -> None:
-        """Begin with every GPU healthy and idle."""
+        """Begin with every GPU healthy and idle.
+
+        Args:
+            script: The cluster, and whether victims stop at once.
+            watch: Is called with the cells after each event.
+        """
         self.cells = Cells(script.cluster, AT_ONCE)
         self.stay = script.victims == "stay"
         self.watch = watch
         self.jobs: dict[str, Submit] = {}
-        """In order of arrival: those that wait, run, or have GPUs reserved."""
+        """In order of arrival: jobs that wait, run, or have GPUs reserved."""
         self.waiting: dict[str, None] = {}
         """Those of them that wait."""
         self._then: list[Outcome] = []
 
     def step(self, event: Event) -> Outcome:
-        """Let one thing happen and return what came of it."""
+        """Apply one event and return its result."""
         self._then = []
         outcome = self._happen(event)
         self._follow()
@@ -86,19 +91,19 @@ class Replay:
                 return self._reconfigure(event)
 
     def _submit(self, event: Submit) -> Outcome:
-        told: Outcome = {"job": event.job}
+        result: Outcome = {"job": event.job}
         if event.job in self.jobs:
-            return told | _refused(Reason.REPEATED, "a job of this name is there already")
+            return result | _refused(Reason.REPEATED, "a job of this name is there already")
         request = event.request()
         refusal = impossible(self.cells.cluster, request)
         if refusal is not None and not self._may_borrow(event):
-            return told | _refused(*refusal)
+            return result | _refused(*refusal)
         made = self._try(request)
         if made is None and event.over_quota == "refuse" and request.guaranteed:
             why = explain_wait(self.cells, request)
-            return told | _refused(Reason.OVER_QUOTA, why.text)
+            return result | _refused(Reason.OVER_QUOTA, why.text)
         self.jobs[event.job] = event
-        return told | (made or self._borrow(event) or self._wait(request))
+        return result | (made or self._borrow(event) or self._wait(request))
 
     def _may_borrow(self, event: Submit) -> bool:
         """Return whether a job that its VC's cells can never serve may run opportunistically."""
@@ -116,14 +121,14 @@ class Replay:
         if event.node and was != "ran":
             return {"job": event.job} | _refused(Reason.BAD_VALUE, "this job does not run")
         self.cells.release(event.job, event.node)
-        told = {"job": event.job, "outcome": "deleted", "was": was}
+        result = {"job": event.job, "outcome": "deleted", "was": was}
         if event.node:
-            told["node"] = event.node
+            result["node"] = event.node
             if event.job in self.cells.holds or event.job in self.cells.off_chain:
-                return told
+                return result
         del self.jobs[event.job]
         self.waiting.pop(event.job, None)
-        return told
+        return result
 
     def _stopped(self, event: Stopped) -> Outcome:
         hold = self.cells.holds.get(event.job)
@@ -140,8 +145,8 @@ class Replay:
             return {"job": event.job} | self._unknown(event.job)
         hold = self.cells.holds.get(event.job)
         if hold is not None:
-            told = "reserved" if hold.claims else "bound"
-            return {"job": event.job} | self._bound(hold, told)
+            result = "reserved" if hold.claims else "bound"
+            return {"job": event.job} | self._bound(hold, result)
         if event.job in self.cells.off_chain:
             return {"job": event.job, "outcome": "astray"}
         return {"job": event.job} | self._wait(self.jobs[event.job].request())
@@ -163,12 +168,12 @@ class Replay:
             for job, hold in self.cells.holds.items()
             if not hold.claims and event.node in self._nodes(hold)
         ]
-        told: Outcome = {"node": event.node, "outcome": "bad" if bad else "healthy"}
+        result: Outcome = {"node": event.node, "outcome": "bad" if bad else "healthy"}
         if event.gpus is not None:
-            told["gpus"] = list(event.gpus)
+            result["gpus"] = list(event.gpus)
         if bad and jobs:
-            told["runs_there"] = jobs
-        return told | {"bears": self._bears()}
+            result["runs_there"] = jobs
+        return result | {"bears": self._bears()}
 
     def _restart(self) -> Outcome:
         raw = msgspec.json.encode(take_snapshot(self.cells))
@@ -195,7 +200,7 @@ class Replay:
     # --- what follows --------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Bind what is ready, promote, and try again what waits, until nothing changes any more."""
+        """Bind what is ready, promote, and try waiting jobs again, until nothing changes."""
         # Each round binds, promotes or reserves for a job more important than those it stops.
         for _ in range(len(self.jobs) + 1):
             before = len(self._then)
@@ -218,7 +223,7 @@ class Replay:
                 self._then.append({"job": job} | self._bound(hold))
 
     def _broke(self, hold: CellHold) -> bool:
-        """Return whether GPUs that are reserved turned bad since: the job is planned anew."""
+        """Return whether reserved GPUs have turned bad: the job is planned anew."""
         bad = self.cells.chains[hold.chain].bad
         return any(leaf in bad for spot in hold.spots for leaf in spot.leaves)
 
@@ -240,27 +245,27 @@ class Replay:
             self._then.append({"job": event.job, **made})
 
     def _try(self, request: Request) -> Outcome | None:
-        """Place a job if that is possible now, and return what came of it."""
+        """Place a job if that is possible now, and return the result."""
         where = placement.find_placement(self.cells, request, self._loss)
         if where is None:
             return None
         hold = self.cells.carry_out(request, where)
-        told: Outcome = {}
+        result: Outcome = {}
         if where.cancels:
-            told["cancels"] = list(where.cancels)
+            result["cancels"] = list(where.cancels)
             self.waiting.update(dict.fromkeys(where.cancels))
         if where.demoted:
-            told["demotes"] = list(where.demoted)
+            result["demotes"] = list(where.demoted)
         if not where.victims:
-            return self._bound(hold) | told
-        told = {"preempts": list(where.victims)} | told
+            return self._bound(hold) | result
+        result = {"preempts": list(where.victims)} | result
         if self.stay:
-            return self._bound(hold, "reserved") | told
+            return self._bound(hold, "reserved") | result
         for job in where.victims:
             self.cells.release(job)
             self.waiting[job] = None
         self.cells.occupy(request.job)
-        return self._bound(hold) | told
+        return self._bound(hold) | result
 
     def _borrow(self, event: Submit) -> Outcome | None:
         """Run a guaranteed job opportunistically for the time being, if it allows that."""
@@ -287,24 +292,26 @@ class Replay:
         gpus = float(sum(event.request().sizes))
         return gpus if event.lost is None else event.lost
 
-    # --- telling -------------------------------------------------------------------------------
+    # --- results -------------------------------------------------------------------------------
 
     def _bound(self, hold: CellHold, outcome: str = "bound") -> Outcome:
         chain = self.cells.chains[hold.chain]
-        told: Outcome = {"outcome": outcome, "chain": hold.chain}
+        result: Outcome = {"outcome": outcome, "chain": hold.chain}
         if not hold.guaranteed:
-            told["opportunistic"] = True
-        return told | {"workers": [self._worker(chain.topology.name, spot) for spot in hold.spots]}
+            result["opportunistic"] = True
+        return result | {
+            "workers": [self._worker(chain.topology.name, spot) for spot in hold.spots]
+        }
 
     def _worker(self, name: str, spot: Spot) -> Outcome:
         shape = self.cells.chains[name].topology
-        told: Outcome = {
+        result: Outcome = {
             "node": shape.node(spot.leaves[0]),
             "gpus": sorted(shape.device(leaf) for leaf in spot.leaves),
         }
         if spot.level:
-            told["cell"] = shape.address(spot.level, shape.up(spot.leaves[0], spot.level))
-        return told
+            result["cell"] = shape.address(spot.level, shape.up(spot.leaves[0], spot.level))
+        return result
 
     def _nodes(self, hold: CellHold) -> list[str]:
         shape = self.cells.chains[hold.chain].topology
@@ -326,7 +333,12 @@ class Replay:
 
 
 def run(script: Script, watch: Callable[[Cells], None] | None = None) -> list[Outcome]:
-    """Return what comes of each event of a script."""
+    """Return the result of each event of a script.
+
+    Args:
+        script: The script.
+        watch: Is called with the cells after each event.
+    """
     replay = Replay(script, watch)
     return [replay.step(event) for event in script.events]
 
@@ -344,5 +356,5 @@ def _refused(reason: Reason, text: str, suggestion: str = "") -> Outcome:
 
 
 def _reasoned(outcome: str, reason: Reason, text: str, suggestion: str = "") -> Outcome:
-    told: Outcome = {"outcome": outcome, "reason": str(reason), "text": text}
-    return told | {"suggestion": suggestion} if suggestion else told
+    result: Outcome = {"outcome": outcome, "reason": str(reason), "text": text}
+    return result | {"suggestion": suggestion} if suggestion else result

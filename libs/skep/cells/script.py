@@ -51,7 +51,7 @@ class _Event(
 
 
 class Submit(_Event, frozen=True, tag="submit"):
-    """A job is handed in."""
+    """A job is submitted."""
 
     job: str
     vc: str
@@ -69,7 +69,7 @@ class Submit(_Event, frozen=True, tag="submit"):
     lost: float | None = None
 
     def request(self) -> Request:
-        """Return what is asked of the cells."""
+        """Return what the job asks of the cells."""
         guaranteed = self.service_class == "guaranteed"
         return Request(
             job=self.job,
@@ -121,7 +121,7 @@ class Heal(_Event, frozen=True, tag="heal"):
 
 
 class Restart(_Event, frozen=True, tag="restart"):
-    """The allocator restarts, and goes on with what was recorded."""
+    """The allocator restarts, and continues with what was recorded."""
 
 
 class Reconfigure(_Event, frozen=True, tag="reconfigure"):
@@ -147,7 +147,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Outer(msgspec.Struct, frozen=True, kw_only=True):
-    """A script before its parts were looked at."""
+    """A script before its parts are checked."""
 
     cluster: Any
     events: tuple[Any, ...]

@@ -63,7 +63,12 @@ def leave_set(cells: Holdings, job: str, node: str) -> None:
 
 
 def stop_counting(cells: Holdings, job: str) -> None:
-    """Let a job that is to end not count for the priority of its set any longer."""
+    """Exclude a job that is to end from the priority of its set.
+
+    Args:
+        cells: The holdings, which change.
+        job: A job of a set.
+    """
     hold = cells.sets[job]
     hold.partners[job] = hold.partners[job]._replace(asked=OPPORTUNISTIC)
     review_leader(cells, hold)
@@ -73,7 +78,11 @@ def review_leader(cells: Holdings, hold: CellHold) -> None:
     """Give a set a leader that may lead it, and the highest priority of its jobs.
 
     Without a guaranteed job the set becomes opportunistic, unless another job claims its GPUs: then
-    all its jobs have to make room anyway. If several jobs could lead, it is noted in `unled`.
+    all its jobs have to leave anyway. If several jobs could lead, it is noted in `unled`.
+
+    Args:
+        cells: The holdings, which change.
+        hold: The hold of the set.
     """
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
     able = leader_candidates(hold)
@@ -107,7 +116,13 @@ def leader_candidates(hold: CellHold) -> list[str]:
 
 
 def rename_hold(cells: Holdings, hold: CellHold, leader: str) -> None:
-    """Give a hold the name of another job of its set."""
+    """Give a hold the name of another job of its set.
+
+    Args:
+        cells: The holdings, which change.
+        hold: The hold.
+        leader: The other job.
+    """
     del cells.holds[hold.job]
     hold.job = leader
     cells.holds[leader] = hold
@@ -138,7 +153,7 @@ def free_part(cells: Holdings, hold: CellHold, gone: Sequence[int]) -> None:
 
 
 def _dissolve(cells: Holdings, hold: CellHold) -> None:
-    """Make the last of a set like any job, once nothing depends on those that have gone."""
+    """Turn a set with one job into a plain hold, once nothing depends on jobs that have left."""
     if len(hold.partners) == 1 and (hold.asked > OPPORTUNISTIC or not hold.guaranteed):
         del cells.sets[hold.job]
         hold.partners = {}

@@ -16,10 +16,9 @@ from skep.wire.cluster import Cluster
 Order = tuple[int | tuple[int, int], ...]
 """Keys of one index: cells or nodes, or bound cells by level and index.
 
-The order in which an index lists equal entries decides which of equal places is taken. It is the
-order in which things came to be as they are, and follows from nothing else that a snapshot says.
-So it is kept beside it, and a restart changes no decision.
-"""
+The order in which an index lists equal entries decides which of equal places is taken. It depends
+on history, and on nothing else in a snapshot. So it is stored too, and a restart changes no
+decision."""
 
 
 class HoldSnapshot(msgspec.Struct, frozen=True):
@@ -54,7 +53,7 @@ class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
 
 
 def take_snapshot(cells: Cells) -> CellsSnapshot:
-    """Return what `restore_cells` makes the same cells from."""
+    """Return the data from which `restore_cells` makes the same cells."""
     return CellsSnapshot(
         cluster=cells.cluster,
         holds=tuple(_kept(hold) for hold in cells.holds.values()),
@@ -85,7 +84,7 @@ def restore_cells(kept: CellsSnapshot, choosers: Choosers | None = None) -> Cell
         cells.chains[name].bind_bad_cell(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
-    # The order of holds says which has lasted longest, also of those that began as claims.
+    # The order of holds says which has existed longest, also of those that began as claims.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     for name, order in kept.orders.items():
         restore_orders(cells.chains[name], order)
@@ -124,7 +123,11 @@ def index_orders(chain: ChainState) -> tuple[Order, ...]:
 def restore_orders(chain: ChainState, kept: tuple[Order, ...]) -> None:
     """Put the indexes of a chain in the same state into these orders.
 
-    An index with other entries than were kept stays as it is: its order is as good as another.
+    An index with other entries than in the snapshot stays as it is: its order is equally good.
+
+    Args:
+        chain: The chain, which changes.
+        kept: Orders from `index_orders`.
     """
     longer = [index for index in _indexes(chain) if len(index) > 1]
     for index, order in zip(longer, kept, strict=False):
@@ -135,7 +138,7 @@ def restore_orders(chain: ChainState, kept: tuple[Order, ...]) -> None:
 
 
 def _indexes(chain: ChainState) -> Iterator[dict[Any, Any]]:
-    """Yield what placements look through, by what does not depend on any order."""
+    """Yield the indexes that placements search, in an order that depends on no index."""
     forest, levels = chain.forest, range(chain.topology.top + 1)
     for level in levels:
         yield forest.free[level]

@@ -1,8 +1,9 @@
 """The cells of a cluster: what jobs hold, claim and give back, and which GPUs are bad.
 
-Every change is one that a fact states, and nothing is chosen here. Which VC takes a bad cell, and
-which job leads a set whose leader has left, is left open (`unsettled`, `unled`): `decide.bad_cells`
-decides it, and it comes back as `bind_bad_cell`, `unbind_bad_cell` and `set_leader`.
+Every change is one that a fact states, and nothing is chosen here. Two choices are left open: which
+VC takes a bad cell (`unsettled`), and which job leads a set whose leader has left (`unled`).
+`decide.bad_cells` makes them, and the result comes back as `bind_bad_cell`, `unbind_bad_cell` and
+`set_leader`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Cells(Holdings):
         """
         super().__init__(cluster, choosers)
         self.off_chain: dict[str, dict[tuple[str, int], None]] = {}
-        """By job: GPUs (node, device) it uses outside its chain: in another one, or in none yet."""
+        """By job: GPUs (node, device) that it uses outside its chain: in another chain, or in
+        none."""
         self._ill: dict[tuple[str, int], None] = {}
-        """Leaves reported bad, by chain; those that jobs use off their chain count as bad too."""
+        """Leaves that were reported bad, by chain; those that jobs use off their chain also count
+        as bad."""
 
     def __eq__(self, other: object) -> bool:
-        """Return whether everything is as there, apart from orders that nothing was promised of."""
+        """Return whether two states are equal, apart from orders that are not guaranteed."""
         return isinstance(other, Cells) and self._summary() == other._summary()
 
     __hash__ = None  # type: ignore[assignment]
@@ -64,8 +67,12 @@ class Cells(Holdings):
     def carry_out(self, request: Request, where: Placement) -> CellHold:
         """Carry out a placement: cancel claims, demote jobs, then hold the GPUs, or claim them.
 
-        Bad cells are decided again only after that: a cell that is given back on the way is meant
-        for this job, and must not become a bad cell of a VC for the bad GPUs beside it.
+        Bad cells are decided again only after that: a cell that is given back meanwhile is meant
+        for this job, and must not become a bad cell of a VC because of bad GPUs beside it.
+
+        Args:
+            request: What the job asked for.
+            where: The placement.
         """
         for job in where.cancels:
             self.release(job, settle=False)
@@ -76,21 +83,33 @@ class Cells(Holdings):
     def allocate(self, request: Request, where: Placement) -> CellHold:
         """Give a gang its GPUs.
 
+        Args:
+            request: What the job asked for.
+            where: Its placement, without victims.
+
         Raises:
-            AssertionError: Another job uses or claims one of them.
+            AssertionError: Another job uses or claims one of the GPUs.
         """
         hold = CellHold(request, where)
         self.enter(hold)
         return hold
 
     def reserve(self, request: Request, where: Placement) -> CellHold:
-        """Claim a gang's GPUs until their users are gone; no other job is offered them."""
+        """Claim a gang's GPUs until their users are gone; no other job is offered them.
+
+        Args:
+            request: What the job asked for.
+            where: Its placement.
+
+        Raises:
+            AssertionError: Another job claims one of the GPUs.
+        """
         hold = CellHold(request, where, claims=True)
         self.enter(hold)
         return hold
 
     def begin_change(self) -> None:
-        """Begin a change: what the last one left open is decided by now."""
+        """Begin a change: everything that the last one left open must have been decided."""
         self.unsettled.clear()
         self.unled.clear()
         for chain in self.chains.values():
@@ -99,7 +118,7 @@ class Cells(Holdings):
 
     @property
     def undecided(self) -> bool:
-        """Return whether the change at hand left something to decide, or to record."""
+        """Return whether the current change left something to decide, or to record."""
         if self.unsettled or self.unled:
             return True
         return any(chain.returned for chain in self.chains.values())
@@ -116,7 +135,7 @@ class Cells(Holdings):
             chain.unbind_bad_cell(cell.level, cell.index)
 
     def bound_bad_cells(self) -> tuple[BadCell, ...]:
-        """Return the bad cells that VCs have, as facts name them."""
+        """Return the bad cells that VCs have, in the form of facts."""
         return tuple(
             chain.bad_cell_of(cell) for chain in self.chains.values() for cell in chain.bad_cells
         )
@@ -174,7 +193,7 @@ class Cells(Holdings):
             self.mark_unsettled(chain)
 
     def widen(self, job: str, spots: Sequence[Spot]) -> None:
-        """Give a job further idle GPUs by the right by which it has its own.
+        """Give a job further idle GPUs, guaranteed or opportunistic as those that it has.
 
         Args:
             job: A job that shares with no other.
@@ -191,7 +210,12 @@ class Cells(Holdings):
         self.mark_unsettled(chain)
 
     def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
-        """Take some GPUs, as (node, device), from a job that keeps others."""
+        """Take some GPUs from a job that keeps others.
+
+        Args:
+            job: A job that shares with no other.
+            gpus: The GPUs, as (node, device).
+        """
         self._come_home(job, [gpu for gpu in gpus if gpu in self.off_chain.get(job, {})])
         hold = self.holds.get(job)
         if hold is None:
@@ -254,7 +278,12 @@ class Cells(Holdings):
     def covers(self, job: str, node: str, device: int) -> bool:
         """Return whether a GPU that a job uses can be given to no other job.
 
-        It is part of the job's hold, noted as outside its chain, or in no chain.
+        That is so if it is part of the job's hold, noted as outside its chain, or in no chain.
+
+        Args:
+            job: The job.
+            node: The node of the GPU.
+            device: Its device index.
         """
         found = self.find(node, device)
         if found is None:
@@ -265,7 +294,13 @@ class Cells(Holdings):
         return mine or (node, device) in self.off_chain.get(job, {})
 
     def note_off_chain(self, job: str, node: str, device: int) -> None:
-        """Note that a job uses a GPU outside its chain, which counts as bad until it is left."""
+        """Note that a job uses a GPU outside its chain, which counts as bad until the job leaves.
+
+        Args:
+            job: The job.
+            node: The node of the GPU.
+            device: Its device index.
+        """
         self.off_chain.setdefault(job, {})[node, device] = None
         found = self.find(node, device)
         if found is not None:
@@ -288,7 +323,7 @@ class Cells(Holdings):
                 self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
     def note_bad_gpu(self, node: str, device: int) -> None:
-        """Note that a GPU is bad, where it is known already which VCs have bad cells."""
+        """Note that a GPU is bad, without deciding again which VCs have bad cells."""
         found = self.find(node, device)
         if found is not None:
             self._ill[found] = None

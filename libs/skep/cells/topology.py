@@ -1,9 +1,9 @@
-"""One chain's shape: levels, sizes, and which cell contains which, all by arithmetic.
+"""The shape of one chain: levels, sizes, and which cell contains which, all by arithmetic.
 
 Cells of a level are numbered from 0 in the order of the tree, so the children of cell `i` of level
-`l` are `i * fan[l]` to `i * fan[l] + fan[l] - 1` of the level below, and its GPUs are
-`i * size[l]` to `(i + 1) * size[l] - 1`. Level 1 is one GPU (a leaf); level 0 does not exist, so
-lists by level have an unused first entry.
+`l` are `i * fan[l]` to `i * fan[l] + fan[l] - 1` of the level below, and its GPUs are `i * size[l]`
+to `(i + 1) * size[l] - 1`. Level 1 is one GPU (a leaf); level 0 does not exist, so lists by level
+have an unused first entry.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from skep.wire.cluster import Chain
 
 
 class Topology:
-    """The shape of a chain. Nothing in it ever changes."""
+    """The shape of a chain, which never changes."""
 
     def __init__(self, name: str, chain: Chain) -> None:
-        """Lay out a chain whose node count fills its top cells."""
+        """Lay out a chain.
+
+        Args:
+            name: The name of the chain.
+            chain: Its levels and nodes; the nodes fill its top cells.
+        """
         self.name = name
         self.chain = chain
         self.gpu = chain.gpu
@@ -42,11 +47,11 @@ class Topology:
         }
 
     def level(self, name: str) -> int | None:
-        """Return the number of a level, or None if the chain has no level of this name."""
+        """Return the number of a level by its name; None: the chain has no such level."""
         return self.levels.index(name) if name in self.levels[1:] else None
 
     def level_for(self, gpus: int) -> int | None:
-        """Return the lowest level whose cells have at least so many GPUs, or None."""
+        """Return the lowest level whose cells have at least so many GPUs; None: there is none."""
         level = bisect_left(self.size, gpus, 1)
         return level if level <= self.top else None
 
@@ -60,7 +65,13 @@ class Topology:
         return range(index * size, (index + 1) * size)
 
     def within(self, level: int, index: int, lower: int) -> range:
-        """Return the cells of a lower (or the same) level in a cell."""
+        """Return the cells of a lower (or the same) level in a cell.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+            lower: The level of the cells that are returned.
+        """
         each = self.size[level] // self.size[lower]
         return range(index * each, (index + 1) * each)
 
@@ -69,13 +80,13 @@ class Topology:
         return self.nodes[leaf // self.node_size]
 
     def device(self, leaf: int) -> int:
-        """Return the device index of a leaf in its node."""
+        """Return the device index of a leaf on its node."""
         node, place = divmod(leaf, self.node_size)
         devices = self._devices.get(node)
         return place if devices is None else devices[place]
 
     def leaf(self, node: str, device: int) -> int | None:
-        """Return the leaf of a node's device, or None if it is not in this chain."""
+        """Return the leaf of a node's device; None: it is not in this chain."""
         index = self.node_index.get(node)
         if index is None:
             return None
@@ -85,7 +96,7 @@ class Topology:
         return index * self.node_size + devices.index(device) if device in devices else None
 
     def address(self, level: int, index: int) -> str:
-        """Return a cell's name for people: its path from the top, as `rack 0/n3/socket 1`."""
+        """Return a readable name of a cell: its path from the top, as `rack 0/n3/socket 1`."""
         words = []
         for each in range(self.top, level - 1, -1):
             cell = index * self.size[level] // self.size[each]

@@ -4,10 +4,10 @@ A power law, value = a - b * step ** -c, is fitted by least squares with higher 
 points. It is one of the families that Domhan et al. (IJCAI'15) combine, whose method Gandiva uses
 (section 6.2). Curves of real trials break every law, so the law is not trusted further than this:
 
-- it must rise, and never predicts less than the current value of the trial; - it never predicts
-more than the trial has gained so far: a curve at most doubles its gain; - with fewer than three
-points there is no prediction; - while its first points are among its latest, the gain is as
-uncertain as it is large.
+- it must rise, and never predicts less than the current value of the trial;
+- it never predicts more than the trial has gained so far: a curve at most doubles its gain;
+- with fewer than three points there is no prediction;
+- while its first points are among its latest, the gain is as uncertain as it is large.
 
 Values here are signed so that more is better.
 """

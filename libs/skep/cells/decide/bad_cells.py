@@ -1,10 +1,10 @@
-"""Which VC bears bad hardware, which attempt leads a set: decided after cells have changed.
+"""Decide which VC bears bad hardware, and which attempt leads a set, after cells have changed.
 
-Some bad hardware cannot be avoided: the healthy free cells no longer serve all that VCs own. HiveD
-binds such *doomed bad cells* to VCs, which are shown what still works of them. Which cells, and to
-which VC, is defined so:
+Some bad hardware cannot be avoided: the healthy free cells no longer suffice for all that VCs own.
+HiveD binds such *doomed bad cells* to VCs, which see the part of them that still works. Which
+cells, and to which VC, is defined by these rules:
 
-1. A borne cell that no job uses goes back as soon as it is healthy, or as soon as its level has
+1. A borne cell that no job uses is returned as soon as it is healthy, or as soon as its level has
    enough healthy cells without it: first the one with the fewest bad GPUs, then the lowest.
 2. While a level is short, its lowest suitable free cell with bad GPUs is bound, in the cell with
    the fewest bad GPUs that can be taken safely. Higher levels come first.
@@ -13,13 +13,14 @@ which VC, is defined so:
    bears the lowest of them, and so on.
 
 A cell that a job of its VC uses stays with it. The rest depends on which GPUs are bad and what is
-bound, and not on the order of failures: where cells of several levels are owned, 1 and 2 begin
-anew whenever a GPU turns bad or heals (while no more than AFRESH_MAX cells are borne: beyond that
-much of a chain is broken, and each failure would cost as many facts). What VCs bear is shared out
-anew (3) only when a GPU turns bad or heals, or when 1 or 2 change something: a job that comes or
-goes moves no other borne cell.
+bound, and not on the order of failures: where cells of several levels are owned, rules 1 and 2 are
+applied from the beginning whenever a GPU turns bad or heals. (Only while at most AFRESH_MAX cells
+are borne: beyond that much of a chain is broken, and each failure would cost as many facts.) Rule 3
+is applied only when a GPU turns bad or heals, or when rule 1 or 2 changes something: a job that
+comes or goes moves no other borne cell.
 
-`steps` decides and changes nothing: the caller carries out each step before it asks for the next.
+`next_steps` decides and changes nothing: the caller carries out each step before it asks for the
+next.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from skep.cells.state import Cells
 from skep.wire.bearing import BadCell
 
 AFRESH_MAX = 32
-"""Borne cells that are given back and chosen anew, at most: each costs two facts."""
+"""The most borne cells that are returned and chosen again: each costs two facts."""
 
 
 class Bear(NamedTuple):
@@ -45,13 +46,13 @@ class Bear(NamedTuple):
 
 
 class Relieve(NamedTuple):
-    """A VC is to bear a cell no longer."""
+    """A VC is to stop bearing a bad cell."""
 
     cell: BadCell
 
 
 class Lead(NamedTuple):
-    """A job of a set is to lead what they hold, which has the name of another one."""
+    """A job of a set is to lead it; the hold still has the name of another job."""
 
     name: str
     leader: str
@@ -61,14 +62,16 @@ Step = Bear | Relieve | Lead
 
 
 def next_steps(cells: Cells) -> Iterator[Step]:
-    """Yield what is to follow from the changes since the last `begin`, one step after the other.
+    """Yield the choices that the changes since `begin_change` left open, one step after the other.
 
-    Each has to be carried out (a fact does) before the next is asked for.
+    Args:
+        cells: Read before each step; the caller carries out a step (by a fact) before the next
+            one.
     """
     unsettled, unled = dict(cells.unsettled), list(cells.unled)
     returned = [cell for chain in cells.chains.values() for cell in chain.returned]
     for cell in returned:
-        yield Relieve(cell)  # Done already; readers of the facts have to know.
+        yield Relieve(cell)  # Done already; a fact has to state it.
     for name in unled:
         yield Lead(name, choose_leader(sets.leader_candidates(cells.holds[name])))
     for name, health in unsettled.items():
@@ -76,10 +79,15 @@ def next_steps(cells: Cells) -> Iterator[Step]:
 
 
 class AtOnce:
-    """Decides and carries out at once, for cells of which no facts are recorded."""
+    """Decides and carries out at once, for cells without recorded facts."""
 
     def settle(self, chain: ChainState, *, health: bool) -> None:
-        """Settle which VCs bear bad hardware of a chain."""
+        """Decide which VCs bear bad hardware of a chain, and bind it.
+
+        Args:
+            chain: The chain, which changes.
+            health: Whether GPUs turned bad or healed.
+        """
         for step in _settle(chain, health=health):
             match step:
                 case Bear(cell):
@@ -96,7 +104,7 @@ AT_ONCE = AtOnce()
 
 
 def choose_leader(candidates: Sequence[str]) -> str:
-    """Return which of several is to lead a set: the first that came."""
+    """Return which of several jobs leads a set: the one that joined first."""
     return candidates[0]
 
 
@@ -105,22 +113,22 @@ def _settle(chain: ChainState, *, health: bool) -> Iterator[Bear | Relieve]:
         return
     changed = health
     if health:
-        yield from _afresh(chain)
-    for step in _spare(chain):
+        yield from _returned_for_new_choice(chain)
+    for step in _unneeded(chain):
         changed = True
         yield step
-    for bear in _doom(chain):
+    for bear in _needed(chain):
         changed = True
         yield bear
     if changed and len(chain.pools) > 1:
         yield from _share_out(chain)
 
 
-def _afresh(chain: ChainState) -> Iterator[Relieve]:
-    """Yield all borne cells that no job uses, where which ones are bound depends on the order.
+def _returned_for_new_choice(chain: ChainState) -> Iterator[Relieve]:
+    """Yield all borne cells that no job uses, if which ones are bound depends on the order.
 
-    It does only if cells of several levels are owned: a cell that was bound at one level may be in
-    the way of a better one at another.
+    That is so only if cells of several levels are owned: a cell that was bound at one level may be
+    in the way of a better one at another.
     """
     owned = [
         any(pool.total[level] and not pool.pin for pool in chain.pools.values())
@@ -132,7 +140,7 @@ def _afresh(chain: ChainState) -> Iterator[Relieve]:
             yield _relieve(chain, cell)
 
 
-def _spare(chain: ChainState) -> Iterator[Relieve]:
+def _unneeded(chain: ChainState) -> Iterator[Relieve]:
     """Yield the cells that need not be borne any more."""
     for cell in [cell for cell in chain.bad_cells if not cell.used and not chain.firm_gpus(cell)]:
         yield _relieve(chain, cell)
@@ -148,7 +156,7 @@ def _spare(chain: ChainState) -> Iterator[Relieve]:
             yield _relieve(chain, least)
 
 
-def _doom(chain: ChainState) -> Iterator[Bear]:
+def _needed(chain: ChainState) -> Iterator[Bear]:
     """Yield the cells that have to be borne, one for each that is missing."""
     short = chain.forest.deficits()
     while any(short):
@@ -175,7 +183,7 @@ def _bad_cell(chain: ChainState, level: int) -> int | None:
 
 
 def _share_out(chain: ChainState) -> Iterator[Bear | Relieve]:
-    """Yield what gives each VC its share of the borne cells that no job uses."""
+    """Yield the steps that give each VC its share of the borne cells that no job uses."""
     for level in range(chain.topology.top, 0, -1):
         if not chain.bad_cells_at[level]:
             continue
@@ -208,11 +216,12 @@ def share_bad_cells(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
     """Return how many of some cells each VC bears: each goes to the VC that has most left.
 
     Args:
-        unbound: By VC, how many cells of the level it had unbound if it bore none of these.
+        unbound: By VC, how many cells of the level it would have unbound if it bore none of
+            these.
         cells: How many are to be borne; no more than all of them have.
     """
     low, high = 0, max(unbound.values(), default=0)
-    while low < high:  # The least that all can be left with, if no more than these are taken.
+    while low < high:  # Find the least that all can keep if at most `cells` are taken.
         middle = (low + high) // 2
         if sum(max(0, count - middle) for count in unbound.values()) <= cells:
             high = middle

@@ -1,4 +1,4 @@
-"""How the cells of a virtual cluster can cover a job where it is. Changes nothing."""
+"""How the cells of a virtual cluster can cover a job where it is. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
     """Return a job's own GPUs as cells that its VC can own now, or None if it cannot.
 
     A worker fits a cell that the VC has bound there, or a new one that may be taken safely: every
-    cell that other VCs own and have not bound can still be had (HiveD section 3.3). A job whose
-    GPUs another one claims has no cover.
+    cell that other VCs own and have not bound is still available (HiveD section 3.3). A job whose
+    GPUs another job claims has no cover.
 
     Args:
         cells: The cells; they are not changed.

@@ -1,4 +1,4 @@
-"""What a VC has left of its cells, for comparing two ways of covering one of its jobs."""
+"""The cost of covering a job by cells of its VC, to compare two ways of doing it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from skep.cells.pools import Pool
 
 
 def cover_cost(chain: ChainState, pool: Pool, spots: Sequence[Spot]) -> tuple[int, int]:
-    """Return what covering a gang on these spots takes from its VC, to be compared: less is better.
+    """Return what covering a gang on these spots takes from its VC; less is better.
 
     `find_placement` searches in the same order, so for one state it finds nothing much better.
 
+    Args:
+        chain: The chain.
+        pool: The VC's cells of it.
+        spots: The workers, each with the level of the cell that would cover it.
+
     Returns:
-        The GPUs of cells that would be newly bound; then the GPUs that are left beside the gang on
-        its nodes, or in its cells below node level. Tight ones keep others whole.
+        The GPUs of cells that would be newly bound; then the GPUs that are left beside the gang
+        on its nodes, or in its cells below node level. Tight ones keep others whole.
     """
     shape, firm = chain.topology, chain.forest.firm
     new: dict[tuple[int, int], None] = {}

@@ -1,6 +1,7 @@
-"""Why a gang waits, in terms of cells: for one job at a time that `find_placement` cannot place.
+"""Explain in terms of cells why a gang waits, for a job that `find_placement` cannot place.
 
-Costs what the VC owns, for an opportunistic job what the top cells are; nothing is changed.
+The cost depends on what the VC owns, for an opportunistic job on the number of top cells. Nothing
+is changed.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import suits
 
 NAMES_MAX = 4
-"""Jobs or nodes that a sentence lists."""
+"""The most jobs or nodes that a sentence lists."""
 
 
 class Why(NamedTuple):
-    """Why a gang waits."""
+    """Why a gang waits: a code, and a sentence."""
 
     reason: Reason
     text: str
 
 
 class Unit(NamedTuple):
-    """One node (or small cell) of a VC, bound or not yet: what of its GPUs a request could have.
+    """One node (or small cell) of a VC, bound or not: how many GPUs a request could have there.
 
-    `bad` are those it could have if they were healthy. `domain` tells units apart where the gang is
-    tied to a level; it begins with 0 in cells that are bound and with 1 in those that are not.
+    `bad` are those that it could have if they were healthy. `domain` distinguishes units where the
+    gang is tied to a level; it begins with 0 in bound cells and with 1 in others.
     """
 
     domain: tuple[int, int, int]
@@ -41,7 +42,12 @@ class Unit(NamedTuple):
 
 
 def explain_wait(cells: Cells, request: Request) -> Why:
-    """Return why a gang that `find_placement` has no place for has to wait, or never gets one."""
+    """Return why a gang has to wait, or never gets a place.
+
+    Args:
+        cells: The cells.
+        request: A gang for which `find_placement` finds no place.
+    """
     refusal = impossible(cells.cluster, request)
     if refusal is not None:
         text = f"{refusal.text}; {refusal.suggestion}" if refusal.suggestion else refusal.text
@@ -62,7 +68,7 @@ ORDER = (
     Reason.WAITS_FOR_CELLS,
     Reason.FITS_NO_CELL,
 )
-"""Of several chains the one is told that the job is closest to getting."""
+"""Of several chains, the reason of the one that the job is closest to getting is returned."""
 
 
 def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
@@ -75,7 +81,7 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
     units = list(_units(chain, pool, request, within))
     owner = f"pinned cell {pool.pin}" if pool.pin else f"cells of {pool.vc}"
     if _fit(units, sizes, within, healed=False):
-        # What the counts allow and `find_placement` does not is limited by something else.
+        # The counts allow it and `find_placement` does not, so something else limits it.
         if any(chain.forest.deficits()):
             text = f"not enough healthy cells of {shape.name} are free for all that is owned"
             return Why(Reason.WAITS_FOR_REPAIR, text)
@@ -105,7 +111,7 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
 
 
 def _units(chain: ChainState, pool: Pool, request: Request, within: int | None) -> Iterator[Unit]:
-    """Yield what each node of the VC's cells offers a request, those not bound yet last."""
+    """Yield what each node of the VC's cells offers a request, unbound cells last."""
     shape, node = chain.topology, chain.topology.node_level
     for level, index in pool.bound:
         domain = min(level, within or level)
@@ -121,7 +127,7 @@ def _units(chain: ChainState, pool: Pool, request: Request, within: int | None) 
     for level, left in enumerate(pool.left):
         domain = min(level, within or level)
         lower = min(domain, node)
-        # More than so many cells of one kind than the gang has workers make no difference.
+        # More cells of one kind than the gang has workers make no difference.
         for _ in range(min(left, len(request.sizes))):
             for _ in range(shape.size[level] // shape.size[domain] if within else 1):
                 number += 1
@@ -157,14 +163,14 @@ def _users(chain: ChainState, pool: Pool, request: Request) -> dict[CellHold, in
 
 def _named(users: dict[CellHold, int]) -> str:
     order = sorted(users, key=lambda hold: (-users[hold], hold.job))
-    told = [
+    parts = [
         f"{hold.job} ({gpus_text(users[hold])}, priority {hold.priority}"
         f"{', reserved' if hold.claims else ''})"
         for hold in order[:NAMES_MAX]
     ]
     if len(order) > NAMES_MAX:
-        told.append(f"and {len(order) - NAMES_MAX} more jobs")
-    return ", ".join(told)
+        parts.append(f"and {len(order) - NAMES_MAX} more jobs")
+    return ", ".join(parts)
 
 
 def _bad(chain: ChainState, pool: Pool) -> str:
@@ -175,17 +181,17 @@ def _bad(chain: ChainState, pool: Pool) -> str:
         cell = chain.cell_of(leaf)
         if cell is not None and cell.pool is pool:
             nodes[shape.node(leaf)] = nodes.get(shape.node(leaf), 0) + 1
-    told = [
+    parts = [
         f"{count} bad GPUs on {node}" if count > 1 else f"1 bad GPU on {node}"
         for node, count in list(nodes.items())[:NAMES_MAX]
     ]
     if len(nodes) > NAMES_MAX:
-        told.append(f"more on {len(nodes) - NAMES_MAX} other nodes")
-    return ", ".join(told)
+        parts.append(f"more on {len(nodes) - NAMES_MAX} other nodes")
+    return ", ".join(parts)
 
 
 def _waits_for_idle(cells: Cells, request: Request) -> Why:
-    """Return why an opportunistic gang has no place: no job makes room for it."""
+    """Return why an opportunistic gang has no place: no job is stopped for it."""
     idle = best = 0
     for chain in cells.chains.values():
         shape, forest = chain.topology, chain.forest
@@ -203,7 +209,7 @@ def _waits_for_idle(cells: Cells, request: Request) -> Why:
 
 
 def _roomiest(chain: ChainState) -> int:
-    """Return the idle GPUs of the node that has most of them."""
+    """Return the idle GPUs of the node with most of them."""
     shape = chain.topology
     if shape.top == shape.node_level:
         return shape.node_size - min(chain.forest.busy[shape.top], default=shape.node_size)

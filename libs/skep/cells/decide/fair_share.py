@@ -1,8 +1,8 @@
-"""Whose opportunistic jobs yield to whose: weighted max-min fairness of what is idle.
+"""Which opportunistic jobs yield to which: weighted max-min fairness of idle GPUs.
 
 HiveD section 3.3 decides the numbers of low-priority cells by weighted max-min fairness. A tenant
-below its share may have jobs of tenants above theirs stopped for it, as long as those still have
-at least as much per weight afterwards as it then has: so no two tenants take from one another in
+below its share may have jobs of tenants above theirs stopped for it, as long as these afterwards
+still have at least as much per weight as it then has. So no two tenants take from one another in
 turn, and the VC that has most per weight gives first.
 """
 
@@ -18,11 +18,17 @@ from skep.cells.decide.search import Limit
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 
 Shares = Mapping[str, tuple[int, float]]
-"""By VC: GPUs its jobs use opportunistically, and its weight."""
+"""By VC: the GPUs that its jobs use opportunistically, and its weight."""
 
 
 def may_take(shares: Shares, request: Request, victims: Iterable[CellHold]) -> bool:
-    """Return whether a VC below its share may have these jobs stopped for a gang of its own."""
+    """Return whether a VC below its share may have these jobs stopped for a gang of its own.
+
+    Args:
+        shares: What each VC uses.
+        request: The gang.
+        victims: The holds of the jobs to stop.
+    """
     lost: dict[str, int] = {}
     for hold in victims:
         lost[hold.vc] = lost.get(hold.vc, 0) + hold.gpus
@@ -34,14 +40,22 @@ def may_take(shares: Shares, request: Request, victims: Iterable[CellHold]) -> b
 
 
 def gpus_to_give(shares: Shares, request: Request) -> dict[str, int]:
-    """Return how many GPUs each VC may have to give for a gang: as many as `may_take` allows."""
+    """Return how many GPUs each other VC may have to give for a gang.
+
+    Args:
+        shares: What each VC uses.
+        request: The gang.
+
+    Returns:
+        By VC, as many GPUs as `may_take` allows.
+    """
     used, weight = shares[request.vc]
     after = (used + sum(request.sizes)) / weight
     left: dict[str, int] = {}
-    for vc, (theirs, heavy) in shares.items():
+    for vc, (gpus, other_weight) in shares.items():
         if vc != request.vc:
-            most = max(0, math.floor(theirs - after * heavy) + 1)
-            left[vc] = most if (theirs - most) / heavy >= after else max(0, most - 1)
+            most = max(0, math.floor(gpus - after * other_weight) + 1)
+            left[vc] = most if (gpus - most) / other_weight >= after else max(0, most - 1)
     return left
 
 
@@ -55,13 +69,23 @@ def place_yielding(
     limit: Limit,
     stoppable: Callable[[str], bool],
 ) -> Placement | None:
-    """Return a placement for which jobs of tenants above their share are stopped.
+    """Return a placement for which jobs of tenants above their share are stopped, or None.
 
-    On one node if the gang fits there, else over several. Victims are those that lose least.
+    It is on one node if the gang fits there, else over several. The victims are those that lose
+    least.
+
+    Args:
+        chain: The chain.
+        holds: All holds, by name.
+        request: An opportunistic gang.
+        shares: What each VC uses.
+        loss: What stopping a job would cost.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        stoppable: Whether a job may be stopped.
     """
     shape, left = chain.topology, gpus_to_give(shares, request)
     if not any(left.values()):
-        return None  # The usual answer, once everybody has his share.
+        return None  # The usual answer, once each VC has its share.
     yielding = {
         hold.job
         for hold in holds.values()
@@ -108,14 +132,14 @@ def _on_one(
                 for leaf in available_leaves(chain, lower, cell, 0)
                 if leaf not in chain.claim and _gives(chain, leaf, yielding)
             ]
-            spoils = seize_leaves(chain, leaves, sizes, loss, {})
-            if spoils is None or not spoils.victims:
+            seized = seize_leaves(chain, leaves, sizes, loss, {})
+            if seized is None or not seized.victims:
                 continue
-            if may_take(shares, request, [holds[job] for job in spoils.victims]) and (
-                best is None or spoils.loss < best[0]
+            if may_take(shares, request, [holds[job] for job in seized.victims]) and (
+                best is None or seized.loss < best[0]
             ):
-                spots = tuple(Spot(got) for got in spoils.leaves)
-                best = spoils.loss, Placement(shape.name, spots, tuple(spoils.victims))
+                spots = tuple(Spot(got) for got in seized.leaves)
+                best = seized.loss, Placement(shape.name, spots, tuple(seized.victims))
     return None if best is None else best[1]
 
 

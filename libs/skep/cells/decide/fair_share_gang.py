@@ -1,8 +1,8 @@
-"""Which jobs yield to a gang of several nodes: those that lose least, of those that may have to.
+"""Which jobs yield to a gang on several nodes: those that lose least, of the possible ones.
 
 Few candidates are compared in all combinations. With more, one worker after the other is given the
-node on which room for it costs least beyond what is lost already; then a job that turned out not to
-be needed is spared again. Either way no tenant loses more GPUs than it may (`fair.spare`).
+node on which it costs least beyond what is lost already; then jobs that turn out not to be needed
+are spared. Either way no tenant loses more GPUs than it may (`fair_share.gpus_to_give`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from skep.cells.decide.search import Limit
 from skep.cells.holds import CellHold, Placement, Request, Spot
 
 EXACT_MAX = 10
-"""Candidates of which all combinations are compared: a thousand, at some microseconds each."""
+"""The most candidates of which all combinations are compared: a thousand, at some microseconds
+each."""
 NODES_MAX = 2048
-"""Nodes looked at beyond those with idle room, those where least is lost first: twice as many as
-the largest gang has."""
+"""The nodes that are looked at beyond those with idle GPUs, those where least is lost first: twice
+as many as the largest gang has."""
 
 Spare = Mapping[str, int]
-"""By VC: the GPUs its jobs may have to give."""
+"""By VC: the most GPUs that its jobs may have to give."""
 
 
 def place_gang(
@@ -38,10 +39,17 @@ def place_gang(
 ) -> Placement | None:
     """Return a placement over several nodes for which `yielding` jobs are stopped, or None.
 
-    A tenant gives as many GPUs as it has to `spare`, at most.
+    All workers have the same number of GPUs; a hard topology constraint is kept. The result is also
+    None if no job has to be stopped: then the gang waits for something else.
 
-    All workers have the same number of GPUs; a hard wish for a level is kept. None too if no job
-    has to be stopped: then it is not this that the gang waits for.
+    Args:
+        chain: The chain.
+        holds: All holds, by name.
+        request: The gang.
+        loss: What stopping a job would cost.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        yielding: The jobs that may be stopped.
+        spare: By VC, the most GPUs that its jobs give.
     """
     shape, sizes = chain.topology, request.sizes
     within = shape.level(request.within) if request.within and request.hard else shape.top
@@ -74,7 +82,7 @@ def place_gang(
 def _given(
     holds: Mapping[str, CellHold], jobs: Iterable[str], left: dict[str, int]
 ) -> dict[str, int] | None:
-    """Return what is left to give after these jobs gave their GPUs; None if it is not enough."""
+    """Return what is left to give after these jobs gave their GPUs; None if that is too much."""
     left = dict(left)
     for job in jobs:
         hold = holds[job]
@@ -138,7 +146,7 @@ class _Room:
         return idle
 
     def victims(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
-        """Return the jobs to be stopped, sorted; none if that is not enough, or not needed."""
+        """Return the jobs to be stopped, sorted; none if that does not help, or is not needed."""
         if self.total(()) >= self.wanted:
             return []
         if len(holds) <= EXACT_MAX:
@@ -172,7 +180,7 @@ class _Room:
             now, jobs = self._cost(node, idle, chosen, loss)
             after = _given(holds, jobs, left) if now is not None else None
             if now is None or after is None:
-                continue  # It stays so: what is left to give only becomes less.
+                continue  # This does not change: what is left to give only becomes less.
             if now > cost and queue and now > queue[0][0]:
                 heapq.heappush(queue, (now, node))
                 continue
@@ -204,7 +212,7 @@ class _Room:
         return None, []
 
     def _spared(self, chosen: Mapping[str, None], loss: Loss) -> list[str]:
-        """Return those of the chosen that are needed, sparing the job that would lose most."""
+        """Return those of the chosen jobs that are needed, sparing the job that would lose most."""
         idle = self.left(chosen)
         spare = sum(self.slots(node, each) for node, each in idle.items()) - self.wanted
         kept = dict(chosen)
@@ -221,14 +229,14 @@ class _Room:
         return sorted(kept)
 
     def spots(self, victims: list[str]) -> tuple[Spot, ...]:
-        """Return the gang's workers where these and no others make room: on the fewest nodes."""
+        """Return the gang's workers if only these jobs are stopped: on the fewest nodes."""
         return tuple(self._spots(victims))
 
     def _spots(self, victims: list[str]) -> Iterator[Spot]:
         chain, shape = self.chain, self.chain.topology
         left, missing = self.left(victims), self.wanted
         going = dict.fromkeys(victims)
-        # Nodes where a job is stopped come first: that is what it is stopped for.
+        # Nodes where a job is stopped come first: else it would be stopped for nothing.
         used = {node for job in victims for node in self.gains[job]}
         for node in sorted(left, key=lambda node: (node not in used, -left[node], node)):
             leaves = [

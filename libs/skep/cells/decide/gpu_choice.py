@@ -1,4 +1,4 @@
-"""Which of a node's GPUs a worker gets: those closest to one another, at the least loss."""
+"""Choose the GPUs of a node for a worker: those closest to one another, at the least loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from skep.cells.holds import OPPORTUNISTIC, CellHold
 from skep.cells.topology import Topology
 
 Loss = Callable[[str], float]
-"""The work that is lost if a job is stopped now, in any unit that compares; none is free."""
+"""The work that is lost if a job is stopped now, in any unit that can be compared; above 0."""
 
 
 def available_leaves(chain: ChainState, level: int, index: int, below: int) -> list[int]:
-    """Return the healthy leaves of a cell that no job holds with this priority or a higher one."""
+    """Return the healthy leaves of a cell that no job holds with this priority or a higher one.
+
+    Args:
+        chain: The chain.
+        level: The level of the cell.
+        index: Its index.
+        below: The priority; OPPORTUNISTIC or lower: only idle leaves.
+    """
     span = chain.topology.span(level, index)
     user, claim, bad = chain.user, chain.claim, chain.bad
     if below <= OPPORTUNISTIC:
@@ -31,9 +38,15 @@ def available_leaves(chain: ChainState, level: int, index: int, below: int) -> l
 
 
 def closest_leaves(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:
-    """Return so many of these leaves (of one node, ascending) with the lowest common ancestor.
+    """Return so many of some leaves with the lowest common ancestor.
 
-    Of several cells of that level the tightest; in it, whole children before parts of others.
+    Of several cells of that level the tightest is taken; in it, whole children before parts of
+    others.
+
+    Args:
+        shape: The shape of the chain.
+        leaves: Leaves of one node, ascending.
+        gpus: How many to return; there are as many.
     """
     if len(leaves) == gpus:
         return tuple(leaves)
@@ -71,7 +84,7 @@ def _groups(leaves: Sequence[int], size: int) -> list[list[int]]:
 
 
 class Seized(NamedTuple):
-    """Leaves taken from others: what that loses, and which jobs had and claimed them."""
+    """Leaves taken from other jobs: the loss, and which jobs used and claimed them."""
 
     loss: float
     leaves: list[tuple[int, ...]]
@@ -88,8 +101,15 @@ def seize_leaves(
 ) -> Seized | None:
     """Return leaves for workers of these sizes at the least loss, or None if there are too few.
 
-    `gone` are victims already: their GPUs cost nothing more. Whole victims are taken one after the
-    other, the cheapest first, until their GPUs and the idle ones suffice.
+    Whole victims are taken one after the other, the cheapest first, until their GPUs and the idle
+    ones suffice.
+
+    Args:
+        chain: The chain.
+        leaves: Leaves of one node that may be taken.
+        sizes: GPUs of each worker.
+        loss: What stopping a job would cost.
+        gone: Jobs that are victims already: their GPUs cost nothing more.
     """
     need = sum(sizes)
     if len(leaves) < need:

@@ -1,4 +1,4 @@
-"""Where an opportunistic gang goes: idle GPUs, as far from guaranteed jobs as there are.
+"""Where an opportunistic gang goes: idle GPUs, as far from guaranteed jobs as possible.
 
 HiveD section 3.3: cells farthest from those of guaranteed jobs, so that it is preempted least.
 """
@@ -15,7 +15,13 @@ from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 
 
 def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement | None:
-    """Return a placement on idle GPUs that binds nothing, or None. No job is preempted for it."""
+    """Return a placement on idle GPUs that binds no cell, or None. No job is preempted for it.
+
+    Args:
+        chain: The chain.
+        request: The gang.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+    """
     shape = chain.topology
     sizes = sorted(request.sizes, reverse=True)
     if sizes[0] > shape.node_size:
@@ -55,7 +61,7 @@ def _lay(chain: ChainState, leaves: list[int], sizes: list[int]) -> list[Spot]:
 
 
 def _tightest(chain: ChainState, need: int) -> Iterator[int]:
-    """Yield nodes with room for so many GPUs: by distance from guaranteed jobs, then tightest."""
+    """Yield nodes with enough idle GPUs: by distance from guaranteed jobs, the tightest first."""
     shape, forest = chain.topology, chain.forest
     node_level, size = shape.node_level, shape.node_size
     busy = forest.busy[node_level]

@@ -27,16 +27,17 @@ def nothing_lost(_job: str) -> float:
 def find_placement(
     cells: Cells, request: Request, loss: Loss = nothing_lost, limit: Limit = None
 ) -> Placement | None:
-    """Return where a gang goes and at whose expense, or None if it has to wait.
+    """Return where a gang goes, and which jobs have to leave for it; None: it has to wait.
 
     A guaranteed gang goes to its VC's cells only. It preempts opportunistic jobs of any VC, and
-    jobs of its own VC with a lower priority; an opportunistic gang preempts no job (HiveD 3.3).
+    jobs of its own VC with a lower priority; an opportunistic gang preempts no job (HiveD section
+    3.3).
 
     Args:
         cells: What is free, bound, used and bad; it is not changed.
         request: The gang: its job, VC, priority, and the GPUs of each worker.
-        loss: What stopping a job would cost, in any unit that compares; of alike places the one
-            whose victims cost least is taken.
+        loss: What stopping a job would cost, in any unit that can be compared; of equal places
+            the one with the cheapest victims is taken.
         limit: By node name, the workers of this gang that the node has CPUs and memory for.
     """
     if not request.guaranteed:
@@ -81,7 +82,7 @@ def _in_cells_of_vc(
         if result is not None and len(offers) == 1:
             return as_placement(chain, request, result)
         if result is not None:
-            # Opportunistic jobs do not decide either in which chain a VC is served.
+            # Opportunistic jobs do not influence in which chain a VC is served either.
             lost = result.loss if below else 0.0
             cost = lost, *_extent(chain, result.spots)
             if best is None or cost < best[0]:
@@ -107,16 +108,18 @@ def _extent(chain: ChainState, spots: Sequence[Spot]) -> tuple[int, int]:
 def _thresholds(cells: Cells, request: Request) -> list[int]:
     """Return the priorities under which jobs yield, to be tried one after the other.
 
-    0 first: opportunistic jobs only. Then, if the VC has jobs of a lower priority, those too.
+    The first is 0: opportunistic jobs only. If the VC has jobs of a lower priority, the request's
+    own priority follows.
     """
     lower = any(priority < request.priority for priority in cells.priorities.get(request.vc, ()))
     return [0, request.priority] if lower and request.priority > 0 else [0]
 
 
 def _by_demotion(offer: Offer, request: Request, search: Search) -> Placement | None:
-    """Return a placement in a cell that lazy preemption sets free, or None.
+    """Return a placement in a cell that lazy preemption frees, or None.
 
-    The VC's cell is bound to other hardware, and its jobs go on where they are, opportunistically.
+    The VC's cell is bound to other hardware, and its jobs continue where they are,
+    opportunistically.
     """
     chain, pool = offer
     for (level, index), cell in sorted(pool.bound.items()):

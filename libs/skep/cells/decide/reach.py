@@ -1,4 +1,4 @@
-"""Where a VC's guaranteed jobs could be, node by node: a view for plans, not a promise."""
+"""Where a VC's guaranteed jobs could be, node by node: a view for plans, without a guarantee."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from skep.cells.forest import Draft
 from skep.cells.pools import Pool
 
 Reach = dict[int, dict[str, int]]
-"""GPUs by index of a node, and there by pin: under "" those for jobs without one."""
+"""GPUs by index of a node and by pin; "" is for jobs without a pin."""
 
 
 def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
     """Return how many more GPUs of each node the VC's cells could cover now.
 
-    Those of the cells that it has bound, and of as many more as it may bind together; what
-    opportunistic jobs use counts as free. A pinned cell serves jobs that name it, and no others.
-    None: it has no cells in this chain. All of a chain is within reach of a VC that owns it whole.
-    They come in the order of the VC's cells by number, which is the same whatever others do.
+    Counted are GPUs of bound cells, and of as many further cells as it may bind together; GPUs that
+    opportunistic jobs use count as free. A pinned cell serves only jobs that name it. A VC that
+    owns a whole chain can reach all of it.
+
+    Args:
+        chain: The chain.
+        vc: The VC.
+
+    Returns:
+        The GPUs, in the order of the VC's cells by number, which does not depend on other VCs;
+        None: it has no cells in this chain.
     """
     pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
     if not pools:
@@ -45,7 +52,7 @@ def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
 
 
 def _own(chain: ChainState, pool: Pool) -> Iterator[tuple[int, int]]:
-    """Yield a VC's cells by their numbers, and hardware that those not bound could have now."""
+    """Yield a VC's cells by their numbers, with hardware that unbound ones could have now."""
     draft = Draft(chain.forest)
     for level in range(chain.topology.top, 0, -1):
         if pool.total[level]:
@@ -54,7 +61,7 @@ def _own(chain: ChainState, pool: Pool) -> Iterator[tuple[int, int]]:
 
 
 def _numbered(pool: Pool, level: int, new: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Yield the cells of a level by their numbers; of those that are not bound, `new` ones."""
+    """Yield the cells of a level by their numbers; for unbound ones, `new` cells."""
     bound = {cell.number: index for (at, index), cell in pool.bound.items() if at == level}
     for number in range(pool.total[level]):
         index = bound[number] if number in bound else next(new, None)

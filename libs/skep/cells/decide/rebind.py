@@ -1,8 +1,8 @@
-"""Which idle GPUs of its own nodes a suspended gang goes on with, if others have those it had.
+"""Which idle GPUs of its own nodes a suspended gang resumes on, if other jobs have those it had.
 
-Its processes are on those nodes, so no part may change its node; within a node every GPU of the
-chain is as good as another to a rank that can `rebind`. What a gang asked of the cells still
-holds: its type is that of the chain, and workers that must share a cell get one.
+Its processes are on those nodes, so no part may change its node; within a node all GPUs of the
+chain are equal for a rank that can `rebind`. What the gang asked of the cells still holds: its type
+is that of the chain, and workers that must share a cell get one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ Part = Sequence[Sequence[int]]
 def rebind(
     chain: ChainState, request: Request, parts: Mapping[int, Part]
 ) -> dict[int, list[tuple[int, ...]]] | None:
-    """Return idle leaves for the ranks of each node (by its index), or None if there are too few.
+    """Return idle leaves for the ranks of each node, or None if there are too few.
 
-    Ranks whose own leaves are idle keep them where the rest can be placed beside; the others get
-    those closest to one another. A guaranteed gang is put where cells of its VC may cover it, an
-    opportunistic one where no VC's cells are, as far as that is possible. No job is put aside.
+    Ranks whose own leaves are idle keep them if the rest can be placed beside them; the others get
+    leaves that are close to one another. A guaranteed gang is put where cells of its VC may cover
+    it, an opportunistic one where no VC's cells are, as far as possible. No job is preempted.
+
+    Args:
+        chain: The chain.
+        request: What the gang asked for.
+        parts: By index of the node, the leaves that each rank had.
     """
     shape = chain.topology
     within = shape.level(request.within) if request.within and request.hard else None
     level = shape.node_level
     if within is not None and within < level and len(parts) == 1:
-        level = within  # Above the node nothing changes: the nodes are those it has.
+        level = within  # Above node level nothing changes: the gang stays on its nodes.
     made = {}
     for node, part in parts.items():
         found = next(
@@ -51,7 +56,7 @@ def rebind(
 
 
 def _fitting(chain: ChainState, request: Request, idle: list[int]) -> Iterator[list[int]]:
-    """Yield idle leaves, first those on which the gang fares best, then ever more of them."""
+    """Yield idle leaves, first those that suit the gang best, then more and more of them."""
     pool = chain.pools.get((request.vc, request.pin)) if request.guaranteed else None
     cells = {leaf: chain.cell_of(leaf) for leaf in idle}
     if pool is not None:

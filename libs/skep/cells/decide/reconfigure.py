@@ -1,4 +1,4 @@
-"""What becomes of jobs when the cells change: decided here, installed by `cells.install`."""
+"""Decide what becomes of jobs when the cells change; `cells.install` carries it out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from skep.wire.cluster import Cluster
 
 
 class Outcome(NamedTuple):
-    """What a change of the cells comes to: all holds, and the bad cells that VCs go on bearing."""
+    """The result of a change of the cells: all holds, and the bad cells that VCs keep bearing."""
 
     carried: tuple[Carried, ...]
     bad_cells: tuple[BadCell, ...]
@@ -34,11 +34,14 @@ class Outcome(NamedTuple):
 def decide_outcome(cells: Cells, cluster: Cluster) -> Outcome:
     """Return what becomes of all holds on another cluster; none of their jobs is stopped.
 
-    In a chain of which neither shape nor owners change everything stays as it is. Elsewhere a hold
-    keeps its guarantee if its VC owns cells there that cover it and can be taken safely; higher
-    priorities come first, then those that have held longest. It is in the chain that has most of
-    its GPUs; the others count as bad until it leaves them. A VC goes on bearing a bad cell if it
-    can.
+    In a chain with the same shape and owners everything stays as it is. Elsewhere a hold keeps its
+    guarantee if its VC owns cells there that cover it and can be taken safely; higher priorities
+    come first, then those that have held longest. The hold goes to the chain that has most of its
+    GPUs; the others count as bad until it leaves them. A VC keeps bearing a bad cell if it can.
+
+    Args:
+        cells: The cells before; they are not changed.
+        cluster: The new cluster.
     """
     new = Cells(cluster)
     for node, device in sorted(cells.bad_gpus()):
@@ -69,7 +72,12 @@ def decide_outcome(cells: Cells, cluster: Cluster) -> Outcome:
 
 
 def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[ReconfiguredJob]]:
-    """Return the same jobs on another cluster and what that means for each, where no facts are."""
+    """Return the same jobs on another cluster and what that means for each, without facts.
+
+    Args:
+        cells: The cells before; they are not changed.
+        cluster: The new cluster.
+    """
     return install_cluster(cells, cluster, *decide_outcome(cells, cluster))
 
 
@@ -106,7 +114,7 @@ def _chain(old: Cells, new: Cells, hold: CellHold) -> str:
 
 
 def _levels(old: Cells, new: Cells, hold: CellHold, chain: str) -> list[int]:
-    """Return the levels that its spots in a chain had, 0 for GPUs that were outside the chain."""
+    """Return the levels that its spots in a chain had; 0 for GPUs that were outside the chain."""
     _, spots = gpus_of_hold(old, hold)
     levels = [spot.level for spot in hold.spots] + [0] * len(spots)
     homes = [[new.find(*gpu) for gpu in gpus] for gpus in spots]
@@ -138,7 +146,7 @@ def _decide(new: Cells, hold: CellHold, chain: str, home: Home, levels: list[int
 
 
 def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:
-    """Yield the cells of changed chains that VCs go on bearing; they are bound in `new`."""
+    """Yield the cells of changed chains that VCs keep bearing; they are bound in `new`."""
     for cell in sorted(
         old.bound_bad_cells(), key=lambda cell: (cell.chain, cell.level, cell.index)
     ):
@@ -155,7 +163,7 @@ def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:
 
 
 def _found(old: Cells, new: Cells, cell: BadCell) -> BadCell | None:
-    """Return the cell that consists of the same GPUs in other cells, if there is one."""
+    """Return the cell that consists of the same GPUs in other cells; None: there is none."""
     shape = old.chains[cell.chain].topology
     gpus = [(shape.node(leaf), shape.device(leaf)) for leaf in shape.span(cell.level, cell.index)]
     homes = dict.fromkeys(new.find(*gpu) for gpu in gpus)

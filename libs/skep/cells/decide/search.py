@@ -1,11 +1,11 @@
-"""Where a guaranteed gang goes in its VC's cells. Reads the state, changes nothing.
+"""Where a guaranteed gang goes in its VC's cells. The state is read and not changed.
 
-The order of trial keeps what is scarce to the VC: room in cells it has bound already, tightest
-first; then a new cell of the smallest level that serves; both before jobs of the VC with a lower
-priority yield. Opportunistic jobs have no say in that, or what is left to a VC would depend on what
-others run beside it: they decide between rooms that are alike to the VC, so that a new cell is
-clean of them wherever safety allows splitting one off, and yield where none is. A gang stays in the
-smallest cell that holds it; only then it is spread.
+The order of the search keeps what is scarce for the VC: first free GPUs in cells that it has bound
+already, tightest first; then a new cell of the smallest level that suffices; only then jobs of the
+VC with a lower priority yield. Opportunistic jobs do not influence that, or what is left to a VC
+would depend on jobs of other VCs. They only decide between places that are equal for the VC: a new
+cell has no opportunistic jobs wherever safety allows splitting such a one off, and they yield where
+there is none. A gang stays in the smallest cell that holds it; otherwise it is spread.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Limit = Callable[[str], int] | None
 """How many of the gang's workers a node has other resources for; None if that limits nothing."""
 
 LOOK = 24
-"""Cells whose victims are compared before one is chosen: the counts put the least used first."""
-NOBODY: Mapping[str, None] = {}
+"""The number of cells whose victims are compared: the counts put the least used ones first."""
+NO_JOBS: Mapping[str, None] = {}
 
 
 class Cell(NamedTuple):
-    """Part of a VC's room: a physical cell, inside a cell of `bound` level that covers it."""
+    """Part of a VC's free capacity: a physical cell in a cell of level `bound` that covers it."""
 
     level: int
     place: int
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A placement and what it costs others."""
+    """A placement and what it costs other jobs."""
 
     spots: list[Spot]
     loss: float = 0.0
@@ -54,19 +54,28 @@ class Found(NamedTuple):
 
 
 class Search:
-    """One request against one chain's pool, with one threshold: which jobs may be put aside.
+    """The search for one request in one chain's pool, with one threshold of priorities.
 
-    `below`: priorities under it yield; with 0 those are opportunistic jobs alone.
+    `below`: jobs with a lower priority yield; with 0 these are only opportunistic jobs.
     """
 
     def __init__(
         self, chain: ChainState, pool: Pool, request: Request, below: int, loss: Loss, limit: Limit
     ) -> None:
-        """Prepare."""
+        """Prepare the search.
+
+        Args:
+            chain: The chain; it is not changed.
+            pool: The VC's cells of it.
+            request: A guaranteed gang.
+            below: The threshold.
+            loss: What stopping a job would cost.
+            limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        """
         self.chain, self.pool, self.below = chain, pool, below
         self.shape = chain.topology
         self.loss, self.limit = loss, limit
-        # Which of many nodes a limit leaves is known only once each has been asked.
+        # Which of many nodes suffice for a limit is known only once each has been looked at.
         self.look = LOOK if limit is None else self.shape.count[self.shape.node_level]
         self.sizes = sorted(request.sizes, reverse=True)
         self.need = sum(self.sizes)
@@ -95,9 +104,9 @@ class Search:
     def _together(self) -> Iterator[Iterator[Found]]:
         """Yield placements in one cell, the smallest cells first.
 
-        Those of one group are alike for the VC: opportunistic jobs decide only between them. So
-        what a VC has left of its cells never depends on what others run beside them, and it is
-        served as its private cluster would.
+        Placements of one group are equal for the VC: opportunistic jobs decide only between them.
+        So what a VC has left of its cells never depends on jobs of other VCs, and it is served as
+        in a private cluster.
         """
         top, node = self.hard, self.shape.node_level
         if self.least <= node:
@@ -119,10 +128,10 @@ class Search:
                 yield self._in_unit(units, within)
 
     def _alike(self, level: int, room: int, group: Index) -> Iterator[list[tuple[int, int]]]:
-        """Yield units with equal room in the order in which the VC's own cluster would try them.
+        """Yield units with equally many free GPUs in the order in which a private cluster would.
 
-        Two that are partly used differ in what uses them, so each is by itself. Whole nodes of one
-        cell are all alike: of those first whichever opportunistic jobs use least.
+        Two partly used units differ by their users, so each is a group of its own. Whole nodes of
+        one cell are equal: the ones that opportunistic jobs use least come first.
         """
         if self.pool.in_order:
             yield from ([(level, index)] for index in sorted(group))
@@ -175,7 +184,11 @@ class Search:
                 yield found
 
     def _take(
-        self, leaves: list[int], sizes: Sequence[int], bound: int, gone: Mapping[str, None] = NOBODY
+        self,
+        leaves: list[int],
+        sizes: Sequence[int],
+        bound: int,
+        gone: Mapping[str, None] = NO_JOBS,
     ) -> Found | None:
         """Return workers of these sizes on these leaves of one node; `gone` are victims anyway."""
         need = sum(sizes)
@@ -184,8 +197,8 @@ class Search:
         user, claim = self.chain.user, self.chain.claim
         idle = [leaf for leaf in leaves if user[leaf] is None and leaf not in claim]
         if len(idle) < need:
-            spoils = seize_leaves(self.chain, leaves, sizes, self.loss, gone)
-            return None if spoils is None else _found(spoils, bound)
+            seized = seize_leaves(self.chain, leaves, sizes, self.loss, gone)
+            return None if seized is None else _found(seized, bound)
         spots = []
         for gpus in sizes:
             got = closest_leaves(self.shape, idle, gpus)
@@ -224,9 +237,9 @@ class Search:
                 yield found
 
     def _nodes(self, domain: Cell) -> list[int]:
-        """Return a cell's nodes, those with most room first, of whole ones the least used.
+        """Return a cell's nodes, those with most free GPUs first, and of whole ones the least used.
 
-        Others of equal room by their history (see `_alike`).
+        Other nodes with equally many are in the order of their history (see `_alike`).
         """
         node, shape = self.shape.node_level, self.shape
         busy, firm = self.chain.forest.busy[node], self.chain.forest.firm[node]
@@ -272,9 +285,10 @@ class Search:
     # --- over several cells --------------------------------------------------------------------
 
     def _spread(self) -> Found | None:
-        """Return a placement over several units: bound room first, then new cells.
+        """Return a placement over several units: free GPUs of bound cells first, then new cells.
 
-        Of new cells the largest that are filled, and the smallest that holds the rest.
+        Of new cells the largest ones that are filled are taken, and the smallest that holds the
+        rest.
         """
         units = (
             Cell(level, index, self._bound_level(level, index)) for level, index in self._roomy()
@@ -294,7 +308,7 @@ class Search:
                 yield lower, unit
 
     def _more_units(self, sizes: list[int]) -> Iterator[Cell]:
-        """Yield the units of new cells for workers that are left (`sizes` shrinks meanwhile)."""
+        """Yield the units of new cells for the remaining workers (`sizes` shrinks meanwhile)."""
         shape, node = self.shape, self.shape.node_level
         draft, left = Draft(self.chain.forest), list(self.pool.left)
         while sizes:
@@ -311,7 +325,7 @@ class Search:
                     yield Cell(lower, unit, level)
 
     def _next_level(self, left: list[int], sizes: list[int]) -> int | None:
-        """Return the smallest level that holds what is left of the gang, else the largest."""
+        """Return the smallest level that holds the rest of the gang, else the largest."""
         need, largest = sum(sizes), None
         for level in range(1, self.shape.top + 1):
             if left[level] and self.shape.size[level] >= sizes[-1]:
@@ -336,13 +350,13 @@ class Search:
                 if fitting:
                     plan.append((unit, fitting))
                 if not rest:
-                    return self._carry(plan)
+                    return self._as_found(plan)
         if self.sizes[0] > self.sizes[-1]:
             return self._packed(tried)
         return None
 
     def _packed(self, units: list[Cell]) -> Found | None:
-        """Place unequal workers on some of these units, whichever way they fit."""
+        """Place unequal workers on some of these units by trial."""
         bins = []
         for unit in units:
             node = self._node_of(unit)
@@ -351,9 +365,11 @@ class Search:
         got = pack_workers(bins, self.sizes)
         if got is None:
             return None
-        return self._carry([(unit, sizes) for unit, sizes in zip(units, got, strict=True) if sizes])
+        return self._as_found(
+            [(unit, sizes) for unit, sizes in zip(units, got, strict=True) if sizes]
+        )
 
-    def _carry(self, plan: list[tuple[Cell, list[int]]]) -> Found:
+    def _as_found(self, plan: list[tuple[Cell, list[int]]]) -> Found:
         """Return the placement with these workers on these units."""
         got: list[Spot] = []
         victims: dict[str, None] = {}
@@ -373,7 +389,7 @@ class Search:
         return self.shape.node(self.shape.span(unit.level, unit.place).start)
 
     def _fitting(self, rest: list[int], room: int, unit: Cell, placed: dict[str, int]) -> list[int]:
-        """Take out of `rest` (descending) the workers that a unit has room for.
+        """Remove from `rest` (descending) the workers that fit on a unit, and return them.
 
         `placed` counts them by node, where the nodes' other resources are limited.
         """
@@ -409,8 +425,17 @@ def new_cells(
 ) -> Iterator[int]:
     """Yield cells that may be bound: safe to take out of the free cells, one after another.
 
-    The clean ones first, then those that opportunistic jobs use. A caller that wants one of several
-    gets each as an alternative; one that brings a draft gets them together.
+    Cells without busy GPUs come first, then those that opportunistic jobs use.
+
+    Args:
+        chain: The chain.
+        level: The level of the cells.
+        draft: What is taken already; it takes each cell that is yielded. None: each cell is an
+            alternative to the others.
+        most: The most used cells that are looked at, without a draft.
+
+    Yields:
+        Indexes of cells.
     """
     forest, looked = chain.forest, 0
     plan = draft or Draft(forest)
@@ -436,7 +461,7 @@ def new_cells(
 
 
 def _cheapest(found: Iterator[Found]) -> Found | None:
-    """Return the first placement that costs no job anything, else the one at the least loss."""
+    """Return the first placement without victims and cancelled claims, else the cheapest one."""
     best: Found | None = None
     for each in found:
         if not each.victims and not each.cancels:
@@ -446,13 +471,19 @@ def _cheapest(found: Iterator[Found]) -> Found | None:
     return best
 
 
-def _found(spoils: Seized, bound: int) -> Found:
-    spots = [Spot(leaves, bound) for leaves in spoils.leaves]
-    return Found(spots, spoils.loss, spoils.victims, spoils.cancels)
+def _found(seized: Seized, bound: int) -> Found:
+    spots = [Spot(leaves, bound) for leaves in seized.leaves]
+    return Found(spots, seized.loss, seized.victims, seized.cancels)
 
 
 def as_placement(chain: ChainState, request: Request, found: Found) -> Placement:
-    """Return what was found with the workers in the order the request names them."""
+    """Return what was found with the workers in the order of the request.
+
+    Args:
+        chain: The chain.
+        request: The request.
+        found: The spots in any order, one for each worker.
+    """
     if len(found.spots) == 1:
         only = (found.spots[0],)
         return Placement(chain.topology.name, only, tuple(found.victims), tuple(found.cancels))
