@@ -1,12 +1,12 @@
-"""Measure what the gateway's view of the cells of 65,536 GPUs costs, and whom it holds up.
+"""Measure what the view of the cells of 65,536 GPUs costs, and how long requests wait for it.
 
     python -m benchmarks gateway_cells
     python -m benchmarks gateway_cells --nodes 64     (a cluster of 4,096 GPUs)
 
-The facts are those of an allocator that fills half of the cluster. `first` makes the cells of all
-rows, `fact` takes over one more fact with them made, `copy` and `keep` are taken of them before a
-thread makes an answer: `tree`, `usage`, `fates`. Those are CPU time, in milliseconds. `held up`
-tells by how much the event loop was late, by the clock, while threads made five trees.
+The facts are those of an allocator that fills half of the cluster. `fact` takes over one fact,
+`copy` and `keep` are taken of the cells before a thread makes an answer: `tree`, `usage`, `fates`.
+`state` encodes the whole state, as is done now and then. Those are CPU time, in milliseconds.
+`held up` tells by how much the event loop was late, by the clock, while threads made five trees.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from benchmarks._sample import say
 from benchmarks.cells import RACKS, SEED, Bench, Clock, all_levels, cluster
 from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
+from skep.ledger.snapshot import keep
 from skep.machines.base import Effect, Record
 from skep.wire import codec
 from skep.wire.codec import Facts
 from skep_services.gateway.cells import cells_view, fates, resolved, usage_view, vcs_view
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.mirror import frozen
+from skep_services.gateway.frozen import frozen
 
 TREES = 5
 CHANGES = 1000
@@ -87,7 +88,7 @@ async def held_up(reading: Reading) -> dict[str, float]:
     ticking = asyncio.create_task(tick())
     began = time.perf_counter_ns()
     for _ in range(TREES):
-        await asyncio.to_thread(_tree, frozen(reading.fold.holdings.cells()))
+        await asyncio.to_thread(_tree, frozen(reading.fold.state.cells))
     took = time.perf_counter_ns() - began
     done.set()
     await ticking
@@ -114,19 +115,19 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     clock, fold = reading.clock, reading.fold
     gc.collect()
     gc.freeze()
-    clock("first", fold.holdings.cells)
     reading.measured = True
     fill(reading, CHANGES)
     say("asking ...")
-    cells = fold.holdings.cells()
+    cells = fold.state.cells
     for _ in range(TREES):
         copy = clock("copy", frozen, cells)
         clock("tree", cells_view, copy, "")
         rows = clock("rows", vcs_view, fold, "")
         clock("usage", usage_view, copy, rows, "")
     kept = clock("keep", take_snapshot, cells)
-    clock("fates", fates, kept, clock("resolve", resolved, fold, fold.clusters.asked))
+    clock("state", lambda: [codec.encode(piece) for piece in keep(fold.state)])
+    clock("fates", fates, kept, clock("resolve", resolved, fold, fold.state.asked))
     report: dict[str, Any] = {"gpus": RACKS * nodes * 8, "unit": "ms", **clock.summary()}
     report["held up"] = asyncio.run(held_up(reading))
-    report["misfits"] = fold.holdings.mirror.misfits
+    report["misfits"] = fold.misfits
     return report

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from skep.ledger.snapshot import keep
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Record, Send
@@ -166,8 +167,8 @@ def documents(fold: Fold) -> tuple[Any, ...]:
     """Return everything a fold knows but events and their numbers, comparable."""
     jobs = {**fold.active, **fold.recent}
     plain = [msgspec.to_builtins(jobs[name]) for name in sorted(jobs)]
-    nodes = [msgspec.to_builtins(fold.nodes[name]) for name in sorted(fold.nodes)]
-    return plain, nodes, msgspec.to_builtins(fold.clusters)
+    heard = [msgspec.to_builtins(fold.heard[name]) for name in sorted(fold.heard)]
+    return plain, heard, [codec.encode(piece) for piece in keep(fold.state)]
 
 
 def job_of(fold: Fold, name: str) -> Job:

@@ -79,8 +79,9 @@ async def test_hostile_words_of_a_node_change_nothing_over_restarts(house: House
         publish(house, subjects.node_event("node-1", "any"), body)
     await house.caught_up()
     for _ in range(2):
-        node = house.gateway.indexer.fold.nodes["node-1"]
-        assert (node.joined, node.heard_incarnation) == (joined("node-1", 2), 1)
+        fold = house.gateway.indexer.fold
+        assert fold.state.nodes["node-1"].joined == joined("node-1", 2)
+        assert fold.heard["node-1"].heard_incarnation == 1
         await submitted(house)
         await house.restart()
         await house.caught_up()
@@ -117,7 +118,7 @@ async def test_a_fact_that_cannot_be_taken_in_costs_that_fact_alone(
         NodeDrained(node="node-1", drain=True),
     )
     await house.caught_up()
-    assert fold.nodes["node-1"].drained
+    assert fold.state.nodes["node-1"].drained
     assert await metric(house, "skep_passed_over_total") == 1
     assert "KeyError: 'a bug'" in house.gateway.indexer.passed_latest
     assert "ALLOC" in house.gateway.indexer.passed_latest
@@ -141,7 +142,7 @@ async def test_a_row_that_sqlite_cannot_hold_is_left_out(house: House) -> None:
     assert house.gateway.indexer.passed_over == 1
     assert "OverflowError" in house.gateway.indexer.passed_latest
     await house.restart()
-    assert house.gateway.indexer.fold.nodes["node-1"].drained
+    assert house.gateway.indexer.fold.state.nodes["node-1"].drained
     await submitted(house)
 
 

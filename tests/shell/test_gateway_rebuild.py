@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skep.ledger.snapshot import keep
 from skep.units import seconds
 from skep.wire import codec, subjects
 from skep.wire.advice import QueueAdvice
+from skep.wire.facts import JobRan
 from skep.wire.node import Outcome
 from skep_services.adapters.memory import MemoryBroker
+from skep_services.gateway import index
 from tests.gateway_kit import DEADLINE_S, House, opened, submitted
 from tests.kit import TRACE, at, spec
 
@@ -141,3 +144,61 @@ async def test_a_listing_of_thousands_of_jobs_reads_them_once(house: House) -> N
     await house.caught_up()
     listed = await house.op.get("/v1/jobs")
     assert listed["total"] == 2_000
+
+
+# --- the state of the ledger ----------------------------------------------------------------------
+
+
+def state_of(house: House) -> list[bytes]:
+    """Return the state that the gateway has folded, in pieces."""
+    return [codec.encode(piece) for piece in keep(house.gateway.indexer.fold.state)]
+
+
+async def test_a_restart_folds_what_came_after_the_kept_state(house: House) -> None:
+    await house.with_nodes()
+    await house.gateway.indexer.flush()
+    kept_at = house.gateway.indexer.state_at
+    await lived(house)
+    before, shown = state_of(house), await everything(house)
+    await house.stop()
+    await house.start()
+    indexer = house.gateway.indexer
+    assert 0 < indexer.model.start.saved.kept_at <= kept_at < indexer.state_at
+    assert (state_of(house), await everything(house)) == (before, shown)
+    assert [piece for piece in before if b"j2" in piece], "a job runs"
+    assert (indexer.fold.misfits, indexer.passed_over) == (0, 0)
+
+
+@pytest.mark.parametrize("change", ["DROP TABLE kept", "UPDATE kept SET doc = '{}'"])
+async def test_a_file_without_a_kept_state_is_read_with_the_whole_log(
+    house: House, change: str
+) -> None:
+    await lived(house)
+    before, shown = state_of(house), await everything(house)
+    await house.stop()
+    with sqlite3.connect(house.path) as file:
+        file.execute(change)
+    await house.start()
+    assert house.gateway.indexer.model.rebuilt == ""
+    assert (state_of(house), await everything(house)) == (before, shown)
+
+
+async def test_the_state_is_kept_again_after_so_many_facts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "KEEP_EVERY", 5)
+    await lived(house)
+    await house.restart()
+    indexer = house.gateway.indexer
+    assert indexer.model.start.saved.kept_at > 5
+    assert len(indexer.model.start.kept) > 4
+
+
+async def test_a_fact_that_does_not_fit_the_state_leaves_the_rows(house: House) -> None:
+    await lived(house)
+    recorded = JobRan(job="j77", attempt=1, at=at(9))
+    house.cluster.store_record(f"{subjects.PREFIX}.fact.allocator", [recorded], at(9))
+    await house.caught_up()
+    assert house.gateway.indexer.fold.misfits == 1
+    assert (await house.op.get("/v1/jobs/j2"))["state"] == "running"
+    assert (await house.op.get("/v1/jobs/j77"))["state"] == "running"

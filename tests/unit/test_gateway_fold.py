@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from skep.ledger.snapshot import Kept, keep
 from skep.wire import codec
 from skep.wire.admin import DrainNode
 from skep.wire.facts import (
@@ -25,6 +26,7 @@ from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
 from skep_services.gateway.cells import vcs_view
 from skep_services.gateway.fold import Changes, Fold
+from skep_services.gateway.holders import users
 from skep_services.gateway.rows import ATTEMPTS_KEPT, Job, State
 from tests.gateway_kit import Cluster, Told, bound, documents, facts, fresh_fold, job_of, texts
 from tests.gateway_walk import STEPS, agrees, walk
@@ -207,7 +209,8 @@ def test_what_is_too_large_to_be_a_spec_is_not_stored() -> None:
 
 
 def taken(fold: Fold, node: str = "node-1") -> dict[int, tuple[str, int]]:
-    return {index: (one.job, one.rank) for index, one in fold.nodes[node].taken.items()}
+    there = users(fold.state, fold.state.nodes[node])
+    return {index: (one.job, one.rank) for index, (one, *_) in there.items()}
 
 
 def test_a_gang_holds_its_gpus_until_each_part_is_gone() -> None:
@@ -249,7 +252,7 @@ def test_a_lost_node_keeps_its_gpus_taken_until_it_confirms() -> None:
 
 
 def lost(fold: Fold) -> bool:
-    return fold.nodes["node-1"].lost
+    return fold.state.nodes["node-1"].lost
 
 
 @given(STEPS)
@@ -338,7 +341,7 @@ def test_names_that_are_no_job_ids_are_counted_and_left() -> None:
 def test_what_no_reader_needs_leaves_nothing() -> None:
     fold = fresh_fold()
     fold.apply(codec.CancelRequest(vc="nlp", raw=b"", at=T0), T0)
-    assert fold.take() == Changes({}, {}, {}, [], [], None, [])
+    assert fold.take() == Changes({}, {}, {}, [], [], [])
 
 
 def test_epochs_and_operators_wishes_are_events() -> None:
@@ -415,9 +418,9 @@ def test_ended_jobs_leave_memory_once_written_and_come_back_when_named(
 def test_a_restored_fold_goes_on() -> None:
     cluster = one_job()
     again = fresh_fold()
-    again.restore(
-        cluster.fold.active.values(), cluster.fold.nodes.values(), cluster.fold.clusters, 1
-    )
+    again.restore(cluster.fold.active.values(), cluster.fold.heard.values(), 1)
+    kept = [codec.encode(piece) for piece in keep(cluster.fold.state)]
+    again.restore_state([msgspec.json.decode(piece, type=Kept) for piece in kept], 0)
     ran = JobRan(job="j1", attempt=1, at=at(3))
     again.apply(facts("allocator", ran), at(3))
     assert job_of(again, "j1").row.state == "running"

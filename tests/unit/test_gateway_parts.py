@@ -192,7 +192,7 @@ def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
     assert again.job(9) is None
     assert (again.spec(2), again.spec(3)) == (b"{}", None)
     fold = Fold(again.job)
-    fold.restore(again.start.jobs, again.start.nodes, again.start.clusters, again.start.newest)
+    fold.restore(again.start.jobs, again.start.heard, again.start.newest)
     assert [name for name in ("j2", "j3", "j4") if fold.find(name)] == ["j2", "j3"]
     again.close()
 

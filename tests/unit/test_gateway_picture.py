@@ -44,8 +44,8 @@ def cluster_of(nodes: int, per_rack: int = 2) -> Cluster:
 
 def drawn(cluster: Cluster, vc: str = "") -> ElementTree.Element:
     fold = cluster.fold
-    chains = cells_view(fold.holdings.cells(), vc)
-    return ElementTree.fromstring(picture(chains, sorted(fold.clusters.resolved.vcs)))
+    chains = cells_view(fold.state.cells, vc)
+    return ElementTree.fromstring(picture(chains, sorted(fold.state.cells.cluster.vcs)))
 
 
 def words(svg: ElementTree.Element, kind: str = "text") -> list[str]:

@@ -19,10 +19,11 @@ from skep.cells.pools import VirtualCell
 from skep.cells.propose import resolve
 from skep.cells.snapshot import CellsSnapshot, restore_cells
 from skep.cells.state import Cells
+from skep.ledger.attempt_names import job_of
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.holdings import job_of
+from skep_services.gateway.holders import counted
 from skep_services.gateway.rows import PLACED, State
 from skep_services.gateway.texts import alarm_text
 
@@ -159,7 +160,7 @@ def alarms_view(fold: Fold, vc: str) -> list[Plain]:
             "text": alarm_text(alarm) if not vc else TEXT[alarm.rule],
             "story": list(alarm.story) if not vc else [],
         }
-        for alarm in fold.clusters.alarms
+        for alarm in fold.state.alarms.values()
         if not vc or vc in alarm.vcs
     ]
 
@@ -174,7 +175,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
     nodes have joined. `used` are in its own cells, `borrowed` its jobs use opportunistically.
     `running` counts jobs that hold their place and are not suspended; `suspended` the others.
     """
-    cluster = fold.clusters.resolved
+    cluster = fold.state.cells.cluster
     counts = {
         name: {"used": 0, "borrowed": 0, "running": 0, "suspended": 0, "queued": 0}
         for name in cluster.vcs
@@ -185,7 +186,9 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             continue
         if job.row.state in PLACED:
             guaranteed = job.row.class_in_force == "guaranteed"
-            count["used" if guaranteed else "borrowed"] += fold.holdings.counted(job)
+            placed = fold.state.placed.get(job.row.job)
+            gpus = counted(fold.state, placed) if placed is not None else 0
+            count["used" if guaranteed else "borrowed"] += gpus
             count["suspended" if job.row.state is State.SUSPENDED else "running"] += 1
         elif job.row.state is State.QUEUED:
             count["queued"] += 1
@@ -193,7 +196,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
         {
             "vc": name,
             "gpus": gpus_owned(cluster, name),
-            "asked": gpus_owned(fold.clusters.asked, name),
+            "asked": gpus_owned(fold.state.asked, name),
             "weight": config.weight,
             "jobs_max": config.jobs_max,
             "policy": config.policy,
@@ -300,8 +303,7 @@ def _borrowers(cells: Cells, vc: str) -> Iterator[Plain]:
 
 def resolved(fold: Fold, asked: Cluster) -> Cluster:
     """Return what a sound cluster would be with the nodes that have joined."""
-    nodes = sorted(fold.nodes.values(), key=lambda node: node.number)
-    return resolve(asked, [node.joined for node in nodes if node.joined is not None])
+    return resolve(asked, [node.joined for node in fold.state.nodes.values()])
 
 
 def fates(kept: CellsSnapshot, after: Cluster) -> list[ReconfiguredJob]:
@@ -314,7 +316,7 @@ def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Reconfig
 
     `missing` are nodes of it that have not joined: their cells count as bad until they do.
     """
-    before = fold.clusters.resolved
+    before = fold.state.cells.cluster
     jobs = []
     for change in changes:
         job = fold.find(job_of(change.job))
@@ -338,9 +340,7 @@ def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Reconfig
             }
             for name in sorted({*before.vcs, *after.vcs})
         ],
-        "missing": [
-            name for name in named if name not in fold.nodes or fold.nodes[name].joined is None
-        ],
+        "missing": [name for name in named if name not in fold.state.nodes],
     }
 
 

@@ -79,12 +79,12 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             if fact.result is Result.DONE:
                 _changed(fold, job, fact, resumes=resumes)
             elif fact.goal is Goal.RESUME and fact.released:
-                _gave_back(fold, job, fact)
+                _gave_back(job, fact)
         case GpusRegained():
-            _regained(fold, job, fact)
+            _regained(job, fact)
 
 
-def _regained(fold: Fold, job: Job, fact: GpusRegained) -> None:
+def _regained(job: Job, fact: GpusRegained) -> None:
     """Take over that a suspended attempt has GPUs again: the same, or others of its nodes."""
     attempt = job.attempt(fact.attempt)
     job.released = False
@@ -92,21 +92,18 @@ def _regained(fold: Fold, job: Job, fact: GpusRegained) -> None:
     for member in fact.members:
         attempt.part(member.node).devices = member.devices
     job.row.place = attempt.place = _place(attempt)
-    fold.holdings.regain(job, fact.attempt)
 
 
-def _gave_back(fold: Fold, job: Job, fact: JobChanged) -> None:
+def _gave_back(job: Job, fact: JobChanged) -> None:
     """Take over that a suspended attempt has no GPUs again, and waits for those that it had."""
     attempt = job.attempt(fact.attempt)
-    job.released, job.packed = True, None
-    job.row.class_in_force, job.row.beside, job.row.share = "", (), None
+    job.released, job.row.share = True, None
     for part in attempt.members:
-        fold.free(part.node, job.row.job, fact.attempt)
         part.devices = job.stood_on.get(part.node, part.devices)
     job.row.place = attempt.place = _place(attempt)
 
 
-def move(fold: Fold, job: Job, fact: MoveFact) -> None:
+def move(job: Job, fact: MoveFact) -> None:
     """Take over what the allocator says about an attempt that is to go on elsewhere."""
     match fact:
         case SuccessorBound():
@@ -116,17 +113,15 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             for member in fact.members:
                 part = attempt.part(member.node)
                 part.first_rank, part.devices = member.first_rank, member.devices
-            fold.holdings.give(job, fact.attempt, fact.members)
         case JobMoved():
             before, row = job.attempt(fact.source), job.row
             before.outcome, before.ended_at = "moved", fact.at
             attempt = job.attempt(fact.attempt)
             attempt.started_at = fact.at
             row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
-            row.why, row.beside, row.share = attempt.why, (), None
+            row.why, row.share = attempt.why, None
             job.released = False
             attempt.suspended_at = fact.at if row.state is State.SUSPENDED else None
-            fold.holdings.own(job, fact.attempt)
         case SuccessorDropped():
             attempt = job.attempt(fact.attempt)
             attempt.outcome, attempt.ended_at = "dropped", fact.at
@@ -135,7 +130,7 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             pass  # Steps of a move, told as events.
 
 
-def resize(fold: Fold, job: Job, fact: ResizeFact) -> None:
+def resize(job: Job, fact: ResizeFact) -> None:
     """Take over that an attempt has further GPUs, or gives some back."""
     attempt = job.attempt(fact.attempt)
     match fact:
@@ -144,15 +139,12 @@ def resize(fold: Fold, job: Job, fact: ResizeFact) -> None:
             part.ranks = (*part.numbers, *more.numbers)
             part.first_rank, part.devices = part.ranks[0], part.devices + more.devices
             part.outcome = part.ended_at = None
-            fold.holdings.widen(job, fact.attempt, more)
         case GangNarrowed(node=node, workers=workers):
             part = attempt.part(node)
-            freed = [device for devices in part.devices[workers:] for device in devices]
             part.ranks, part.devices = part.numbers[:workers], part.devices[:workers]
             if not workers:
                 part.outcome, part.free = part.outcome or "left", True
                 part.ended_at = part.ended_at or fact.at
-            fold.holdings.narrow(job, fact.attempt, node, freed)
             _count(job, attempt)
 
 
@@ -174,13 +166,6 @@ def _place(attempt: Attempt) -> str:
     )
 
 
-def _release(fold: Fold, job: Job, attempt: Attempt) -> None:
-    job.released, job.packed = True, None
-    job.row.class_in_force, job.row.beside, job.row.share = "", (), None
-    for part in attempt.members:
-        fold.free(part.node, job.row.job, attempt.attempt)
-
-
 def begin_again(job: Job) -> None:
     """Count the workers that every attempt begins with."""
     row = job.row
@@ -198,9 +183,9 @@ def _changed(fold: Fold, job: Job, fact: JobChanged, *, resumes: bool) -> None:
             attempt.suspended_at = fact.at
             fold.enter(job, State.SUSPENDED)
         if fact.released:
-            _release(fold, job, attempt)
+            job.released, job.row.share = True, None
     elif fact.released:
-        _release(fold, job, attempt)
+        job.released, job.row.share = True, None
     elif resumes and row.state is State.SUSPENDED:
         row.why, row.needs = attempt.why, ""
         if attempt.suspended_at is not None:

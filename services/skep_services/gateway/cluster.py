@@ -28,10 +28,10 @@ from skep_services.gateway.cells import (
     usage_view,
     vcs_view,
 )
+from skep_services.gateway.frozen import frozen
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
-from skep_services.gateway.mirror import frozen
 from skep_services.gateway.page import PAGE, PAGE_POLICY
 from skep_services.gateway.picture import picture
 from skep_services.gateway.submit import Submitter
@@ -164,17 +164,17 @@ class Cluster:
 
     async def picture(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells as a picture."""
-        tree, vcs = self._tree(request), sorted(self._indexer.fold.clusters.resolved.vcs)
+        tree, vcs = self._tree(request), sorted(self._indexer.fold.state.cells.cluster.vcs)
         svg = await asyncio.to_thread(lambda: picture(tree(), vcs))
         return web.Response(text=svg, content_type="image/svg+xml")
 
     def _frozen(self) -> Cells:
-        return frozen(self._indexer.fold.holdings.cells())
+        return frozen(self._indexer.fold.state.cells)
 
     def _tree(self, request: web.Request) -> Callable[[], list[dict[str, Any]]]:
         """Return what makes the tree of cells that is asked for, as they are now: in a thread."""
         fold, chain = self._indexer.fold, request.query.get("chain", "")
-        if chain and chain not in fold.clusters.resolved.chains:
+        if chain and chain not in fold.state.cells.cluster.chains:
             raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
         cells, vc = self._frozen(), caller_of(request).vc
         return lambda: cells_view(cells, vc, chain)
@@ -183,7 +183,7 @@ class Cluster:
         """Answer what the cells an operator has in mind would mean for who runs."""
         asked = _sound(await _operators(request, VcsBody)).cluster
         fold = self._indexer.fold
-        after, kept = resolved(fold, asked), take_snapshot(fold.holdings.cells())
+        after, kept = resolved(fold, asked), take_snapshot(fold.state.cells)
         changes = await asyncio.to_thread(fates, kept, after)
         return json_response(plan_view(fold, asked, after, changes))
 
@@ -196,8 +196,8 @@ class Cluster:
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Publish that an operator wants a node drained, or open again."""
         body = await _operators(request, DrainBody)
-        node = self._indexer.fold.nodes.get(body.node)
-        if node is None or node.joined is None:
+        node = self._indexer.fold.state.nodes.get(body.node)
+        if node is None:
             raise ApiError(404, Reason.UNKNOWN_NODE, f"there is no node {body.node}")
         wish = DrainNode(node=body.node, drain=body.drain)
         done = await self._submitter.tell(caller_of(request), "drain", wish)
@@ -206,8 +206,8 @@ class Cluster:
     async def quarantine(self, request: web.Request) -> web.StreamResponse:
         """Publish that an operator wants a GPU to count as bad, or as good again."""
         body = await _operators(request, QuarantineBody)
-        node = self._indexer.fold.nodes.get(body.node)
-        if node is None or node.joined is None:
+        node = self._indexer.fold.state.nodes.get(body.node)
+        if node is None:
             raise ApiError(404, Reason.UNKNOWN_NODE, f"there is no node {body.node}")
         devices = [gpu.index for gpu in node.joined.gpus]
         if body.device not in (*devices, *node.quarantined):

@@ -9,6 +9,9 @@ over the streams before it in the job's life: what ALLOC says is never undone by
 what ADMISSION says by SUBMIT. Everything else is taken over field by field, each field from one
 stream alone.
 
+What ALLOC says of cells, nodes and GPUs is folded by `skep.ledger`, as in the allocator: `state` is
+the same state. Rows have what the ledger forgets: ended jobs and attempts, and when all of it was.
+
 Jobs that are not over stay here; ended ones leave for the store (`forget`) and are loaded again
 when something more is said about them.
 """
@@ -18,13 +21,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import msgspec
+import structlog
 
 from skep.ids import job_sequence
+from skep.ledger import fold as ledger_fold
+from skep.ledger.attempt_names import job_of
+from skep.ledger.snapshot import Kept
+from skep.ledger.state import ClusterState
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.bearing import RULES, BadCellBound, BadCellReturned, RulesRaised, SetLed
+from skep.wire.bearing import BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
     Admitted,
@@ -65,19 +72,9 @@ from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep.wire.trials import TrialBegun, TrialOver
 from skep_services.gateway import changes
-from skep_services.gateway.holdings import Holdings
+from skep_services.gateway.holders import partners, use_of
 from skep_services.gateway.ledger import Ledger, Tried
-from skep_services.gateway.rows import (
-    ACTIVE,
-    REPEATS_KEPT,
-    Attempt,
-    Clusters,
-    Event,
-    Job,
-    Node,
-    Row,
-    State,
-)
+from skep_services.gateway.rows import ACTIVE, REPEATS_KEPT, Attempt, Event, Heard, Job, Row, State
 from skep_services.gateway.texts import (
     Line,
     describe,
@@ -104,21 +101,17 @@ JobFact = (
     | JobEnded
 )
 ClaimFact = CellsReserved | ReservationDropped | JobDemoted | JobPromoted
-NodeFact = NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean | GpuQuarantined
+log = structlog.get_logger(service="gateway")
 
 
 class Changes(NamedTuple):
-    """What the store has to write. `specs` is keyed by sequence; `ended`: whose end, and when.
-
-    `clusters` is None unless they changed.
-    """
+    """What the store has to write. `specs` is keyed by sequence; `ended`: the job, and when."""
 
     jobs: dict[str, Job]
-    nodes: dict[str, Node]
+    heard: dict[str, Heard]
     specs: dict[int, bytes]
     events: list[Event]
     ended: list[tuple[Job, Instant]]
-    clusters: Clusters | None
     trials: list[Tried]
 
 
@@ -128,9 +121,14 @@ class Fold:
     def __init__(self, load: Callable[[int], Job | None]) -> None:
         self.active: dict[str, Job] = {}
         self.recent: dict[str, Job] = {}
-        self.nodes: dict[str, Node] = {}
-        self.clusters = Clusters(rules=RULES)
-        self.holdings = Holdings(self)
+        self.heard: dict[str, Heard] = {}
+        """What agents announced of themselves, by node."""
+        self.state = ClusterState()
+        """The allocator's state, by its facts."""
+        self.misfits = 0
+        """Facts that the ledger could not take over: that is a bug."""
+        self.alarms_raised = 0
+        """Alarms about the cells since the log began."""
         self.ledger = Ledger()
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
@@ -141,28 +139,39 @@ class Fold:
         """Ids of the jobs that something was said about, until the reader clears it."""
         self._load = load
         self._jobs: dict[str, Job] = {}
-        self._nodes: dict[str, Node] = {}
+        self._heard: dict[str, Heard] = {}
         self._specs: dict[int, bytes] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[Job, Instant]] = []
-        self._clusters: Clusters | None = None
 
     def restore(
-        self,
-        jobs: Iterable[Job],
-        nodes: Iterable[Node],
-        clusters: Clusters,
-        newest: int,
-        trials: Iterable[Tried] = (),
+        self, jobs: Iterable[Job], heard: Iterable[Heard], newest: int, trials: Iterable[Tried] = ()
     ) -> None:
-        """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
+        """Begin with what the store has of rows: unfinished jobs, announcements, trials.
+
+        Args:
+            jobs: The jobs that are not over.
+            heard: What agents announced.
+            newest: The highest sequence of a stored job.
+            trials: The newest trials.
+        """
         self.ledger = Ledger(trials)
         self.active = {job.row.job: job for job in jobs}
         for job in self.active.values():
             job.row.eta_s = None  # It rests on rates of another time.
-        self.nodes = {node.node: node for node in nodes}
-        self.clusters = clusters
+        self.heard = {each.node: each for each in heard}
         self.newest = newest
+
+    def restore_state(self, kept: Iterable[Kept], alarms_raised: int) -> None:
+        """Begin with a kept state of the ledger, which may be older than the rows."""
+        for piece in kept:
+            ledger_fold.apply(self.state, piece)
+        self.alarms_raised = alarms_raised
+
+    def catch_up(self, event: Any) -> None:
+        """Take over a message of ALLOC that the rows have and the ledger's state lacks."""
+        for fact in event.facts if isinstance(event, codec.Facts) else ():
+            self._follow(fact)
 
     def apply(self, event: Any, at: Instant) -> None:
         """Take over one message of a followed stream, as `codec.read` returned it."""
@@ -203,16 +212,9 @@ class Fold:
     def take(self) -> Changes:
         """Return what changed since the last call."""
         changes = Changes(
-            self._jobs,
-            self._nodes,
-            self._specs,
-            self._events,
-            self._ended,
-            self._clusters,
-            self.ledger.take(),
+            self._jobs, self._heard, self._specs, self._events, self._ended, self.ledger.take()
         )
-        self._jobs, self._nodes, self._specs, self._events, self._ended = {}, {}, {}, [], []
-        self._clusters = None
+        self._jobs, self._heard, self._specs, self._events, self._ended = {}, {}, {}, [], []
         return changes
 
     @property
@@ -315,6 +317,7 @@ class Fold:
     # --- what the allocator decided ------------------------------------------------------------
 
     def _allocator(self, fact: Any, at: Instant) -> None:
+        changed = self._follow(fact)
         match fact:
             case (
                 NodeAdded()
@@ -323,24 +326,17 @@ class Fold:
                 | NodeBack()
                 | NodeClean()
                 | GpuQuarantined()
+                | EpochBegan()
+                | ClusterRefused()
+                | CellsAlarm()
             ):
-                self._node_fact(fact)
                 self.note(fact, at, describe(fact), None)
             case CellsSet():
                 self._cells_set(fact)
                 self.note(fact, at, describe(fact), None)
-            case CellsAlarm():
-                self._alarm(fact)
-                self.note(fact, at, describe(fact), None)
-            case EpochBegan():
-                self._began(fact)
-                self.note(fact, at, describe(fact), None)
-            case ClusterRefused():
-                self.note(fact, at, describe(fact), None)
-            case BadCellBound() | BadCellReturned() | RulesRaised():
-                self._bears(fact)
-            case SetLed():
-                self.holdings.led(fact)
+                changed = (*self.state.placed, *changed)
+            case BadCellBound() | BadCellReturned() | RulesRaised() | SetLed():
+                pass  # Only the ledger's state has these.
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
             case TrialBegun() | TrialOver():
@@ -352,25 +348,60 @@ class Fold:
                 if job is not None:
                     self._of_job(job, fact)
                     self.note(fact, at, describe(fact), job)
+        if not isinstance(fact, GpusShared):  # What follows in its record does it.
+            for name in dict.fromkeys(changed):
+                self._show_use(name)
+
+    def _follow(self, fact: Any) -> tuple[str, ...]:
+        """Have the ledger take over a fact; return the jobs that may have GPUs otherwise now.
+
+        A fact that does not fit is a bug of the ledger. It must not end the process: rows go on,
+        and what is shown of cells may be wrong until the process begins anew.
+        """
+        self.alarms_raised += isinstance(fact, CellsAlarm) and not fact.over
+        try:
+            delta = ledger_fold.apply(self.state, fact)
+        except Exception:
+            self.misfits += 1
+            if self.misfits == 1:
+                log.exception("a fact does not fit the state", kind=type(fact).__name__)
+            return ()
+        name = getattr(fact, "job", "")
+        job = self.state.jobs.get(name)
+        shared = partners(self.state, name, job.attempt) if job is not None else ()
+        return (name, *delta.partners, *map(job_of, shared)) if name else delta.partners
+
+    def _show_use(self, name: str) -> None:
+        """Have a row say by which right its job has its GPUs now, and beside which others."""
+        known = self.active.get(name) or self.recent.get(name)
+        if known is None:
+            return
+        row, use = known.row, use_of(self.state, name)
+        if (row.class_in_force, row.beside) == use:
+            return
+        job = self._job(name)
+        assert job is not None, name
+        if not use.beside and (row.beside or not use.right):
+            row.share = None
+        row.class_in_force, row.beside = use
 
     def _of_job(self, job: Job, fact: Any) -> None:
         """Take over an allocator's fact about one job."""
         if isinstance(fact, ChangeFact):
             changes.apply(self, job, fact)
         elif isinstance(fact, MoveFact):
-            changes.move(self, job, fact)
+            changes.move(job, fact)
         elif isinstance(fact, ResizeFact):
-            changes.resize(self, job, fact)
+            changes.resize(job, fact)
         elif isinstance(fact, GpusShared):
-            job.packed, job.row.share = fact, fact.told
+            job.row.share = fact.told
         elif isinstance(fact, ClaimFact):
             self._claim_fact(job, fact)
         else:
             self._job_fact(job, fact)
 
     def _cells_set(self, fact: CellsSet) -> None:
-        """Take over cells; where jobs run stays, and in which cells of theirs may be others."""
-        self.holdings.carry_over(fact)
+        """Take over cells: reservations may end, and jobs that no cell could hold wait again."""
         for fate in fact.fates:
             job = self._job(fate.job)
             if job is not None and fate.fate == "released":
@@ -379,42 +410,6 @@ class Fold:
             job = self._job(name)
             if job is not None:
                 job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
-        self.clusters = self._clusters = msgspec.structs.replace(
-            self.clusters, asked=fact.asked, resolved=fact.cluster, bad_cells=fact.bad_cells
-        )
-
-    def _began(self, fact: EpochBegan) -> None:
-        """Take over by which rules the facts of an epoch are applied."""
-        if fact.rules != self.clusters.rules:
-            self.clusters = self._clusters = msgspec.structs.replace(
-                self.clusters, rules=fact.rules
-            )
-            self.holdings.mirror.drop()
-
-    def _bears(self, fact: BadCellBound | BadCellReturned | RulesRaised) -> None:
-        """Take over which cells VCs bear for their bad GPUs."""
-        known = self.clusters.bad_cells
-        match fact:
-            case BadCellBound():
-                known = (*known, fact.cell)
-                self.holdings.bear(fact)
-            case BadCellReturned():
-                known = tuple(cell for cell in known if cell != fact.cell)
-                self.holdings.bear(fact)
-            case RulesRaised():
-                known = fact.bad_cells
-                self.holdings.mirror.drop()
-        self.clusters = self._clusters = msgspec.structs.replace(self.clusters, bad_cells=known)
-
-    def _alarm(self, fact: CellsAlarm) -> None:
-        known = self.clusters
-        place = fact.rule, fact.chain, fact.where
-        others = [each for each in known.alarms if (each.rule, each.chain, each.where) != place]
-        self.clusters = self._clusters = msgspec.structs.replace(
-            known,
-            alarms=tuple(others) if fact.over else (*others, fact),
-            alarms_raised=known.alarms_raised + (not fact.over),
-        )
 
     def _job_fact(self, job: Job, fact: JobFact) -> None:
         row = job.row
@@ -422,7 +417,7 @@ class Fold:
             case MemberRan():
                 job.attempt(fact.attempt).part(fact.node).started_at = fact.at
             case MemberGone():
-                self._gone(job, fact)
+                _gone(job, fact)
             case JobQueued():
                 self._described(job, fact.spec, fact.submitted_at, fact.trace)
                 row.why = Reason.WAITS_BEHIND
@@ -441,9 +436,7 @@ class Fold:
                 attempt = job.attempt(fact.attempt)
                 attempt.ended_why, attempt.detail = fact.why, fact.detail
                 self.enter(job, State.STOPPING)
-                self.holdings.give_back(job, fact.attempt)
             case GhostGone():
-                self.free(fact.node, fact.job, fact.attempt)
                 job.attempt(fact.attempt).part(fact.node).free = True
             case JobRequeued():
                 self._requeued(job, fact)
@@ -451,19 +444,15 @@ class Fold:
                 self._over(job, fact)
 
     def _claim_fact(self, job: Job, fact: ClaimFact) -> None:
-        """Take over a fact about the cells of a job."""
+        """Take over that GPUs are reserved for a job, or no longer."""
         match fact:
             case CellsReserved():
-                job.claims, job.victims = fact.members, fact.victims
+                job.victims = fact.victims
                 job.row.why = Reason.WAITS_FOR_VICTIMS
-                self.holdings.claimed(job)
             case ReservationDropped():
                 self._unclaimed(job)
-                self.holdings.unclaimed(fact)
-            case JobDemoted():
-                self.holdings.regrade(job, fact.attempt, ())
-            case JobPromoted():
-                self.holdings.regrade(job, fact.attempt, fact.levels)
+            case JobDemoted() | JobPromoted():
+                pass  # By which right it has its GPUs follows from the ledger's state.
 
     def _bound(self, job: Job, fact: JobBound) -> None:
         row, attempt = job.row, job.attempt(fact.attempt)
@@ -474,7 +463,7 @@ class Fold:
         row.attempt, row.needs, row.started_at = fact.attempt, "", None
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.steps = 0
-        job.claims = job.victims = ()
+        job.victims = ()
         job.released, job.changing = False, None
         changes.begin_again(job)
         for member in fact.members:
@@ -482,22 +471,11 @@ class Fold:
             part.first_rank, part.devices = member.first_rank, member.devices
         attempt.members.sort(key=lambda part: part.first_rank)
         self.enter(job, State.BOUND)
-        self.holdings.take(job, fact)
 
     def _unclaimed(self, job: Job) -> None:
         """Have a job wait as if nothing had been reserved for it."""
-        job.claims = job.victims = ()
+        job.victims = ()
         job.row.why, job.row.needs = Reason.WAITS_BEHIND, ""
-
-    def _gone(self, job: Job, fact: MemberGone) -> None:
-        part = job.attempt(fact.attempt).part(fact.node)
-        part.outcome, part.detail, part.free = fact.outcome, fact.detail, fact.free
-        part.steps, part.step_ns = fact.steps, fact.step_ns
-        if fact.free:
-            self.free(fact.node, fact.job, fact.attempt)
-        else:
-            # What a lost node still runs does not keep its VC from healthy cells.
-            self.holdings.give_back(job, fact.attempt)
 
     def _requeued(self, job: Job, fact: JobRequeued) -> None:
         row, attempt = job.row, job.attempt(fact.attempt)
@@ -506,7 +484,6 @@ class Fold:
         parts = [part for part in attempt.members if part.outcome is not None]
         attempt.steps = min((part.steps for part in parts), default=0)
         row.place, row.bound_at, row.started_at = "", None, None
-        row.class_in_force, row.beside, row.share = "", (), None
         job.released, job.changing = False, None
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.why, row.needs, row.steps = fact.why, "", 0
@@ -518,9 +495,8 @@ class Fold:
         if fact.attempts:
             self._over_attempt(job.attempt(fact.attempts), fact)
         row.ended_at, row.why, row.needs = fact.at, fact.why, ""
-        row.class_in_force, row.beside, row.share = "", (), None
         job.released, job.changing = False, None
-        job.claims = job.victims = ()
+        job.victims = ()
         row.steps = fact.steps
         row.rate_milli = row.eta_s = row.stalled_since = None
         job.detail = fact.detail
@@ -533,32 +509,6 @@ class Fold:
         if attempt.outcome is None:  # A job cancelled in its queue ends with no attempt under way.
             attempt.outcome, attempt.ended_why, attempt.detail = fact.end, fact.why, fact.detail
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
-
-    def _node_fact(self, fact: NodeFact) -> None:
-        name = fact.joined.node if isinstance(fact, NodeAdded) else fact.node
-        match fact:
-            case NodeAdded(joined=joined):
-                node = self.node(joined.node)
-                node.joined, node.clearing = joined, node.clearing or fact.clear > 0
-                if not node.number:
-                    node.number = 1 + max(each.number for each in self.nodes.values())
-            case NodeClean():
-                self.node(fact.node).clearing = False
-            case NodeDrained():
-                self.node(fact.node).drained = fact.drain
-            case NodeLost():
-                self.node(fact.node).lost = True
-            case NodeBack():
-                self.node(fact.node).lost = False
-            case GpuQuarantined():
-                node = self.node(fact.node)
-                others = tuple(each for each in node.quarantined if each != fact.device)
-                node.quarantined = (*others, fact.device) if fact.quarantine else others
-        self.holdings.health(self.node(name))
-
-    def free(self, name: str, job: str, attempt: int) -> None:
-        """Take from an attempt the GPUs of a node."""
-        self.holdings.freed(name, job, attempt)
 
     # --- what agents said ----------------------------------------------------------------------
 
@@ -577,11 +527,7 @@ class Fold:
                     part = job.attempt(event.attempt).part(event.node)
                     part.ended_at, part.exits = event.at, event.ranks
             case NodeJoined():
-                node = self.node(event.node)
-                late = at - node.heard_at > JOIN_DELAY_MAX
-                if event.incarnation >= node.heard_incarnation or late:
-                    node.heard_identity, node.heard_at = event.identity, at
-                    node.heard_incarnation = event.incarnation
+                self._announced(event, at)
             case _:
                 return  # MemberStarted: the allocator's MemberRan says it.
         self.note(event, at, describe_node(event), job)
@@ -605,17 +551,14 @@ class Fold:
         self.touched.append(name)
         return job
 
-    def touch(self, name: str) -> Job | None:
-        """Return a job to be changed by what another does, if it is known."""
-        return self._job(name) if self.find(name) is not None else None
-
-    def node(self, name: str) -> Node:
-        """Return a node to be changed, made if it is not known."""
-        node = self.nodes.get(name)
-        if node is None:
-            node = self.nodes[name] = Node(node=name)
-        self._nodes[name] = node
-        return node
+    def _announced(self, event: NodeJoined, at: Instant) -> None:
+        """Take over an agent's announcement, unless a later one of the node is known."""
+        heard = self.heard.setdefault(event.node, Heard(node=event.node))
+        late = at - heard.heard_at > JOIN_DELAY_MAX
+        if event.incarnation >= heard.heard_incarnation or late:
+            heard.heard_identity, heard.heard_at = event.identity, at
+            heard.heard_incarnation = event.incarnation
+        self._heard[event.node] = heard
 
     def enter(self, job: Job, state: State) -> None:
         """Have a job be in a state."""
@@ -638,7 +581,11 @@ class Fold:
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         job.trace, job.spec_whole = trace, True
-        job.pinned, job.demotable = spec.resources.pinned, spec.demotable
-        if spec.resources.topology is not None:
-            job.within, job.hard = spec.resources.topology.within, spec.resources.topology.hard
+        job.pinned = spec.resources.pinned
         self._specs[job.sequence] = codec.encode(spec)
+
+
+def _gone(job: Job, fact: MemberGone) -> None:
+    part = job.attempt(fact.attempt).part(fact.node)
+    part.outcome, part.detail, part.free = fact.outcome, fact.detail, fact.free
+    part.steps, part.step_ns = fact.steps, fact.step_ns

@@ -47,9 +47,8 @@ class Health:
     async def _look(self) -> dict[str, Any]:
         now = self._clock.now()
         nodes = {
-            f"node-{node.node}": node_state(node, self._indexer.live, now)
-            for _, node in sorted(self._indexer.fold.nodes.items())
-            if node.joined is not None
+            f"node-{name}": node_state(node, self._indexer.live, now)
+            for name, node in sorted(self._indexer.fold.state.nodes.items())
         }
         identities = [*SERVICES, *nodes]
         answers = await asyncio.gather(*(self._ask(identity) for identity in identities))

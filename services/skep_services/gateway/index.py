@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from skep.ledger.snapshot import keep
 from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
@@ -59,6 +60,8 @@ FLUSH_PAUSE_S_MAX = 0.25
 """Between two writes pass nine times what the last one took, but never more than this. A busy
 machine then spends a tenth of the time on writing, and writes the row of a job that is submitted,
 admitted and queued in the meantime once instead of three times."""
+KEEP_EVERY = 20_000
+"""Facts between two kept states of the ledger: to fold so many takes half a second."""
 SPANS_WAITING_MAX = 20_000
 """Spans between two writes; beyond it they are dropped, because nobody repeats them."""
 SPAN_BYTES_MAX = 8 * 1024
@@ -80,10 +83,19 @@ class Indexer:
         self.model = model
         self.intake = Intake()
         self.fold = Fold(model.job)
-        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest, start.trials)
+        self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
+        self.fold.restore_state(start.kept, start.saved.alarms_raised)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
+        self.state_at = start.saved.kept_at
+        """The last message of ALLOC in the ledger's state; before `positions` after a start."""
+        self.caught_up = asyncio.Event()
+        """Set once the ledger's state has what the rows have."""
+        if self.state_at >= self.positions[subjects.ALLOC]:
+            self.caught_up.set()
+        self._kept = start.saved
+        self._keeping = False
         self.lag_ns = 0
         """How old the latest message was when it was folded: large while catching up."""
         self.deliveries = 0
@@ -116,18 +128,23 @@ class Indexer:
 
     async def deliver(self, delivery: Delivery) -> None:
         """Fold one message of a followed stream."""
-        while self.waiting >= BATCH_MAX:
+        if not self.caught_up.is_set() and delivery.stream == subjects.ALLOC:
+            known = self.positions[subjects.ALLOC]
+            if delivery.sequence <= known:
+                await self._catch_up(delivery)
+                return
+            self.caught_up.set()
+        while self.waiting >= BATCH_MAX or self._keeping:
             self._written.clear()
             await self._written.wait()
-        event = codec.read(
-            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
-        )
-        fold = self.fold
+        event, fold = _read(delivery), self.fold
         if isinstance(event, codec.Unreadable):
             self.intake.refused(delivery, event.text)
         for each in one_by_one(event):
             self.intake.take(delivery, partial(fold.apply, each, delivery.at))
         self.positions[delivery.stream] = delivery.sequence
+        if delivery.stream == subjects.ALLOC:
+            self.state_at = delivery.sequence
         self.lag_ns = max(0, self._clock.now() - delivery.at)
         self.waiting += 1
         self.deliveries += 1
@@ -136,6 +153,15 @@ class Indexer:
             fold.touched.clear()
         self._dirty.set()
         if self.deliveries % SLICE == 0:
+            await asyncio.sleep(0)
+
+    async def _catch_up(self, delivery: Delivery) -> None:
+        """Have the ledger's state take over a message that the rows have."""
+        self.fold.catch_up(_read(delivery))
+        self.state_at = delivery.sequence
+        if self.state_at >= self.positions[subjects.ALLOC]:
+            self.caught_up.set()
+        if self.state_at % SLICE == 0:
             await asyncio.sleep(0)
 
     async def deliver_core(self, delivery: Delivery) -> None:
@@ -180,7 +206,7 @@ class Indexer:
             changes = self.fold.take()
             self.waiting = 0
             spans, self._spans = self._spans, []
-            batch = self._batch(changes, spans)
+            batch = self._batch(changes, spans, await self._keep())
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._writer, self.model.write, batch)
             self._written.set()
@@ -198,6 +224,28 @@ class Indexer:
             self._reader.shutdown()
             self.model.close()
 
+    async def _keep(self) -> list[tuple[int, bytes]]:
+        """Return the ledger's state, encoded, if it is time to keep it; else nothing.
+
+        Nothing is folded meanwhile; requests are answered.
+        """
+        fold = self.fold
+        due = fold.facts - self._kept.facts >= KEEP_EVERY or not self._kept.kept_at
+        if not due or fold.misfits or not self.caught_up.is_set() or not self.state_at:
+            return []
+        self._kept = Saved(
+            facts=fold.facts, kept_at=self.state_at, alarms_raised=fold.alarms_raised
+        )
+        self._keeping, pieces = True, list[tuple[int, bytes]]()
+        try:
+            for piece in keep(fold.state):
+                pieces.append((len(pieces), codec.encode(piece)))
+                if len(pieces) % SLICE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self._keeping = False
+        return pieces
+
     def _trace(self, ended: list[tuple[Job, Instant]]) -> None:
         """Note in their traces that these jobs' ends can be seen by everybody."""
         now = self._clock.now()
@@ -208,19 +256,25 @@ class Indexer:
                 # Another machine's clock may be ahead of this one's.
                 self._tracer.span("gateway index", job.trace, at, max(at, now), attributes)
 
-    def _batch(self, changes: Changes, spans: list[tuple[str, int, bytes]]) -> Batch:
+    def _batch(
+        self, changes: Changes, spans: list[tuple[str, int, bytes]], kept: list[tuple[int, bytes]]
+    ) -> Batch:
         encode = codec.encode
         saved = Saved(
-            positions=dict(self.positions), facts=self.fold.facts, event_seq=self.fold.event_seq
+            positions=dict(self.positions),
+            facts=self.fold.facts,
+            event_seq=self.fold.event_seq,
+            kept_at=self._kept.kept_at,
+            alarms_raised=self._kept.alarms_raised,
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],
             specs=list(changes.specs.items()),
-            nodes=[(node.node, encode(node)) for node in changes.nodes.values()],
+            heard=[(heard.node, encode(heard)) for heard in changes.heard.values()],
             events=[(event.seq, event.job, event.vc, encode(event)) for event in changes.events],
             spans=spans,
             saved=encode(saved),
-            clusters=encode(changes.clusters) if changes.clusters is not None else None,
+            kept=kept,
             trials=[(tried.trial, encode(tried)) for tried in changes.trials],
         )
 
@@ -255,6 +309,13 @@ class Indexer:
 
     async def _read(self, ask: Callable[[Any], Answer], query: Any) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._reader, ask, query)
+
+
+def _read(delivery: Delivery) -> Any:
+    """Return what a message of a followed stream says."""
+    return codec.read(
+        delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+    )
 
 
 def one_by_one(event: Any) -> Iterator[Any]:

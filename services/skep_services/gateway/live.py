@@ -39,7 +39,7 @@ class Live:
             case Heartbeat(node=node):
                 self.fade(now)
                 # Any agent may speak, but only nodes in use are remembered: that bounds the table.
-                if node in self._fold.nodes:
+                if node in self._fold.state.nodes:
                     self.heard[node] = now
             case Rates():
                 self._rates(message, now)

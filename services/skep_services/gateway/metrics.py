@@ -11,11 +11,12 @@ from prometheus_client.registry import Collector
 
 from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND
+from skep_services.gateway.holders import free_gpus
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.live import age_s
 from skep_services.gateway.rows import PLACED, State
-from skep_services.gateway.views import free_gpus, node_state
+from skep_services.gateway.views import node_state
 from skep_services.ports import Clock
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -89,32 +90,24 @@ class _Lookup(Collector):
         yield _labelled("skep_jobs", "Unfinished jobs", ("state", "vc"), jobs)
         yield _single("skep_queue_jobs", "Jobs that wait for GPUs", waiting)
         yield _labelled("skep_vc_gpus_held", "GPUs held", ("vc", "service_class"), held)
-        cluster = fold.clusters.resolved
+        cluster = fold.state.cells.cluster
         quotas = {(vc,): gpus_owned(cluster, vc) for vc in cluster.vcs}
         yield _labelled("skep_vc_gpus", "GPUs a VC owns", ("vc",), quotas)
         yield _single(
-            "skep_cells_alarms",
-            "Invariants of the cells that are broken",
-            len(fold.clusters.alarms),
+            "skep_cells_alarms", "Invariants of the cells that are broken", len(fold.state.alarms)
         )
         yield CounterMetricFamily(
-            "skep_gateway_cells_misfits",
-            "Changes that did not fit",
-            value=fold.holdings.mirror.misfits,
+            "skep_gateway_cells_misfits", "Changes that did not fit", value=fold.misfits
         )
         yield CounterMetricFamily(
-            "skep_cells_alarms_raised",
-            "Alarms about the cells so far",
-            value=fold.clusters.alarms_raised,
+            "skep_cells_alarms_raised", "Alarms about the cells so far", value=fold.alarms_raised
         )
 
     def _nodes(self) -> Iterator[Metric]:
         fold, live, now = self._indexer.fold, self._indexer.live, self._clock.now()
         states: dict[tuple[str, ...], int] = {}
         total = free = 0
-        for node in fold.nodes.values():
-            if node.joined is None:
-                continue
+        for node in fold.state.nodes.values():
             key = (node_state(node, live, now),)
             states[key] = states.get(key, 0) + 1
             total += len(node.joined.gpus)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
-from skep_services.gateway.rows import Clusters, Job, Node
+from skep_services.gateway.rows import Heard, Job
 
 SCHEMA_VERSION = 5
 """Raised with every change of a table or of a stored document."""
@@ -35,7 +36,6 @@ PHASE_ACTIVE, PHASE_ENDED, PHASE_HIDDEN = 0, 1, 2
 
 SCHEMA = f"""
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
-CREATE TABLE clusters (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
 CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, phase INTEGER NOT NULL, vc TEXT NOT NULL,
                    state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL);
 CREATE INDEX jobs_by_phase ON jobs (phase, vc);
@@ -50,6 +50,8 @@ CREATE TABLE spans (number INTEGER PRIMARY KEY, trace TEXT NOT NULL, start_ns IN
 CREATE INDEX spans_by_trace ON spans (trace);
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
+"""The ledger's state, piece by piece. Files of earlier versions lack it."""
 
 PUT_JOB = """
 INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
@@ -71,17 +73,23 @@ UNFIT = (
 """What a row raises that SQLite cannot hold, such as an integer of more than 64 bits."""
 
 _JOBS: LogDecoder[Job] = LogDecoder(Job)
-_NODES: LogDecoder[Node] = LogDecoder(Node)
-_CLUSTERS: LogDecoder[Clusters] = LogDecoder(Clusters)
+_HEARD: LogDecoder[Heard] = LogDecoder(Heard)
+_KEPT: LogDecoder[Kept] = LogDecoder(Kept)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """How far the file reaches: the last sequence folded of each stream, and counters."""
+    """How far the file reaches: the last sequence folded of each stream, and counters.
+
+    The kept state of the ledger is older than the rows: `kept_at` is its place in ALLOC, and
+    `alarms_raised` the count of that time.
+    """
 
     positions: dict[str, int] = {}
     facts: int = 0
     event_seq: int = 0
+    kept_at: int = 0
+    alarms_raised: int = 0
 
 
 _SAVED = msgspec.json.Decoder(Saved)
@@ -92,26 +100,26 @@ class Start(NamedTuple):
 
     saved: Saved
     jobs: list[Job]
-    nodes: list[Node]
-    clusters: Clusters
+    heard: list[Heard]
     newest: int
     trials: list[Tried]
+    kept: list[Kept]
 
 
 class Batch(NamedTuple):
     """Rows for one transaction, encoded, because what they come from goes on changing.
 
-    `clusters` is None unless it changed: large clusters fill a megabyte.
+    `kept` is empty unless the ledger's state is kept: of a large cluster it fills megabytes.
     """
 
     jobs: list[tuple[int, int, str, str, str, bytes, bytes]]
     specs: list[tuple[int, bytes]]
-    nodes: list[tuple[str, bytes]]
+    heard: list[tuple[str, bytes]]
     events: list[tuple[int, str, str, bytes]]
     spans: list[tuple[str, int, bytes]]
     saved: bytes
     trials: list[tuple[int, bytes]]
-    clusters: bytes | None = None
+    kept: Sequence[tuple[int, bytes]] = ()
 
 
 class JobQuery(NamedTuple):
@@ -183,13 +191,14 @@ class Model:
         try:
             run(PUT_JOB, batch.jobs)
             run("INSERT OR REPLACE INTO specs VALUES (?, ?)", batch.specs)
-            run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", batch.nodes)
+            run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", batch.heard)
             run("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", batch.events)
             run("INSERT INTO spans (trace, start_ns, doc) VALUES (?, ?, ?)", batch.spans)
             self._writer.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (batch.saved,))
             run("INSERT OR REPLACE INTO trials VALUES (?, ?)", batch.trials)
-            if batch.clusters is not None:
-                run("INSERT OR REPLACE INTO clusters VALUES (1, ?)", [(batch.clusters,)])
+            if batch.kept:
+                self._writer.execute("DELETE FROM kept")
+                run("INSERT INTO kept VALUES (?, ?)", batch.kept)
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -279,24 +288,35 @@ class Model:
         elif version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
+        self._writer.execute(KEPT)
         return self._read_start()
 
     def _read_start(self) -> Start:
         one = self._looker.execute
-        saved = one("SELECT doc FROM state").fetchone()
+        doc = one("SELECT doc FROM state").fetchone()
         jobs = one("SELECT doc FROM jobs WHERE phase = ?", (PHASE_ACTIVE,))
-        nodes = one("SELECT doc FROM nodes")
-        clusters = one("SELECT doc FROM clusters").fetchone()
+        heard = one("SELECT doc FROM nodes")
         trials = one("SELECT doc FROM trials ORDER BY trial")
         self._last_span = one("SELECT coalesce(max(number), 0) FROM spans").fetchone()[0]
+        saved, kept = _SAVED.decode(doc[0]) if doc is not None else Saved(), self._read_kept()
+        if not kept:
+            saved = msgspec.structs.replace(saved, kept_at=0, alarms_raised=0)
         return Start(
-            _SAVED.decode(saved[0]) if saved is not None else Saved(),
+            saved,
             [_JOBS.decode(row[0]) for row in jobs],
-            [_NODES.decode(row[0]) for row in nodes],
-            _CLUSTERS.decode(clusters[0]) if clusters is not None else Clusters(),
+            [_HEARD.decode(row[0]) for row in heard],
             one("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()[0],
             [_TRIALS.decode(row[0]) for row in trials],
+            kept,
         )
+
+    def _read_kept(self) -> list[Kept]:
+        """Return the kept state of the ledger; without one that can be read the log says it."""
+        rows = self._looker.execute("SELECT doc FROM kept ORDER BY number").fetchall()
+        try:
+            return [_KEPT.decode(row[0]) for row in rows]
+        except msgspec.MsgspecError:
+            return []
 
     def _trim(self, batch: Batch) -> None:
         if batch.events:

@@ -1,23 +1,18 @@
-"""What the read model keeps of jobs, nodes and events, in the shape the API answers.
+"""What the read model keeps of jobs, agents and events, in the shape the API answers.
 
 Instants are wall-clock nanoseconds; None where something has not happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from skep.wire.bearing import BadCell
 from skep.wire.bounds import NAMES_MAX, Integer, Nanoseconds, Number, Short, Text
-from skep.wire.cluster import Cluster
-from skep.wire.facts import CellsAlarm, Member
-from skep.wire.node import NodeJoined, RankExit
-from skep.wire.packs import GpusShared
+from skep.wire.node import RankExit
 from skep.wire.spec import Problem
 
 ATTEMPTS_KEPT = 100
@@ -212,20 +207,12 @@ class Job(msgspec.Struct, kw_only=True):
     """The stored spec is the admitted one, not the one that was published."""
     pinned: str = ""
     """The pinned cell it asked for."""
-    within: str = ""
-    """The level of the cell its workers should share; `hard`: must."""
-    hard: bool = False
-    demotable: bool = False
-    claims: tuple[Member, ...] = ()
-    """What is reserved for it while others still use some of it."""
     aside: bool = False
     """It waits for other cells, and nobody waits for it."""
     victims: tuple[str, ...] = ()
     """Whose end it waits for."""
     released: bool = False
     """It is suspended and has given back its GPUs."""
-    packed: GpusShared | None = None
-    """The decision by which an attempt of it is on GPUs that others held."""
     stood_on: dict[str, tuple[tuple[int, ...], ...]] = {}
     """By node: what the attempt had before it was last given GPUs again."""
     begins_with: int = 0
@@ -256,80 +243,13 @@ class Job(msgspec.Struct, kw_only=True):
         return attempt
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """Who holds a GPU. `level` is that of the VC's cell it is in; 0: it is borrowed."""
-
-    job: str
-    vc: str
-    attempt: int
-    rank: int
-    level: int = 0
-
-
-class Node(msgspec.Struct, kw_only=True):
-    """One machine as the allocator uses it. `taken` is keyed by GPU index.
-
-    `guests` are those that share a GPU with the one that has it, which is guaranteed if any is.
-
-    `heard_identity` and `heard_incarnation` are from the agent's latest own announcement,
-    at `heard_at`.
-    `clearing`: its name has a new owner that has not confirmed yet that nothing old runs there.
-    `number` counts the nodes in the order in which they were first taken into use, from 1 on.
-    """
+class Heard(msgspec.Struct, kw_only=True):
+    """What the agent of a node announced last, and when (Unix ns)."""
 
     node: str
-    joined: NodeJoined | None = None
-    drained: bool = False
-    lost: bool = False
     heard_identity: str = ""
     heard_incarnation: int = 0
-    taken: dict[int, Taken] = {}
-    guests: dict[int, tuple[Taken, ...]] = {}
-    clearing: bool = False
-    number: int = 0
-    quarantined: tuple[int, ...] = ()
     heard_at: int = 0
-
-    def on(self, device: int) -> tuple[Taken, ...]:
-        """Return who is on a GPU, the one that has it first."""
-        taken = self.taken.get(device)
-        return (*(() if taken is None else (taken,)), *self.guests.get(device, ()))
-
-    def put(self, device: int, users: Iterable[Taken]) -> None:
-        """Have these be on a GPU: of them one that is guaranteed has it, before others."""
-        there = sorted(users, key=lambda taken: not taken.level)
-        self.taken.pop(device, None)
-        self.guests.pop(device, None)
-        if there:
-            self.taken[device] = there[0]
-        if there[1:]:
-            self.guests[device] = tuple(there[1:])
-
-    @property
-    def usable(self) -> bool:
-        """Return whether the allocator may place work here."""
-        return not (self.drained or self.lost or self.clearing)
-
-    def bad(self, device: int, kind: str) -> bool:
-        """Return whether a GPU that should be of this type cannot be given to anybody now."""
-        if self.joined is None or not self.usable or device in self.quarantined:
-            return True
-        return not any(gpu.index == device and gpu.type == kind for gpu in self.joined.gpus)
-
-
-class Clusters(msgspec.Struct, frozen=True):
-    """The cells: what the operator wrote, and what is in force, which says more."""
-
-    asked: Cluster = Cluster()
-    resolved: Cluster = Cluster()
-    alarms: tuple[CellsAlarm, ...] = ()
-    """Invariants of the cells that the allocator found broken, and not in order since."""
-    alarms_raised: int = 0
-    """How many there have ever been."""
-    rules: int = 1
-    """The version of the rules by which the allocator's facts are applied."""
-    bad_cells: tuple[BadCell, ...] = ()
-    """What VCs bear, by rules 2."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

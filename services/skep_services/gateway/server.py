@@ -118,12 +118,23 @@ class Gateway:
         return Indexer(model, self._clock, watch, hub, self._tracer), hub, watch
 
     async def _follow(self) -> None:
-        for stream in STREAMS:
-            await self._follow_stream(stream, self.indexer.positions[stream], self.indexer.deliver)
-        await self._follow_stream(subjects.SEARCH, 0, self.searches.deliver)
+        """Follow what the view is made of; return once the ledger's state has what the rows have.
 
-    async def _follow_stream(self, stream: str, after: int, take: Deliver) -> None:
-        """Deliver what is behind `after`; of a fact stream only what its owner wrote."""
+        Raises CorruptLogError if the bus was set back.
+        """
+        indexer = self.indexer
+        for stream in STREAMS:
+            after = indexer.positions[stream]
+            begin = indexer.state_at if stream == subjects.ALLOC else after
+            await self._follow_stream(stream, begin, after, indexer.deliver)
+        await self._follow_stream(subjects.SEARCH, 0, 0, self.searches.deliver)
+        await indexer.caught_up.wait()
+
+    async def _follow_stream(self, stream: str, after: int, known: int, take: Deliver) -> None:
+        """Deliver what is behind `after`; of a fact stream only what its owner wrote.
+
+        Raises CorruptLogError if the stream ends before `known`.
+        """
         if stream not in subjects.FACT_STREAMS:
             self._subscriptions.append(await self._bus.follow(stream, after, take))
             return
@@ -134,7 +145,7 @@ class Gateway:
                 await take(delivery)
 
         begin = followed.begin
-        self._subscriptions.append(await self._bus.follow(stream, begin, deliver, (), after))
+        self._subscriptions.append(await self._bus.follow(stream, begin, deliver, (), known))
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""

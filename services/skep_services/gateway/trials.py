@@ -52,7 +52,7 @@ class Trials:
         vc = wanted["vc"]
         if vc and not caller.may(vc):
             raise ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
-        known = dict.fromkeys([*fold.clusters.asked.vcs, *fold.ledger.vcs()])
+        known = dict.fromkeys([*fold.state.asked.vcs, *fold.ledger.vcs()])
         if vc and vc not in known:
             text = f"there is no virtual cluster {vc}{meant(vc, known)}"
             raise ApiError(404, Reason.UNKNOWN_VC, text)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep.cells.nodes import NodeState
 from skep.units import Instant
 from skep_services.gateway.fold import Fold
+from skep_services.gateway.holders import free_gpus, users
 from skep_services.gateway.live import Live
-from skep_services.gateway.rows import Node
 
 
 def nodes_view(fold: Fold, live: Live, now: Instant, vc: str) -> list[dict[str, Any]]:
     """Return every node the allocator uses, by name."""
-    return [_node(node, live, now, vc) for node in _in_use(fold)]
+    return [_node(node, fold, live, now, vc) for node in _in_use(fold)]
 
 
-def node_state(node: Node, live: Live, now: Instant) -> str:
+def node_state(node: NodeState, live: Live, now: Instant) -> str:
     """Return `lost`, `drained`, `clearing`, `silent` or `up`."""
     if node.lost:
         return "lost"
@@ -27,60 +28,53 @@ def node_state(node: Node, live: Live, now: Instant) -> str:
         return "clearing"
     if node.drained:
         return "drained"
-    return "silent" if live.silent(node.node, now) else "up"
+    return "silent" if live.silent(node.joined.node, now) else "up"
 
 
 def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
     """Return every GPU by node. `utilisation` is thousandths, None if nobody measures it."""
     rows = []
     for node in _in_use(fold):
-        assert node.joined is not None
+        there = users(fold.state, node)
         for gpu in node.joined.gpus:
-            taken = node.taken.get(gpu.index)
-            mine = taken is not None and vc in {"", taken.vc}
+            first, *others = there.get(gpu.index, (None,))
+            owner = _vc_of(fold, first.job) if first is not None else ""
+            mine = first if vc in {"", owner} else None
             rows.append(
                 {
-                    "node": node.node,
+                    "node": node.joined.node,
                     "index": gpu.index,
                     "type": gpu.type,
                     "memory": gpu.memory,
-                    "taken": taken is not None,
-                    "job": taken.job if taken is not None and mine else None,
-                    "vc": taken.vc if taken is not None and mine else None,
-                    "rank": taken.rank if taken is not None and mine else None,
-                    "borrowed": taken is not None and not taken.level,
-                    "beside": [one.job for one in node.guests.get(gpu.index, ())] if mine else [],
+                    "taken": first is not None,
+                    "job": mine.job if mine is not None else None,
+                    "vc": owner if mine is not None else None,
+                    "rank": mine.rank if mine is not None else None,
+                    "borrowed": first is not None and not first.owns,
+                    "beside": [one.job for one in others if one is not None] if mine else [],
                     "quarantined": gpu.index in node.quarantined,
-                    "utilisation": live.utilisation.get(taken.job)
-                    if taken is not None and mine
-                    else None,
+                    "utilisation": live.utilisation.get(mine.job) if mine is not None else None,
                 }
             )
     return rows
 
 
-def free_gpus(node: Node, gpu_type: str | None) -> int:
-    """Return how many GPUs of a type (None: any) nobody holds on a node."""
-    if node.joined is None:
-        return 0
-    return sum(
-        gpu.index not in node.taken
-        for gpu in node.joined.gpus
-        if gpu_type is None or gpu.type == gpu_type
-    )
+def _vc_of(fold: Fold, name: str) -> str:
+    job = fold.find(name)
+    return job.row.vc if job is not None else ""
 
 
-def _in_use(fold: Fold) -> list[Node]:
-    return [node for _, node in sorted(fold.nodes.items()) if node.joined is not None]
+def _in_use(fold: Fold) -> list[NodeState]:
+    return [node for _, node in sorted(fold.state.nodes.items())]
 
 
-def _node(node: Node, live: Live, now: Instant, vc: str) -> dict[str, Any]:
-    joined = node.joined
-    assert joined is not None
-    same_agent = node.heard_identity == joined.identity
-    holders = {taken.job: taken.vc for device in node.taken for taken in node.on(device)}
+def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: str) -> dict[str, Any]:
+    joined, heard = node.joined, fold.heard.get(node.joined.node)
+    same_agent = heard is not None and heard.heard_identity == joined.identity
+    there = users(fold.state, node)
+    jobs = dict.fromkeys(user.job for device in sorted(there) for user in there[device])
     return {
-        "node": node.node,
+        "node": joined.node,
         "address": joined.address,
         "state": node_state(node, live, now),
         "gpus": len(joined.gpus),
@@ -88,7 +82,9 @@ def _node(node: Node, live: Live, now: Instant, vc: str) -> dict[str, Any]:
         "gpu_type": "+".join(dict.fromkeys(gpu.type for gpu in joined.gpus)),
         "cpus": joined.cpus,
         "memory": joined.memory,
-        "last_heard_at": live.heard.get(node.node),
-        "incarnation": max(joined.incarnation, node.heard_incarnation if same_agent else 0),
-        "jobs": [job for job, holder in holders.items() if vc in {"", holder}],
+        "last_heard_at": live.heard.get(joined.node),
+        "incarnation": max(
+            joined.incarnation, heard.heard_incarnation if heard is not None and same_agent else 0
+        ),
+        "jobs": [job for job in jobs if vc in {"", _vc_of(fold, job)}],
     }

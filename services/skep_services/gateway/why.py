@@ -7,14 +7,15 @@ from typing import Any
 
 from skep.cells.decide.explain import explain_wait
 from skep.cells.levels import gpus_owned
+from skep.cells.nodes import NodeState
+from skep.ledger.attempts import request
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.holdings import GUARANTEED_CLASS, request_of
+from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
-from skep_services.gateway.rows import PLACED, Job, Node, Row, State
-from skep_services.gateway.views import free_gpus
+from skep_services.gateway.rows import PLACED, Job, Row, State
 
 FOR_CELLS = (
     Reason.WAITS_FOR_CELLS,
@@ -156,7 +157,9 @@ def _changes(job: Job, fold: Fold) -> list[str]:
 
 def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
     """Return why its cells do not serve it as they are by now, and what it waits for."""
-    why = explain_wait(fold.holdings.cells(), request_of(job, job.row.attempt + 1))
+    waiting = fold.state.jobs[job.row.job]
+    asked = request(waiting, waiting.attempt + 1, guaranteed=not waiting.spec.opportunistic)
+    why = explain_wait(fold.state.cells, asked)
     return why.reason, ATTEMPT.sub(r"\1", why.text)
 
 
@@ -165,7 +168,7 @@ def _cells_in_use(job: Job, fold: Fold) -> list[str]:
 
     Of a job that asked for a pinned cell: for that one.
     """
-    cells, vc = fold.holdings.cells(), job.row.vc
+    cells, vc = fold.state.cells, job.row.vc
     bound = [one for one in bound_view(cells, vc, vc) if one["pin"] == job.pinned]
     lines = []
     for kind in owned_view(cells, vc):
@@ -197,7 +200,7 @@ def _inside(cell: dict[str, Any]) -> str:
 
 
 def _cell_changes(job: Job, fold: Fold) -> list[str]:
-    row, cells = job.row, fold.holdings.cells()
+    row, cells = job.row, fold.state.cells
     holders = [
         other.row
         for other in _placed_jobs(fold)
@@ -218,7 +221,7 @@ def _cell_changes(job: Job, fold: Fold) -> list[str]:
 
 
 def _gpu_changes(row: Row, fold: Fold) -> list[str]:
-    usable = [node for node in fold.nodes.values() if node.usable]
+    usable = [node for node in fold.state.nodes.values() if node.usable]
     free = sum(free_gpus(node, row.gpu_type) for node in usable)
     kind = f" of type {row.gpu_type}" if row.gpu_type else ""
     missing = row.gpus - free
@@ -231,7 +234,7 @@ def _gpu_changes(row: Row, fold: Fold) -> list[str]:
         changes = [f"{per_worker} free GPUs{kind} on one node for each of {row.workers} workers"]
     holders = [job.row for job in _placed_jobs(fold)]
     changes += _endings(holders, max(1, missing))
-    changes += [f"{node.node} comes back" for node in _away(fold) if node.lost]
+    changes += [f"{node.joined.node} comes back" for node in _away(fold) if node.lost]
     return changes
 
 
@@ -262,25 +265,26 @@ def _placed_jobs(fold: Fold) -> list[Job]:
     return [job for job in fold.active.values() if job.row.state in PLACED]
 
 
-def _away(fold: Fold) -> list[Node]:
-    return [node for _, node in sorted(fold.nodes.items()) if not node.usable]
+def _away(fold: Fold) -> list[NodeState]:
+    return [node for _, node in sorted(fold.state.nodes.items()) if not node.usable]
 
 
 def _more_nodes(row: Row, fold: Fold) -> list[str]:
     """Return how many GPUs have yet to join before a VC owns what was asked for it."""
-    clusters = fold.clusters
-    if row.vc not in clusters.asked.vcs:
+    asked, resolved = fold.state.asked, fold.state.cells.cluster
+    if row.vc not in asked.vcs:
         return []
-    missing = gpus_owned(clusters.asked, row.vc) - gpus_owned(clusters.resolved, row.vc)
+    missing = gpus_owned(asked, row.vc) - gpus_owned(resolved, row.vc)
     return [f"nodes with {missing} more GPUs join"] if missing > 0 else []
 
 
-def _return_of(node: Node) -> str:
+def _return_of(node: NodeState) -> str:
+    name = node.joined.node
     if node.lost:
-        return f"{node.node} comes back"
+        return f"{name} comes back"
     if node.drained:
-        return f"{node.node} is opened for work again"
-    return f"{node.node} has ended what was begun before its name had a new owner"
+        return f"{name} is opened for work again"
+    return f"{name} has ended what was begun before its name had a new owner"
 
 
 # --- placed and ended ----------------------------------------------------------------------------
@@ -327,7 +331,7 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     )
     change = [f"{named} end or make room"] if others else []
     nodes = dict.fromkeys(part.node for part in job.attempts[-1].members)
-    change += [_return_of(node) for node in _away(fold) if node.node in nodes]
+    change += [_return_of(node) for node in _away(fold) if node.joined.node in nodes]
     return reasons, [again, *change] if asked else change
 
 
@@ -340,14 +344,13 @@ def _share_text(row: Row) -> str:
 
 def _users_of(job: Job, fold: Fold) -> list[str]:
     """Return the jobs that use what a suspended job ran on."""
-    users: dict[str, None] = {}
+    others: dict[str, None] = {}
     for part in job.attempts[-1].members if job.attempts else ():
-        node = fold.nodes.get(part.node)
+        node = fold.state.nodes.get(part.node)
+        there = users(fold.state, node) if node is not None else {}
         for device in (device for devices in part.devices for device in devices):
-            for taken in node.on(device) if node is not None else ():
-                if taken.job != job.row.job:
-                    users[taken.job] = None
-    return list(users)
+            others |= {user.job: None for user in there.get(device, ()) if user.job != job.row.job}
+    return list(others)
 
 
 def _borrows(job: Job) -> str:
