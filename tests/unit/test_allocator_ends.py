@@ -7,6 +7,7 @@ import pytest
 from skep.base.timers import STALE_MAX
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.ends import LOSSES_MAX
+from skep.machines.allocator.timers import TimeLimit
 from skep.machines.base import Effect, Record, Send
 from skep.wire.facts import (
     CancelAsked,
@@ -124,7 +125,8 @@ def test_a_part_that_ended_before_the_other_began_does_not_keep_the_gang_from_ru
         ran("node-2", 6),
         Record(JobRan(job="j1", attempt=1, at=at(6))),
     ]
-    assert [each for each in decide.machine.tx.soft.timers.due if not each[0]] == [("", "j1", 1)]
+    timers = decide.machine.tx.soft.timers.due
+    assert [each for each in timers if isinstance(each, TimeLimit)] == [TimeLimit("j1", 1)]
 
 
 @pytest.mark.parametrize(
@@ -403,6 +405,6 @@ def test_limits_of_jobs_that_ended_are_forgotten() -> None:
         decide(exited(f"j{number}"))
         decide(heartbeat())
         decide.tick(number)
-    assert [node for node, *_ in soft.timers.due if not node] == []
+    assert [each for each in soft.timers.due if isinstance(each, TimeLimit)] == []
     assert len(soft.timers) <= 2 * len(soft.timers.due) + STALE_MAX
     decide.check_replay()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from skep.units import Instant
 
@@ -18,7 +18,9 @@ Key = TypeVar("Key")
 
 
 class TimerHeap(Generic[Key]):
-    """One timer for each key, the soonest first. Timers of one instant come in the order of keys.
+    """One timer for each key, the soonest first.
+
+    Timers of one instant come in the order of their keys, or of what was given for them.
 
     A timer that is replaced or cancelled leaves an entry in the heap. It is dropped when it comes
     to the top, or when the heap is rebuilt.
@@ -28,23 +30,27 @@ class TimerHeap(Generic[Key]):
         """Start without timers."""
         self.due: dict[Key, int] = {}
         """When each timer is due."""
-        self._heap: list[tuple[int, Key]] = []
+        self._heap: list[tuple[int, Any, Key]] = []
+        """When each timer is due, its place among those of that instant, and its key."""
 
     def __len__(self) -> int:
         """Return the number of entries in the heap, those of replaced timers included."""
         return len(self._heap)
 
-    def set_timer(self, key: Key, at: int) -> None:
+    def set_timer(self, key: Key, at: int, order: Any = None) -> None:
         """Set the timer of a key, in place of the one it had.
 
         Args:
             key: The key.
             at: When the timer is due, in nanoseconds.
+            order: Its place among the timers of that instant, always the same for the key; None:
+                by the key itself.
         """
         self.due[key] = at
-        heapq.heappush(self._heap, (at, key))
+        heapq.heappush(self._heap, (at, key if order is None else order, key))
         if len(self._heap) > 2 * len(self.due) + STALE_MAX:
-            self._heap = sorted((at, key) for key, at in self.due.items())
+            kept = {entry[2]: entry for entry in self._heap if self.due.get(entry[2]) == entry[0]}
+            self._heap = sorted(kept.values())
 
     def cancel(self, key: Key) -> None:
         """Cancel the timer of a key, if it has one."""
@@ -58,7 +64,7 @@ class TimerHeap(Generic[Key]):
         """
         fallen = []
         while self._heap and self._heap[0][0] <= now:
-            at, key = heapq.heappop(self._heap)
+            at, _, key = heapq.heappop(self._heap)
             if self.due.get(key) == at:
                 del self.due[key]
                 fallen.append(key)
@@ -78,11 +84,12 @@ class TimerHeap(Generic[Key]):
         try:
             while heap and heap[0][0] < until:
                 entry = heapq.heappop(heap)
-                if self.due.get(entry[1]) != entry[0]:
+                at, _, key = entry
+                if self.due.get(key) != at:
                     continue
                 passed.append(entry)
-                if entry[1] not in apart:
-                    yield entry
+                if key not in apart:
+                    yield at, key
         finally:
             for entry in passed:
                 heapq.heappush(heap, entry)
@@ -97,8 +104,8 @@ class TimerHeap(Generic[Key]):
             Nanoseconds; None: there is no such timer.
         """
         heap = self._heap
-        while heap and self.due.get(heap[0][1]) != heap[0][0]:
+        while heap and self.due.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
-        if heap and heap[0][0] < NEVER and heap[0][1] not in apart:
+        if heap and heap[0][0] < NEVER and heap[0][2] not in apart:
             return heap[0][0]
         return next((at for at, _ in self.upcoming(NEVER, apart)), None)

@@ -234,7 +234,7 @@ PLANTS = (
         _acknowledges_first,
         ("I1", "I10", "I7"),
     ),
-    Plant("lost timer: commands not repeated", soft.Soft, "remind", _does_nothing, ("I10",)),
+    Plant("lost timer: commands not repeated", soft.Soft, "set_timer", _does_nothing, ("I10",)),
     Plant(
         "lost timer: commands forgotten in a restart", upkeep, "restarted", _does_nothing, ("I10",)
     ),

@@ -25,6 +25,7 @@ from skep.machines.allocator import (
     servers,
     settings,
     spanning,
+    timers,
     views,
 )
 from skep.machines.allocator.outcome import Refused
@@ -277,7 +278,8 @@ def after_change(tx: Transaction, job: JobState, now: Instant) -> None:
 
 def _yield(tx: Transaction, job: JobState, now: Instant) -> None:
     """Have a job make room that was waited for, as it changed its size or was about to go on."""
-    if ("", job.job, -job.attempt) not in tx.soft.timers.due or job.change is not None:
+    deadline = timers.YieldDeadline(job.job, job.attempt)
+    if deadline not in tx.soft.timers.due or job.change is not None:
         return
     if job.released:
         return  # It has made room.
@@ -565,10 +567,10 @@ def _goes_on(job: JobState) -> bool:
 
 def _yield_later(tx: Transaction, job: JobState, now: Instant, detail: str) -> bool:
     """Have a victim make room once what it changes is over or undone, within YIELDS_WITHIN."""
-    soft, late = tx.soft, ("", job.job, -job.attempt)
-    begins = late not in soft.timers.due
+    soft, deadline = tx.soft, timers.YieldDeadline(job.job, job.attempt)
+    begins = deadline not in soft.timers.due
     if begins:
-        soft.remind(after(now, settings.YIELDS_WITHIN), late)
+        soft.set_timer(deadline, after(now, settings.YIELDS_WITHIN))
     change = job.change
     if change is not None and spanning.spans(change) and not change.undoing:
         spanning.give_up(tx, job, now, detail)

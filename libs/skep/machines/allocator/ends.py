@@ -8,7 +8,7 @@ import msgspec
 
 from skep.ledger import job_state
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import changing, outbox
+from skep.machines.allocator import changing, outbox, timers
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.facts import End, JobEnded, JobRequeued, MemberGone
@@ -125,7 +125,7 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
         changing.conclude(tx, job, now)
         return
     outbox.abandon(tx, job, now)
-    tx.soft.call_off(("", job.job, job.attempt))
+    tx.soft.cancel_timer(timers.TimeLimit(job.job, job.attempt))
     verdict = judge(job)
     if verdict.end is not None:
         tx.record(ended(job, verdict.end, verdict.why, now, verdict.detail))

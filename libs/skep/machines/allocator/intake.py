@@ -7,7 +7,7 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changing, ends, moving, outbox, spanning
+from skep.machines.allocator import cellwork, changing, ends, moving, outbox, spanning, timers
 from skep.machines.allocator.ends import ended, part_gone
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems
@@ -97,7 +97,7 @@ def member_started(tx: Transaction, event: MemberStarted, now: Instant) -> None:
     at = min(max(event.at, job.bound_at), now)
     tx.record(MemberRan(job=job.job, attempt=job.attempt, node=event.node, at=at))
     if (job.job, job.attempt) not in tx.state.nodes[event.node].open_orders:
-        tx.soft.call_off((event.node, job.job, job.attempt))
+        tx.soft.cancel_timer(timers.Resend(event.node, job.job, job.attempt))
     if job.state is State.BOUND and Part.BOUND not in job.parts.values():
         tx.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
         outbox.limit(tx, job, now)
@@ -123,7 +123,7 @@ def member_exited(tx: Transaction, event: MemberExited, now: Instant) -> None:
         changing.after_change(tx, job, now)
     else:
         tx.record(part_gone(job, event))
-        tx.soft.call_off((event.node, job.job, job.attempt))
+        tx.soft.cancel_timer(timers.Resend(event.node, job.job, job.attempt))
         ends.settle(tx, job, now)
 
 

@@ -29,7 +29,7 @@ from skep.cells.holds import Placement
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changes, outbox, rounds, settings
+from skep.machines.allocator import cellwork, changes, outbox, rounds, settings, timers
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after, seconds
@@ -51,7 +51,7 @@ def begin(
     """Begin to move an attempt: open a change, which no node is told yet.
 
     Args:
-        machine: Its nodes, cells and jobs are read; facts, a command and a reminder are added.
+        machine: Its nodes, cells and jobs are read; facts, a command and a timer are added.
         job: It runs or is suspended, and can migrate.
         to: Names of nodes, separated by commas; empty for any that the job is not on.
         now: The time of the decision.
@@ -100,7 +100,7 @@ def begin(
     )
     for member in made:
         outbox.command(tx, member.node, job.job, attempt, now)
-    tx.soft.remind(after(now, settings.READY_WITHIN), ("", job.job, attempt))
+    tx.soft.set_timer(timers.SuccessorDeadline(job.job, attempt), after(now, settings.READY_WITHIN))
     return None
 
 
@@ -174,7 +174,7 @@ def heard(
 
 def _ready(tx: Transaction, job: JobState, successor: Successor, now: Instant) -> None:
     """Have the source stand if it does not, or (on one node it stops by itself) send its state."""
-    tx.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
+    tx.soft.set_timer(timers.SuccessorDeadline(job.job, successor.attempt), after(now, MOVE_WITHIN))
     if job.state is State.RUNNING and len(job.live) > 1:
         _tell(tx, job, Suspend(step=rounds.FIRST_STEP), now)
     else:
@@ -189,7 +189,7 @@ def _send(tx: Transaction, job: JobState, successor: Successor, now: Instant) ->
         for door in doors
     )
     _tell(tx, job, Move(targets=targets), now)
-    tx.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
+    tx.soft.set_timer(timers.SuccessorDeadline(job.job, successor.attempt), after(now, MOVE_WITHIN))
 
 
 def _tell(
@@ -317,8 +317,8 @@ def _sent(
     _tell(tx, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:
         outbox.command(tx, name, job.job, source, now)
-    tx.soft.call_off(("", job.job, source))
-    tx.soft.call_off(("", job.job, job.attempt))
+    tx.soft.cancel_timer(timers.TimeLimit(job.job, source))
+    tx.soft.cancel_timer(timers.SuccessorDeadline(job.job, job.attempt))
     if job.state is State.RUNNING:
         outbox.limit(tx, job, now)
 

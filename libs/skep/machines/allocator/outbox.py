@@ -6,7 +6,7 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.ledger import size_facts
 from skep.ledger.job_state import GIVES_WAY, JobState, Part, State, Successor
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import changes, ranks
+from skep.machines.allocator import changes, ranks, timers
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
@@ -31,7 +31,7 @@ def limit(tx: Transaction, job: JobState, now: Instant) -> None:
         # A clock that was set back since, or while it stood, would make the limit as much longer.
         began_at = min(after(job.ran_at, Duration(job.suspended_ns)), now)
         ends_at = after(began_at, seconds(job.spec.limits.time))
-        tx.soft.remind(ends_at, ("", job.job, job.attempt))
+        tx.soft.set_timer(timers.TimeLimit(job.job, job.attempt), ends_at)
 
 
 # --- commands ----------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def drop(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str 
             detail=detail,
         )
     )
-    tx.soft.call_off(("", job.job, successor.attempt))
+    tx.soft.cancel_timer(timers.SuccessorDeadline(job.job, successor.attempt))
     for name in successor.members:
         command(tx, name, job.job, successor.attempt, now)
 
@@ -84,14 +84,14 @@ def drop(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str 
 def command(tx: Transaction, name: str, job_name: str, attempt: int, now: Instant) -> None:
     """Tell a node what it has not answered about an attempt, and look again later.
 
-    Says nothing if nothing is owed, so a reminder may come late or twice.
+    Says nothing if nothing is owed, so a timer may come late or twice.
     """
     node = tx.state.nodes[name]
     key: Attempt = (job_name, attempt)
     message = _owed(tx.state, node, key)
     if message is not None and not node.lost:
         tx.effects.append(Send(subjects.command(name), message, _headers(tx.state, job_name)))
-        tx.soft.remind(after(now, RESEND_AFTER), (name, job_name, attempt))
+        tx.soft.set_timer(timers.Resend(name, job_name, attempt), after(now, RESEND_AFTER))
 
 
 def clear(tx: Transaction, name: str, now: Instant) -> None:
@@ -102,7 +102,7 @@ def clear(tx: Transaction, name: str, now: Instant) -> None:
             order=node.clearing, epoch=tx.state.epoch, node=name, identity=node.joined.identity
         )
         tx.effects.append(Send(subjects.command(name), message))
-        tx.soft.remind(after(now, RESEND_AFTER), (name, "", 0))
+        tx.soft.set_timer(timers.ClearNode(name), after(now, RESEND_AFTER))
 
 
 def _headers(state: ClusterState, job_name: str) -> dict[str, str]:

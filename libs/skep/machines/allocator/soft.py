@@ -13,6 +13,7 @@ from skep.cells.state import Cells
 from skep.ledger.state import Place
 from skep.machines.allocator.line import Line
 from skep.machines.allocator.planned import Planned
+from skep.machines.allocator.timers import Timer
 from skep.units import Duration, Instant
 from skep.wire import codec
 from skep.wire.advice import JobPace, ScalePoint
@@ -25,11 +26,6 @@ STORY_KEPT = 500
 STORY_FACTS = 20
 STORY_CHARS = 200
 """Facts searched for a story, told in one, and what is told of each: a story is 4 kB at most."""
-
-Reminder = tuple[str, str, int]
-"""Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
-Without a job, look again whether the node is clear. With minus the attempt and no node: the end of
-the patience of the job that waits for its GPUs."""
 
 
 class Telling:
@@ -65,8 +61,8 @@ class Soft:
 
     def __init__(self) -> None:
         """Start knowing nothing."""
-        self.timers = TimerHeap[Reminder]()
-        """When each reminder falls due."""
+        self.timers = TimerHeap[Timer]()
+        """When each timer is due."""
         self.last_heard: dict[str, Instant] = {}
         """When each node was heard, or could first have been."""
         self.speaking: dict[str, None] = {}
@@ -147,13 +143,13 @@ class Soft:
                 first = each.look_at
         return first
 
-    def remind(self, at: Instant, reminder: Reminder) -> None:
-        """Ask for a reminder, in place of the same one asked for earlier."""
-        self.timers.set_timer(reminder, at)
+    def set_timer(self, timer: Timer, at: Instant) -> None:
+        """Set a timer, in place of the same one set earlier."""
+        self.timers.set_timer(timer, at, timer.order())
 
-    def call_off(self, reminder: Reminder) -> None:
-        """Do without a reminder."""
-        self.timers.cancel(reminder)
+    def cancel_timer(self, timer: Timer) -> None:
+        """Cancel a timer, if it is set."""
+        self.timers.cancel(timer)
 
     def story_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the latest facts that name one of these, each cut to STORY_CHARS, oldest first."""

@@ -6,6 +6,14 @@ from skep.ledger import attempt_names
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import cellwork, moving, nodes, outbox, settings, suspects, watch
 from skep.machines.allocator.soft import Soft
+from skep.machines.allocator.timers import (
+    ClearNode,
+    Resend,
+    SuccessorDeadline,
+    TimeLimit,
+    Timer,
+    YieldDeadline,
+)
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after
 from skep.wire.changes import Goal
@@ -36,7 +44,8 @@ def restarted(tx: Transaction, now: Instant) -> None:
         if job.successor is not None:
             for name in job.successor.members:
                 outbox.command(tx, name, job.job, job.successor.attempt, now)
-            soft.remind(after(now, settings.READY_WITHIN), ("", job.job, job.successor.attempt))
+            deadline = SuccessorDeadline(job.job, job.successor.attempt)
+            soft.set_timer(deadline, after(now, settings.READY_WITHIN))
     for name, node in tx.state.nodes.items():
         for attempt in node.ghosts:
             outbox.command(tx, name, *attempt, now)
@@ -56,19 +65,8 @@ def awake(soft: Soft, now: Instant) -> None:
 def tick(tx: Transaction, now: Instant) -> None:
     """Do what has fallen due."""
     soft = tx.soft
-    for node, name, attempt in soft.timers.pop_due(now):
-        if node and not name:
-            outbox.clear(tx, node, now)
-        elif node:
-            outbox.command(tx, node, name, attempt, now)
-        else:
-            job = tx.state.jobs.get(name)
-            if job is not None and attempt < 0:
-                _hurry(tx, job, -attempt, now)
-            elif job is not None and job.succeeds(attempt):
-                moving.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
-            elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
-                outbox.stop(tx, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+    for timer in soft.timers.pop_due(now):
+        _due(tx, timer, now)
     if soft.resolve_at is not None and soft.resolve_at <= now:
         cellwork.resolve(tx, tx.state.asked)
     if soft.check_at is not None and soft.check_at <= now:
@@ -76,6 +74,27 @@ def tick(tx: Transaction, now: Instant) -> None:
         nodes._look_for_lost_nodes(tx, now)
         suspects.convict(tx, now)
         watch.go_round(tx, now)
+
+
+def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
+    """Do what a timer was set for, if that still has to be done."""
+    match timer:
+        case Resend(node, name, attempt):
+            outbox.command(tx, node, name, attempt, now)
+        case ClearNode(node):
+            outbox.clear(tx, node, now)
+        case TimeLimit(name, attempt):
+            job = tx.state.jobs.get(name)
+            if job is not None and job.attempt == attempt and job.state is State.RUNNING:
+                outbox.stop(tx, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+        case SuccessorDeadline(name, attempt):
+            job = tx.state.jobs.get(name)
+            if job is not None and job.succeeds(attempt):
+                moving.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
+        case YieldDeadline(name, attempt):
+            job = tx.state.jobs.get(name)
+            if job is not None:
+                _hurry(tx, job, attempt, now)
 
 
 def _hurry(tx: Transaction, job: JobState, attempt: int, now: Instant) -> None:
