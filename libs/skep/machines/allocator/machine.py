@@ -23,6 +23,7 @@ from skep.machines.allocator import (
     watch,
 )
 from skep.machines.allocator.settings import Settings
+from skep.machines.allocator.stages import Stage
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Effect, Restarted, Tick
 from skep.units import Instant
@@ -71,20 +72,13 @@ class AllocatorMachine:
 
     def decide(self, event: AllocatorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the facts and commands that follow from `event`."""
-        tx = self.tx
-        tx.effects = []
-        upkeep.awake(tx.soft, now)
-        if isinstance(event, NOT_ITS):
-            return []
-        _take_in(tx, event, now)
-        waits = tx.settings.defers or tx.soft.losing
-        if (not isinstance(event, Heartbeat) or tx.effects) and not waits:
-            trials.review(tx, now)
-            schedule.schedule(tx, now)
-            trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
-            trials.tell(tx, now)
-        watch.look(tx, now)
-        return tx.effects
+        self.tx.begin()
+        try:
+            _decide(self.tx, event, now)
+        except Exception as error:
+            error.add_note(f"in the stage {self.tx.stage.name}: {self.tx.stage.value}")
+            raise
+        return self.tx.effects
 
     def wake_at(self) -> Instant | None:
         """Return when the earliest command must be repeated, limit enforced or node checked."""
@@ -101,6 +95,24 @@ class AllocatorMachine:
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
         invariants.check(self.tx)
+
+
+def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Instant) -> None:
+    """Go through the stages of a decision; see `stages`."""
+    upkeep.awake(tx.soft, now)
+    if isinstance(event, NOT_ITS):
+        return
+    _take_in(tx, event, now)
+    waits = tx.settings.defers or tx.soft.losing
+    if (not isinstance(event, Heartbeat) or tx.effects) and not waits:
+        tx.enter(Stage.TRIALS)
+        trials.review(tx, now)
+        schedule.run(tx, now)
+        tx.enter(Stage.VERDICTS)
+        trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
+        trials.tell(tx, now)
+    tx.enter(Stage.CHECKS)
+    watch.look(tx, now)
 
 
 def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Instant) -> None:

@@ -27,6 +27,7 @@ from skep.machines.allocator import (
     views,
 )
 from skep.machines.allocator.outcome import Done
+from skep.machines.allocator.stages import NONE, Progress, Stage
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
@@ -50,36 +51,104 @@ def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
     tx.soft.advice_until = event.expires_at
 
 
-def schedule(tx: Transaction, now: Instant) -> None:
-    """Bind what has its cells, then guaranteed jobs, then opportunistic ones on what is idle."""
+def run(tx: Transaction, now: Instant) -> None:
+    """Give GPUs to the jobs that wait, stage by stage, until the decision has no room for more.
+
+    Args:
+        tx: Changed.
+        now: The instant of the decision (Unix ns).
+    """
+    room = placing.MEMBERS_BOUND_MAX
+    for stage, step in STAGES:
+        tx.enter(stage)
+        progress = step(tx, now, room)
+        if progress.spent or progress.full:
+            tx.progress[stage] = progress
+            room -= progress.spent
+        if progress.full:
+            tx.soft.check_at = now  # Go on in the next decision.
+            return
+
+
+def _expire(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Let the queues forget an advised order that expired."""
     if 0 < tx.soft.advice_until <= now:
         tx.soft.advice_until = Instant(0)
         for queue in tx.state.queues.values():
             queue.advise(())
+    return NONE
+
+
+def _share(tx: Transaction, now: Instant, _room: int) -> Progress:
     if tx.soft.reshare:
         packing.follow(tx, now)
+    return NONE
+
+
+def _returns(tx: Transaction, now: Instant, _room: int) -> Progress:
     if tx.soft.returning:
         _take_back(tx, now)
-    bound = _finish(tx, now) if tx.soft.ripe else 0
-    bound += plans.serve(tx, now, placing.MEMBERS_BOUND_MAX - bound)
-    lent = views.lines(tx)
-    for opportunistic in (False, True):
-        if opportunistic:
-            lent.clear()
-            changing.come_back(tx, now)
-            bound += plans.lend(tx, now, placing.MEMBERS_BOUND_MAX - bound)
-            if not _nobody_waits(tx.state):
-                bound += lending.lend(tx, now, placing.MEMBERS_BOUND_MAX - bound)
-        if not _nobody_waits(tx.state):
-            bound += _serve_queues(
-                tx, lent, now, placing.MEMBERS_BOUND_MAX - bound, opportunistic=opportunistic
-            )
-            if bound >= placing.MEMBERS_BOUND_MAX:
-                tx.soft.check_at = now  # Go on in the next decision.
-                return
-        bound += _lent_alone(tx, lent, now, placing.MEMBERS_BOUND_MAX - bound)
+    return NONE
+
+
+def _reservations(tx: Transaction, now: Instant, _room: int) -> Progress:
+    return Progress(_finish(tx, now)) if tx.soft.ripe else NONE
+
+
+def _policies(tx: Transaction, now: Instant, room: int) -> Progress:
+    return Progress(plans.serve(tx, now, room))
+
+
+def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Serve the guaranteed queues; jobs that were lent GPUs have their turns among the others."""
+    lent, spent = views.lines(tx), 0
+    if not _nobody_waits(tx.state):
+        spent = _serve_queues(tx, lent, now, room, opportunistic=False)
+        if spent >= room:
+            return Progress(spent, full=True)
+    return Progress(spent + _lent_alone(tx, lent, now, room - spent))
+
+
+def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
+    changing.come_back(tx, now)
+    return NONE
+
+
+def _lend(tx: Transaction, now: Instant, room: int) -> Progress:
+    return Progress(plans.lend(tx, now, room))
+
+
+def _lend_idle(tx: Transaction, now: Instant, room: int) -> Progress:
+    return NONE if _nobody_waits(tx.state) else Progress(lending.lend(tx, now, room))
+
+
+def _opportunistic(tx: Transaction, now: Instant, room: int) -> Progress:
+    if _nobody_waits(tx.state):
+        return NONE
+    spent = _serve_queues(tx, {}, now, room, opportunistic=True)
+    return Progress(spent, full=spent >= room)
+
+
+def _promotion(tx: Transaction, now: Instant, _room: int) -> Progress:
     if tx.state.borrowed:
         _promote(tx, now)
+    return NONE
+
+
+STAGES = (
+    (Stage.ADVICE, _expire),
+    (Stage.SHARING, _share),
+    (Stage.RETURNS, _returns),
+    (Stage.RESERVATIONS, _reservations),
+    (Stage.POLICIES, _policies),
+    (Stage.GUARANTEED, _guaranteed),
+    (Stage.SUSPENDED, _suspended),
+    (Stage.LENDING, _lend),
+    (Stage.IDLE, _lend_idle),
+    (Stage.OPPORTUNISTIC, _opportunistic),
+    (Stage.PROMOTION, _promotion),
+)
+"""The stages that give GPUs to jobs, in their order."""
 
 
 def _serve_queues(
@@ -161,7 +230,7 @@ def _lent_before(
 
 
 def _take_back(tx: Transaction, now: Instant) -> None:
-    """Have suspended jobs go on for which others left GPUs, before anyone else is offered those.
+    """Let suspended jobs go on for which others left GPUs, before anyone else is offered those.
 
     A job of its VC that has an earlier turn by now is served first.
     """

@@ -10,9 +10,10 @@ from skep.ledger.attempt_names import named
 from skep.ledger.job_state import IllegalTransitionError
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import caches
+from skep.machines.allocator import caches, stages
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.soft import Soft
+from skep.machines.allocator.stages import Mark, Progress, Report, Stage
 from skep.machines.base import Effect, Record
 from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
 from skep.wire.facts import AllocatorFact
@@ -26,6 +27,7 @@ class Transaction:
         soft: What a crash may forget.
         settings: What a simulation may have otherwise.
         effects: The facts and messages of this decision, in order.
+        progress: What stages of this decision spent, where that is not nothing.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,26 @@ class Transaction:
         self.soft = Soft()
         self.settings = Settings()
         self.effects: list[Effect] = []
+        self.progress: dict[Stage, Progress] = {}
+        self._marks: list[Mark] = []
+
+    def begin(self) -> None:
+        """Begin a decision, with the intake of its event."""
+        self.effects, self.progress = [], {}
+        self._marks = [Mark(Stage.INTAKE, 0)]
+
+    def enter(self, stage: Stage) -> None:
+        """Begin the next stage of the decision."""
+        self._marks.append(Mark(stage, len(self.effects)))
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage that the decision is in."""
+        return self._marks[-1].stage
+
+    def reports(self) -> list[Report]:
+        """Return what each stage of the latest decision came to, in their order."""
+        return stages.reports(self._marks, self.effects, self.progress)
 
     def record(self, fact: AllocatorFact) -> None:
         """Apply a fact and ask for it to be made durable, with what has to follow for the cells.
