@@ -94,6 +94,12 @@ IMPERSONAL = (
     "libs/skep/machines/",
     "libs/skep/perf/",
     "libs/skep/policy/",
+    "libs/skep_lab/experiments/",
+    "libs/skep_lab/measures/",
+    "libs/skep_lab/outcome.py",
+    "libs/skep_lab/simulator/",
+    "libs/skep_lab/traces/",
+    "libs/skep_lab/workloads/",
 )
 """Folders in whose code no job is a person; others follow when they are next taken apart."""
 PERSON = re.compile(r"\b(nobody|somebody|who|whoever|whom)\b", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: every job's fate, and the cluster over time."""
+"""The result of a simulated run: what became of every job, and the cluster over time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY)
 
 
 def stopped_by(why: Reason) -> str:
-    """Return what ended a stretch whose attempt was stopped: whoever made room was preempted."""
+    """Return what ended a span whose attempt was stopped.
+
+    Args:
+        why: The reason of the stop; one that frees GPUs for another job counts as preemption.
+    """
     return PREEMPTED if why in MAKES_ROOM else str(why)
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stretch in which a job had the same GPUs and ran. Times count from the trace's beginning.
+    """A time in which a job had the same GPUs and ran. Times count from the beginning of the trace.
 
-    `spread`: its GPUs on each node, largest first. `ended_by` says why it came to an end: ended,
-    preempted, suspended, migrated, resized, packed, cut (the run ended), or the reason for which it
-    was stopped otherwise, such as unpacked or node-lost.
+    `spread` is the number of its GPUs on each node, largest first. `ended_by` says why it ended:
+    ended, preempted, suspended, migrated, resized, packed, cut (the run ended), or the reason for
+    which it was stopped otherwise, such as unpacked or node-lost.
     """
 
     began: Duration
@@ -32,13 +36,13 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     chain: str = ""
     ended_by: str = "ended"
     useful: Duration | None = None
-    """How much of it the job got done, at speed 1; None: all of it."""
+    """How much work the job did in it, at speed 1; None: all of it."""
     packed: bool = False
     borrowed: bool = False
     nodes: tuple[str, ...] = ()
-    """Which nodes those of `spread` are, in the same order."""
+    """The nodes that `spread` is about, in the same order."""
     guest: bool = False
-    """Its GPUs are another job's, who has them too all the while."""
+    """Its GPUs belong to another job, which has them all the time."""
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +53,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     began: Duration | None = None
     ended: Duration | None = None
     waited: Duration = Duration(0)
-    """In the queue, in all: before its first run and after every preemption."""
+    """Total time in the queue: before its first run and after every preemption."""
     preempted: int = 0
     suspended: int = 0
     migrated: int = 0
@@ -58,15 +62,15 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lost: Duration = Duration(0)
     """Work done twice, at speed 1: since its latest checkpoint."""
     overhead: Duration = Duration(0)
-    """Spent on starting, suspending, moving."""
+    """Time spent on starting, suspending and moving."""
     hundred: Duration | None = None
     """When its 100th mini-batch was done; None: not known."""
     refused: str = ""
-    """Why the cluster would not have it."""
+    """Why the cluster refused it; empty: it did not."""
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The cluster from one instant on, until the next sample. GPUs are whole ones.
+    """The cluster from one instant until the next sample. GPUs are whole ones.
 
     `busy` is the sum of what its jobs keep busy, `useful` of what they get done.
     """
@@ -81,13 +85,13 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whole nodes without a job."""
     free: int
     by_vc: dict[str, int] = {}
-    """GPUs that each VC's jobs have, where it was asked for."""
+    """GPUs that each VC's jobs have, if that was asked for."""
     shared_nodes: int = 0
     """Nodes with some GPUs taken and some free (fragmentation)."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run: the same trace, cluster, policy and seed give the same bytes but for `cpu_s`."""
+    """One run: equal trace, cluster, policy and seed give the same bytes, except for `cpu_s`."""
 
     trace: str
     cluster: str
@@ -104,7 +108,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: int = 0
     """Starts and ends of jobs, as published simulators count."""
     decisions: str = ""
-    """A digest of every decision in its order."""
+    """A digest of all decisions in their order."""
     cut: bool = False
-    """The run was ended before the trace was."""
+    """The run ended before the trace did."""
     cpu_s: float = 0.0

@@ -1,1 +1,1 @@
-"""The papers' experiments, run end to end: what is drawn, what is compared, what comes out."""
+"""The papers' experiments, run end to end: workloads, arms that are compared, and results."""

@@ -58,6 +58,7 @@ def _fig5(days: float | None) -> list[Setting]:
         Setting("tiresias-l", nodes, options, policy=las),
         Setting("gandiva", nodes, options, policy=turns, manner=TURNS),
         Setting(
+            # tidy: allow word because stored results have this label
             "gandiva, nobody borrows",
             nodes,
             options,
@@ -200,7 +201,7 @@ def _loaded(load: float, own: float, sigma: float) -> str:
 
 
 def _safety(outcomes: Sequence[Outcome], label: str = "", arm: str = "cells") -> list[Line]:
-    """Return who is worse off than alone: by tenant, by window, and job by job."""
+    """Return lines on tenants worse off than alone: in total, by window, and job by job."""
     name = f"{label}, {arm}" if label else arm
     paper = "0" if arm == "cells" else ""
     return [

@@ -1,11 +1,11 @@
-"""Gandiva's evaluation in the large (sections 6.2 to 6.4), by the production machines.
+"""Gandiva's large-scale evaluation (sections 6.2 to 6.4), by the production machines.
 
 *mix*: the thousand small jobs of section 6.3; *days*: the nine days of section 6.4; *search*: a
 multi-job (`multijob`). The baseline is the same allocator, first come, first served: it packs jobs
-onto as few servers as hold them, and over-subscribes nothing.
+onto as few servers as hold them, and never over-subscribes.
 
-What a GPU of a kind does for a model, and how models slow one another down, is in `workloads`. Of
-what jobs keep in a GPU's memory the paper prints nothing: `MEMORY` stands in for it.
+The speed of a model on a type of GPU, and the slow-down of models that share one, are in
+`workloads`. The paper prints no GPU memory of jobs: `MEMORY` is a substitute.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ NODE_GPUS = 4
 GIB = 2**30
 GPU_MEMORY = {"p40": 24 * GIB, "p100": 16 * GIB}
 MEMORY = ((0.2, 2 * GIB), (0.8, 5 * GIB), (1.0, 9 * GIB))
-"""Bytes on a GPU by utilisation, at most: so two jobs fit on any GPU, but for two of the last kind
+"""Bytes on a GPU by utilisation, at most: so two jobs fit on any GPU, except two of the last kind
 on a P100."""
 COSTS = Costs(suspend_s=0.5, resume_s=0.5, migrate_s=3.5)
 """Suspending and resuming takes less than a second, a move 3.5 s for the largest (Figure 13)."""
 STEADY_MIN = (20, 200)
 """The stable regime of section 6.3, minutes."""
 COMING_MIN = (20, 120)
-"""That part of it in which jobs come: later one arm may have done what the other still has to."""
+"""The part of it in which jobs come: later one arm may have finished what the other still has to
+do."""
 SAMPLE_S = 60.0
 POINTS = 240
 MIX = 1000, 45
@@ -90,12 +91,12 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sized(Models):
-    """Models of which it is known how much memory they take; `local`: whether nodes matter."""
+    """Models with a substitute for their memory; `local`: whether nodes matter."""
 
     local = True
 
     def memory(self, job: TraceJob) -> int:
-        """Return what stands in for a job's bytes."""
+        """Return the substitute for a job's bytes."""
         used = self.utilisation(job, Situation(job.gpu_type, (1,), 1))
         return next(size for most, size in MEMORY if used <= most)
 
@@ -109,7 +110,7 @@ class Sized(Models):
 
 
 def play(scene: Scene, seed: int) -> Played:
-    """Return what comes of one setting and seed."""
+    """Return the outcome of one setting and seed."""
     if scene.study is not None:
         return _search(scene, scene.study, seed)
     if scene.cells:
@@ -282,19 +283,24 @@ def _curves(result: RunResult) -> dict[str, list[tuple[float, float]]]:
 
 
 class Ledger:
-    """Trials of a run, and who was right: the verdicts held against the simulator's own speeds."""
+    """The trials of a run, and their verdicts compared with the simulator's own speeds."""
 
     def __init__(self, speeds: Models) -> None:
-        """Begin without any."""
+        """Begin without trials."""
         self._truth = Truth(speeds)
         self._open: dict[int, TrialBegun] = {}
         self._counts: Counter[str] = Counter()
         self._gains: list[float] = []
         self._kept: list[tuple[int, int]] = []
-        """When, and one more or one less."""
+        """When trials were kept, each with a count of 1."""
 
     def note(self, world: World, facts: Sequence[Any]) -> None:
-        """Take over the facts of one decision."""
+        """Record the facts of one decision.
+
+        Args:
+            world: The run, before the decision is carried out.
+            facts: The facts.
+        """
         self._truth.note(world.agents.works, facts)
         for fact in facts:
             if isinstance(fact, TrialBegun):
@@ -312,7 +318,7 @@ class Ledger:
             self._kept.append((over.at, 1))
 
     def figures(self) -> dict[str, float]:
-        """Return the counts, and the mean gain of what was kept."""
+        """Return the counts, and the mean gain of kept trials."""
         truth = self._truth.counts
         counts = self._counts | truth | {"judged": 0, "wrong": 0}
         for name, count in truth.items():

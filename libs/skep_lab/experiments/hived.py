@@ -1,10 +1,10 @@
 """HiveD's evaluation (sections 5.1 to 5.3): private clusters, quotas of GPUs, and cells.
 
-Three arms for one workload (`traces.generators.hived`): every tenant in a cluster of its own, all
-in one cluster with quotas (`quota`), all in one cluster with cells, which is the production
-allocator (`simulator`) with jobs that borrow what is idle. In no arm does starting or preempting
-cost anything: as in the paper, what is compared is queueing delay. But suspending and moving jobs
-costs what Gandiva says (`TURNS`), and a suspended one waits. A job that is larger than all its
+There are three arms for one workload (`traces.generators.hived`): every tenant in a cluster of its
+own; all in one cluster with quotas (`quota`); all in one cluster with cells, which is the
+production allocator (`simulator`) with jobs that borrow idle GPUs. Starting and preempting cost
+nothing in any arm: as in the paper, queueing delays are compared. But suspending and moving jobs
+costs what Gandiva says (`TURNS`), and a suspended job waits. A job that is larger than all that its
 tenant owns can run in no private cluster, and is left out of all arms.
 """
 
@@ -115,9 +115,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def anomalies(self) -> dict[str, int]:
-        """Return how many tenants are worse off than alone, over the whole time, by arm.
+        """Return by arm how many tenants are worse off than alone, over the whole time.
 
-        Nothing where nobody was alone.
+        The result is empty if no tenant was run alone.
         """
         if "private" not in self.completion_s:
             return {}
@@ -146,12 +146,23 @@ def compare(
     manner: Manner = STOPPED,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
+    """Return the outcome of a seed's workload on so many nodes.
 
-    The policy is that inside the VCs, and inside private clusters; quotas have it from SCHEDULERS.
-    `cluster` has those cells in another way (`static`). What cells `beside` these cannot hold is
-    left out as well, so that both are compared with one workload. `plain` has private clusters run
-    by the quotas' scheduler too, as the paper has: two months in seconds. `rules` are the quotas'.
+    Args:
+        seed: The seed.
+        nodes: How many nodes.
+        options: Of the workload.
+        cells: By tenant, its cells; None: those of `hived.assign`.
+        policy: The policy inside VCs and private clusters; quotas have it from SCHEDULERS.
+        arms: Which arms to run.
+        cluster: A cluster with the cells in another form (`static`).
+        beside: Other cells: jobs that these cannot hold are left out too, so that both are
+            compared with one workload.
+        plain: Whether private clusters are run by the quotas' scheduler too, as in the paper:
+            two months in seconds.
+        rules: The rules of quotas.
+        manner: What the production machines may do with jobs.
+        tell: Called with the name of each arm before it runs.
     """
     owned = cells if cells is not None else hived.assign(nodes)
     owned = {vc: each for vc, each in owned.items() if vc not in options.without}
@@ -185,7 +196,15 @@ def private(
     policy: tuple[str, dict[str, Any]],
     manner: Manner = STOPPED,
 ) -> Arm:
-    """Return every tenant's jobs in a cluster of its own cells and nothing else."""
+    """Return every tenant's jobs in a cluster of its own cells and nothing else.
+
+    Args:
+        trace: The jobs of all tenants.
+        owned: By tenant, its cells.
+        seed: The seed of the run.
+        policy: The policy of every cluster.
+        manner: What the production machines may do with jobs.
+    """
     both = Arm({}, {})
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
@@ -206,7 +225,15 @@ def shared(
     policy: tuple[str, dict[str, Any]] = ("fifo", {}),
     manner: Manner = STOPPED,
 ) -> Arm:
-    """Return all tenants in one cluster, each with its cells, borrowing what is idle."""
+    """Return all tenants in one cluster, each with its cells, borrowing idle GPUs.
+
+    Args:
+        trace: The jobs.
+        cluster: The cluster.
+        seed: The seed of the run.
+        policy: The policy of every VC.
+        manner: What the production machines may do with jobs.
+    """
     result = _run(trace, cluster, seed, policy, manner)
     arm = _arm(result)
     seen = series(result)
@@ -264,10 +291,14 @@ def quota(
 
 
 def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Cluster:
-    """Return the cluster with every tenant's cells bound to nodes for good (Figure 10).
+    """Return the cluster with every tenant's cells bound to nodes permanently (Figure 10).
 
-    Each tenant's nodes are a chain of their own, all of it his: there is nothing to choose, and
-    opportunistic jobs go to idle GPUs of every chain, as ever.
+    Each tenant's nodes are a chain of their own, all owned by that tenant: there is nothing to
+    choose. Opportunistic jobs still use idle GPUs of every chain.
+
+    Args:
+        nodes: How many nodes.
+        owned: By tenant, its cells; None: those of `hived.assign`.
     """
     cells = dict(owned) if owned is not None else hived.assign(nodes)
     whole = hived.cluster(nodes, cells)
@@ -277,9 +308,9 @@ def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Clu
     given = 0
     for vc, each in cells.items():
         count = -(-hived.gpus_of(each) // hived.NODE_GPUS)
-        mine = shape.nodes[given : given + count]
+        own = shape.nodes[given : given + count]
         given += count
-        chains[vc] = msgspec.structs.replace(shape, nodes=mine)
+        chains[vc] = msgspec.structs.replace(shape, nodes=own)
         vcs[vc] = VirtualCluster(
             cells=tuple(
                 Quota(chain=vc, level=level, count=number) for level, number in each.items()
@@ -291,7 +322,7 @@ def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Clu
 
 
 def _fits(job: TraceJob, cells: dict[str, int]) -> bool:
-    """Return whether a tenant's own cells hold a job when nobody else is there."""
+    """Return whether a tenant's own cells hold a job when no other job is there."""
     if job.gpus <= hived.NODE_GPUS:
         return max(dict(hived.LEVELS)[level] for level in cells) >= job.gpus
     return cells.get("node", 0) * hived.NODE_GPUS >= job.gpus
@@ -374,7 +405,7 @@ def _outcome(
 
 
 def _worse(jobs: Iterable[TraceJob], arms: Mapping[str, Arm], name: str) -> int:
-    """Return how many jobs wait longer in an arm than alone, each for itself."""
+    """Return how many jobs wait longer in an arm than alone, each compared with itself."""
     if name not in arms or "private" not in arms:
         return 0
     here, there = arms[name].waited, arms["private"].waited

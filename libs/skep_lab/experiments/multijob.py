@@ -1,8 +1,9 @@
 """Gandiva's multi-jobs (sections 6.2 and 6.4): the production searches on trials with given curves.
 
-The machine that serves searches (`machines.searches`) runs as it does live: it is asked for trials,
-submits, suspends, resumes and cancels them, hears their metrics, and decides by what their curves
-promise. Here are its jobs, each with as many GPUs as it wants once it has a place.
+The machine that serves searches (`machines.searches`) runs as in production: it is asked for
+trials, submits, suspends, resumes and cancels them, receives their metrics, and decides by the
+prediction of their curves. This module simulates its jobs, each with as many GPUs as it wants once
+it has a place.
 
 The baseline is the same machine with turns that never end and no trial above the others: a queue,
 first come, first served, with the same early stopping.
@@ -11,8 +12,8 @@ The paper's curves are not public. A trial's accuracy after the part x of its tr
 
     chance + (final - chance) * (1 + tau) * x / (x + tau)    and noise,
 
-with `tau` drawn for each (log-normal), `final` even between `worst` and `best`, or at chance for
-the part `hopeless` of them. One trial, the `position`th, comes to more than `target`, and it alone.
+with `tau` drawn for each (log-normal), `final` uniform between `worst` and `best`, or at chance for
+the part `hopeless` of them. Exactly one trial, the `position`th, reaches more than `target`.
 """
 
 from __future__ import annotations
@@ -39,19 +40,20 @@ from skep.wire.spec import JobSpec
 
 BEGIN = Instant(1_700_000_000_000_000_000)
 NEVER_S = 360 * 86400
-"""A turn that does not end."""
+"""The length of a turn that does not end."""
 POINTS = 3
-"""Values that a trial tells between two evaluations of the paper: a promise needs as many."""
+"""Values that a trial reports between two evaluations of the paper: a prediction needs as many."""
 METRIC = "accuracy"
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """How trials learn: what stands in for the paper's models."""
+    """How trials learn: a substitute for the paper's models."""
 
     chance: float = 0.10
     hopeless: float = 0.25
-    """The part of the trials that never learn: fitted to what a configuration takes the baseline
-    on 4 GPUs, 29 minutes of a GPU by the differences in the paper's Table 3, of 38 to the end."""
+    """The part of the trials that never learn. It is fitted to the time that a configuration takes
+    the baseline on 4 GPUs: 29 minutes of a GPU by the differences in the paper's Table 3, of 38 to
+    the end."""
     worst: float = 0.40
     best: float = 0.838
     tau: float = 0.03
@@ -60,7 +62,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     """The deviation of the logarithm of tau."""
     noise: float = 0.005
     slow: float = 1.0
-    """So many times the median is the tau of the one that qualifies."""
+    """The tau of the trial that qualifies, as a multiple of the median."""
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +74,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     target: float
     final: float
-    """What the trial comes to that qualifies."""
+    """The final value of the trial that qualifies."""
     trial_s: float
     evaluations: int = 33
     added: int = 0
@@ -82,12 +84,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     switch_s: float = 0.5
     """To suspend a trial, and again to resume it (section 6.1: under a second)."""
     scattered: float = 1.0
-    """So many times as long a mini-batch takes in the baseline, which moves nobody together."""
+    """How many times as long a mini-batch takes in the baseline, which never gathers a gang."""
     give_up: float | None = 0.30
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What came of one multi-job: minutes, and trials that had run by then."""
+    """The outcome of one multi-job: minutes, and trials that had run by then."""
 
     minutes: float
     """Until a trial qualified; 0: none did."""
@@ -103,22 +105,28 @@ class _Trial(msgspec.Struct):
     final: float
     qualifies: bool
     done_s: float = 0.0
-    """Seconds of training behind it."""
-    told: int = 0
-    """Values that it has told."""
+    """Seconds of training that are done."""
+    reported: int = 0
+    """Values that it has reported."""
     since: Instant | None = None
-    """Since when it trains; None: it stands."""
+    """When its training began; None: it is suspended."""
     version: int = 0
     over: bool = False
 
 
 def play(study: Study, seed: int, *, ours: bool) -> Found:
-    """Return what comes of a multi-job; not `ours`: in a queue."""
+    """Return the outcome of a multi-job.
+
+    Args:
+        study: The multi-job.
+        seed: The seed of its curves.
+        ours: Whether trials take turns, else they run in a queue.
+    """
     return _World(study, seed, ours=ours).run()
 
 
 class _World:
-    """The jobs of one search, and whoever asks for its trials."""
+    """The jobs of one search, and the client that asks for its trials."""
 
     def __init__(self, study: Study, seed: int, *, ours: bool) -> None:
         self._study, self._ours, self._seed = study, ours, seed
@@ -136,7 +144,7 @@ class _World:
             self._step_s *= study.scattered
 
     def run(self) -> Found:
-        """Go on until a trial qualifies, or all are over."""
+        """Continue until a trial qualifies, or all have ended."""
         study = self._study
         self._decide(Restarted(1))
         self._ask(do="begin", spec=self._spec())
@@ -249,7 +257,7 @@ class _World:
     def _train(self, trial: _Trial) -> None:
         trial.since = self._now
         trial.version += 1
-        due = (trial.told + 1) * self._step_s - trial.done_s
+        due = (trial.reported + 1) * self._step_s - trial.done_s
         self._later(seconds(max(due, 0.0)), ("point", trial, trial.version))
 
     def _stand(self, trial: _Trial) -> None:
@@ -310,26 +318,26 @@ class _World:
 
     def _point(self, trial: _Trial) -> None:
         self._stand(trial)
-        trial.told += 1
-        trial.done_s = trial.told * self._step_s
+        trial.reported += 1
+        trial.done_s = trial.reported * self._step_s
         self._train(trial)
         value = self._value(trial)
         self._decide(
             Measured(
-                at=self._now, job=trial.job, attempt=1, step=trial.told, values={METRIC: value}
+                at=self._now, job=trial.job, attempt=1, step=trial.reported, values={METRIC: value}
             )
         )
-        if trial.told >= self._study.evaluations * POINTS:
+        if trial.reported >= self._study.evaluations * POINTS:
             self._end(trial, End.SUCCEEDED, Reason.SUCCEEDED)
 
     def _value(self, trial: _Trial) -> float:
         study, curves = self._study, self._study.curves
-        part = trial.told / (study.evaluations * POINTS)
+        part = trial.reported / (study.evaluations * POINTS)
         learnt = (1 + trial.tau) * part / (part + trial.tau)
         value = curves.chance + (trial.final - curves.chance) * learnt
         if trial.qualifies and value >= study.target:
             return value
-        noise = random.Random(f"{self._seed} {trial.job} {trial.told}").gauss(0.0, curves.noise)
+        noise = random.Random(f"{self._seed} {trial.job} {trial.reported}").gauss(0.0, curves.noise)
         return min(value + noise, study.target - 1e-6)
 
 

@@ -1,11 +1,12 @@
-"""The baseline of HiveD's evaluation: tenants own numbers of GPUs, and nobody owns affinity.
+"""The baseline of HiveD's evaluation: tenants own numbers of GPUs, without affinity.
 
-HiveD, sections 5.1 and 5.2 (YARN-CS): jobs are packed as close as possible; a job within its
+HiveD, sections 5.1 and 5.2 (YARN-CS): jobs are packed as closely as possible; a job within its
 tenant's quota has a high priority, any other a low one; a high one preempts low ones where the
-fewest GPUs have to be cleared for the affinity it wants. Each tenant's jobs go in order of arrival,
-as in `fifo`. What runs at low priority is promoted once the quota has room for it. Preemption costs
-no time and no work here, which flatters this scheme. It decides as the policy `yarn-cs` does, in
-time that does not depend on how much runs: a trace of months takes seconds.
+fewest GPUs have to be cleared for the affinity it wants. Each tenant's jobs are served in order of
+arrival, as in `fifo`. Jobs of low priority are promoted once the quota has free GPUs for them.
+Preemption costs no time and no work here, which favours this scheme. It decides as the policy
+`yarn-cs` does, in time that does not depend on the number of running jobs: a trace of months takes
+seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Sample(NamedTuple):
 
     at: int
     no_affinity: float
-    """The part of the nodes where a high-priority job holds a GPU (section 5.2)."""
+    """The part of the nodes on which a high-priority job holds a GPU (section 5.2)."""
     taken: int
     """GPUs with a job."""
     high: int
@@ -34,14 +35,15 @@ class Sample(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the paper leaves open, or what a private cluster has otherwise."""
+    """Choices that the paper leaves open, or that differ in a private cluster."""
 
     beyond: bool = True
-    """Jobs beyond the quota run at low priority; or else they wait."""
+    """Whether jobs beyond the quota run at low priority; else they wait."""
     promote: bool = True
-    """Low-priority jobs have a high one when the quota has room; or else they stay as they are."""
+    """Whether low-priority jobs get a high one when the quota has free GPUs; else they stay."""
     least_used: bool = False
-    """The tenant that uses least of its quota is first, as with YARN's queues; or the first job."""
+    """Whether the tenant that uses least of its quota is first, as in YARN's queues; else the first
+    job."""
 
 
 RULES = Rules()
@@ -58,7 +60,15 @@ class QuotaRun:
         sample_every: Duration,
         rules: Rules = RULES,
     ) -> None:
-        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        """Prepare to run jobs.
+
+        Args:
+            jobs: In order of arrival.
+            quota: GPUs by tenant.
+            nodes: How many nodes.
+            sample_every: Nanoseconds between samples; 0: there are none.
+            rules: Choices that the paper leaves open.
+        """
         self._rules = rules
         self.jobs, self.quota = jobs, dict(quota)
         self.waited = [0] * len(jobs)
@@ -83,7 +93,7 @@ class QuotaRun:
         self._dirty: dict[str, None] = {}
 
     def run(self) -> None:
-        """Go on until no job that fits is left."""
+        """Continue until no job that fits is left."""
         arrivals = iter(enumerate(self.jobs))
         following = next(arrivals, None)
         while following is not None or self._ends:
@@ -134,7 +144,7 @@ class QuotaRun:
                 self._promote(changed)
 
     def _head(self, tenant: str) -> tuple[float, int, str]:
-        """Return what the first of a tenant's queue is served by, least first."""
+        """Return the sort key of the first job of a tenant's queue, lowest first."""
         used = self._used[tenant] / max(1, self.quota[tenant]) if self._rules.least_used else 0.0
         return used, self._queues[tenant][0], tenant
 
@@ -154,7 +164,7 @@ class QuotaRun:
     def _fit(self, job: TraceJob, *, high: bool) -> list[int] | None:
         """Return a node for each worker: the fullest without preemption, else the cheapest.
 
-        A gang that prefers one node has it where that costs nobody anything.
+        A gang that prefers one node gets one where that preempts no job.
         """
         workers = max(job.workers, 1)
         each = job.gpus // workers
@@ -177,7 +187,7 @@ class QuotaRun:
         return None
 
     def _free(self, each: int, workers: int) -> list[int]:
-        """Return a node for as many workers as there is room for now, the fullest nodes first."""
+        """Return nodes for as many workers as fit now, the fullest nodes first."""
         found: list[int] = []
         kinds = [
             (firm + soft, firm, soft)
@@ -191,7 +201,7 @@ class QuotaRun:
         return found
 
     def _of(self, firm: int, soft: int, each: int, wanted: int, room: int) -> list[int]:
-        """Return nodes of one kind, as often as their room serves workers, at most `wanted`."""
+        """Return nodes of one kind, each as often as it holds workers, at most `wanted`."""
         found: list[int] = []
         for node in self._nodes[firm, soft]:
             if len(found) >= wanted:
@@ -258,7 +268,7 @@ class QuotaRun:
         insort(self._nodes.setdefault((self._firm[node], self._soft[node]), []), node)
 
     def _promote(self, changed: Mapping[str, None]) -> None:
-        """Give what runs at low priority a high one where the quota has room for the earliest."""
+        """Promote running low-priority jobs, the earliest first, while the quota has free GPUs."""
         for tenant, low in self._low.items():
             if tenant not in changed:
                 continue

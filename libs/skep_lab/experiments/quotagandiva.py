@@ -1,12 +1,13 @@
-"""Gandiva with quotas, as in HiveD's testbed: the baseline of Figure 5 that takes turns and moves.
+"""Gandiva with quotas, as in HiveD's testbed: the baseline of Figure 5 with turns and moves.
 
-HiveD, section 5.1: a job within its tenant's quota has a high priority, any other a low one. In
-each tenant GPUs go round: at every slice who stands comes first, new jobs before all, and as many
-as the quota holds, in that order, are high until the next one. High ones go before low ones of all
-tenants, and take turns with high ones of others where no node has as many GPUs side by side as
-they need. A server three quarters free is cleared for one that waits, as `policies.gandiva` does
-when it introspects; who stands may go on elsewhere. Nobody is packed: what is compared goes as fast
-everywhere. It decides everything anew at every event: for a testbed.
+HiveD, section 5.1: a job within its tenant's quota has a high priority, any other a low one. Each
+tenant's GPUs are used in turns: at every slice waiting jobs come first, new jobs before all others,
+and as many as the quota holds, in that order, are high until the next slice. High ones go before
+low ones of all tenants, and take turns with high ones of others where no node has enough GPUs
+together for them. A server that is three quarters free is cleared for a waiting job, as the policy
+`gandiva` does with `introspect`; a suspended job may continue elsewhere. Jobs are not packed: the
+compared jobs have equal speed everywhere. It decides everything again at every event: for a
+testbed.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from skep_lab.experiments.quotalas import LasRun, Place, take
 from skep_lab.traces.job import TraceJob
 
 SLICE_S = 600.0
-"""For all at once. Gandiva's are a minute; jobs here last hours, and days."""
+"""For all jobs. Gandiva's slices are a minute; jobs here last hours and days."""
 AGAIN_S, MOVED_S = 1.0, 3.5
-"""What it costs to be suspended and go on, and to go on elsewhere or be moved: `gandiva.COSTS`."""
+"""The cost of being suspended and resumed, and of resuming elsewhere or being moved:
+`gandiva.COSTS`."""
 DEFRAG_FREE = 0.75
 STARVES_SLICES = 2
 
 
 class GandivaRun(LasRun):
-    """One run, told as `quota.QuotaRun` tells it. Times are nanoseconds from the beginning."""
+    """One run with the results of `quota.QuotaRun`. Times are nanoseconds from the beginning."""
 
     def __init__(
         self,
@@ -37,7 +39,15 @@ class GandivaRun(LasRun):
         sample_every: Duration,
         rules: Rules = RULES,
     ) -> None:
-        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        """Prepare to run jobs.
+
+        Args:
+            jobs: In order of arrival.
+            quota: GPUs by tenant.
+            nodes: How many nodes.
+            sample_every: Nanoseconds between samples; 0: there are none.
+            rules: Choices that the paper leaves open.
+        """
         super().__init__(jobs, quota, nodes, sample_every, rules)
         self.moves = 0
         self._slice = seconds(SLICE_S)
@@ -45,14 +55,14 @@ class GandivaRun(LasRun):
         """Where jobs are, or last were."""
 
     def _next(self) -> int | None:
-        """Return when the next job ends, or the slice if somebody stands."""
+        """Return when the next job ends, or the slice if a job is suspended."""
         ends = [self._now + self._left[number] for number in self._places]
         if len(self._places) < len(self._here) and ends:
             ends.append((self._now // self._slice + 1) * self._slice)
         return min(ends, default=None)
 
     def _round(self, number: int) -> tuple[bool, bool, int, int]:
-        """Return a job's place in the order: at the end of a slice who runs is last."""
+        """Return a job's sort key: at the end of a slice running jobs are last."""
         runs, over = number in self._places, self._now % self._slice == 0
         since = self._since[number]
         return runs is over, self._began[number] is not None, -since if runs else since, number
@@ -86,7 +96,7 @@ class GandivaRun(LasRun):
     def _serve(
         self, some: Sequence[int], lasting: Sequence[int], free: list[int], places: dict[int, Place]
     ) -> None:
-        """Give jobs their places in this order; nobody of `lasting` is stopped needlessly."""
+        """Give jobs their places in this order; no job of `lasting` is stopped needlessly."""
         spare = list(free)
         for number in lasting:
             take(spare, self._places.get(number, {}))
@@ -106,7 +116,7 @@ class GandivaRun(LasRun):
     def _clear(
         self, number: int, free: list[int], spare: list[int], places: dict[int, Place]
     ) -> bool:
-        """Have the jobs of a server that is mostly free go to others; return whether one was."""
+        """Move the jobs of a server that is mostly free to others; return whether one was moved."""
         job = self.jobs[number]
         each = job.gpus // max(job.workers, 1)
         able = [node for node in range(self._nodes) if DEFRAG_FREE * NODE_GPUS <= free[node] < each]
@@ -132,7 +142,7 @@ class GandivaRun(LasRun):
         return False
 
     def _pay(self, places: Mapping[int, Place]) -> None:
-        """Have who goes on, or has moved, lose what that costs."""
+        """Charge jobs that resumed, or were moved, the cost of that."""
         for number, place in places.items():
             before = self._homes.get(number)
             moved = before is not None and before != place

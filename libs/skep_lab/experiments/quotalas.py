@@ -1,11 +1,12 @@
 """Tiresias with quotas, as in HiveD's testbed: the baseline of Figure 5 that preempts.
 
 HiveD, section 5.1: "To enforce quota in Tiresias, jobs exceeding the quota will get scheduled in a
-low-priority queue, which is also sorted by Tiresias." Each tenant's jobs go by attained service
-(Tiresias-L: `policies.tiresias`), and as many as its quota holds, in that order, have a high
-priority; the others are in one queue of all tenants, in the same order. High ones keep their GPUs
-as long as they are high, and take those of low ones where the fewest go. Nobody moves but by being
-stopped, and stopping costs nothing. It decides everything anew at every event: for a testbed.
+low-priority queue, which is also sorted by Tiresias." Each tenant's jobs are sorted by attained
+service (Tiresias-L: `policy.schedulers.tiresias`), and as many as its quota holds, in that order,
+have a high priority; the others are in one queue of all tenants, in the same order. High ones keep
+their GPUs as long as they are high, and take those of low ones where the fewest are preempted. A
+job moves only by being stopped, and stopping costs nothing. It decides everything again at every
+event: for a testbed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Place = dict[int, int]
 
 
 class LasRun:
-    """One run, told as `quota.QuotaRun` tells it. Times are nanoseconds from the beginning."""
+    """One run with the results of `quota.QuotaRun`. Times are nanoseconds from the beginning."""
 
     def __init__(
         self,
@@ -35,7 +36,15 @@ class LasRun:
         sample_every: Duration,
         rules: Rules = RULES,
     ) -> None:
-        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        """Prepare to run jobs.
+
+        Args:
+            jobs: In order of arrival.
+            quota: GPUs by tenant.
+            nodes: How many nodes.
+            sample_every: Nanoseconds between samples; 0: there are none.
+            rules: Choices that the paper leaves open.
+        """
         self.jobs, self.quota = jobs, dict(quota)
         self.waited = [0] * len(jobs)
         self.ended: list[int | None] = [None] * len(jobs)
@@ -52,11 +61,11 @@ class LasRun:
         self._places: dict[int, Place] = {}
         self._high: set[int] = set()
         self._here: list[int] = []
-        """Jobs that came and did not end, in order of arrival."""
+        """Jobs that have come and not ended, in order of arrival."""
         self._now = 0
 
     def run(self) -> None:
-        """Go on until no job that fits is left."""
+        """Continue until no job that fits is left."""
         arriving = 0
         while True:
             at = self._next()
@@ -102,7 +111,7 @@ class LasRun:
         self._now = at
 
     def _key(self, number: int) -> tuple[int, bool, bool, int, int]:
-        """Return a job's place in the order: its queue; who runs, who ran once, who never did."""
+        """Return a job's sort key: its queue; then running jobs, jobs that ran, all others."""
         waits, began = number not in self._places, self._began[number]
         when = self._since[number] if not waits else began or 0
         return bisect_right(self._limits, self._served[number]), waits, began is None, when, number
@@ -143,7 +152,7 @@ class LasRun:
     def _try(
         self, number: int, free: list[int], spare: list[int], places: dict[int, Place]
     ) -> None:
-        """Give a job a place if there is one: where nobody is stopped first, then the fullest."""
+        """Give a job a place if there is one: first where no job is stopped, then the fullest."""
         job = self.jobs[number]
         workers = max(job.workers, 1)
         each = job.gpus // workers
@@ -176,6 +185,11 @@ class LasRun:
 
 
 def take(free: list[int], place: Place) -> None:
-    """Take a place's GPUs from those that are free."""
+    """Remove a place's GPUs from the free ones.
+
+    Args:
+        free: By node; changed.
+        place: The GPUs.
+    """
     for node, gpus in place.items():
         free[node] -= gpus

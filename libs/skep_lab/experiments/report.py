@@ -1,4 +1,4 @@
-"""What an experiment is, and what is told of it."""
+"""What an experiment consists of, and the lines of its report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
-    """One figure that is compared: what it is, the paper's, ours for every seed, and its unit."""
+    """One figure to compare: what it is, the paper's value, ours for every seed, and its unit."""
 
     what: str
     paper: str
@@ -17,7 +17,7 @@ class Line(NamedTuple):
     note: str = ""
 
     def spread(self) -> str:
-        """Return mean, standard deviation and range over seeds."""
+        """Return mean, standard deviation and range over seeds, as text."""
         if not self.ours:
             return "-"
         deviation = stdev(self.ours) if len(self.ours) > 1 else 0.0
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 Results = dict[str, list[Any]]
-"""By the setting's label, in the order of seeds: all of one kind in an experiment."""
+"""By the setting's label, in the order of seeds; all of one kind in an experiment."""
 
 
 class Experiment(NamedTuple):
@@ -36,6 +36,6 @@ class Experiment(NamedTuple):
     title: str
     source: str
     settings: Callable[[float | None], list[Any]]
-    """By days of submissions; None: a week where there are cells, else the whole two months."""
+    """By days of submissions; None: a week if there are cells, else the whole two months."""
     lines: Callable[[Results], list[Line]]
     about: str = ""

@@ -1,4 +1,4 @@
-"""One setting of an experiment, and what comes of it for a seed."""
+"""One setting of an experiment, and its outcome for a seed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Setting(NamedTuple):
     arms: tuple[str, ...] = ("private", "quota", "cells")
     policy: tuple[str, dict[str, Any]] = ("fifo", {})
     levels: bool = False
-    """Cells of every level, after each tenant's demand, instead of whole nodes."""
+    """Cells of every level, by each tenant's demand, instead of whole nodes."""
     beside: bool = False
-    """Leave out what either whole nodes or cells of every level cannot hold."""
+    """Leave out jobs that either whole nodes or cells of every level cannot hold."""
     fixed: bool = False
-    """Cells bound to hardware for good."""
+    """Cells are bound to hardware permanently."""
     plain: bool = False
-    """Private clusters run by the quotas' scheduler as well, which takes seconds for two months."""
+    """Private clusters are run by the quotas' scheduler too, which takes seconds for two months."""
     rules: Rules = RULES
     manner: Manner = STOPPED
 
@@ -36,7 +36,13 @@ class Setting(NamedTuple):
 def play(
     setting: Setting | Scene, seed: int, tell: Callable[[str], None] = lambda _: None
 ) -> Outcome | Played:
-    """Return what comes of one setting and seed."""
+    """Return the outcome of one setting and seed.
+
+    Args:
+        setting: The setting.
+        seed: The seed of its workload.
+        tell: Called with the name of each arm before it runs.
+    """
     if isinstance(setting, Scene):
         return gandiva.play(setting, seed)
     cells = hived.assign_levels(setting.nodes) if setting.levels else None

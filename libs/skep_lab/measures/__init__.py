@@ -1,1 +1,1 @@
-"""What a run comes to, in the measures of the papers: pure functions of a run's result."""
+"""The measures of the papers: pure functions of a run's result."""

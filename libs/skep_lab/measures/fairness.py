@@ -1,7 +1,7 @@
 """Finish-time fairness: how much later a job ends than on its tenant's fair share.
 
 Themis (NSDI 2020, section 3.2) defines rho = T_sh / T_id: the time to finish in the shared cluster
-over the time to finish on an exclusive share. It is fair to all if nobody's rho is much above 1.
+over the time to finish on an exclusive share. A cluster is fair if no job's rho is much above 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from skep_lab.measures.stat import Steps
 from skep_lab.outcome import JobOutcome, RunResult
 
 NS_END = 1
-"""A job that takes no time still asks for its GPUs."""
+"""A job without run time still asks for its GPUs for this long."""
 
 
 def shares(result: RunResult) -> dict[str, float]:
@@ -28,12 +28,16 @@ def shares(result: RunResult) -> dict[str, float]:
 def finish_time_fairness(
     result: RunResult, share: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return rho by job id, of jobs that have ended and are not opportunistic.
+    """Return rho by job id, for jobs that have ended and are not opportunistic.
 
-    Without a run on the share itself, T_id is an estimate in the way of Themis' T_id = T x N_avg:
-    the run time in the trace, times how often the tenant's share was asked for while the job was
-    there (GPUs of all its unfinished jobs, on average, over the GPUs of the share; at least 1).
-    `rho_against` is exact, where there is such a run.
+    Without a run on the share itself, T_id is an estimate like Themis' T_id = T x N_avg: the run
+    time in the trace, times the mean demand for the tenant's share while the job was there (GPUs of
+    all its unfinished jobs over the GPUs of the share; at least 1). `rho_against` is exact, if
+    there is such a run.
+
+    Args:
+        result: The run.
+        share: By VC, its GPUs; None: `shares` of the result.
     """
     share = shares(result) if share is None else share
     asked = _asked(result)
@@ -55,19 +59,24 @@ def _asked(result: RunResult) -> dict[str, Steps]:
         job = outcome.job
         if job.opportunistic or outcome.refused:
             continue
-        mine = changes.setdefault(job.vc, [])
-        mine.append((job.at, job.gpus))
+        of_vc = changes.setdefault(job.vc, [])
+        of_vc.append((job.at, job.gpus))
         if outcome.ended is not None:
-            mine.append((max(outcome.ended, job.at + NS_END), -job.gpus))
+            of_vc.append((max(outcome.ended, job.at + NS_END), -job.gpus))
     return {vc: Steps(each) for vc, each in changes.items()}
 
 
 def rho_against(shared: RunResult, private: Mapping[str, JobOutcome]) -> dict[str, float]:
-    """Return rho by job id where T_id is from a run of the tenant alone on its share."""
+    """Return rho by job id, with T_id from a run of the tenant alone on its share.
+
+    Args:
+        shared: The run in the shared cluster.
+        private: By job id, the outcome on the share.
+    """
     found: dict[str, float] = {}
     for outcome in shared.jobs:
         there = private.get(outcome.job.id)
-        mine, own = completion(outcome), completion(there) if there is not None else None
-        if mine is not None and own:
-            found[outcome.job.id] = mine / own
+        took, alone_took = completion(outcome), completion(there) if there is not None else None
+        if took is not None and alone_took:
+            found[outcome.job.id] = took / alone_took
     return found

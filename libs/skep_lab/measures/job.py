@@ -1,4 +1,4 @@
-"""What a run meant for one job. Lengths of time are in nanoseconds, ratios without a unit."""
+"""What a run meant for one job. Times are in nanoseconds, ratios have no unit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from skep_lab.traces.job import TraceJob
 from skep_lab.workloads.situation import Situation, Speeds
 
 Alone = Callable[[TraceJob], Duration]
-"""How long a job takes on one GPU (GENIE's Lat(t, <1, 1>))."""
+"""Returns how long a job takes on one GPU (GENIE's Lat(t, <1, 1>))."""
 
 NORMAL_LATENCIES = 2
 """A normal task's expected completion time, in latencies on one GPU (GENIE, eq. 9)."""
 
 SIZES = ((1, "1 GPU"), (2, "2 GPUs"), (4, "3-4 GPUs"), (8, "5-8 GPUs"))
-"""Size classes: those of HiveD's Table 1, and what lies between."""
+"""Size classes: those of HiveD's Table 1, and those in between."""
 LARGEST = "9 GPUs and more"
 
 
@@ -33,8 +33,10 @@ def completion(outcome: JobOutcome) -> Duration | None:
 def effectiveness(outcome: JobOutcome) -> float | None:
     """Return the execution effectiveness (SCHED2, eq. 2): T_ideal / (T_wait + T_actual).
 
-    T_ideal is the run time in the trace, the denominator everything from submission to end. More
-    than 1 only if it ran faster than in the trace. None if it has not ended.
+    T_ideal is the run time in the trace, the denominator all time from submission to end.
+
+    Returns:
+        More than 1 only if the job ran faster than in the trace; None if it has not ended.
     """
     took = completion(outcome)
     if took is None:
@@ -43,15 +45,18 @@ def effectiveness(outcome: JobOutcome) -> float | None:
 
 
 def linear(job: TraceJob) -> Duration:
-    """Return its time on one GPU if its GPUs had no cost of talking: run time times GPUs.
+    """Return its time on one GPU without communication costs: run time times GPUs.
 
-    What is taken where no workload model knows the job; no more than that can be sped up.
+    This is used if no workload model knows the job; it is an upper bound of the speed-up.
     """
     return Duration(job.run_time * job.gpus)
 
 
 def alone_by(speeds: Speeds) -> Alone:
-    """Return what tells a job's time on one GPU from a workload model, else `linear`."""
+    """Return a function that computes a job's time on one GPU by a workload model.
+
+    For a model that it does not know, the function is `linear`.
+    """
 
     def alone(job: TraceJob) -> Duration:
         where = Situation(job.gpu_type, (1,), 1)
@@ -66,8 +71,14 @@ def alone_by(speeds: Speeds) -> Alone:
 def normalised_latency(outcome: JobOutcome, alone: Alone = linear) -> float | None:
     """Return its wall time over its latency on one GPU (GENIE, eq. 16).
 
-    The wall time is the user's: from submission to end, the queue included. None if it has not
-    ended, or takes no time.
+    The wall time is the user's: from submission to end, with the queue.
+
+    Args:
+        outcome: What became of the job.
+        alone: Its time on one GPU.
+
+    Returns:
+        The ratio; None if it has not ended, or takes no time.
     """
     took, base = completion(outcome), alone(outcome.job)
     return None if took is None or base <= 0 else took / base
@@ -76,9 +87,13 @@ def normalised_latency(outcome: JobOutcome, alone: Alone = linear) -> float | No
 def expected_by(job: TraceJob, alone: Alone = linear) -> Duration:
     """Return when a user expects it to have ended, counted as `at` is.
 
-    The job's own deadline; without one a normal task's (GENIE, eq. 9): twice its latency on one
-    GPU after its submission. An urgent task's deadline is its submission, a prior one's the
-    latency after that: whoever makes such a trace writes them as deadlines.
+    That is the job's own deadline. Without one it is that of a normal task (GENIE, eq. 9): twice
+    its latency on one GPU after its submission. An urgent task's deadline is its submission, a
+    prior one's the latency after that: such traces contain these as deadlines.
+
+    Args:
+        job: The job.
+        alone: Its time on one GPU.
     """
     if job.deadline is not None:
         return job.deadline
@@ -88,8 +103,13 @@ def expected_by(job: TraceJob, alone: Alone = linear) -> Duration:
 def in_time(outcome: JobOutcome, now: Duration, alone: Alone = linear) -> bool | None:
     """Return whether it had ended when it was expected to (GENIE, eq. 14).
 
-    None if that is not settled at `now`, the end of a run that was cut. A job that the cluster
-    would not have is late.
+    Args:
+        outcome: What became of the job; a refused one is late.
+        now: The end of the run.
+        alone: Its time on one GPU.
+
+    Returns:
+        None if that is not decided at the end of a run that was cut.
     """
     by = expected_by(outcome.job, alone)
     if outcome.ended is not None:
@@ -103,5 +123,5 @@ def hundred(outcome: JobOutcome) -> Duration | None:
 
 
 def preemptible(outcome: JobOutcome, *, borrowed: bool) -> bool:
-    """Return whether a guaranteed job could take the GPUs from it."""
+    """Return whether a guaranteed job could take its GPUs."""
     return borrowed or outcome.job.opportunistic

@@ -12,13 +12,13 @@ from skep_lab.measures.stat import Steps
 from skep_lab.outcome import JobOutcome, RunResult, Sample, Span
 
 POINTS = 240
-"""Instants at which a run is looked at, unless said otherwise: what a plot can show."""
+"""The default number of instants at which a run is looked at: what a plot can show."""
 
 
 class Series(msgspec.Struct, frozen=True):
     """A run at equal steps of time, from the first submission to the end. GPUs are whole ones.
 
-    Each list is as long as `at` (seconds), or empty where the run does not tell.
+    Each list is as long as `at` (seconds), or empty if the run does not contain it.
     """
 
     at: tuple[float, ...] = ()
@@ -34,10 +34,10 @@ class Series(msgspec.Struct, frozen=True):
 
 
 def span_of(result: RunResult) -> tuple[Duration, Duration]:
-    """Return the first submission and the last thing that happened, as far as the run tells.
+    """Return the first submission and the last event of a run, as far as it is known.
 
-    Of a run that was cut, jobs that were not submitted yet are no part; nor are, of any run, those
-    that the cluster would not have.
+    Jobs that were refused do not count; nor do, in a run that was cut, jobs that were not submitted
+    yet.
     """
     begin = min((each.job.at for each in result.jobs if not each.refused), default=Duration(0))
     end = begin
@@ -51,7 +51,12 @@ def span_of(result: RunResult) -> tuple[Duration, Duration]:
 
 
 def series(result: RunResult, points: int = POINTS) -> Series:
-    """Return a run over time; what was sampled (busy, useful) as it was sampled."""
+    """Return a run over time.
+
+    Args:
+        result: The run. `busy` and `useful` are taken from its samples.
+        points: The number of instants.
+    """
     begin, end = span_of(result)
     times = [begin + (end - begin) * point // max(points - 1, 1) for point in range(points)]
     times = list(dict.fromkeys(times))
@@ -73,7 +78,7 @@ def series(result: RunResult, points: int = POINTS) -> Series:
 
 
 def _steps(result: RunResult) -> tuple[Steps, Steps, Steps]:
-    """Return GPUs with a job, jobs that wait, and jobs that run; packed jobs count both."""
+    """Return GPUs with a job, waiting jobs, and running jobs over time; packed jobs count each."""
     gpus: list[tuple[int, float]] = []
     waiting: list[tuple[int, float]] = []
     running: list[tuple[int, float]] = []
@@ -101,7 +106,7 @@ def _sampled(samples: Sequence[Sample], times: Sequence[int]) -> Iterator[Sample
 
 ONE_SIZE: Mapping[str, int] = {}
 Held = tuple[Span, bool]
-"""A stretch of a job, and whether a guaranteed job could end it."""
+"""A span of a job, and whether a guaranteed job could end it."""
 
 
 def _levels(result: RunResult, times: Sequence[int]) -> Iterator[tuple[float, float]]:
@@ -136,13 +141,18 @@ def fragmentation(
 ) -> float:
     """Return the fragmentation of a cluster (SCHED2, eq. 1), the mean over its nodes.
 
-    `sizes` are the GPUs of each node; one that is not in it has `node_gpus`.
-
-    Of one node it is 1 - (sum x_i)^2 / (n sum x_i^2), where x_i is how long GPU i will still be
+    For one node it is 1 - (sum x_i)^2 / (n sum x_i^2), where x_i is how long GPU i will still be
     held (0: it is free) and n the GPUs of a node: 0 if all become free at once, 1 - 1/n if one is
-    held and the others are free. The paper leaves a node with all GPUs free undefined: 0 here.
-    What jobs share counts as long as the one holds it whose GPUs they are.
-    When each stretch ended is known after the run, so nothing is predicted.
+    held and the others are free. The paper does not define it for a node with all GPUs free: 0
+    here. GPUs that jobs share count as long as the host holds them. After the run the ends of spans
+    are known, so nothing is predicted.
+
+    Args:
+        held: The spans that hold GPUs at that time.
+        time: Nanoseconds from the beginning of the trace.
+        nodes: How many nodes there are.
+        node_gpus: The GPUs of a node that is not in `sizes`.
+        sizes: By node, its GPUs.
     """
     sums: dict[str, tuple[float, float]] = {}
     for span, _ in held:
@@ -161,7 +171,13 @@ def fragmentation(
 
 
 def gpu_time(outcomes: Sequence[JobOutcome], begin: int, end: int) -> float:
-    """Return the GPU-nanoseconds that jobs held between two times, each for itself."""
+    """Return the GPU-nanoseconds that jobs held between two times, counted for each job.
+
+    Args:
+        outcomes: The jobs.
+        begin: Nanoseconds from the beginning of the trace.
+        end: The same, not before `begin`.
+    """
     return float(
         sum(
             span.gpus * max(0, min(span.ended, end) - max(span.began, begin))

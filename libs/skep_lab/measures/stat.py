@@ -1,4 +1,4 @@
-"""Numbers about many numbers: mean, quantiles, distribution."""
+"""Statistics of a list of numbers: mean, quantiles, distribution."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import pairwise
 import msgspec
 
 CDF_POINTS_MAX = 200
-"""Points kept of a distribution: a plot shows no more."""
+"""The most points of a distribution that are kept: a plot shows no more."""
 
 Curve = tuple[tuple[float, float], ...]
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """What became of some numbers, all in the same unit; all 0 where there were none."""
+    """Statistics of some numbers, all in the same unit; all 0 if there were none."""
 
     count: int = 0
     mean: float = 0.0
@@ -26,7 +26,7 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 def stat(values: Iterable[float]) -> Stat:
-    """Return their count, mean, quantiles and maximum. The order of the values changes nothing."""
+    """Return their count, mean, quantiles and maximum, independent of their order."""
     ordered = sorted(values)
     if not ordered:
         return Stat()
@@ -41,9 +41,13 @@ def stat(values: Iterable[float]) -> Stat:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the quantile of sorted values, between two of them in proportion.
+    """Return the quantile of sorted values, interpolated linearly.
 
     As NumPy and the published simulators do by default (Hyndman and Fan, type 7).
+
+    Args:
+        ordered: At least one value, ascending.
+        part: 0 to 1.
     """
     at = part * (len(ordered) - 1)
     below = int(at)
@@ -52,9 +56,12 @@ def quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def distribution(values: Iterable[float], points_max: int = CDF_POINTS_MAX) -> Curve:
-    """Return points (value, part of all that are at most so large) of the empirical CDF.
+    """Return points of the empirical CDF: (value, part of all values that are not larger).
 
-    Of more than `points_max` values, those at equal steps of the part; the last is always there.
+    Args:
+        values: The values.
+        points_max: Of more values, points at equal steps of the part are returned, always with
+            the last.
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -67,7 +74,11 @@ class Steps:
     """A number that changes in steps over time, and its integral."""
 
     def __init__(self, changes: Iterable[tuple[int, float]]) -> None:
-        """Take changes (when, by how much) in any order; it is 0 before the first."""
+        """Sum up the changes.
+
+        Args:
+            changes: When, and by how much, in any order; the number is 0 before the first.
+        """
         by_time: dict[int, float] = {}
         for at, by in changes:
             by_time[at] = by_time.get(at, 0) + by
@@ -92,7 +103,7 @@ class Steps:
         return self._integral(end) - self._integral(begin)
 
     def mean(self, begin: int, end: int) -> float:
-        """Return its average over a time; over none, its value there."""
+        """Return its average over a time; if that is empty, its value there."""
         return self.integral(begin, end) / (end - begin) if end > begin else self.at(begin)
 
     def _integral(self, time: int) -> float:

@@ -1,4 +1,4 @@
-"""A run in numbers: of all jobs, of each tenant and of each size of job. Times are in seconds."""
+"""A run in numbers: for all jobs, for each tenant and each size of job. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ HOUR_S = 3600
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of some of the jobs. Averages are over jobs that have ended, if not said else."""
+    """Statistics of some of the jobs. Averages are over jobs that have ended, unless noted."""
 
     jobs: int = 0
     ended: int = 0
     refused: int = 0
-    """The cluster would not have them."""
+    """The cluster refused them."""
     unfinished: int = 0
-    """The run was over before they were: they are in no average but `qos`."""
+    """The run ended before they did: they are in no average but `qos`."""
     gpu_hours: float = 0.0
-    """Held, of all jobs."""
+    """Held by all jobs."""
     jct_s: Stat = Stat()
     queue_s: Stat = Stat()
     """All time in the queue, before the first run and after every preemption."""
     first_wait_s: Stat = Stat()
-    """From submission to the first run, of jobs that ever ran."""
+    """From submission to the first run, for jobs that ever ran."""
     effectiveness: Stat = Stat()
     """SCHED2, eq. 2: ideal time over waiting and actual time."""
     normalised: Stat = Stat()
@@ -50,9 +50,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     rho: Stat = Stat()
     """Themis' finish-time fairness on the tenant's fair share (`fairness`), estimated."""
     qos: float | None = None
-    """GENIE, eq. 14: the part of jobs that ended when they were expected to; of those decided."""
+    """GENIE, eq. 14: the part of jobs that ended when they were expected to, of those decided."""
     hundred_s: Stat = Stat()
-    """Gandiva, section 6.3: time to 100 mini-batches, where that is known."""
+    """Gandiva, section 6.3: time to 100 mini-batches, if known."""
     preempted: int = 0
     suspended: int = 0
     migrated: int = 0
@@ -65,7 +65,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in numbers. Parts are 0 to 1; None where the run does not tell."""
+    """A run in numbers. Parts are 0 to 1; None if the run does not contain them."""
 
     trace: str
     cluster: str
@@ -73,7 +73,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     gpus: int
     cut: bool
-    """The run was ended before the trace was."""
+    """The run ended before the trace did."""
     makespan_s: float
     """From the first submission to the last end."""
     allocated: float
@@ -94,7 +94,12 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(result: RunResult, alone: Alone = linear) -> Measures:
-    """Return a run in numbers; `alone` tells the time that a job takes on one GPU."""
+    """Return a run in numbers.
+
+    Args:
+        result: The run.
+        alone: The time that a job takes on one GPU.
+    """
     begin, end = span_of(result)
     rho = finish_time_fairness(result)
     over_time = series(result)
@@ -112,7 +117,7 @@ def measure(result: RunResult, alone: Alone = linear) -> Measures:
     sampled = _over_samples(result, begin, end)
     busy = None if sampled is None else held * _part(sampled[1], sampled[0])
     if sampled is not None and any(span.packed for each in result.jobs for span in each.spans):
-        held, busy = sampled  # GPUs that packed jobs share are held once: only samples tell that.
+        held, busy = sampled  # Shared GPUs are held once, which only samples show.
     return Measures(
         trace=result.trace,
         cluster=result.cluster,
@@ -175,7 +180,7 @@ def first_wait(outcome: JobOutcome) -> Duration | None:
 
 
 def curves(result: RunResult) -> dict[str, Curve]:
-    """Return the distributions that papers plot: of completion and queueing times, in seconds."""
+    """Return the distributions that papers plot: completion and queueing times, in seconds."""
     ended = [each for each in result.jobs if each.ended is not None]
     return {
         "jct": distribution(
@@ -186,7 +191,7 @@ def curves(result: RunResult) -> dict[str, Curve]:
 
 
 def _useful(result: RunResult) -> float:
-    """Return GPU-nanoseconds of work that was done and kept."""
+    """Return GPU-nanoseconds of work that was done and not lost."""
     done = 0
     for outcome in result.jobs:
         got = sum(
@@ -225,5 +230,5 @@ def _stat(values: Iterable[float | None]) -> Stat:
 
 
 def _mean(values: Sequence[float], of: int) -> float | None:
-    """Return the mean of what was looked at in equal steps of time, as a part of `of`."""
+    """Return the mean of values at equal steps of time, divided by `of`."""
     return sum(values) / len(values) / max(of, 1) if values else None

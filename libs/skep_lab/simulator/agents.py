@@ -1,7 +1,8 @@
-"""The nodes' side: agents that answer every command, and jobs that make progress.
+"""The simulated nodes: agents that answer every command, and jobs that make progress.
 
-An agent takes no time to hear and to answer; what a job does takes what `Costs` say. A gang on
-several nodes stops after one mini-batch, as its ranks would agree on: whichever is named to it.
+Agents need no time to receive and answer; what a job does takes the times in `Costs`. A gang on
+several nodes stops after one mini-batch, as its ranks would agree on, whichever mini-batch the
+command names.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from skep_lab.traces.job import TraceJob
 from skep_lab.workloads.situation import Speeds, Steady
 
 SPEED_MIN = 0.05
-"""Chance slows no attempt down by more than this factor."""
+"""Noise never reduces the speed of an attempt below this factor."""
 GPU = 1_000_000
-"""What is busy or useful is counted in millionths of a GPU: sums of integers never drift."""
+"""Busy and useful GPUs are counted in millionths of a GPU: sums of integers never drift."""
 
 Later = tuple[Any, ...]
-"""What happens when its time has come: a method of `Agents`, and what it is given."""
+"""What happens at a later time: a method of `Agents`, and its arguments."""
 
 
 class Agents:
-    """All nodes. `told` collects what they say at this instant, `later` what is to come."""
+    """All nodes. `outbox` collects their messages at this instant, `later` what happens later."""
 
     def __init__(
         self,
@@ -61,7 +62,15 @@ class Agents:
         speeds: Speeds,
         can: tuple[str, ...],
     ) -> None:
-        """Have no job running."""
+        """Begin without running jobs.
+
+        Args:
+            jobs: The jobs of the trace, by id.
+            cluster: The nodes.
+            settings: Costs, noise and seed.
+            speeds: The workload model.
+            can: What jobs report that Skep can do with them.
+        """
         costs = settings.costs
         self._start, self._stop = seconds(costs.start_s), seconds(costs.stop_s)
         self._suspend, self._resume = seconds(costs.suspend_s), seconds(costs.resume_s)
@@ -74,21 +83,21 @@ class Agents:
         self._floor = Floor(cluster)
         self._runs: dict[tuple[str, int], Run] = {}
         self._stale: dict[Run, None] = {}
-        """Attempts beside which somebody began or ceased to train."""
-        self.told: list[Any] = []
+        """Attempts beside which another one began or ceased to train."""
+        self.outbox: list[Any] = []
         self.later: list[tuple[Instant, Later]] = []
         self.busy = self.useful = 0
         """What all jobs keep busy and get done, in millionths of a GPU."""
         self._counted: dict[Run, tuple[int, int]] = {}
         self._awaiting: dict[str, Run] = {}
-        """By job: the attempt that is to take over."""
+        """By job: the successor that is to take over."""
         self.paced: dict[Run, None] | None = None
-        """Attempts that go at another pace than before, if anybody wants to know."""
+        """Attempts whose pace has changed; None: this is not recorded."""
 
     # --- commands ------------------------------------------------------------------------------
 
     def bind(self, order: BindJob, now: Instant) -> None:
-        """Start a part; with the last of them the attempt begins."""
+        """Start a part; the attempt begins with the last of its parts."""
         key = order.job, order.attempt
         run = self._runs.get(key)
         if run is None:
@@ -117,7 +126,7 @@ class Agents:
         if order.awaits and not order.joins:
             self._awaits(run, part, order, now)
             return
-        self.told.append(
+        self.outbox.append(
             MemberStarted(
                 node=order.node,
                 identity=order.identity,
@@ -128,7 +137,7 @@ class Agents:
             )
         )
         if self._can:
-            self._say_can(run, part, now)
+            self._send_abilities(run, part, now)
         if order.joins or len(run.parts) < run.nodes:
             return
         work = self.works[run.name]
@@ -137,10 +146,10 @@ class Agents:
         self._go(run, self._start, now)
 
     def _awaits(self, run: Run, part: Part, order: BindJob, now: Instant) -> None:
-        """Make ready what is to take over from the attempt that trains."""
+        """Prepare a successor of the attempt that trains."""
         part.stands = True
         self._awaiting[run.name] = run
-        self._say_can(run, part, now)
+        self._send_abilities(run, part, now)
         doors = tuple(Door(rank=rank.rank, host="10.0.0.1", port=30_000) for rank in order.ranks)
         ready = MemberReady(
             node=part.node,
@@ -150,14 +159,14 @@ class Agents:
             doors=doors,
             at=after(now, self._start),
         )
-        self._tell_later(self._start, ready, run, now)
+        self._send_later(self._start, ready, run, now)
 
     def stop(self, order: StopJob, now: Instant) -> None:
-        """End a part, in a while; what its job did since it was last stored is lost."""
+        """End a part after its costs; what its job did since it was last stored is lost."""
         run = self._runs.get((order.job, order.attempt))
         part = run.parts.get(order.node) if run is not None else None
         if run is None or part is None:
-            self.told.append(_exited(order, Outcome.STOPPED, now, order=order.joins))
+            self.outbox.append(_exited(order, Outcome.STOPPED, now, order=order.joins))
             return
         if part.stopping:
             return
@@ -172,14 +181,14 @@ class Agents:
             self._gone(run, part, now)
 
     def change(self, order: ChangeJob, now: Instant) -> None:
-        """Change a part; an order that was taken before is not taken again."""
+        """Change a part; an order that was carried out before is only answered again."""
         run = self._runs.get((order.job, order.attempt))
         part = run.parts.get(order.node) if run is not None else None
         if run is None or part is None or part.stopping or order.order < part.order:
             return
         if order.order == part.order:
             if part.answer is not None:
-                self.told.append(part.answer)  # It was lost, or is asked for again.
+                self.outbox.append(part.answer)  # The answer was lost, or is asked for again.
             return
         part.order, part.answer = order.order, None
         match order.change:
@@ -190,11 +199,11 @@ class Agents:
             case Checkpoint():
                 self._halt(run, now)
                 self._pay(run, order.order, self._suspend)
-                self._in(self._suspend, now, self._stored, run, part, part.order)
+                self._after_costs(self._suspend, now, self._stored, run, part, part.order)
             case Move():
                 self._halt(run, now)
                 self._pay(run, order.order, self._migrate)
-                self._in(self._migrate, now, self._sent, run, part, part.order)
+                self._after_costs(self._migrate, now, self._sent, run, part, part.order)
             case Resize():
                 self._do_resize(run, part, order.change, now)
             case Share():
@@ -206,7 +215,7 @@ class Agents:
         costs = Duration(0) if part.stands else self._suspend
         self._halt(run, now)
         self._pay(run, part.order, costs)
-        self._in(costs, now, self._suspended, run, part, part.order, release)
+        self._after_costs(costs, now, self._suspended, run, part, part.order, release)
 
     def _suspended(self, run: Run, part: Part, order: int, release: bool, now: Instant) -> None:
         if part.is_at(order):
@@ -218,7 +227,7 @@ class Agents:
             part.devices = _devices(ranks)
         costs = Duration(0) if run.awaits else self._resume
         self._pay(run, part.order, costs)
-        self._in(costs, now, self._resumed, run, part, part.order)
+        self._after_costs(costs, now, self._resumed, run, part, part.order)
 
     def _resumed(self, run: Run, part: Part, order: int, now: Instant) -> None:
         if not part.is_at(order):
@@ -242,7 +251,7 @@ class Agents:
             self._go(run, Duration(0), now)
 
     def _sent(self, run: Run, part: Part, order: int, now: Instant) -> None:
-        """Have sent the state; once all parts have, whoever awaits it has it."""
+        """Note that a part has sent the state; once all have, the successor has loaded it."""
         if not part.is_at(order):
             return
         part.stands = True
@@ -254,7 +263,7 @@ class Agents:
             return
         work.attempt, work.factor = other.number, self._chance(other)
         for each in other.parts.values():
-            self.told.append(
+            self.outbox.append(
                 MemberLoaded(
                     node=each.node,
                     identity=each.identity,
@@ -269,11 +278,13 @@ class Agents:
         if change.prepare:
             kept = {rank.rank for rank in change.ranks}
             if not part.joined and not kept:
-                self._in(Duration(0), now, self._gone, run, part)  # It is not to join after all.
+                self._after_costs(
+                    Duration(0), now, self._gone, run, part
+                )  # It does not join after all.
                 return
             ready = max(Duration(0), Duration(part.began + self._start - now))
             costs = Duration(0) if part.joined else ready
-            told = MemberReady(
+            ready_message = MemberReady(
                 node=part.node,
                 identity=part.identity,
                 job=run.name,
@@ -282,12 +293,12 @@ class Agents:
                 at=after(now, costs),
                 order=part.order,
             )
-            part.answer = told
-            self._tell_later(costs, told, run, now)
+            part.answer = ready_message
+            self._send_later(costs, ready_message, run, now)
             return
         self._halt(run, now)
         self._pay(run, part.order, self._resize)
-        self._in(self._resize, now, self._resized, run, part, part.order, change)
+        self._after_costs(self._resize, now, self._resized, run, part, part.order, change)
 
     def _resized(self, run: Run, part: Part, order: int, change: Resize, now: Instant) -> None:
         if not part.is_at(order):
@@ -304,7 +315,13 @@ class Agents:
     # --- how attempts go on and end --------------------------------------------------------------
 
     def ends(self, name: str, version: int, now: Instant) -> None:
-        """End a job whose work is done, unless that was reckoned otherwise since."""
+        """End a job whose work is done, unless its end was computed again since.
+
+        Args:
+            name: The job.
+            version: The `Work.version` with which the end was computed.
+            now: The present instant.
+        """
         work = self.works[name]
         if work.version != version:
             return
@@ -318,7 +335,7 @@ class Agents:
             step_ns = round(self._speeds.mini_batch_s(work.job, where) * 1e9)
         del self._runs[name, run.number]
         for part in run.parts.values():
-            self.told.append(
+            self.outbox.append(
                 MemberExited(
                     node=part.node,
                     identity=part.identity,
@@ -334,7 +351,7 @@ class Agents:
 
     def _gone(self, run: Run, part: Part, now: Instant) -> None:
         run.parts.pop(part.node, None)
-        self.told.append(
+        self.outbox.append(
             MemberExited(
                 node=part.node,
                 identity=part.identity,
@@ -351,7 +368,7 @@ class Agents:
                 del self._awaiting[run.name]
 
     def _go(self, run: Run, costs: Duration, now: Instant) -> None:
-        """Have an attempt train, once what that costs is over."""
+        """Make an attempt train, after the costs of that."""
         run.begins = True
         if costs:
             self.works[run.name].overhead += costs
@@ -362,7 +379,7 @@ class Agents:
     def _train(self, run: Run, now: Instant) -> None:
         work = self.works[run.name]
         if not run.begins or work.attempt != run.number:
-            return  # It was told something else meanwhile.
+            return  # Another command came meanwhile.
         run.begins, run.trains = False, True
         work.since = work.begun = now
         if not self._steady:
@@ -373,7 +390,7 @@ class Agents:
             self._reckon(run, work, 1.0 * work.factor, 1.0, now)
 
     def _halt(self, run: Run, now: Instant) -> None:
-        """Have an attempt stand, if it trains."""
+        """Stop the training of an attempt, if it trains."""
         run.begins = False
         if not run.trains:
             return
@@ -392,7 +409,7 @@ class Agents:
             self._stale.update(self._floor.beside(run))
 
     def settle(self, now: Instant) -> None:
-        """Reckon anew with whoever has other jobs beside it than before."""
+        """Compute speeds again for attempts with other neighbours than before."""
         if not self._stale:
             return
         stale, self._stale = self._stale, {}
@@ -408,7 +425,13 @@ class Agents:
             self._reckon(run, work, speed, self._speeds.utilisation(work.job, where), now)
 
     def vary(self, name: str, phase: float, now: Instant) -> None:
-        """Have a job go so many times as fast as its model says: it is at another phase."""
+        """Change the speed of a job by a factor to its model: it is in another phase.
+
+        Args:
+            name: The job.
+            phase: The factor.
+            now: The present instant.
+        """
         work = self.works[name]
         work.phase = phase
         run = self._runs.get((name, work.attempt))
@@ -417,7 +440,7 @@ class Agents:
             self._stale[run] = None
 
     def _reckon(self, run: Run, work: Work, speed: float, utilisation: float, now: Instant) -> None:
-        """Reckon with another speed from now on."""
+        """Set the speed of an attempt from now on."""
         work.rate = speed
         work.version += 1
         gpus = sum(len(part.devices) for part in run.parts.values())
@@ -441,7 +464,7 @@ class Agents:
         return max(SPEED_MIN, rng.gauss(1.0, self._noise))
 
     def _pay(self, run: Run, order: int, costs: Duration) -> None:
-        """Count what a change costs, once for all parts of a gang."""
+        """Count the costs of a change, once for all parts of a gang."""
         work = self.works[run.name]
         if costs and work.paid != (run.number, order):
             work.paid = run.number, order
@@ -450,13 +473,15 @@ class Agents:
     # --- what is known of an attempt -------------------------------------------------------------
 
     def lives(self, run: Run) -> bool:
-        """Return whether an attempt has processes, and its job is not over."""
+        """Return whether an attempt has processes, and its job has not ended."""
         return self._runs.get((run.name, run.number)) is run
 
     def pace(self, run: Run) -> tuple[int, int]:
-        """Return what a mini-batch takes now, ns, and thousandths of its GPUs' time that are busy.
+        """Return the present pace of an attempt.
 
-        0: none is made, or nobody knows how many.
+        Returns:
+            Nanoseconds of a mini-batch (0: it makes none, or that is unknown), and thousandths
+            of its GPUs' time that are busy.
         """
         work = self.works[run.name]
         job, where = work.job, work.where
@@ -471,20 +496,20 @@ class Agents:
         return round(step_s), min(1000, round(1000 * busy))
 
     def memory(self, run: Run) -> int:
-        """Return the bytes of a GPU's memory that its largest worker needs; 0 if nobody knows."""
+        """Return the bytes of GPU memory that its largest worker needs; 0: unknown."""
         return self._speeds.memory(run.job)
 
     # --- what agents say -------------------------------------------------------------------------
 
-    def _in(self, costs: Duration, now: Instant, *what: Any) -> None:
-        """Do something now, or once what it costs is over."""
+    def _after_costs(self, costs: Duration, now: Instant, *what: Any) -> None:
+        """Call a method now, or after its costs."""
         if costs:
             self.later.append((after(now, costs), what))
         else:
             what[0](*what[1:], now)
 
-    def _say_can(self, run: Run, part: Part, now: Instant) -> None:
-        self.told.append(
+    def _send_abilities(self, run: Run, part: Part, now: Instant) -> None:
+        self.outbox.append(
             MemberKnown(
                 node=part.node,
                 identity=part.identity,
@@ -496,16 +521,16 @@ class Agents:
             )
         )
 
-    def _tell_later(self, costs: Duration, message: Any, run: Run, now: Instant) -> None:
+    def _send_later(self, costs: Duration, message: Any, run: Run, now: Instant) -> None:
         if costs:
-            self.later.append((after(now, costs), (self._say, run, message)))
+            self.later.append((after(now, costs), (self._send, run, message)))
         else:
-            self.told.append(message)
+            self.outbox.append(message)
 
-    def _say(self, run: Run, message: Any, now: Instant) -> None:
+    def _send(self, run: Run, message: Any, now: Instant) -> None:
         part = run.parts.get(message.node)
         if part is not None and not part.stopping:
-            self.told.append(message)
+            self.outbox.append(message)
 
     def _answer(self, run: Run, part: Part, now: Instant, *, released: bool = False) -> None:
         part.answer = MemberChanged(
@@ -519,7 +544,7 @@ class Agents:
             released=released,
             step=self.works[run.name].steps(),
         )
-        self.told.append(part.answer)
+        self.outbox.append(part.answer)
 
 
 def _devices(ranks: tuple[RankPlan, ...]) -> tuple[int, ...]:

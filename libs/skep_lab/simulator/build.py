@@ -1,4 +1,4 @@
-"""Clusters for simulations and tests: nodes all alike, or so many of each type."""
+"""Clusters for simulations and tests: all nodes alike, or several types of nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 
 ALL = "all"
-"""The one VC of a cluster that nobody has divided."""
+"""The only VC of a cluster that is not divided."""
 
 
 def uniform(
@@ -17,10 +17,17 @@ def uniform(
     racks: int = 0,
     vcs: Mapping[str, int] | None = None,
 ) -> Cluster:
-    """Return a cluster of equal nodes in one chain: levels gpu, node, and rack if any.
+    """Return a cluster of equal nodes in one chain with the levels gpu, node, and rack if any.
 
-    `vcs` maps each VC to its nodes; without it the VC `all` owns every node. With `racks` the nodes
-    are divided among so many; ValueError if that does not come out even, or VCs own too much.
+    Args:
+        nodes: How many nodes.
+        gpus_per_node: GPUs of each.
+        gpu_type: Their type, which also names the chain.
+        racks: The nodes are divided among so many racks; 0: there are none.
+        vcs: By VC, how many nodes it owns; None: the VC `all` owns every node.
+
+    Raises:
+        ValueError: Racks are not equal, or VCs own too much.
     """
     chain = _chain(gpu_type, nodes, gpus_per_node, racks)
     owners = dict(vcs) if vcs is not None else {ALL: nodes}
@@ -43,9 +50,16 @@ def of_types(
     racks: int = 0,
     vcs: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Cluster:
-    """Return a cluster with a chain for each type: nodes by type; `vcs`: nodes of each type each.
+    """Return a cluster with a chain for each type of GPU.
 
-    Without `vcs` the VC `all` owns every node.
+    Args:
+        types: By type, how many nodes.
+        gpus_per_node: GPUs of each node.
+        racks: The nodes of each type are divided among so many racks; 0: there are none.
+        vcs: By VC, how many nodes of each type it owns; None: the VC `all` owns every node.
+
+    Raises:
+        ValueError: Racks are not equal, or VCs own too much.
     """
     chains = {kind: _chain(kind, count, gpus_per_node, racks) for kind, count in types.items()}
     owners = vcs if vcs is not None else {ALL: types}

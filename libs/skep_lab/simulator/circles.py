@@ -1,6 +1,6 @@
-"""A simulated instant ends, or the run does: with an error that names the jobs that go in a circle.
+"""Detect endless decisions at one simulated instant, and name the jobs in the error.
 
-Nothing takes time at one instant, so decisions that undo each other would go on for ever there.
+No time passes at one instant, so decisions that undo each other would never end there.
 """
 
 from __future__ import annotations
@@ -16,36 +16,45 @@ from skep.wire.moves import SuccessorBound
 from skep_lab.simulator.ledger import BEGIN
 
 UNWATCHED = 1000
-"""Decisions after one event that are not looked at: few events have as many."""
+"""The decisions after one event that are not examined: few events have as many."""
 CHANGES_MAX = 100
-"""How often one job may be given GPUs, or begin to change, after that: for one event two or three
-times are many, and a gang is told to stop after one mini-batch or another in a few rounds."""
+"""How often one job may get GPUs, or begin to change, after that: two or three times for one event
+are many, and a gang is told in a few rounds after which mini-batch to stop."""
 EMPTY_MAX = 1000
-"""Times in a row that the allocator may ask to go on at once, and then decide nothing."""
-TOLD = 8
-"""Jobs that the error names."""
+"""How many times in a row the allocator may ask to continue at once, and then decide nothing."""
+NAMES_MAX = 8
+"""The most jobs that the error names."""
 
 
 class CircleError(RuntimeError):
-    """Decisions at one instant that would go on for ever."""
+    """Decisions at one instant that would never end."""
 
 
 class Circles:
-    """What is decided after one event, while no time passes."""
+    """The decisions after one event, while no time passes."""
 
     def __init__(self) -> None:
-        """Begin with no event."""
+        """Begin without an event."""
         self._decisions = self._empty = 0
         self._changed = Counter[str]()
 
     def begin(self) -> None:
-        """Begin with another event."""
+        """Begin with the next event."""
         if self._decisions > UNWATCHED:
             self._changed.clear()
         self._decisions = self._empty = 0
 
     def note(self, effects: Iterable[Effect], now: Instant, *, asked: bool) -> None:
-        """Look at a decision, which the allocator had `asked` for; raises CircleError."""
+        """Examine a decision.
+
+        Args:
+            effects: The decision.
+            now: The present instant.
+            asked: Whether the allocator had asked for it.
+
+        Raises:
+            CircleError: There is no end of decisions.
+        """
         self._decisions += 1
         if self._decisions <= UNWATCHED:
             return
@@ -61,7 +70,7 @@ class Circles:
             ):
                 self._changed[fact.job] += 1
                 if self._changed[fact.job] > CHANGES_MAX:
-                    often = ", ".join(job for job, _ in self._changed.most_common(TOLD))
+                    often = ", ".join(job for job, _ in self._changed.most_common(NAMES_MAX))
                     raise CircleError(_where(now) + f"changes of {often}")
 
 

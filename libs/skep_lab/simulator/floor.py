@@ -1,4 +1,4 @@
-"""Who trains on which GPUs: what a job's speed depends on, beside itself."""
+"""Which attempts train on which GPUs: a job's speed depends on its neighbours."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Run(msgspec.Struct, eq=False):
     number: int
     job: TraceJob
     nodes: int
-    """Of how many parts it begins."""
+    """The number of parts with which it begins."""
     parts: dict[str, Part]
     """By node."""
     awaits: bool = False
-    """It is to take over from another attempt, and has not been told to go on."""
+    """It is a successor, and has not been resumed yet."""
     trains: bool = False
     begins: bool = False
-    """It is about to train, once what that costs is over."""
+    """It is about to train, after the costs of that."""
     servers: int = 0
 
     @property
@@ -38,7 +38,7 @@ class Run(msgspec.Struct, eq=False):
 
 
 class Part(msgspec.Struct, eq=False):
-    """What of an attempt is on one node."""
+    """The part of an attempt on one node."""
 
     node: str
     identity: str
@@ -46,18 +46,18 @@ class Part(msgspec.Struct, eq=False):
     ranks: int
     began: int
     came: int = 0
-    """The order by which it joined a gang; 0: it began with it."""
+    """The order by which it joined a gang; 0: it was there from the beginning."""
     joined: bool = True
-    """Whether it trains with the others, or has yet to come to it."""
+    """Whether it trains with the others, or is still to join."""
     stands: bool = False
     order: int = 0
-    """The latest change that it was told."""
+    """The latest change that was sent to it."""
     answer: object = None
-    """What it answered to that; None: it has yet to."""
+    """Its answer to that; None: there is none yet."""
     stopping: bool = False
 
     def is_at(self, order: int) -> bool:
-        """Return whether it is still carrying out an order: no later one came, and no stop."""
+        """Return whether it still carries out an order: no later one came, and no stop."""
         return self.order == order and not self.stopping
 
 
@@ -65,7 +65,7 @@ class Floor:
     """All nodes, and the attempts that train on them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Have nobody train."""
+        """Begin without attempts."""
         self._types: dict[str, str] = {}
         self._racks: dict[str, tuple[str, int]] = {}
         for name, chain in cluster.chains.items():
@@ -84,17 +84,17 @@ class Floor:
         return found if found is not None else self._types[f"{node} {device}"]
 
     def enter(self, run: Run) -> None:
-        """Have an attempt train on its GPUs."""
+        """Note that an attempt trains on its GPUs."""
         for node in run.parts:
             self._on[node][run] = None
 
     def leave(self, run: Run) -> None:
-        """Have an attempt train no more."""
+        """Note that an attempt has ceased to train."""
         for node in run.parts:
             self._on[node].pop(run, None)
 
     def beside(self, run: Run) -> dict[Run, None]:
-        """Return whoever trains on a node of an attempt."""
+        """Return the other attempts that train on a node of an attempt."""
         found: dict[Run, None] = {}
         for node in run.parts:
             found.update(self._on[node])
@@ -102,15 +102,18 @@ class Floor:
         return found
 
     def situation(self, run: Run) -> Situation:
-        """Return where an attempt is: neighbours are those that span nodes, if it does."""
+        """Return where an attempt runs, and beside which models.
+
+        Neighbours are other attempts that span nodes, if the attempt does.
+        """
         devices = run.devices
         first, on = next((node, gpus) for node, gpus in devices.items() if gpus)
         partners, neighbours = [], []
         for other in self.beside(run):
-            theirs = other.devices
-            if any(set(gpus) & set(theirs.get(node, ())) for node, gpus in devices.items()):
+            other_devices = other.devices
+            if any(set(gpus) & set(other_devices.get(node, ())) for node, gpus in devices.items()):
                 partners.append(other.job.model)
-            elif len(devices) > 1 and len(theirs) > 1:
+            elif len(devices) > 1 and len(other_devices) > 1:
                 neighbours.append(other.job.model)
         gpus = sum(map(len, devices.values()))
         return Situation(

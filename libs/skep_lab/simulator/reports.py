@@ -1,10 +1,11 @@
-"""What agents report of jobs that train, and who listens: the production introspector and advisor.
+"""Reports of training jobs, and the production introspector and advisor that read them.
 
     a job's pace changes --> NodeReport (lasts) --> introspector --> Rates --> advisor --> allocator
 
-A simulated rank's pace is known until it changes, so one report for each change says all (Gandiva's
-fast-forwarding); the introspector comes to what it would with a report every second, which can be
-had as well. Counts are kept here, in whole mini-batches of whole nanoseconds, and only grow.
+The pace of a simulated rank is known until it changes, so one report for each change is enough
+(Gandiva's fast-forwarding). The introspector comes to the same state as with a report every second,
+which is available too. Counts are kept here, in whole mini-batches of whole nanoseconds, and only
+grow.
 """
 
 from __future__ import annotations
@@ -50,37 +51,43 @@ FOLLOWED = frozenset(
     }
 )
 RESEND_AFTER, EXPIRES_AFTER = seconds(600.0), seconds(1800.0)
-"""Nothing is lost here, so advice that did not change is said again for the sake of time alone:
-whoever has waited for an hour is overtaken no more."""
+"""No message is lost here, so unchanged advice is only sent again as time passes: a job that has
+waited for an hour is not overtaken any more."""
 PRUNE_AT = 1000
 A_SECOND = Duration(NS_PER_SECOND)
 
 
 class Pace(msgspec.Struct):
-    """How an attempt goes on as it was reported last."""
+    """How an attempt continues, by its latest report."""
 
     course: Course
     rest: float
-    """Which part of the present mini-batch is still to be made, when it was reported."""
+    """The part of the present mini-batch that was still to be made at the report."""
     utilisation: int = 0
     workers: int = 0
     version: int = 0
 
 
 class Reports:
-    """Reports, and the machines that follow them. `said` collects what they tell the allocator."""
+    """Reports, and the machines that follow them. `said` collects messages to the allocator."""
 
     def __init__(self, agents: Agents, *, every_second: bool) -> None:
-        """Begin before anything happens; `every_second` reports without need."""
+        """Begin before the first event.
+
+        Args:
+            agents: The nodes.
+            every_second: Whether every attempt reports every second, though that is not
+                necessary.
+        """
         self.introspector, self.advisor = IntrospectorMachine(), AdvisorMachine()
         self.advisor.resend_after, self.advisor.expires_after = RESEND_AFTER, EXPIRES_AFTER
         for machine in (self.introspector, self.advisor):
             machine.decide(Restarted(1), Instant(0))
         self.said: list[QueueAdvice | Outlook | Judged] = []
         self.found: list[tuple[Instant, Finding]] | None = None
-        """What the introspector found, if that is kept: rates are not among it."""
+        """What the introspector found, if that is recorded, without rates."""
         self.reports = 0
-        """How many there were."""
+        """The number of reports."""
         self._facts: list[Any] = []
         self._agents, self._every_second = agents, every_second
         self._paces: dict[Run, Pace] = {}
@@ -89,19 +96,19 @@ class Reports:
         """Attempts that report at this instant."""
 
     def note(self, fact: Any) -> None:
-        """Take over a fact of the allocator; it is passed on at the end of the instant."""
+        """Record a fact of the allocator; it is passed on at the end of the instant."""
         if type(fact) in FOLLOWED:
             self._facts.append(fact)
 
     def wake_at(self) -> Instant | None:
-        """Return when a machine wants to be woken."""
+        """Return when the first machine wants to be woken; None: none does."""
         first, second = self.introspector.wake_at(), self.advisor.wake_at()
         if first is None or second is None:
             return first if second is None else second
         return min(first, second)
 
     def tick(self, now: Instant) -> None:
-        """Wake whom it is time for: before anything else that happens at this instant."""
+        """Wake the machines that are due, before anything else happens at this instant."""
         wake = self.introspector.wake_at()
         if wake is not None and wake <= now:
             self._follow(self.introspector.decide(Tick(), now), now)
@@ -110,22 +117,22 @@ class Reports:
             self._say(self.advisor.decide(Tick(), now))
 
     def tell(self, now: Instant) -> None:
-        """Tell the machines what was decided so far at this instant."""
+        """Send the machines what was decided so far at this instant."""
         if self._facts:
-            told = Facts(service="allocator", at=now, facts=tuple(self._facts))
+            message = Facts(service="allocator", at=now, facts=tuple(self._facts))
             self._facts.clear()
-            self._follow(self.introspector.decide(told, now), now)
-            self._say(self.advisor.decide(told, now))
+            self._follow(self.introspector.decide(message, now), now)
+            self._say(self.advisor.decide(message, now))
 
     def open(self, trials: Trials, now: Instant) -> None:
-        """Have the introspector measure what is tried; it finds nothing before the next second."""
+        """Make the introspector measure trials; it finds nothing before the next second."""
         self._follow(self.introspector.decide(trials, now), now)
 
     def report(self, now: Instant) -> None:
-        """Report, once at an instant and at its end; it leads to nothing before the next second."""
+        """Report, once at an instant and at its end; that has no effects before the next second."""
         changed, self._agents.paced = self._agents.paced, {}
         for run in changed or ():
-            self._set_out(run, now)
+            self._update_pace(run, now)
         if len(self._paces) > self._prune_at:
             self._paces = {
                 run: pace for run, pace in self._paces.items() if self._agents.lives(run)
@@ -135,8 +142,8 @@ class Reports:
         for run in due:
             self._report(run, now)
 
-    def _set_out(self, run: Run, now: Instant) -> None:
-        """Reckon how an attempt goes on from now, and have it reported."""
+    def _update_pace(self, run: Run, now: Instant) -> None:
+        """Compute how an attempt continues from now on, and have it reported."""
         known = self._paces.get(run)
         if not self._agents.lives(run):
             self._paces.pop(run, None)
@@ -185,11 +192,11 @@ class Reports:
         job = JobProgress(
             job=run.name, attempt=run.number, world=max(1, pace.workers), ranks=(rank,), lasts=lasts
         )
-        # Each attempt reports as if it had a node of its own: of one node, a second report at the
-        # same instant would be taken for the first.
-        told = NodeReport(node=f"{run.name}.{run.number}", at=now, jobs=(job,))
+        # Each attempt reports as if it had a node of its own: a second report of a node at the same
+        # instant would be taken for the first.
+        message = NodeReport(node=f"{run.name}.{run.number}", at=now, jobs=(job,))
         self.reports += 1
-        self._follow(self.introspector.decide(told, now), now)
+        self._follow(self.introspector.decide(message, now), now)
 
     def _follow(self, effects: Iterable[Effect], now: Instant) -> None:
         for effect in effects:

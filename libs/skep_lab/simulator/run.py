@@ -1,4 +1,4 @@
-"""One simulated run of a trace, from its jobs to what became of them."""
+"""One simulated run of a trace, from its jobs to their outcomes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,26 @@ def run(
     watch: Watch | None = None,
     judge: Judge | None = None,
 ) -> RunResult:
-    """Return what became of a trace's jobs on a cluster: the same for the same arguments.
+    """Return what became of a trace's jobs on a cluster; equal arguments give equal results.
 
-    `news` is what operators and tenants want besides, and when: drained nodes, requests about jobs
-    (`j1` is the first of the trace). `clock` tells processor seconds, for `cpu_s` alone.
-    `judge` is shown every decision. `watch` is told now and then how many jobs are over, of how
-    many, and says whether to go on.
-    Interrupted by it or by Ctrl-C, or at `settings.until`, the result is that of what has happened
-    so far, and `cut`.
+    Interrupted by `watch` or by Ctrl-C, or at `settings.until`, the result contains what has
+    happened so far, and is `cut`.
+
+    Args:
+        trace: The jobs.
+        cluster: The cluster.
+        settings: Costs, policies and more.
+        speeds: The workload model.
+        news: Other requests of operators and tenants, and when: drained nodes, requests about
+            jobs (`j1` is the first of the trace).
+        clock: Returns processor seconds, only for `cpu_s`.
+        watch: Is called at times with the number of ended jobs and of all jobs, and returns
+            whether to continue.
+        judge: Is called with every decision.
     """
     began = clock() if clock is not None else 0.0
     collects = gc.isenabled()
-    gc.disable()  # Nothing here is in cycles, and all of it lives as long as the run.
+    gc.disable()  # There are no reference cycles here, and all objects live as long as the run.
     try:
         world = World(trace, cluster, settings, speeds, news, judge)
         try:
@@ -93,6 +101,6 @@ def name_of(cluster: Cluster) -> str:
 
 
 def policy_of(cluster: Cluster) -> str:
-    """Return the policies of a run in words: one name if it is everyone's."""
+    """Return the policies of a run in words: a single name if all VCs have it."""
     names = list(dict.fromkeys(vc.policy for vc in cluster.vcs.values()))
     return " + ".join(names)

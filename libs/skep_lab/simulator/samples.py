@@ -1,4 +1,4 @@
-"""The cluster over time: looked at every so often, told where it has changed."""
+"""Samples of the cluster over time, taken only where it has changed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from skep_lab.simulator.settings import Settings
 
 
 class Samples:
-    """Looks at the state that held until the clock moved on, at even times from the beginning."""
+    """Samples the state before each step of the clock, at equal times from the beginning."""
 
     def __init__(
         self, settings: Settings, allocator: AllocatorMachine, ledger: Ledger, agents: Agents
     ) -> None:
-        """Have looked at nothing yet."""
+        """Begin without samples.
+
+        Args:
+            settings: How often to sample.
+            allocator: Read for the cells.
+            ledger: Read for jobs.
+            agents: Read for what is busy.
+        """
         self._every = seconds(settings.sample_every_s)
         self._by_vc = settings.samples_by_vc
         self._allocator, self._ledger, self._agents = allocator, ledger, agents
         self._due = BEGIN
         self._seen = (-1, -1)
-        """What was busy and useful at the latest look."""
+        """What was busy and useful at the latest sample."""
         self.taken: list[Sample] = []
 
     def until(self, now: Instant) -> None:
-        """Take the samples that were due before `now`: nothing has happened since the last one."""
+        """Take the samples that are due before `now`: nothing has happened since the last step."""
         if not self._every or now <= self._due:
             return
         state = self._agents.busy, self._agents.useful

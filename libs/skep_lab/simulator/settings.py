@@ -1,4 +1,4 @@
-"""How a simulated cluster behaves: what things cost, what owners say, and what may be odd."""
+"""Settings of a simulated cluster: costs, hints of owners, and quirks of other simulators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What it takes to begin, end and change a job, in seconds; all 0: ideal.
 
     A job makes no progress meanwhile. `start_s` and `resume_s` hold its GPUs before it trains,
-    `stop_s` after it was told to end, `suspend_s` until its GPUs are free, `migrate_s` from its
-    stop on one place to its going on at the other, `resize_s` in the old size. Every
-    `checkpoint_every_s` it stores its state (0: never by itself): what it did since is lost when
-    it is stopped.
+    `stop_s` after the command to stop, `suspend_s` until its GPUs are free, `migrate_s` from its
+    stop at one place to its continuation at the other, `resize_s` in the old size. Every
+    `checkpoint_every_s` it stores its state (0: never by itself): what it did since is lost when it
+    is stopped.
     """
 
     start_s: float = 0.0
@@ -31,7 +31,11 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     checkpoint_every_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a cost below zero."""
+        """Check the values.
+
+        Raises:
+            ValueError: A cost is below zero.
+        """
         for field in self.__struct_fields__:
             if getattr(self, field) < 0:
                 reason = f"{field} is below zero"
@@ -41,7 +45,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 IDEAL = Costs()
 
 EVERYTHING = ("suspend", "release", "checkpoint", "migrate", "resize", "rebind")
-"""What a cooperative job lets Skep do with it."""
+"""What Skep can do with a cooperative job."""
 
 AT_ONCE = "instants-at-once"
 FIRST_NODE = "first-node"
@@ -55,12 +59,12 @@ COMPAT: dict[str, str] = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run. `policies` are by VC (name and options) and override the cluster's.
+    """Settings of one run. `policies` are by VC (name and options) and override the cluster's.
 
-    `sample_every_s`: how often the cluster is looked at (0: never); `until`: when the run ends even
-    if the trace has not; `noise`: the relative spread of each attempt's speed around its model's;
-    `hints`: what a job's owner says about its run time. `can`: what jobs let Skep do with them;
-    None: everything where a policy acts on running jobs, else nothing, which nobody would ask for.
+    `sample_every_s` is how often the cluster is sampled (0: never), `until` when the run ends even
+    if the trace has not, `noise` the relative spread of each attempt's speed around its model's,
+    `hints` what a job's owner says about its run time. `can` is what Skep can do with jobs; None:
+    everything if a policy acts on running jobs, else nothing, as it would not be used.
     """
 
     seed: int = 0
@@ -74,16 +78,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     can: tuple[str, ...] | None = None
     samples_by_vc: bool = False
     reports: Reporting = "auto"
-    """What agents report of running jobs, and whether introspector and advisor listen. `auto`: on
-    every change of pace where a policy goes by rates, else nothing, which nobody would hear."""
+    """What agents report of running jobs, and whether introspector and advisor run. `auto`: every
+    change of pace if a policy uses rates, else nothing."""
     over_quota: OverQuota = "wait"
-    """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`). Here
-    they wait unless something else is said: published experiments have strict queues."""
+    """What guaranteed jobs do that exceed their VC's cells (`spec.over_quota`). The default here is
+    to wait: published experiments have strict queues."""
     gpu_memory: dict[str, int] = {}
-    """Bytes of a GPU's memory by type; of one that is not here nobody knows."""
+    """Bytes of GPU memory by type; that of other types is unknown."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what makes no sense."""
+        """Check the values.
+
+        Raises:
+            ValueError: A compat switch is unknown, or a number is negative.
+        """
         unknown = sorted(self.compat - COMPAT.keys())
         if unknown:
             reason = f"no compat switch is called {unknown[0]!r}; there are: {', '.join(COMPAT)}"

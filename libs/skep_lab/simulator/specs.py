@@ -1,4 +1,4 @@
-"""A job of a trace as its owner would submit it."""
+"""The spec of a trace's job, as its owner would submit it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from skep_lab.workloads.table import fewest
 
 ENCODER = msgspec.json.Encoder()
 NOISY_SIGMA = 1.0
-"""Spread of what owners say under `noisy`: a factor whose logarithm is normal. Users' estimates are
-off by a factor of e at one sigma."""
+"""Spread of what owners say with `noisy`: a log-normal factor. Users' estimates are off by a factor
+of e at one sigma."""
 
 
 NOWHERE = "one on which its speed is not 0"
-"""The type of GPU that a job asks for which runs on none here: it is refused, with these words."""
+"""The GPU type in the spec of a job that runs on no type of this cluster: it is refused with these
+words."""
 
 
 def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
-    """Return the GPUs of the cluster's largest node, of one type if it is named."""
+    """Return the GPUs of the cluster's largest node, of one type if it is given."""
     largest = 1
     for chain in cluster.chains.values():
         if gpu_type in ("", chain.gpu):
@@ -41,7 +42,7 @@ def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
 
 
 def nodes_of(cluster: Cluster) -> dict[str, int]:
-    """Return how many GPUs each node has, those of all its chains together."""
+    """Return how many GPUs each node has in all chains."""
     found: dict[str, int] = {}
     for chain in cluster.chains.values():
         size = gpus_per_node(chain)
@@ -51,10 +52,15 @@ def nodes_of(cluster: Cluster) -> dict[str, int]:
 
 
 def shape(job: TraceJob, node: int) -> tuple[int, int]:
-    """Return workers, and GPUs of each: as few workers as nodes of so many GPUs allow.
+    """Return how many workers a job has, and the GPUs of each.
 
-    Where the source says how many workers there are, that many; where it does not, or they have
-    not all as many GPUs, and GPUs do not fill nodes evenly, the largest equal parts that fit one.
+    If the source gives the number of workers, and they can have equally many GPUs, it is that
+    number. Else there are as few workers as nodes allow; if GPUs do not fill nodes evenly, a worker
+    gets the largest equal part that fits a node.
+
+    Args:
+        job: The job.
+        node: GPUs of a node.
     """
     if job.workers and job.gpus % job.workers == 0:
         return job.workers, job.gpus // job.workers
@@ -63,17 +69,23 @@ def shape(job: TraceJob, node: int) -> tuple[int, int]:
 
 
 class Owners:
-    """Writes the specs. What is noisy depends on the seed and the job, on nothing else."""
+    """Writes the specs of jobs. Noise depends only on the seed and the job."""
 
     def __init__(self, cluster: Cluster, settings: Settings, speeds: Speeds) -> None:
-        """Write for a cluster, where jobs go with these speeds."""
+        """Prepare to write specs.
+
+        Args:
+            cluster: Where they are submitted.
+            settings: What owners say.
+            speeds: The workload model, for the GPU types that a job can run on.
+        """
         self._settings, self._speeds = settings, speeds
         self._kinds = tuple(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
         self._nodes = {kind: node_gpus(cluster, kind) for kind in ("", *self._kinds)}
         self._alone = next(iter(cluster.vcs)) if len(cluster.vcs) == 1 else ""
 
     def vc(self, job: TraceJob) -> str:
-        """Return where a job is submitted: one without a VC goes to the only one there is."""
+        """Return where a job is submitted: one without a VC goes to the only VC."""
         return job.vc or self._alone
 
     def write(self, job: TraceJob) -> bytes:
@@ -94,7 +106,7 @@ class Owners:
             spec["script"] = "train.py"
             spec["ps"] = {"servers": job.servers, "min": 1}
         elif self._settings.over_quota == "auto":
-            spec["script"] = "train.py"  # Of a command nobody presumes that it can be stored.
+            spec["script"] = "train.py"  # A command is not assumed to store its state.
         else:
             spec["command"] = ("train",)
         if job.workers_max:
@@ -113,7 +125,7 @@ class Owners:
     def _able(self, job: TraceJob) -> str:
         """Return the types of GPUs on which a job's speed is not 0; empty: all of them.
 
-        That its model does not fit on some of them is what an owner knows, and nobody else does.
+        Only an owner knows that a model does not fit on some of them.
         """
         able = []
         for kind in self._kinds:

@@ -1,8 +1,8 @@
-"""What trials really changed: verdicts held against the speeds that simulated jobs really have.
+"""The real effect of trials: verdicts compared with the real speeds of simulated jobs.
 
-A verdict is reached by rates that were reported, with all that is noise in them and whatever else
-changed meanwhile. Here the workload model is asked for the speed of each job of a trial where it
-was before and where the trial had it, and for nothing else.
+A verdict rests on reported rates, with all their noise and whatever else changed meanwhile. Here
+the workload model is asked for the speed of each job of a trial where it was before and where the
+trial had it, and for nothing else.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from skep_lab.workloads.situation import Situation, Speeds
 
 
 class Truth:
-    """Trials that are open, and where their jobs were; `counts` of `judged` and `wrong` by kind."""
+    """Open trials, and where their jobs were; `counts` of `judged` and `wrong` by kind."""
 
     def __init__(self, speeds: Speeds) -> None:
-        """Begin without any."""
+        """Begin without trials.
+
+        Args:
+            speeds: The workload model.
+        """
         self._speeds = speeds
         self._open: dict[int, tuple[TrialBegun, dict[str, Situation | None]]] = {}
         self.counts: Counter[str] = Counter()
 
     def note(self, works: Mapping[str, Work], facts: Iterable[object]) -> None:
-        """Take over the facts of one decision, before anything of it is carried out."""
+        """Record the facts of one decision, before it is carried out.
+
+        Args:
+            works: The jobs, by id.
+            facts: The facts.
+        """
         for fact in facts:
             if isinstance(fact, TrialBegun):
                 befores = {each.job: works[each.job].where for each in fact.jobs}
@@ -42,12 +51,12 @@ class Truth:
         over: TrialOver,
         works: Mapping[str, Work],
     ) -> None:
-        """Compare a verdict with what the trial's jobs make, of what they made."""
+        """Compare a verdict with the real speeds of the trial's jobs."""
         total = 0.0
         for name, was in befores.items():
             job, after = works[name].job, works[name].where
             if after is None:
-                return  # It has just ended, and nobody can say where it was.
+                return  # It has just ended, and its place is unknown.
             before = after._replace(partners=()) if begun.kind is Kind.PACK else was
             alone = self._speeds.speed(job, before) if before is not None else 0.0
             if not alone:

@@ -1,4 +1,4 @@
-"""How far each job is: work done at the rate of where it runs, stored, and lost."""
+"""The progress of each job: work done at the rate of where it runs, stored, and lost."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Work(msgspec.Struct):
 
     job: TraceJob
     done: int = 0
-    """What of it is done, as of `since`."""
+    """The work that is done, as of `since`."""
     stored: int = 0
-    """What of that survives a stop."""
+    """The part of that which survives a stop."""
     made: int = 0
-    """All that was ever done, also what was lost: it only grows."""
+    """All work that was ever done, with lost work: it only grows."""
     rate: float = 0.0
-    """0: it stands."""
+    """0: it does not train."""
     since: int = 0
     begun: int = 0
-    """When it began to train without a break: checkpoints follow at even times from then on."""
+    """When it began to train without a break: checkpoints follow at equal times from then on."""
     attempt: int = 0
-    """The attempt that trains, or stands and is to go on."""
+    """The attempt that trains, or is suspended and is to continue."""
     version: int = 0
-    """Counts what its end was reckoned with: an end reckoned otherwise does not come."""
+    """Counts how often its end was computed: only the latest end happens."""
     factor: float = 1.0
-    """How this attempt differs from its model, by chance."""
+    """The speed of this attempt relative to its model, by chance."""
     phase: float = 1.0
-    """How it differs from its model now, whichever attempt it is."""
+    """The present speed of the job relative to its model, in any attempt."""
     where: Situation | None = None
     """Where it trains."""
     hundred: int = 0
@@ -46,7 +46,12 @@ class Work(msgspec.Struct):
     """Attempt and order for which a cost was counted last: a gang has several parts."""
 
     def advance(self, now: Instant, store_every: int) -> None:
-        """Count what was done since it was last looked at."""
+        """Add the work since the last call.
+
+        Args:
+            now: The present instant.
+            store_every: Nanoseconds between two checkpoints; 0: there are none.
+        """
         span = now - self.since
         if not self.rate or span <= 0:
             self.since = now
@@ -72,7 +77,7 @@ class Work(msgspec.Struct):
         return Duration(rest if self.rate == 1.0 else math.ceil(rest / self.rate))
 
     def lose(self) -> None:
-        """Be back at what is stored."""
+        """Return to the stored state."""
         self.lost += self.done - self.stored
         self.done = self.stored
 

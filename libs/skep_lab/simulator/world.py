@@ -44,28 +44,29 @@ from skep_lab.workloads.situation import Speeds
 
 ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
-"""How long before the trace begins the nodes join: its first jobs find them there."""
+"""How long before the trace begins the nodes join, so that its first jobs find them."""
 FOR_EVER = Duration(2**62)
 IDLE_LOOKS = 1000
-"""Times in a row that a policy looks at jobs that wait, while none runs and none comes: if it does
-nothing by then, it never will."""
+"""How many times in a row a policy may look at waiting jobs while none runs and none comes: if it
+does nothing by then, it never will."""
 OTHERS = 100
-"""As often as that for each of these times, the other machines' timers may tell it something."""
+"""The other machines' timers may cause it to act this many times as often."""
 LOOK_AT = 4000
-"""Events between two looks of the allocator's watch over the cells, which in production looks every
-second: a simulated day is over in less."""
+"""Events between two checks of the cells by the allocator, which in production happen every second:
+a simulated day has fewer."""
 WATCHED_EVERY = 16
-"""Instants between two words to whoever watches a run."""
+"""Instants between two calls of `watch`."""
 QUIET = ("fifo", "backfill")
-"""Policies that do nothing to jobs that run."""
+"""Policies that never change running jobs."""
 NODE_CPUS = 4096
 NODE_MEMORY = 1 << 50
-"""More than any job asks for: traces that limit them say so in the cluster (`build`)."""
+"""More than any job asks for; a trace with limited CPUs or memory needs another cluster
+(`build`)."""
 
 News = DrainNode | QuarantineGpu | Ask
 Judge = Callable[["World", list[AllocatorFact]], None]
 Watch = Callable[[int, int], bool]
-"""Told how many jobs are over, of how many; says whether to go on."""
+"""Called with the number of ended jobs and of all jobs; returns whether to continue."""
 
 
 class World:
@@ -82,11 +83,16 @@ class World:
     ) -> None:
         """Begin with nothing: the nodes join with the first step.
 
-        `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
-        called after every decision, before anything of it is carried out.
+        Args:
+            trace: The jobs.
+            cluster: The cluster.
+            settings: Costs, policies and more.
+            speeds: The workload model.
+            news: Other requests of operators and tenants, and when, in the order of time.
+            judge: Is called after every decision, before it is carried out.
         """
         self.trace, self.settings = trace, settings
-        self.cluster = _ruled(cluster, settings)
+        self.cluster = _with_policies(cluster, settings)
         self.now = Instant(BEGIN - NODES_JOIN)
         named = {str(job_id(number)): job for number, job in enumerate(trace.jobs, 1)}
         self.agents = Agents(
@@ -100,11 +106,11 @@ class World:
         self._owners = Owners(self.cluster, settings, speeds)
         self.reports = _reports(self.cluster, settings, self.agents)
         self._inbox: deque[Any] = deque()
-        """What the allocator has yet to hear at this instant."""
+        """Events that the allocator is still to receive at this instant."""
         self._heap: list[tuple[Instant, int, Later]] = []
         self._pushed = 0
         self._next = 0
-        """The job of the trace that is submitted next."""
+        """The next job of the trace to be submitted."""
         self.allocator.settings.node_lost_after = FOR_EVER
         self.allocator.settings.node_check_every = FOR_EVER
         self.allocator.settings.trial_rules.repeated = FOR_EVER
@@ -112,12 +118,12 @@ class World:
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
         self._idle = 0
-        """Instants in a row at which only timers had anything to do: the allocator's count more."""
+        """How many instants in a row only timers were due; the allocator's count more."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
         self._circles = Circles()
         self._facts: list[AllocatorFact] = []
-        """What was decided so far where a decision goes on in a further one at this instant."""
+        """The facts so far of a decision that continues in a further one at this instant."""
 
     def _begin(self) -> None:
         for machine in (self.admission, self.allocator):
@@ -140,19 +146,23 @@ class World:
                 pool.in_order = True
 
     def run(self, watch: Watch | None = None) -> bool:
-        """Go on until every job is over, the time is, or nothing more will ever happen.
+        """Continue until every job has ended, the time is over, or nothing more will ever happen.
 
-        Returns False if `watch` ended it.
+        Args:
+            watch: Called at times; it may end the run.
+
+        Returns:
+            False if `watch` ended it.
         """
         jobs = len(self.trace.jobs)
         for number, _ in enumerate(self.steps()):
-            told = watch is not None and number % WATCHED_EVERY == 0
-            if told and watch and not watch(jobs - self.ledger.open, jobs):
+            due = watch is not None and number % WATCHED_EVERY == 0
+            if due and watch and not watch(jobs - self.ledger.open, jobs):
                 return False
         return True
 
     def steps(self) -> Iterator[Instant]:
-        """Go on as `run` does; yield every instant after it."""
+        """Continue as `run` does, and yield every instant after it."""
         self._begin()
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
@@ -175,15 +185,15 @@ class World:
                 self._inbox.append(Tick())
             self._settle()
             if self.reports is not None:
-                self._listen()
+                self._exchange_messages()
             yield at
         if end is not None and self.ledger.open:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
 
-    def _listen(self) -> None:
-        """Have everything be told that is new at this instant, until nothing is."""
+    def _exchange_messages(self) -> None:
+        """Exchange all messages of this instant, until there are no new ones."""
         reports = self.reports
         assert reports is not None
         reports.tell(self.now)
@@ -196,24 +206,24 @@ class World:
         self._push()
 
     def _happens(self, at: Instant) -> None:
-        """Have everything happen that does at an instant: ends first, then arrivals."""
+        """Process the events of an instant: ends first, then arrivals."""
         jobs, heap, agents = self.trace.jobs, self._heap, self.agents
         while heap and heap[0][0] <= at:
             _, _, event = heapq.heappop(heap)
             event[0](*event[1:], at)
-            if agents.told:
+            if agents.outbox:
                 self._settle()
         while self._next < len(jobs) and BEGIN + jobs[self._next].at <= at:
             self._submit(self._next)
             self._next += 1
             self._settle()
         while self._coming is not None and BEGIN + self._coming[0] <= at:
-            self._hear(self._coming[1])
+            self._request(self._coming[1])
             self._coming = next(self._news, None)
             self._settle()
 
     def _soonest(self) -> Instant | None:
-        """Return when something happens next."""
+        """Return when the next event happens; None: there is none."""
         soonest = self.allocator.wake_at()
         if self._heap and (soonest is None or self._heap[0][0] < soonest):
             soonest = self._heap[0][0]
@@ -232,7 +242,7 @@ class World:
         return None if soonest is None else max(soonest, self.now)
 
     def _stuck(self, at: Instant) -> bool:
-        """Return whether jobs wait for what will never come: nobody runs, and nobody submits."""
+        """Return whether jobs wait for ever: none runs, and none is still to be submitted."""
         if self._heap or self._next < len(self.trace.jobs) or self._coming is not None:
             self._idle = 0
             return False
@@ -251,8 +261,8 @@ class World:
             )
         )
 
-    def _hear(self, news: News) -> None:
-        """Take what operators or tenants want; a tenant is told what came of it by the facts."""
+    def _request(self, news: News) -> None:
+        """Pass on a request of an operator or a tenant; facts contain the result."""
         if isinstance(news, DrainNode | QuarantineGpu):
             self._inbox.append(news)
             return
@@ -263,7 +273,7 @@ class World:
     # --- the machines ------------------------------------------------------------------------
 
     def _admit(self, event: Any) -> None:
-        """Have admission decide, and pass on what the allocator follows."""
+        """Let admission decide, and pass on what the allocator follows."""
         for effect in self.admission.decide(event, self.now):
             if type(effect) is Record:
                 fact = effect.fact
@@ -273,14 +283,15 @@ class World:
                     self.ledger.refuse(fact)
 
     def _settle(self) -> None:
-        """Have the allocator decide, and nodes answer, until nobody has more to say now.
+        """Let the allocator decide and nodes answer, until there are no more messages now.
 
-        Raises CircleError if there is no end of that.
+        Raises:
+            CircleError: That does not end.
         """
         inbox, agents, allocator, now = self._inbox, self.agents, self.allocator, self.now
-        if agents.told:
-            inbox += agents.told
-            agents.told.clear()
+        if agents.outbox:
+            inbox += agents.outbox
+            agents.outbox.clear()
         held, asked = allocator.settings.defers, False
         self._circles.begin()
         while inbox:
@@ -292,9 +303,9 @@ class World:
             if self._judge is not None:
                 self._show(effects)
             self._carry_out(effects)
-            if agents.told:
-                inbox += agents.told
-                agents.told.clear()
+            if agents.outbox:
+                inbox += agents.outbox
+                agents.outbox.clear()
             if not inbox and allocator.tx.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
                 asked = True
@@ -303,7 +314,7 @@ class World:
         self._push()
 
     def _push(self) -> None:
-        """Take over what agents have to come."""
+        """Schedule the later events of agents."""
         for at, event in self.agents.later:
             self._pushed += 1
             heapq.heappush(self._heap, (at, self._pushed, event))
@@ -325,7 +336,7 @@ class World:
             self._admit(Facts(service="allocator", at=now, facts=tuple(news)))
 
     def _show(self, effects: list[Effect]) -> None:
-        """Have the decision judged, once it is whole."""
+        """Pass the decision to the judge, once it is complete."""
         self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
         if self._judge is not None and self.allocator.tx.soft.check_at != self.now:
             self._judge(self, self._facts)
@@ -347,8 +358,12 @@ class World:
                 raise AssertionError(text)
 
 
-def _ruled(cluster: Cluster, settings: Settings) -> Cluster:
-    """Return a cluster with the policies of a run; ValueError for a VC that does not exist."""
+def _with_policies(cluster: Cluster, settings: Settings) -> Cluster:
+    """Return a cluster with the policies of a run.
+
+    Raises:
+        ValueError: A VC does not exist.
+    """
     vcs = dict(cluster.vcs)
     for vc, (policy, options) in settings.policies.items():
         if vc not in vcs:
@@ -359,11 +374,11 @@ def _ruled(cluster: Cluster, settings: Settings) -> Cluster:
 
 
 def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
-    """Return what jobs let Skep do with them: said only where it makes a difference.
+    """Return what Skep can do with jobs: not empty only where it makes a difference.
 
     Args:
-        cluster: its policies are in force where `settings` name no other.
-        settings: `can` is taken if it is given.
+        cluster: Its policies are in force where `settings` name no other.
+        settings: `can` is used if it is given.
     """
     if settings.can is not None:
         return settings.can
@@ -373,7 +388,7 @@ def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
 
 
 def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
-    """Return who reports and listens, if anybody does."""
+    """Return the reports of a run; None: nothing reports."""
     wanted = settings.reports
     if wanted == "auto":
         goes = any(make(vc.policy, vc.options).sees_rates for vc in cluster.vcs.values())
@@ -385,7 +400,7 @@ def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | 
 
 
 def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:
-    """Yield what every node says as it joins: of a node in several chains, all its GPUs."""
+    """Yield the message of every node as it joins, with the GPUs of all its chains."""
     gpus: dict[str, list[Gpu]] = {}
     for chain in cluster.chains.values():
         size = 1

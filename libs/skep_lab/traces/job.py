@@ -1,4 +1,4 @@
-"""One job of a trace, in the terms of every source: what was asked for, and how long it ran."""
+"""One job of a trace, in terms that fit every source: what was asked for, and how long it ran."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from skep.units import Duration
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job. `at` is when it was submitted, counted from the beginning of the trace.
 
-    `gpus` is the whole gang's. `workers` is 0 where the source does not tell how they are spread:
-    then they are as few as the nodes allow. `run_time` is how long the job runs where its speed is
-    1: alone, on `gpu_type` (where it is empty: on the fastest), on as few nodes as hold it.
+    `gpus` is the whole gang's. `workers` is 0 if the source does not say how they are spread: then
+    they are as few as the nodes allow. `run_time` is how long the job runs where its speed is 1:
+    alone, on `gpu_type` (empty: on the fastest type), on as few nodes as hold it.
     """
 
     id: str
@@ -23,34 +23,34 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vc: str = ""
     user: str = ""
     model: str = ""
-    """What its speed depends on (`workloads`); without one its speed is 1 everywhere."""
+    """The key of its speed (`workloads`); without one its speed is 1 everywhere."""
     mini_batches: int = 0
-    """In all; 0: the source does not tell."""
+    """In all; 0: unknown."""
     batch_size: int = 0
     gpu_type: str = ""
-    """Of the run that was measured; with `tied` also the only type it may run on."""
+    """The type of the measured run; with `tied` also the only type on which it may run."""
     tied: bool = False
     priority: int = 0
     opportunistic: bool = False
     within: str = ""
-    """The level of cell that its workers are to share; with `hard` they wait for one."""
+    """The level of the cell that its workers are to share; with `hard` they wait for one."""
     hard: bool = False
     deadline: Duration | None = None
     """When it should have ended, counted as `at` is."""
     workers_min: int = 0
     workers_max: int = 0
-    """How few and how many workers it may have; 0: its number is fixed."""
+    """The fewest and the most workers that it may have; 0: the number is fixed."""
     servers: int = 0
     """Parameter servers; 0: its workers exchange gradients among themselves."""
     cpus: int = 0
     memory: int = 0
     """Of each worker; bytes."""
     demands: tuple[float, ...] = ()
-    """Time of a mini-batch on each resource (Muri: storage or CPU, GPU, network), seconds."""
+    """Seconds of a mini-batch on each resource (Muri: storage or CPU, GPU, network)."""
 
 
 class RowProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wrong with one row of a source: `row` counts from 1, the header line not counted.
+    """What is wrong with one row of a source: `row` counts from 1, without the header line.
 
     `row` 0 is the source as a whole.
     """
@@ -62,15 +62,16 @@ class RowProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs in the order of submission, and what of the source could not be used."""
+    """Jobs in the order of submission, and the parts of the source that could not be used."""
 
     name: str
     jobs: tuple[TraceJob, ...]
     problems: tuple[RowProblem, ...] = ()
-    """Rows that are not among `jobs`, and why: nothing is dropped without a word."""
+    """Rows that are not among `jobs`, and why: no row is dropped silently."""
     notes: tuple[RowProblem, ...] = ()
-    """What was made good: rows out of order, a number written as text."""
+    """What was corrected: rows out of order, a number written as text."""
     rows: tuple[int, ...] = ()
-    """The row of each job in the source, the first of those it is from; empty: they have none."""
+    """The row of each job in the source, the first one if there are several; empty: there are no
+    rows."""
     parts: int = 0
     """Rows that are parts of jobs which other rows began: rows = jobs + problems + parts."""

@@ -1,4 +1,4 @@
-"""What is wrong with a trace, told in groups; and what of it does not suit a cluster."""
+"""Problems of a trace, reported in groups, and jobs of it that do not suit a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from skep_lab.traces.job import RowProblem, Trace, TraceJob
 
 ROWS_SHOWN = 5
-"""Rows named for each kind of problem; the rest are counted."""
+"""The rows that are named for each kind of problem; the rest are counted."""
 NAMES_SHOWN = 8
 
 
@@ -25,7 +25,7 @@ class BadTraceError(ValueError):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Problems of one kind in one column: how many, the first rows, and one of them in words."""
+    """Problems of one kind in one column: how many, the first rows, and the text of one of them."""
 
     text: str
     column: str
@@ -34,7 +34,7 @@ class Group(msgspec.Struct, frozen=True):
     hint: str = ""
 
     def __str__(self) -> str:
-        """Return it on one line."""
+        """Return the group on one line."""
         if self.rows == (0,):
             where = ""
         else:
@@ -49,8 +49,7 @@ class Group(msgspec.Struct, frozen=True):
 def grouped(problems: Sequence[RowProblem]) -> list[Group]:
     """Return the problems by kind: the same column, and the same text up to its colon.
 
-    Kinds are in the order of their first row. What is wrong with the source as a whole is not
-    grouped.
+    Kinds are in the order of their first row. Problems of the source as a whole are not grouped.
     """
     kinds: dict[tuple[str, str], list[RowProblem]] = {}
     for number, problem in enumerate(problems):
@@ -69,7 +68,7 @@ def grouped(problems: Sequence[RowProblem]) -> list[Group]:
 
 
 def told(problems: Sequence[RowProblem]) -> list[str]:
-    """Return the problems for people, a line for each kind."""
+    """Return the problems in readable form, one line for each kind."""
     return [str(group) for group in grouped(problems)]
 
 
@@ -81,21 +80,21 @@ def suit(
     unknown: Mapping[str, int] | None = None,
     lenient: bool = False,
 ) -> Trace:
-    """Return the jobs of a trace that a cluster can run, the others as problems.
+    """Return a trace with the jobs that a cluster can run; the others become problems.
 
-    Problems have the rows of the source; of jobs that have none, their places in the order of
+    Problems have the rows of the source; for jobs without rows, their places in the order of
     submission.
 
     Args:
         trace: What was read or generated.
         gpus: The GPUs of the cluster; 0: not checked.
-        vcs: Its virtual clusters and their GPUs; None: not checked. A job of more GPUs than its
-            virtual cluster has is not a problem if it is opportunistic.
+        vcs: Its virtual clusters and their GPUs; None: not checked. An opportunistic job may
+            have more GPUs than its virtual cluster.
         unknown: The models that the workload model does not know (`Speeds.unknown`).
-        lenient: Leave them out and say so, instead of raising.
+        lenient: Report unsuitable jobs as problems instead of raising.
 
     Raises:
-        BadTraceError: Some job does not suit and it is not `lenient`, or none does.
+        BadTraceError: A job does not suit and it is not `lenient`, or no job suits.
     """
     found = [
         problem
@@ -111,12 +110,17 @@ def suit(
 
 
 def rows_of(trace: Trace) -> Sequence[int]:
-    """Return the number that each job goes by in problems."""
+    """Return the number by which problems name each job."""
     return trace.rows or range(1, len(trace.jobs) + 1)
 
 
 def without(trace: Trace, found: Sequence[RowProblem]) -> Trace:
-    """Return a trace with these jobs, by the rows of `rows_of`, among its problems."""
+    """Return a trace with some of its jobs turned into problems.
+
+    Args:
+        trace: The trace.
+        found: The problems, by the rows of `rows_of`.
+    """
     bad = {problem.row for problem in found}
     left = [
         (row, job) for row, job in zip(rows_of(trace), trace.jobs, strict=True) if row not in bad

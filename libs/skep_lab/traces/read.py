@@ -1,4 +1,4 @@
-"""Reading traces: the form is recognised, rows become jobs, and whatever is wrong is counted."""
+"""Read traces: recognise the format, turn rows into jobs, and count everything that is wrong."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ FORMS = {
         CHRONUS,
     )
 }
-"""Every form of table, by name. Skep's own is beside them (`formats.skep`)."""
+"""Every format of tables, by name. Skep's own is separate (`formats.skep`)."""
 
 FORMATS = {name: form.about for name, form in FORMS.items()} | {skep.NAME: skep.ABOUT}
-"""What can be read, and a line about each."""
+"""All formats that can be read, with a line about each."""
 
 TIME_MAX = seconds(3e9)
-"""Beyond it a time is a mistake. Two of them, counted from now, are within what 63 bits hold."""
+"""A larger time is a mistake. Two times up to this, counted from now, fit into 63 bits."""
 COUNT_MAX = 2**62
-"""Beyond it no other process could be told."""
+"""A larger number cannot be sent to another process."""
 
 WALL_S = 10**9
-"""Seconds since 1970 from which on a clock is one on a wall (September 2001)."""
+"""A clock that shows at least so many seconds since 1970 is a wall clock (September 2001)."""
 
 Lengths = Callable[[TraceJob], float]
-"""Returns the seconds a job runs as its trace says it ran; 0.0 if nobody knows."""
+"""Returns how many seconds a job ran by its trace; 0.0: unknown."""
 
 
 def read(
@@ -67,12 +67,19 @@ def read(
 ) -> Trace:
     """Return the trace of a file's lines, its jobs in the order of submission.
 
-    Without a format the first line tells it. Every row is a job or a problem (or, where jobs have
-    several rows, counted in a note), so jobs + problems of rows = rows.
+    Every row is a job or a problem (or, if jobs have several rows, counted in a note), so jobs +
+    problems of rows = rows.
+
+    Args:
+        lines: The lines.
+        name: The name of the trace, for messages.
+        format: The name of a format; None: the first line decides.
+        lenient: Return problems in the result instead of raising.
+        lengths: Run times for formats without them.
 
     Raises:
-        BadTraceError: With all problems. If `lenient`, only where nothing can be read: no such
-            format, columns missing, no job at all; otherwise what is wrong is in the result.
+        BadTraceError: With all problems. If `lenient`, only if nothing can be read: no such
+            format, columns missing, no job at all.
     """
     iterator = iter(lines)
     first = next((line for line in iterator if line.strip()), "").lstrip("\ufeff")
@@ -91,10 +98,15 @@ def read(
 
 
 def recognise(first: str, name: str, format: str | None = None) -> Form | None:  # noqa: A002
-    """Return the form of a table by its first line, None for Skep's own.
+    """Return the format of a table by its first line, None for Skep's own.
 
-    Where several fit, it is the one that needs most columns. In a table without a header a form
-    that is given is taken at its word, whatever is wrong with the first row.
+    If several fit, it is the one that needs most columns. A given format without a header is
+    accepted, whatever is wrong with the first row.
+
+    Args:
+        first: The first line.
+        name: The name of the trace, for messages.
+        format: The name of a format; None: unknown.
 
     Raises:
         BadTraceError: No such format, or the line is not of it; it says why for each one tried.
@@ -129,7 +141,7 @@ def recognise(first: str, name: str, format: str | None = None) -> Form | None: 
 
 
 def _nearest(first: str) -> Form | None:
-    """Return the form most of whose columns a header has; None if none has half of them."""
+    """Return the format with most columns in a header; None if none has half of its columns."""
 
     def there(form: Form) -> float:
         names = {each.strip() for each in _first(form, first)}
@@ -193,7 +205,7 @@ def _table(
 
 
 def _unbroken(lines: Iterable[str]) -> Iterator[str]:
-    """Return the lines without what csv stops at: NUL bytes, and quotes that span lines."""
+    """Return the lines without what stops the csv module: NUL bytes, and quotes that span lines."""
     for line in lines:
         clean = line.replace("\0", "\ufffd")
         yield clean if clean.count('"') % 2 == 0 else clean.replace('"', "'")
@@ -211,7 +223,7 @@ def _row(form: Form, columns: Sequence[str], number: int, values: list[str]) -> 
 def _with_lengths(
     jobs: list[Numbered], problems: list[RowProblem], lengths: Lengths | None
 ) -> list[Numbered]:
-    """Return the jobs with their run times looked up; those nobody knows become problems."""
+    """Return the jobs with their run times looked up; jobs of unknown run time become problems."""
     known: list[Numbered] = []
     for number, job in jobs:
         run_s = job.run_time / NS_PER_SECOND or (lengths(job) if lengths is not None else 0.0)
@@ -221,6 +233,7 @@ def _with_lengths(
             hint = "give measured speeds (--measured)"
             problems.append(RowProblem(number, "says no run time", "", hint))
         else:
+            # tidy: allow word because messages about traces keep their text
             text = f"nobody measured how long it runs: {job.model} on {job.gpus} GPUs"
             problems.append(RowProblem(number, text))
     return known
@@ -235,7 +248,7 @@ def _checked(
     from_first: bool = False,
     parts: int = 0,
 ) -> Trace:
-    """Return a trace of what can run, in order, each id once."""
+    """Return a trace of the jobs that can run, in order, each id once."""
     seen: dict[str, int] = {}
     good: list[Numbered] = []
     for number, job in jobs:
@@ -276,7 +289,7 @@ def _checked(
 
 
 def _too_large(job: TraceJob) -> RowError | None:
-    """Return what of a job no run could count with; None: nothing."""
+    """Return which number of a job is too large for any run; None: none is."""
     for what, time in (
         ("submission", job.at),
         ("run time", job.run_time),

@@ -1,4 +1,4 @@
-"""What a trace is like, in numbers."""
+"""Statistics of a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By the GPUs of a job, ascending."""
     vcs: dict[str, int]
     models: dict[str, int]
-    """Most jobs first, as are VCs."""
+    """Most jobs first, as in `vcs`."""
     span_s: float
     """From the first submission to the last."""
     run_mean_s: float
@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     run_max_s: float
     gpu_hours: float
     demand: float
-    """GPUs that would be busy on average if every job ran as it was submitted; 0.0: no span."""
+    """GPUs that would be busy on average if every job ran when it was submitted; 0.0: no span."""
     deadlines: int
     opportunistic: int
     elastic: int
@@ -64,7 +64,7 @@ def summary(trace: Trace) -> Summary:
 
 
 def _counted(values: list[T]) -> dict[T, int]:
-    """Return how often each value is there, most first; equals in the order of the values."""
+    """Return how often each value occurs, most frequent first; equal ones by value."""
     counts: dict[T, int] = {}
     for value in values:
         counts[value] = counts.get(value, 0) + 1
@@ -72,5 +72,5 @@ def _counted(values: list[T]) -> dict[T, int]:
 
 
 def _part(ordered: list[float], part: float) -> float:
-    """Return the value that this part of the others is not above; 0.0 of none."""
+    """Return the quantile of ascending values; 0.0 if there are none."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0

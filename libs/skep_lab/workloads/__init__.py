@@ -1,1 +1,1 @@
-"""How fast jobs of known models go: on which GPU, spread how, beside whom."""
+"""The speed of jobs with known models: by type of GPU, spread, and neighbours."""

@@ -49,7 +49,11 @@ class Chronus(Table):
 
 
 def parse(text: str | bytes) -> Chronus:
-    """Read `model_info.json`. Raises ValueError for another text."""
+    """Return the table in `model_info.json`.
+
+    Raises:
+        ValueError: It is another text.
+    """
     raw = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, float]]])
     return Chronus(
         {

@@ -50,7 +50,11 @@ class Dl2(Table):
 
 
 def parse(lines: Iterable[str]) -> Dl2:
-    """Read `config_speed.csv`. Raises ValueError for another text."""
+    """Return the table in `config_speed.csv`.
+
+    Raises:
+        ValueError: It is another text.
+    """
     grids: dict[str, dict[int, dict[int, float]]] = {}
     batches: dict[str, int] = {}
     for row in csv.DictReader(lines):

@@ -43,7 +43,14 @@ class ElasticFlow(Table):
 
 
 def parse(files: Mapping[tuple[str, str], Iterable[str]]) -> ElasticFlow:
-    """Read the files, by type of GPU and model. Raises ValueError for other texts."""
+    """Return the table in the files.
+
+    Args:
+        files: Their lines, by type of GPU and model.
+
+    Raises:
+        ValueError: They are other texts.
+    """
     rates: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
     for (kind, model), lines in files.items():
         found = {}

@@ -1,6 +1,6 @@
-"""How fast a job of a known model goes, of all tables together: `Speeds` for the simulated world.
+"""The speed of a job with a known model, by all tables together: `Speeds` for simulations.
 
-A speed is a product, and each part of it comes from the first table that knows the model:
+A speed is a product, and each factor comes from the first table that knows the model:
 
     type      its GPUs against those of its trace            rate on one / rate on the other
     workers   as many as it has now against its trace's      rate with these / rate with those
@@ -8,10 +8,10 @@ A speed is a product, and each part of it comes from the first table that knows 
     packing   what partners on its GPUs leave                slowdowns of all added up
     network   what neighbours on its nodes' network leave    the same
 
-Where one table knows the first three, their product is its rate there over its rate then, exactly.
-What was measured on the very type of GPU comes before what was measured on another; then, the order
-is that of `Models.tables` (`ORDER`). A model is looked up by its own name first, then by what
-it is trained as (`names.KIN`). Racks count for nothing: no table was measured across them.
+If one table knows the first three, their product is exactly its rate there over its rate in the
+trace. Measurements on the same type of GPU come before those on another type; then the order is
+that of `Models.tables` (`ORDER`). A model is looked up by its own name first, then by what it is
+trained as (`names.KIN`). Racks do not matter: no table was measured across them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ ORDER = (
     "figures",
     "synergy",
 )
-"""The most specific first: DL² speaks only of jobs with servers, Pollux of every split."""
+"""The most specific first: DL² has only jobs with servers, Pollux has every split."""
 
 TURNS = 0.5
-"""What a partner leaves of which nothing is known: half, as if the two took turns."""
+"""What an unknown partner leaves: half, as if the two took turns."""
 
 KEPT_MAX = 200_000
-"""Answers kept: 100 models in 2,000 situations each. Beyond that all are forgotten at once."""
+"""Stored answers: 100 models in 2,000 situations each. Beyond that all are dropped at once."""
 
 
 class Part(NamedTuple):
-    """One factor of a speed, and the table that it is from (empty: nobody knows)."""
+    """One factor of a speed, and the table that it is from (empty: unknown)."""
 
     what: str
     factor: float
@@ -54,11 +54,7 @@ class Part(NamedTuple):
 
 
 class Models:
-    """`Speeds` of all tables. `node_gpus` says what "as few nodes as hold it" means here.
-
-    `types` are the cluster's: a job whose trace tells no type ran on the fastest of them; without
-    them every type is as fast for it. With `papers` what they print is a table too.
-    """
+    """`Speeds` of all tables."""
 
     def __init__(
         self,
@@ -68,6 +64,15 @@ class Models:
         types: Sequence[str] = (),
         papers: bool = True,
     ) -> None:
+        """Order the tables.
+
+        Args:
+            tables: The tables of measurements.
+            node_gpus: GPUs of a node, for "as few nodes as hold it".
+            types: The cluster's types of GPU: a job without a type in its trace ran on the
+                fastest of them. Without types all are equally fast for it.
+            papers: Whether the numbers printed in papers are a table too.
+        """
         asked = (*tables, Figures()) if papers else tables
         named = {table.name: table for table in asked}
         assert set(named) <= set(ORDER), sorted(named)
@@ -126,12 +131,16 @@ class Models:
         return any(name in self._known for name in kin(normalised(model).model))
 
     def sources(self) -> dict[str, tuple[str, ...]]:
-        """Return by model (normalised, sorted) the tables that know it, in the order of asking."""
+        """Return by model (normalised, sorted) the tables that know it, in the order of use."""
         every = sorted({model for models in self._models.values() for model in models})
         return {model: self.sources_of(model) for model in every}
 
     def sources_of(self, model: str) -> tuple[str, ...]:
-        """Return the tables that are asked about a model, however its name is written, in order."""
+        """Return the tables that know a model, in the order of use.
+
+        Args:
+            model: Its name, in any spelling.
+        """
         names = kin(normalised(model).model)
         return tuple(
             dict.fromkeys(
@@ -143,7 +152,12 @@ class Models:
         )
 
     def parts(self, job: TraceJob, where: Situation) -> tuple[Part, ...]:
-        """Return the factors of the speed that are not trivial; none for an unknown model."""
+        """Return the factors of the speed that are not trivial; none for an unknown model.
+
+        Args:
+            job: The job.
+            where: Where it runs.
+        """
         if not job.model or not self.knows(job.model):
             return ()
         then, there = self._then(job), self._there(where)
@@ -225,7 +239,7 @@ class Models:
     def _first(
         self, job: TraceJob, place: Place, ask: Callable[[Table, Work, Place], float | None]
     ) -> tuple[float, str] | None:
-        """Return the first answer and whose it is: of this type of GPU before any other."""
+        """Return the first answer and the name of its table: the same type of GPU comes first."""
         names = self._names(job)
         for own_type in (True, False):
             for name in names:
@@ -245,8 +259,8 @@ class Models:
         return kin(normalised(job.model).model)
 
     def _work(self, job: TraceJob, name: str) -> Work:
-        told = normalised(job.model).batch  # Gavel's names have the batch size of one worker.
-        return Work(name, told or job.batch_size, max(job.gpus, 1), each=told > 0)
+        batch = normalised(job.model).batch  # Gavel's names have the batch size of one worker.
+        return Work(name, batch or job.batch_size, max(job.gpus, 1), each=batch > 0)
 
     def _then(self, job: TraceJob) -> Place:
         gpus = max(job.gpus, 1)

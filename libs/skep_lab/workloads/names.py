@@ -28,14 +28,14 @@ ALIASES = {
 """Two names for the same model."""
 
 KIN = {"cifar10": "resnet18", "imagenet": "resnet50", "resnet50cifar10": "resnet50"}
-"""What a data set's name stands for where that name says nothing: the model trained on it (Pollux,
+"""The model that a data set's name means if the name is not known: the model trained on it (Pollux,
 Table 1). `imagenet` is looked up before `resnet50`, because it was measured with its batches."""
 
 GPU_TYPES = ("v100", "p100", "k80", "a100", "h100", "t4", "p40", "m60")
 
 
 class Name(NamedTuple):
-    """A model, and the batch size that its name told (0: none)."""
+    """A model, and the batch size in its name (0: none)."""
 
     model: str
     batch: int = 0
@@ -45,7 +45,8 @@ class Name(NamedTuple):
 def normalised(text: str) -> Name:
     """Return the model that a source means: `ResNet-50 (batch size 64)` is `resnet50` with 64.
 
-    Case, spaces and punctuation do not count. The empty text is no model.
+    Args:
+        text: Case, spaces and punctuation do not matter. The empty text is no model.
     """
     batch = 0
     if found := _BATCH.search(text):
@@ -58,15 +59,16 @@ def normalised(text: str) -> Name:
 
 
 def kin(model: str) -> tuple[str, ...]:
-    """Return the names to look a model up by, the best first."""
+    """Return the names by which a model is looked up, the best first."""
     return (model, KIN[model]) if model in KIN else (model,)
 
 
 @lru_cache(maxsize=256)
 def gpu_type(text: str) -> str:
-    """Return the type as tables write it: `NVIDIA Tesla V100-SXM2` is `v100`.
+    """Return a type of GPU as tables write it: `NVIDIA Tesla V100-SXM2` is `v100`.
 
-    What no table has stays as it is, in small letters.
+    Args:
+        text: A type that no table has is returned in lower case.
     """
     low = text.lower()
     for known in GPU_TYPES:

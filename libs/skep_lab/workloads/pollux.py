@@ -86,7 +86,7 @@ class Pollux(Table):
         return Step(slower, guessed.sync_s + slower - guessed.step_s)
 
     def local_batch(self, work: Work) -> float:
-        """Return the batch size of a GPU in the trace; where it is not told, a middling one."""
+        """Return the batch size of a GPU in the trace; if it is unknown, a middling one."""
         if work.batch:
             return work.worker_batch
         splits = self.applications[work.model].values()
@@ -95,7 +95,14 @@ class Pollux(Table):
 
 
 def at_batch(sizes: Mapping[int, Step], local: float) -> Step:
-    """Return the step at a batch size: linear between two, several steps above the largest."""
+    """Return the step at a batch size.
+
+    It is linear between two measured sizes; above the largest it consists of several steps.
+
+    Args:
+        sizes: Steps by batch size of a GPU.
+        local: The batch size of a GPU.
+    """
     ordered = sorted(sizes)
     steps = max(math.ceil(local / ordered[-1]), 1)
     at = max(local / steps, ordered[0])
@@ -110,9 +117,14 @@ def at_batch(sizes: Mapping[int, Step], local: float) -> Step:
 
 
 def alike(measured: Measured, spread: Spread, local: float) -> Step:
-    """Return the weighted mean of what was measured at splits like this one.
+    """Return the weighted mean of the steps at splits that are similar to this one.
 
     Means are geometric, and weights fall with the square of the distance.
+
+    Args:
+        measured: Steps by split and batch size.
+        spread: The split.
+        local: The batch size of a GPU.
     """
     here = _features(spread)
     near = sorted(

@@ -45,7 +45,13 @@ class Salus(Table):
 
 
 def parse(lines: Iterable[str]) -> Salus:
-    """Read `workloads.csv`: name_batch_length, seconds, megabytes. Others' rows are passed over."""
+    """Return the table in `workloads.csv`: name_batch_length, seconds, megabytes.
+
+    Rows of other kinds are skipped.
+
+    Raises:
+        ValueError: There are no such rows.
+    """
     peaks: dict[str, dict[int, int]] = {}
     for row in csv.reader(lines):
         parts = row[0].rsplit("_", 2) if row else []

@@ -1,4 +1,4 @@
-"""What the speed of a job depends on, and who knows it."""
+"""What the speed of a job depends on, and the interface of workload models."""
 
 from __future__ import annotations
 
@@ -29,39 +29,55 @@ class Speeds(Protocol):
     """A workload model."""
 
     def speed(self, job: TraceJob, where: Situation) -> float:
-        """Return how fast the job goes there, relative to how it ran in the trace: 1.0 is as then.
+        """Return the speed of the job there, relative to its speed in the trace: 1.0 is the same.
 
-        Never negative; 1.0 for a job whose model is not known (`unknown` tells them). Pure: the
-        same arguments always give the same number, so callers may keep it.
+        The function is pure: callers may store results.
+
+        Args:
+            job: The job.
+            where: Where it runs.
+
+        Returns:
+            Never negative; 1.0 for a job whose model is not known (see `unknown`).
         """
         ...
 
     def mini_batch_s(self, job: TraceJob, where: Situation) -> float:
-        """Return seconds of one mini-batch there; 0.0 if nobody knows."""
+        """Return seconds of one mini-batch there; 0.0 if unknown.
+
+        Args:
+            job: The job.
+            where: Where it runs.
+        """
         ...
 
     def utilisation(self, job: TraceJob, where: Situation) -> float:
-        """Return which part of its GPUs' time is busy, 0 to 1; 1.0 if nobody knows."""
+        """Return the part of the time for which its GPUs are busy, 0 to 1; 1.0 if unknown.
+
+        Args:
+            job: The job.
+            where: Where it runs.
+        """
         ...
 
     def memory(self, job: TraceJob) -> int:
-        """Return the bytes of a GPU's memory that one worker needs; 0 if nobody knows."""
+        """Return the bytes of GPU memory that one worker needs; 0 if unknown."""
         ...
 
     def unknown(self, jobs: tuple[TraceJob, ...]) -> dict[str, int]:
-        """Return which models of these jobs are not known, and how many jobs have each."""
+        """Return the unknown models of these jobs, and how many jobs have each."""
         ...
 
 
 class Steady:
-    """Every job goes everywhere as fast as in the trace: what most published simulators assume."""
+    """Every job has the speed of its trace everywhere: what most published simulators assume."""
 
     def speed(self, job: TraceJob, where: Situation) -> float:
         """Return 1.0."""
         return 1.0
 
     def mini_batch_s(self, job: TraceJob, where: Situation) -> float:
-        """Return the trace's own, or 0.0."""
+        """Return the value of the trace, or 0.0."""
         return job.run_time / 1e9 / job.mini_batches if job.mini_batches else 0.0
 
     def utilisation(self, job: TraceJob, where: Situation) -> float:
@@ -73,5 +89,5 @@ class Steady:
         return 0
 
     def unknown(self, jobs: tuple[TraceJob, ...]) -> dict[str, int]:
-        """Return nothing: no model is asked about."""
+        """Return nothing: models do not matter."""
         return {}

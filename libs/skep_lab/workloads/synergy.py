@@ -54,7 +54,11 @@ class _Row(msgspec.Struct):
 
 
 def parse(text: str | bytes) -> Synergy:
-    """Read `model_profiles.json`. Raises ValueError for another text."""
+    """Return the table in `model_profiles.json`.
+
+    Raises:
+        ValueError: It is another text.
+    """
     raw = msgspec.json.decode(text, type=dict[str, dict[str, _Row]])
     profiles = {}
     for key, row in raw.get("models", {}).items():

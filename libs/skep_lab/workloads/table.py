@@ -1,4 +1,4 @@
-"""What every table of measurements answers, and how it fills the gaps between its rows."""
+"""The interface of tables of measurements, and how gaps between their rows are filled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Spread = tuple[int, ...]
 
 
 class Work(NamedTuple):
-    """What trains: a model (normalised), its batch size, and on how many GPUs its trace had it.
+    """What trains: a model (normalised), its batch size, and the number of GPUs in its trace.
 
-    `batch` is the whole gang's, or with `each` that of one worker; 0: not told.
+    `batch` is the whole gang's, or with `each` that of one worker; 0: unknown.
     """
 
     model: str
@@ -47,69 +47,93 @@ class Place(NamedTuple):
 
 
 class Table:
-    """A source of measurements. A question that it cannot answer is answered by None.
+    """A source of measurements. It answers None if it does not know.
 
     All rates are those of the whole gang; only their ratios matter, so the unit is the source's.
     """
 
     name = ""
     origin = ""
-    """Who measured what, on what."""
+    """The authors, and the hardware that was measured."""
     gpu_types: tuple[str, ...] = ()
-    """That it was measured on; empty: that is not told, and it speaks for any."""
+    """The measured types; empty: unknown, and the table is used for any type."""
     compares_types = False
-    """Its rates on one type may be compared with those on another."""
+    """Whether its rates on one type may be compared with those on another."""
 
     def models(self) -> tuple[str, ...]:
         """Return the models it knows, normalised and sorted."""
         raise NotImplementedError
 
     def rate(self, work: Work, place: Place) -> float | None:
-        """Return mini-batches per second alone; the place's spread is over as few nodes as hold it.
+        """Return mini-batches per second alone, above 0.
 
-        Above 0. Comparable between numbers of GPUs, servers and types, at the same batch size.
+        Rates are comparable between numbers of GPUs, servers and types, at the same batch size.
+
+        Args:
+            work: The job.
+            place: Its spread is over as few nodes as hold it.
         """
         return None
 
     def locality(self, work: Work, place: Place, fewest: Spread) -> float | None:
-        """Return how fast it is there, relative to `fewest`: the same GPUs on as few nodes."""
+        """Return its speed there, relative to the same GPUs on as few nodes as possible.
+
+        Args:
+            work: The job.
+            place: Where it runs.
+            fewest: The same GPUs on as few nodes as possible.
+        """
         return None
 
     def packed(self, work: Work, partner: Work, place: Place) -> float | None:
-        """Return how fast it is with one partner on its GPUs, relative to alone: 0 to 1.
+        """Return its speed with one partner on its GPUs, relative to alone: 0 to 1.
 
-        0.0 is what was measured too: the two do not fit into a GPU's memory.
+        0.0 is a measurement too: the two do not fit into a GPU's memory.
+
+        Args:
+            work: The job.
+            partner: The other job.
+            place: Where both run.
         """
         return None
 
     def beside(self, work: Work, neighbour: Work, place: Place) -> float | None:
-        """Return how fast it is with one neighbour on its network, relative to without: to 1."""
+        """Return its speed with one neighbour on its network, relative to without: at most 1.
+
+        Args:
+            work: The job.
+            neighbour: The other job.
+            place: Where the job runs.
+        """
         return None
 
     def utilisation(self, work: Work, place: Place) -> float | None:
-        """Return the part of its GPUs' time that is busy alone there, 0 to 1."""
+        """Return the part of the time for which its GPUs are busy alone there, 0 to 1."""
         return None
 
     def memory(self, work: Work) -> int | None:
-        """Return the bytes of a GPU that a worker needs."""
+        """Return the bytes of GPU memory that a worker needs."""
         return None
 
     def seconds(self, work: Work, place: Place) -> float | None:
-        """Return seconds of one mini-batch alone on as few nodes as hold it, if that is known."""
+        """Return seconds of one mini-batch alone, on as few nodes as hold it."""
         return None
 
 
 def fewest(gpus: int, node_gpus: int) -> Spread:
-    """Return the spread over as few nodes as hold so many GPUs, the last one with what is left."""
+    """Return the spread of GPUs over as few nodes as possible; the last node has the rest."""
     whole, rest = divmod(gpus, node_gpus)
     return (node_gpus,) * whole + ((rest,) if rest else ())
 
 
 def between(points: Mapping[int, float], at: float) -> float:
-    """Return the value at `at`: linear between neighbouring points, in logarithms of both.
+    """Return the value at `at`, linear between neighbouring points in logarithms of both.
 
-    Beyond the last point on either side it is that point's: nothing is extrapolated. All keys and
-    values are above 0; there is at least one.
+    Beyond the last point on either side it is that point's: nothing is extrapolated.
+
+    Args:
+        points: At least one; all keys and values are above 0.
+        at: Above 0.
     """
     keys = sorted(points)
     if at <= keys[0]:
@@ -125,10 +149,15 @@ def between(points: Mapping[int, float], at: float) -> float:
 
 
 def scaled(points: Mapping[int, float], gpus: int) -> float:
-    """Return the rate on so many GPUs: `between`, and beyond the last point as it was going.
+    """Return the rate on a number of GPUs, extrapolated from the measured points.
 
-    Beyond means: each doubling brings as much as the last one measured, but no less than nothing
-    and no more than double. Below the first point it is in proportion.
+    Between points it is that of `between`. Beyond the last point each doubling gains as much as the
+    last measured one, but at least nothing and at most a factor of two. Below the first point it is
+    proportional.
+
+    Args:
+        points: Rates by number of GPUs.
+        gpus: The number.
     """
     keys = sorted(points)
     last = keys[-1]
@@ -141,7 +170,7 @@ def scaled(points: Mapping[int, float], gpus: int) -> float:
 
 
 def nearest(sizes: Sequence[int], wanted: float) -> int:
-    """Return the batch size closest to the wanted one in ratio; of 0, the one in the middle."""
+    """Return the batch size with the ratio closest to 1 to the wanted one; of 0, the median."""
     ordered = sorted(sizes)
     if wanted <= 0:
         return ordered[len(ordered) // 2]
@@ -149,9 +178,15 @@ def nearest(sizes: Sequence[int], wanted: float) -> int:
 
 
 def together(factors: Sequence[float]) -> float:
-    """Return what several partners leave of a rate, of what each alone leaves: slowdowns add up.
+    """Return what several partners leave of a rate: their slowdowns add up.
 
-    So does `skep.perf.interference`. Never more than the worst of them leaves.
+    `skep.perf.interference` adds them up in the same way.
+
+    Args:
+        factors: What each partner alone leaves, 0 to 1.
+
+    Returns:
+        At most the smallest of the factors.
     """
     if any(factor <= 0 for factor in factors):
         return 0.0

@@ -1,1 +1,1 @@
-"""Traces in the forms in which others published them, and in Skep's own."""
+"""Published formats of traces, and Skep's own."""

@@ -1,4 +1,4 @@
-"""What a published form of trace is: its columns, and how a row of it becomes a job."""
+"""A published format of traces: its columns, and how a row becomes a job."""
 
 from __future__ import annotations
 
@@ -12,39 +12,47 @@ Numbered = tuple[int, TraceJob]
 """A job and the row that it is from."""
 
 Merge = Callable[[list[Numbered], Set[str]], tuple[list[Numbered], list[RowProblem], int]]
-"""Makes one job of several rows, and none of a job of which a row is a problem (the set: their
-ids). Returns jobs, problems, and how many rows went into others' jobs."""
+"""Combines rows into jobs, and drops jobs of which a row is a problem (the set: their ids).
+
+Returns jobs, problems, and how many rows were added to other rows' jobs."""
 
 
 class Form(NamedTuple):
-    """A table of one row for each job, separated by commas or tabs."""
+    """A table with one row for each job, separated by commas or tabs."""
 
     name: str
     about: str
-    """Whose it is and where it was published, on one line."""
+    """The authors and the place of publication, on one line."""
     columns: tuple[str, ...]
-    """Columns without which it is not this form; in this order where there is no header."""
+    """Columns that the format needs; in this order if there is no header."""
     job: Callable[[Row], TraceJob]
     optional: tuple[str, ...] = ()
-    """Columns that are read where they are there."""
+    """Columns that are read if they exist."""
     layouts: tuple[tuple[str, ...], ...] = ()
-    """Columns of tables without a header, told apart by how many there are."""
+    """Columns of tables without a header, distinguished by their number."""
     known: Callable[[list[str]], bool] | None = None
     """Whether the values of the first row are those of a table without header."""
     tabs: bool = False
     from_first: bool = False
-    """Its clock began elsewhere: times are counted from the first job."""
+    """Its clock began at another time: times are counted from the first job."""
     no_lengths: bool = False
-    """It says how much a job does, not how long that takes: run times are looked up."""
+    """It contains the work of a job, not its run time, which is looked up."""
     merge: Merge | None = None
 
 
 def layout_of(
     form: Form, first: list[str], *, sure: bool = False
 ) -> tuple[tuple[str, ...], bool] | str:
-    """Return a table's columns by its first row, and whether that is a header; or why it is not.
+    """Return a table's columns by its first row, or why it is not in a format.
 
-    `sure`: it is of this form, so without a header its columns only have to be as many.
+    Args:
+        form: The format.
+        first: The values of the first row.
+        sure: Whether the format is certain: without a header only the number of columns counts
+            then.
+
+    Returns:
+        The columns, and whether the row is a header; or a message.
     """
     stripped = tuple(each.strip() for each in first)
     if set(form.columns) <= set(stripped):

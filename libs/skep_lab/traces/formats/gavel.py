@@ -1,9 +1,9 @@
 """Gavel (OSDI'20) and Shockwave (NSDI'23): values between tabs, without a header.
 
-Three layouts are told apart by how many values a row has: 7 (Gavel's Philly traces), 10 (its later
-ones), and 12 (Shockwave's, which alone say how long a job runs). Gavel's rows say how many steps a
-job takes; run times come from its measured speeds (`lengths.gavel`). Times are seconds. A model's
-name has its batch size: "ResNet-18 (batch size 32)". Priority weights and SLOs are not read.
+Three layouts are distinguished by the number of values in a row: 7 (Gavel's Philly traces), 10 (its
+later ones), and 12 (Shockwave's, the only one with run times). Gavel's rows contain the steps of a
+job; run times come from its measured speeds (`lengths.gavel`). Times are seconds. A model's name
+contains its batch size: "ResNet-18 (batch size 32)". Priority weights and SLOs are not read.
 """
 
 from __future__ import annotations

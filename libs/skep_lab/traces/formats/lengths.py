@@ -1,7 +1,4 @@
-"""How long jobs run whose traces say only what they do: from what their authors measured.
-
-Gavel's jobs have a number of steps, Pollux's an application and a batch size.
-"""
+"""Run times for traces that only contain work: from measurements of their authors."""
 
 from __future__ import annotations
 
@@ -32,10 +29,14 @@ POLLUX_NODE_GPUS = 4
 
 
 def gavel(lines: Iterable[str]) -> Callable[[TraceJob], float]:
-    """Return run times by Gavel's speeds on a V100, GPUs on as few nodes as hold them.
+    """Return a function for run times by Gavel's speeds on a V100, on as few nodes as possible.
 
-    Lines are those of `isolated_throughput.csv` (gpu_type, placement, job_type, num_gpus,
-    iters_per_s) or of `simulation_throughputs.json`. Raises ValueError for other ones.
+    Args:
+        lines: `isolated_throughput.csv` (gpu_type, placement, job_type, num_gpus, iters_per_s)
+            or `simulation_throughputs.json`.
+
+    Raises:
+        ValueError: The lines are of neither.
     """
     text = "".join(lines)
     rates = _gavel_json(text) if text.lstrip().startswith("{") else _gavel_csv(text)

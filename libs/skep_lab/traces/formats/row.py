@@ -1,4 +1,4 @@
-"""One row of a table, read column by column: what does not fit is said with column and value."""
+"""Read one row of a table by column; an error names the column and the value."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from skep_lab.traces.job import RowProblem
 
 NUMBER_MAX = 1e15
-"""Beyond it a number is a mistake: as seconds, 30 million years."""
+"""A larger number is a mistake: as seconds, 30 million years."""
 NO_GPU = "a job that needs none is not simulated"
+# tidy: allow word because messages about traces keep their text
 WHOLE = "GPUs are whole here; who shares one is for a policy to say"
 
 
@@ -29,7 +30,7 @@ class RowError(Exception):
 
 
 class Row:
-    """The values of a row by column. Every method raises RowError for what it cannot return."""
+    """The values of a row by column. Every method raises RowError for a value that does not fit."""
 
     __slots__ = ("number", "values")
 
@@ -38,15 +39,23 @@ class Row:
         self.values = values
 
     def has(self, column: str) -> bool:
-        """Return whether the row says anything there."""
+        """Return whether the row has a value in a column."""
         return self.values.get(column, "").strip() not in ("", "nan", "NaN", "None")
 
     def text(self, column: str) -> str:
-        """Return what is written there, without blanks around it; "" if the column is not there."""
+        """Return the value of a column without surrounding blanks; "" if the column is missing."""
         return self.values.get(column, "").strip()
 
     def number_of(self, column: str, least: float = 0.0) -> float:
-        """Return a finite number, `least` at the least."""
+        """Return a finite number.
+
+        Args:
+            column: Its name.
+            least: The smallest valid number.
+
+        Raises:
+            RowError: The value is empty, no number, not finite, too large or too small.
+        """
         text = self.text(column)
         if not text:
             raise RowError(column, "is empty")
@@ -64,18 +73,40 @@ class Row:
         return value
 
     def whole(self, column: str, least: int = 0) -> int:
-        """Return a whole number; 3.0 is one."""
+        """Return a whole number; 3.0 is one.
+
+        Args:
+            column: Its name.
+            least: The smallest valid number.
+
+        Raises:
+            RowError: The value is no such number.
+        """
         value = self.number_of(column, least)
         if value != int(value):
             raise RowError(column, f"is not a whole number: {self.text(column)}")
         return int(value)
 
     def whole_or_none(self, column: str) -> int:
-        """Return a whole number, 0 where nothing is written."""
+        """Return a whole number; 0 if the column is empty.
+
+        Args:
+            column: Its name.
+
+        Raises:
+            RowError: The value is no whole number.
+        """
         return self.whole(column) if self.has(column) else 0
 
     def gpus(self, column: str) -> int:
-        """Return a number of GPUs: whole, and 1 at least."""
+        """Return a number of GPUs: whole, and at least 1.
+
+        Args:
+            column: Its name.
+
+        Raises:
+            RowError: The value is no such number.
+        """
         value = self.number_of(column)
         if value == 0:
             raise RowError(column, "asks for no GPU", NO_GPU)
@@ -84,10 +115,16 @@ class Row:
         return int(value)
 
     def wall(self, column: str) -> float:
-        """Return seconds of a wall clock such as 2017-10-09 07:01:55, read as UTC.
+        """Return the seconds of a wall clock such as 2017-10-09 07:01:55, read as UTC.
 
-        What such traces print is local time of an unnamed zone: days are 24 h long, and the hour
-        that a change of summer time repeats or skips is not put right.
+        Such traces contain local time of an unnamed zone: days are 24 h long, and the hour that a
+        change of summer time repeats or skips is not corrected.
+
+        Args:
+            column: Its name.
+
+        Raises:
+            RowError: The value is no such time.
         """
         text = self.text(column)
         if not text:
@@ -99,6 +136,11 @@ class Row:
 
 
 def near(word: str, words: list[str]) -> str:
-    """Return "did you mean X?" for the nearest of these words, or ""."""
+    """Return "did you mean X?" for the nearest of some words; "" if none is near.
+
+    Args:
+        word: What was given.
+        words: What exists.
+    """
     close = get_close_matches(word, words, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""

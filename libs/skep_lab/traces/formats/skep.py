@@ -23,7 +23,7 @@ FIELDS = [field.name for field in msgspec.structs.fields(TraceJob)]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line. `jobs` is how many lines follow, so that a file cut off is seen."""
+    """The first line. `jobs` is how many lines follow, so that a truncated file is detected."""
 
     skep_trace: int
     name: str
@@ -32,10 +32,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def write(trace: Trace) -> Iterator[str]:
-    """Return the lines of a trace, each with its end.
+    """Yield the lines of a trace, each with its end.
 
-    Read back they are the same jobs in the same order under the same name. Problems are not
-    written (their rows are not in the trace); notes are, without their rows.
+    A reader gets the same jobs in the same order under the same name. Problems are not written
+    (their rows are not in the trace); notes are, without their rows.
     """
     notes = tuple(note.text for note in trace.notes)
     head = Head(skep_trace=VERSION, name=trace.name, jobs=len(trace.jobs), notes=notes)
@@ -46,7 +46,7 @@ def write(trace: Trace) -> Iterator[str]:
 
 
 def is_head(line: str) -> str:
-    """Return why a line is not the first one of this form, or ""."""
+    """Return why a line is not the first line of this format; "": it is."""
     try:
         head = msgspec.json.decode(line, type=Head)
     except msgspec.DecodeError as error:
@@ -57,7 +57,11 @@ def is_head(line: str) -> str:
 
 
 def rows(lines: Iterable[str]) -> tuple[Head, list[Numbered], list[RowProblem]]:
-    """Return the head, and jobs and problems of the lines after it. Empty lines are skipped."""
+    """Return the head, and jobs and problems of the lines after it. Empty lines are skipped.
+
+    Raises:
+        msgspec.DecodeError: The first line is no head.
+    """
     iterator = iter(lines)
     head = msgspec.json.decode(next(iterator), type=Head)
     jobs: list[Numbered] = []

@@ -1,4 +1,4 @@
-"""What generators of traces draw with: lengths, arrivals, and jobs put in order."""
+"""Random draws that generators of traces share: lengths, arrivals, and the order of jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ class Lengths(NamedTuple):
 
 
 def by_mean(median_s: float, mean_s: float) -> Lengths:
-    """Return the log-normal distribution of this median and this mean (which is the greater)."""
+    """Return the log-normal distribution with a median and a mean, in seconds.
+
+    Args:
+        median_s: The median.
+        mean_s: The mean, which is larger.
+    """
     return Lengths(median_s, math.sqrt(2 * math.log(mean_s / median_s)))
 
 
@@ -99,9 +104,9 @@ def size_class(gpus: int) -> int:
 
 
 class Calendar:
-    """Arrival times of one tenant over some days: some are busy, and nights are not.
+    """Arrival times of one tenant over some days: some days are busy, and nights are not.
 
-    A day's weight is log-normal, times its day of the week; hours within it follow Philly.
+    A day's weight is log-normal, times that of its day of the week; hours within it follow Philly.
     """
 
     def __init__(self, rng: random.Random, days: int, sigma: float = PHILLY_DAY_SIGMA) -> None:
@@ -123,10 +128,16 @@ class Calendar:
 
 
 def scaled_to(work: float, sizes: Sequence[int], lengths: Sequence[float], most: float) -> float:
-    """Return the factor that makes these jobs so much work in GPU-seconds.
+    """Return the factor for the lengths of jobs so that they have so much work.
 
-    sum(size * min(factor * length, most)) = work. If even the longest jobs cannot make it, the
-    factor is the one at which all of them have the length `most`.
+    It solves sum(size * min(factor * length, most)) = work. If even the longest jobs cannot reach
+    that, the factor is the one at which all of them have the length `most`.
+
+    Args:
+        work: GPU-seconds.
+        sizes: The GPUs of each job.
+        lengths: The seconds of each job.
+        most: The largest number of seconds of a job.
     """
     order = sorted(range(len(sizes)), key=lambda index: -lengths[index])
     capped, free = 0.0, math.fsum(sizes[i] * lengths[i] for i in order)
@@ -140,9 +151,15 @@ def scaled_to(work: float, sizes: Sequence[int], lengths: Sequence[float], most:
 
 
 def in_order(name: str, jobs: list[TraceJob], prefix: str, notes: Sequence[str]) -> Trace:
-    """Return a trace of these jobs, named by their place in the order of submission.
+    """Return a trace of jobs, named by their place in the order of submission.
 
     Jobs of the same instant keep the order in which they were drawn.
+
+    Args:
+        name: The name of the trace.
+        jobs: The jobs; sorted by the call.
+        prefix: The beginning of the jobs' names.
+        notes: Notes of the trace.
     """
     jobs.sort(key=lambda job: job.at)
     named = tuple(
@@ -152,12 +169,20 @@ def in_order(name: str, jobs: list[TraceJob], prefix: str, notes: Sequence[str])
 
 
 def whole_seconds(value: float) -> Duration:
-    """Return a length rounded to seconds, one at least."""
+    """Return a length rounded to seconds, at least one."""
     return seconds(max(1, round(value)))
 
 
 def require(true: bool, text: str) -> None:
-    """Raise ValueError with this text unless it is true."""
+    """Check an option.
+
+    Args:
+        true: Whether it is valid.
+        text: The message if it is not.
+
+    Raises:
+        ValueError: It is not valid.
+    """
     if not true:
         raise ValueError(text)
 

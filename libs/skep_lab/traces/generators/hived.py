@@ -32,7 +32,7 @@ It leaves open what follows. Each choice was made before any run was looked at:
    With a Philly trace: each tenant has the submission times of the virtual cluster of the same rank
    by number of jobs, in the 60 days with most jobs, drawn with repetition and spread by 10 s.
 6. *Quotas to nodes* (`assign`): "a set of node-level cells with a total number of GPUs equal to its
-   quota" is no whole number, so nodes go by largest remainder and everybody has one at least. Where
+   quota" is no whole number, so nodes go by largest remainder, at least one to each tenant. Where
    a tenant's quota is below half a node (in 12 nodes: five of them) it gets single GPUs instead,
    and those share nodes. Jobs beyond a tenant's nodes (res-a's of 16 GPUs or more, and on 200 nodes
    res-b's) stay in the trace: they can run opportunistically only (option `nodes`).
@@ -129,7 +129,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     soft: float = 0.0
     """This part of the jobs with more than one GPU relaxes its affinity (Figure 9)."""
     reshaped: tuple[str, ...] = ()
-    """These tenants' jobs have 8 GPUs, everybody else's 1 (Figure 8: res-f, then more)."""
+    """These tenants' jobs have 8 GPUs, all others' 1 (Figure 8: res-f, then more)."""
     without: tuple[str, ...] = ()
     """Tenants whose jobs are left out (Figure 7: prod-a, then res-f as well)."""
     models: bool = False
@@ -164,9 +164,12 @@ DEFAULT = Options()
 
 
 def generate(seed: int, options: Options = DEFAULT, past: Trace | None = None) -> Trace:
-    """Return the workload of a seed; `past` is Philly's trace, for run times and arrivals of it.
+    """Return the workload of a seed.
 
-    Every tenant has chances of its own: leaving some out changes nothing about the others.
+    Args:
+        seed: The seed.
+        options: What differs from the simulation of section 5.2.
+        past: A Philly trace to draw run times and arrivals from; None: distributions.
     """
     jobs: list[TraceJob] = []
     times = _times_of(past) if past is not None and past.jobs else []

@@ -1,4 +1,4 @@
-"""All generators by name, and the words that ask for one: `hived:days=10,part=0.04`."""
+"""All generators by name, and the text that selects one: `hived:days=10,part=0.04`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skep_lab.traces.job import Trace
 
 
 class Generator(NamedTuple):
-    """One paper's workload, and the nodes it was run on: by type, and GPUs of each."""
+    """One paper's workload, and the nodes on which it was run: by type, and GPUs of each."""
 
     about: str
     options: type[msgspec.Struct]
@@ -22,7 +22,7 @@ class Generator(NamedTuple):
     nodes: Mapping[str, int]
     node_gpus: int
     past: bool = False
-    """It can draw from a trace of Philly."""
+    """It can use a Philly trace."""
 
 
 GENERATORS: Mapping[str, Generator] = {
@@ -66,9 +66,15 @@ class WrongGeneratorError(ValueError):
 
 
 def make(words: str, seed: int, past: Trace | None = None) -> Trace:
-    """Return the trace that `NAME[:option=value,...]` asks for; a list is `a+b` or JSON.
+    """Return the trace for a text `NAME[:option=value,...]`; a list is `a+b` or JSON.
 
-    Raises WrongGeneratorError for what there is not, with the nearest that there is.
+    Args:
+        words: The text.
+        seed: The seed of the generator.
+        past: A Philly trace to draw from; None: the generator needs none.
+
+    Raises:
+        WrongGeneratorError: No such generator or option; the message has the nearest one.
     """
     generator, options = parse(words)
     if past is None:
@@ -83,7 +89,11 @@ def make(words: str, seed: int, past: Trace | None = None) -> Trace:
 
 
 def parse(words: str) -> tuple[Generator, msgspec.Struct]:
-    """Return the generator and its options. Raises WrongGeneratorError."""
+    """Return the generator and its options for a text `NAME[:option=value,...]`.
+
+    Raises:
+        WrongGeneratorError: No such generator or option; the message has the nearest one.
+    """
     name, _, rest = words.partition(":")
     generator = GENERATORS.get(name)
     if generator is None:
@@ -107,7 +117,15 @@ def parse(words: str) -> tuple[Generator, msgspec.Struct]:
 
 
 def convert(given: Mapping[str, Any], options: type[msgspec.Struct]) -> msgspec.Struct:
-    """Return options from words: numbers, and lists as `a+b` or JSON. Raises ValidationError."""
+    """Return options from texts: numbers, and lists as `a+b` or JSON.
+
+    Args:
+        given: The texts by option.
+        options: The type of the options.
+
+    Raises:
+        msgspec.ValidationError: A value has a wrong type.
+    """
     several = {
         field.name for field in msgspec.structs.fields(options) if field.type == tuple[str, ...]
     }
