@@ -37,9 +37,9 @@ class ChainState:
         self.bad_cells: dict[VirtualCell, None] = {}
         self.bad_cells_at = [0] * len(topology.levels)
         self.healed: list[VirtualCell] = []
-        """Bad cells of VCs with GPUs that healed in the change at hand."""
+        """Bad cells of VCs with GPUs that healed in the current change."""
         self.returned: list[BadCell] = []
-        """Bad cells that went back in the change at hand, as the last job of their VC left."""
+        """Bad cells that were returned in the current change, as the last job of their VC left."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
         """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
@@ -225,6 +225,10 @@ class ChainState:
 
     def unbind_bad_cell(self, level: int, index: int) -> None:
         """Return a bad cell of a VC to the free cells.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
 
         Raises:
             AssertionError: The cell is not bound as a bad cell, or a job uses it.

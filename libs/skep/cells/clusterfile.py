@@ -368,7 +368,7 @@ class _Reader:
             if count != per_cell and len(self.found) == problems:
                 text = f"a cell of level {title!r} has {per_cell} nodes, not {count}"
                 self.add(here, Reason.CELLS_NOT_FULL, text)
-            # Go on as if it were full, so that names of later cells stay right.
+            # Continue as if it were full, so that names of later cells stay right.
             del nodes[start + per_cell :]
             nodes += [f"missing-{start + at}" for at in range(count, per_cell)]
 

@@ -56,7 +56,12 @@ class Forest:
     # --- asking ------------------------------------------------------------------------------
 
     def enclosing_free_level(self, level: int, index: int) -> int:
-        """Return the level of the free cell that contains this cell, or 0 if none does."""
+        """Return the level of the free cell that contains a cell; 0: none does.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+        """
         shape = self.topology
         while level <= shape.top:
             if index in self.free[level]:
@@ -162,7 +167,12 @@ class Forest:
     # --- changing ----------------------------------------------------------------------------
 
     def allocate(self, level: int, index: int) -> None:
-        """Remove a cell from the free lists; split the free cell that contains it (Algorithm 1)."""
+        """Remove a cell from the free lists; split the free cell that contains it (Algorithm 1).
+
+        Args:
+            level: The level of the cell.
+            index: Its index; it is part of a free cell.
+        """
         shape, at, cell = self.topology, level, index
         self._count_whole(level, index, -1)
         while cell not in self.free[at]:
@@ -178,7 +188,12 @@ class Forest:
             cell = kept
 
     def free_and_merge(self, level: int, index: int) -> None:
-        """Return a cell to the free lists; merge buddies while all are free (Algorithm 1)."""
+        """Return a cell to the free lists; merge buddies while all are free (Algorithm 1).
+
+        Args:
+            level: The level of the cell.
+            index: Its index; it is not free.
+        """
         shape = self.topology
         self._attach(level, index)
         self._count_whole(level, index, 1)
@@ -379,9 +394,16 @@ class Draft:
             counts[level] += 1
 
     def safety_class(self, level: int, index: int) -> Kind | None:
-        """Return what the safety of taking a cell depends on, or None if some of it is taken.
+        """Return what the safety of taking a cell depends on.
 
         Two cells of one level and class are equally safe to take.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+
+        Returns:
+            None if a part of the cell is taken.
         """
         forest, shape = self._forest, self._forest.topology
         if (level, index) in self._split:
@@ -403,10 +425,14 @@ class Draft:
         return (level, index) not in self._split and not self._forest.firm[level][index]
 
     def take_if_safe(self, level: int, index: int) -> bool:
-        """Take a cell if that leaves every cell owed available, and as many healthy ones as now.
+        """Take a cell if every owed cell stays available, and as many healthy ones as now.
 
         This is HiveD's invariant 2 for all levels together, also after splits that Algorithm 1
         would not choose.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
 
         Returns:
             Whether it was taken; else the draft is as before.

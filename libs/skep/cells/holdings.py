@@ -232,7 +232,12 @@ class Holdings:
         self.count_hold(hold, 1)
 
     def count_hold(self, hold: CellHold, change: int) -> None:
-        """Count a hold by VC and priority, or (-1) remove it from the counts."""
+        """Add a hold to the counts by VC and priority, or remove it.
+
+        Args:
+            hold: The hold.
+            change: 1 or -1.
+        """
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
         else:

@@ -23,7 +23,7 @@ class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a reconfiguration means for a job that holds GPUs.
 
     `fate` is one of: kept (its VC's cells cover it), demoted (it continues where it is,
-    opportunistically), opportunistic (as before), released (a reservation, planned anew). `astray`
+    opportunistically), opportunistic (as before), released (a reservation, planned again). `astray`
     are the GPUs, as (node, device), that it continues to use in another chain or in none.
     """
 

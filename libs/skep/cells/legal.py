@@ -77,9 +77,13 @@ class View(NamedTuple):
 
 
 def impossible(cluster: Cluster, request: Request) -> Refusal | None:
-    """Return why a request can never be served, or None if it can.
+    """Return why a request can never be served; None: it can.
 
-    Of several chains that the job might use the one tells that comes closest.
+    Of several chains that the job might use, the one that comes closest gives the reason.
+
+    Args:
+        cluster: The cluster.
+        request: The request; its VC exists.
     """
     if request.vc not in cluster.vcs:
         return Refusal(

@@ -53,7 +53,12 @@ def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
 
 
 def gpus_in_cells(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of a virtual cluster's cells together, pinned ones included."""
+    """Return the GPUs in all cells of a virtual cluster, pinned ones included.
+
+    Args:
+        cluster: The cluster.
+        vc: The name of the virtual cluster.
+    """
     entry, gpus = cluster.vcs[vc], 0
     for quota in entry.cells:
         gpus += quota.count * cell_gpus(cluster.chains[quota.chain], quota.level)
@@ -64,7 +69,12 @@ def gpus_in_cells(cluster: Cluster, vc: str) -> int:
 
 
 def gpus_owned(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of a virtual cluster's cells, and those that it asks for by number."""
+    """Return the GPUs of a virtual cluster: in cells, and those of the shorthand `gpus`.
+
+    Args:
+        cluster: The cluster.
+        vc: The name of the virtual cluster.
+    """
     return cluster.vcs[vc].gpus + gpus_in_cells(cluster, vc)
 
 

@@ -109,8 +109,8 @@ class NodeState:
     def port(self) -> int | None:
         """Return the next free rendezvous port, or None.
 
-        Ports are used in turn, so that one just released is not reused while the operating system
-        may still hold it.
+        Ports are used one after the other, so that one just released is not reused while the
+        operating system may still hold it.
         """
         first, last = self.joined.ports
         span, held = last - first + 1, self.holdings.values()
@@ -125,6 +125,10 @@ class NodeState:
 
     def take(self, attempt: Attempt, holding: Holding) -> None:
         """Give an attempt its CPUs, memory and port.
+
+        Args:
+            attempt: The attempt.
+            holding: What it holds on this node.
 
         Raises:
             AssertionError: It holds something here already.
@@ -141,7 +145,12 @@ class NodeState:
             self.next_port = port + 1 if port < last else first
 
     def alter(self, attempt: Attempt, holding: Holding) -> None:
-        """Replace what an attempt holds here."""
+        """Replace what an attempt holds here.
+
+        Args:
+            attempt: An attempt that holds something here.
+            holding: What it holds from now on.
+        """
         before = self.holdings[attempt]
         self.cpus_free += before.cpus - holding.cpus
         self.memory_free += before.memory - holding.memory
@@ -161,7 +170,12 @@ class NodeState:
         self.memory_free += holding.memory
 
     def suspend(self, attempt: Attempt, *, suspended: bool) -> None:
-        """Note that an attempt has released its GPUs, or has them again; it keeps the rest."""
+        """Note that an attempt has released its GPUs, or has them again; it keeps the rest.
+
+        Args:
+            attempt: An attempt that holds something here.
+            suspended: Whether it has released its GPUs.
+        """
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
 

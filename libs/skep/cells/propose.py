@@ -103,7 +103,7 @@ def _levels(gpus: int) -> tuple[Level, ...]:
 
 
 class _Shelf:
-    """One chain's cells that are left, and since when each of its top cells has been there."""
+    """The cells of one chain that are left, and when each of its top cells became available."""
 
     def __init__(self, name: str, chain: Chain, stock: Stock, joined: dict[str, int]) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class _Shelf:
         return cells
 
     def since_when(self, cells: dict[int, int]) -> int | None:
-        """Return since which place in the order of joining these cells can be had; None: not yet.
+        """Return from which place in the order of joining these cells are available; None: not yet.
 
         Top cells are counted in their order, and pinned cells are taken out of the first ones.
         """

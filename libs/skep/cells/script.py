@@ -87,7 +87,7 @@ class Submit(_Event, frozen=True, tag="submit"):
 class Delete(_Event, frozen=True, tag="delete"):
     """A job ends, or is cancelled while it waits or has GPUs reserved.
 
-    With a `node` only its workers there end; what they had is free, the others go on.
+    With a `node` only its workers there end; their GPUs are free, and the others continue.
     """
 
     job: str

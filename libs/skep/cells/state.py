@@ -323,7 +323,12 @@ class Cells(Holdings):
                 self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
     def note_bad_gpu(self, node: str, device: int) -> None:
-        """Note that a GPU is bad, without deciding again which VCs have bad cells."""
+        """Note that a GPU is bad, without deciding again which VCs have bad cells.
+
+        Args:
+            node: The node of the GPU.
+            device: Its device index.
+        """
         found = self.find(node, device)
         if found is not None:
             self._ill[found] = None

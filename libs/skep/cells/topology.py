@@ -96,7 +96,12 @@ class Topology:
         return index * self.node_size + devices.index(device) if device in devices else None
 
     def address(self, level: int, index: int) -> str:
-        """Return a readable name of a cell: its path from the top, as `rack 0/n3/socket 1`."""
+        """Return a readable name of a cell: its path from the top, as `rack 0/n3/socket 1`.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+        """
         words = []
         for each in range(self.top, level - 1, -1):
             cell = index * self.size[level] // self.size[each]

@@ -44,7 +44,12 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def contention(job: Load, partner: Load) -> float:
-    """Return what the partner adds to the job's mini-batches, as a multiple of one alone."""
+    """Return what a partner adds to a job's mini-batches, as a multiple of one alone.
+
+    Args:
+        job: The load of the job.
+        partner: The load of the partner.
+    """
     return job.demand * partner.demand + job.sensitivity * partner.pressure
 
 

@@ -297,7 +297,12 @@ class Level:
         return all(abs(each - rate) * ALIKE_DIVISOR <= rate for each in self._windows)
 
     def repeat(self, rate: int, count: int) -> None:
-        """Add `count` further windows of one rate, for which the series is settled."""
+        """Add further windows of one rate.
+
+        Args:
+            rate: A rate for which the series is settled.
+            count: How many windows.
+        """
         self._windows += [rate] * min(count, LEVEL_WINDOWS + HELD_WINDOWS_MAX)
         del self._windows[: -(LEVEL_WINDOWS + HELD_WINDOWS_MAX)]
 
@@ -395,7 +400,12 @@ class PhaseWatch:
         return pure and self.level.settled(_fine(1, course.step_ns))
 
     def follow(self, course: Course, until: int) -> None:
-        """Add the windows that end before a report at `until`; nothing is found in them."""
+        """Add the windows that end before a report; nothing is found in them.
+
+        Args:
+            course: How the rank continues; it is settled.
+            until: When the report is made, in nanoseconds.
+        """
         made, at = 0, self.ends(course)
         while at < until:
             steps, ended = course.done(at)

@@ -77,7 +77,12 @@ class Gathering:
 
 
 def is_other(rate: int, known: Steady) -> bool:
-    """Return whether a rate differs from a mean by more than its samples vary."""
+    """Return whether a rate differs from a mean by more than its samples vary.
+
+    Args:
+        rate: The rate.
+        known: The mean, in the same unit.
+    """
     limit = max(known.mean // APART_DIVISOR, APART_SPREADS * known.spread)
     return abs(rate - known.mean) > limit
 

@@ -157,7 +157,12 @@ class FreeCapacity:
         self._add(job, -1)
 
     def take(self, job: JobView, place: Place) -> None:
-        """Count GPUs as taken by a waiting job."""
+        """Count GPUs as taken by a waiting job.
+
+        Args:
+            job: The job.
+            place: Its GPUs by node, from `fit`.
+        """
         self._left[job.pin] -= job.gpus
         for node, gpus in place:
             self._change_node(node, job, -gpus)
@@ -429,7 +434,13 @@ def _gpus(jobs: Iterable[JobView]) -> int:
 
 
 def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
-    """Return whether a gang would fit on these nodes now, as far as the view shows."""
+    """Return whether a gang would fit on some nodes now, as far as the view shows.
+
+    Args:
+        job: The gang.
+        view: The VC.
+        nodes: The nodes; no others are used.
+    """
     staying = [each for each in view.jobs if each.phase in HOLDING and not each.borrows]
     return FreeCapacity(view, staying).fit(job, nodes) is not None
 

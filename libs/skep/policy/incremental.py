@@ -69,7 +69,13 @@ def _place(part: JobView | NodeView) -> int | None:
 
 
 def add(sums: dict[_Key, int], key: _Key, more: int) -> None:
-    """Add to a sum, and remove it where it becomes 0."""
+    """Add to a sum, and remove it where it becomes 0.
+
+    Args:
+        sums: By key; changed.
+        key: The key of the sum.
+        more: What to add; it may be negative.
+    """
     left = sums.get(key, 0) + more
     if left:
         sums[key] = left

@@ -31,7 +31,12 @@ def own_jobs(view: VcView) -> list[JobView]:
 
 
 def sort_jobs(jobs: Iterable[JobView], key: Key) -> list[JobView]:
-    """Return jobs sorted by priority, then by `key`, then by arrival."""
+    """Return jobs sorted by priority, then by `key`, then by arrival.
+
+    Args:
+        jobs: The jobs.
+        key: Returns a sort key of a job; the lowest comes first.
+    """
     return sorted(jobs, key=lambda job: (-job.spec.priority, key(job), job.sequence))
 
 
@@ -71,6 +76,10 @@ def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 def check_unique(option: str, names: Iterable[str]) -> None:
     """Check that an option has no name twice.
+
+    Args:
+        option: The name of the option, for the message.
+        names: The names in its value.
 
     Raises:
         ValueError: A name occurs twice.

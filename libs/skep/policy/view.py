@@ -20,9 +20,9 @@ class Phase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     SUSPENDED = "suspended"
-    """Stands at a mini-batch boundary and keeps its GPUs."""
+    """It is suspended at a mini-batch boundary and keeps its GPUs."""
     AWAY = "away"
-    """Suspended without GPUs: it may be placed again, and goes on where it was."""
+    """Suspended without GPUs: it may be placed again, and continues where it was."""
     STOPPING = "stopping"
     """Has its GPUs until its processes are gone."""
 
@@ -115,7 +115,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial_after: Instant = Instant(0)
     """Until then no trial with it begins: it has had as many as are allowed in an hour."""
     move_after: Instant = Instant(0)
-    """Likewise no trial of a move."""
+    """Until then no trial of a move with it begins."""
     held: int = 0
     """How many plans have withheld it, each after something had come free."""
 
@@ -220,7 +220,7 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial_after: Instant = Instant(0)
     """Until then no trial begins: the VC has had as many as are allowed in an hour."""
     move_after: Instant = Instant(0)
-    """Likewise no trial of a move."""
+    """Until then no trial of a move begins."""
     quiet_since: Instant = Instant(0)
     """When a job last came to the VC."""
     changed: int = 0

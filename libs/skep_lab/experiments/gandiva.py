@@ -67,7 +67,7 @@ class Scene(NamedTuple):
     part: float = 1.0
     """Of the cluster and of its jobs."""
     load: float = 0.0
-    """Of the days; 0: as it is by itself."""
+    """The load of the days; 0: the generator's own."""
     local: bool = True
     """Whether it matters on how many nodes a gang is."""
     cells: str = ""
@@ -110,7 +110,12 @@ class Sized(Models):
 
 
 def play(scene: Scene, seed: int) -> Played:
-    """Return the outcome of one setting and seed."""
+    """Return the outcome of one setting and seed.
+
+    Args:
+        scene: The setting.
+        seed: The seed of its workload.
+    """
     if scene.study is not None:
         return _search(scene, scene.study, seed)
     if scene.cells:

@@ -12,7 +12,7 @@ from skep_lab.experiments.report import Experiment, Line, Results
 
 BASE, TURNS, WHOLE = "first come, first served", "gandiva, reactive", "gandiva, introspective"
 THIRD, NINTH = 1 / 3, 1 / 9
-"""Of servers and jobs alike, so as much is asked of every GPU."""
+"""The part of both servers and jobs, so that the load of a GPU is the same."""
 DAYS_SLICE_S = 600
 """Ten minutes and not one: nine days of turns of a minute are a day of decisions."""
 LOADS = (0.9, 1.1, 1.3)

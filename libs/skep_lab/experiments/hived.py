@@ -249,7 +249,13 @@ def shared(
 
 
 def alone(trace: Trace, owned: Mapping[str, dict[str, int]], policy: str = "fifo") -> Arm:
-    """Return every tenant's jobs in a cluster of its own, as `quota` schedules them."""
+    """Return every tenant's jobs in a cluster of its own, scheduled as by `quota`.
+
+    Args:
+        trace: The jobs of all tenants.
+        owned: By tenant, its cells, of which only the GPUs count.
+        policy: A key of SCHEDULERS.
+    """
     both = Arm({}, {})
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
@@ -267,7 +273,15 @@ def quota(
     rules: Rules = RULES,
     policy: str = "fifo",
 ) -> Arm:
-    """Return all tenants in one cluster, each with a number of GPUs."""
+    """Return all tenants in one cluster, each with a number of GPUs.
+
+    Args:
+        trace: The jobs of all tenants.
+        owned: By tenant, its cells, of which only the GPUs count.
+        nodes: How many nodes.
+        rules: Choices that the paper leaves open.
+        policy: A key of SCHEDULERS.
+    """
     gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
     played = SCHEDULERS[policy](trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
     played.run()

@@ -342,5 +342,10 @@ class _World:
 
 
 def seen(explored: list[tuple[float, float]], minutes: float) -> Iterator[float]:
-    """Yield how many trials have trained by a time, once."""
+    """Yield one number: how many trials had trained by a time.
+
+    Args:
+        explored: Minutes, and trials that have trained by then.
+        minutes: The time.
+    """
     yield max((count for at, count in explored if at <= minutes), default=0.0)

@@ -312,7 +312,7 @@ class Agents:
         if all(each.order == order and each.answer is not None for each in run.parts.values()):
             self._go(run, Duration(0), now)
 
-    # --- how attempts go on and end --------------------------------------------------------------
+    # --- how attempts continue and end -----------------------------------------------------------
 
     def ends(self, name: str, version: int, now: Instant) -> None:
         """End a job whose work is done, unless its end was computed again since.

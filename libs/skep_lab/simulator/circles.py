@@ -19,7 +19,7 @@ UNWATCHED = 1000
 """The decisions after one event that are not examined: few events have as many."""
 CHANGES_MAX = 100
 """How often one job may get GPUs, or begin to change, after that: two or three times for one event
-are many, and a gang is told in a few rounds after which mini-batch to stop."""
+are many, and a gang agrees on its last mini-batch in a few rounds."""
 EMPTY_MAX = 1000
 """How many times in a row the allocator may ask to continue at once, and then decide nothing."""
 NAMES_MAX = 8

@@ -28,7 +28,12 @@ words."""
 
 
 def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
-    """Return the GPUs of the cluster's largest node, of one type if it is given."""
+    """Return the GPUs of the cluster's largest node.
+
+    Args:
+        cluster: The cluster.
+        gpu_type: Only nodes with this type count; empty: all.
+    """
     largest = 1
     for chain in cluster.chains.values():
         if gpu_type in ("", chain.gpu):

@@ -67,7 +67,15 @@ def _near(sizes: list[int], wanted: int) -> int:
 
 
 def parse(isolated: Iterable[str], shared: Iterable[str] = ()) -> DeepShare:
-    """Read both files. Raises ValueError for other texts."""
+    """Return the table in both files.
+
+    Args:
+        isolated: The lines of `isolated_thp.csv`.
+        shared: The lines of the file with neighbours.
+
+    Raises:
+        ValueError: The first file has no rates.
+    """
     alone: dict[str, dict[Shape, float]] = {}
     for row in list(csv.reader(isolated))[1:]:
         model, shape = _key(row[0])

@@ -96,7 +96,15 @@ class Gavel(Table):
 
 
 def parse(isolated: Iterable[str], pairs: Iterable[str] = ()) -> Gavel:
-    """Read `isolated_throughput.csv` and `packed_pairs.csv`. Raises ValueError for other texts."""
+    """Return the table in both files.
+
+    Args:
+        isolated: The lines of `isolated_throughput.csv`.
+        pairs: The lines of `packed_pairs.csv`.
+
+    Raises:
+        ValueError: They are other texts.
+    """
     alone: dict[tuple[str, bool, Job], dict[int, float]] = {}
     unfit: dict[tuple[str, Job, int], None] = {}
     for row in csv.DictReader(isolated):

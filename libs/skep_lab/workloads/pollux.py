@@ -63,7 +63,7 @@ class Pollux(Table):
         return self.step(work, fewest).step_s / self.step(work, place.spread).step_s
 
     def utilisation(self, work: Work, place: Place) -> float | None:
-        """Return which part of a mini-batch is not a wait for the others."""
+        """Return the part of a mini-batch that is not a wait for other workers."""
         if work.model not in self.applications:
             return None
         step = self.step(work, place.spread)
@@ -163,7 +163,17 @@ def _features(spread: Spread) -> tuple[float, float, float, float]:
 def parse(
     placements: Mapping[str, Iterable[str]], scalability: Mapping[str, Iterable[str]]
 ) -> Pollux:
-    """Read both files of each application. Splits that differ in order only are averaged."""
+    """Return the table in both files of each application.
+
+    Splits that differ only in order are averaged.
+
+    Args:
+        placements: By application, the lines of `placements.csv`.
+        scalability: By application, the lines of `scalability.csv`.
+
+    Raises:
+        ValueError: An application has no placements.
+    """
     applications: dict[str, Measured] = {}
     for model, lines in placements.items():
         rows: dict[Spread, dict[int, list[Step]]] = {}

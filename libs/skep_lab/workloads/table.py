@@ -121,7 +121,12 @@ class Table:
 
 
 def fewest(gpus: int, node_gpus: int) -> Spread:
-    """Return the spread of GPUs over as few nodes as possible; the last node has the rest."""
+    """Return the spread of GPUs over as few nodes as possible; the last node has the rest.
+
+    Args:
+        gpus: How many GPUs.
+        node_gpus: GPUs of a node.
+    """
     whole, rest = divmod(gpus, node_gpus)
     return (node_gpus,) * whole + ((rest,) if rest else ())
 
@@ -170,7 +175,12 @@ def scaled(points: Mapping[int, float], gpus: int) -> float:
 
 
 def nearest(sizes: Sequence[int], wanted: float) -> int:
-    """Return the batch size with the ratio closest to 1 to the wanted one; of 0, the median."""
+    """Return the batch size with the ratio closest to 1 to the wanted one.
+
+    Args:
+        sizes: At least one batch size.
+        wanted: The wanted one; 0: the median is returned.
+    """
     ordered = sorted(sizes)
     if wanted <= 0:
         return ordered[len(ordered) // 2]

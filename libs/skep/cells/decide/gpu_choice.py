@@ -46,7 +46,10 @@ def closest_leaves(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[i
     Args:
         shape: The shape of the chain.
         leaves: Leaves of one node, ascending.
-        gpus: How many to return; there are as many.
+        gpus: How many to return.
+
+    Raises:
+        AssertionError: There are fewer leaves.
     """
     if len(leaves) == gpus:
         return tuple(leaves)

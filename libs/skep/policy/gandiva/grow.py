@@ -181,7 +181,7 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
     elastic = job.spec.elastic
     most = min(elastic.max if elastic is not None else 0, job.workers + capacity)
     if most > job.workers and not any(workers > job.workers for workers in rates):
-        # No rates are predicted: a trial with twice as many workers tells the most.
+        # No rates are predicted: a trial with twice as many workers shows the most.
         most = min(most, 2 * job.workers)
         yield _Step(0.0, most, (most - job.workers) * each, needed)
 

@@ -44,7 +44,13 @@ class PackCandidates:
         self._rest_timers = TimerHeap[str]()
 
     def count(self, job: JobView, come: bool, now: Instant) -> None:
-        """Add a job (`come`), or remove it as it was."""
+        """Add a job, or remove it as it was.
+
+        Args:
+            job: The job.
+            come: True to add it, False to remove it.
+            now: The time of the view.
+        """
         if not job.measured or job.phase not in (Phase.AWAY, Phase.RUNNING) or not _alone(job):
             return
         if come and now < job.trial_after:

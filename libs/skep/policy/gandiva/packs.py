@@ -81,7 +81,7 @@ class Units:
         """By pin: late jobs. They came a slice ago or more, less than LATE_SLICES ago, and have
         never run."""
         self._late_timers = TimerHeap[str]()
-        """When a new job becomes late, and when a late job is so no more."""
+        """When a new job becomes late, and when a late job ceases to be late."""
         self._yield_to_higher: dict[str, dict[str, None]] = {}
         """By pin: units that yield only to higher priorities, and to late jobs."""
         self._trials, self._moves = TimerHeap[str](), TimerHeap[str]()

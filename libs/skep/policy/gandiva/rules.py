@@ -58,7 +58,12 @@ def families(*jobs: JobView) -> tuple[str, ...]:
 
 
 def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
-    """Return the families between which a kind of trial cools down."""
+    """Return the families between which a kind of trial cools down.
+
+    Args:
+        view: The VC.
+        kind: A `skep.wire.trials.Kind`.
+    """
     return {
         each.families
         for each in view.cooling
@@ -72,9 +77,14 @@ def tired(view: VcView) -> set[frozenset[str]]:
 
 
 def spent(view: VcView, job: JobView, kind: str) -> bool:
-    """Return whether no trial of a kind may begin with a job now, after too many recent ones.
+    """Return whether no trial may begin with a job now, after too many recent ones.
 
     A policy that proposed it again and again would keep all later ones from being tried.
+
+    Args:
+        view: The VC.
+        job: The job.
+        kind: A `skep.wire.trials.Kind`.
     """
     until = max(view.trial_after, job.trial_after)
     if kind in ("migrate", "defrag"):
@@ -87,6 +97,10 @@ def turns_give(job: JobView, rules: Rules) -> int:
 
     A turn loses at most what a move was measured to cost (`JobView.pause`). The loss is bounded, as
     nothing leaves its server. An unknown cost counts as 0.
+
+    Args:
+        job: One of the jobs.
+        rules: The length of a slice.
     """
     return max(TURNS_KEEP, round(MILLI * slices_give(job.pause, rules.slice_ns)))
 
@@ -97,7 +111,12 @@ def named(plan: Plan) -> set[str]:
 
 
 def on_them(guest: JobView, host: JobView) -> bool:
-    """Return whether the ranks of a suspended job can resume on the GPUs of another job."""
+    """Return whether the ranks of a suspended job can resume on the GPUs of another job.
+
+    Args:
+        guest: The suspended job.
+        host: The job that has the GPUs.
+    """
     if guest.nodes != host.nodes or len(host.nodes) != 1:
         return False
     if "rebind" in guest.can:

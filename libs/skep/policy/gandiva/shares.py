@@ -40,7 +40,12 @@ def kind_of(job: JobView, weigh: Weigh) -> Kind:
 
 
 def shares(view: VcView, weigh: Weigh) -> dict[str, float]:
-    """Return by job the part of the time for which it should have its GPUs: 0 to 1."""
+    """Return by job the part of the time for which it should have its GPUs: 0 to 1.
+
+    Args:
+        view: The VC.
+        weigh: The weight of a job.
+    """
     fixed, turning, gpus = dict[str, int](), dict[Kind, int](), view.gpus_for()
     jobs = [job for job in view.jobs if not job.borrows and job.pin in gpus]
     for job in jobs:

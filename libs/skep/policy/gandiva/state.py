@@ -174,7 +174,14 @@ class UnitIndex:
         """Return how many GPUs of a node no other unit needs while a unit has its own there.
 
         A unit that needs more than is left beside it, such as a gang of the whole node, is
-        suspended then in any case. Below 0: that many GPUs are missing.
+        suspended then in any case.
+
+        Args:
+            node: The node.
+            unit: A unit on it.
+
+        Returns:
+            Below 0: that many GPUs are missing.
         """
         size = self.size(node)
         left = size - unit.gpus

@@ -68,6 +68,10 @@ def ran_until(job: JobView, at: Instant) -> int:
 
     A job that is being stopped at a mini-batch boundary runs until then, and `served` does not
     count that yet. It may also have been stopped before it ran at all since it last waited.
+
+    Args:
+        job: The job.
+        at: An instant, not after the view.
     """
     runs = job.phase in (Phase.RUNNING, Phase.STOPPING) and job.since >= job.waiting_since
     return job.served + (max(at - job.since, 0) if runs else 0)

@@ -111,6 +111,10 @@ class Tetris(Policy, frozen=True):
 def alignment(job: JobView, nodes: tuple[NodeView, ...]) -> float:
     """Return the best alignment of one worker's demand with a node (Tetris, section 3.2).
 
+    Args:
+        job: The job.
+        nodes: The nodes of the view.
+
     Returns:
         The largest sum, over GPUs, processors and memory, of demand times what is free, both as
         parts of the node; 0.0: no node has enough free GPUs.

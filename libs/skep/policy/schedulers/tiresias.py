@@ -68,7 +68,14 @@ class TiresiasL(Preemptive, frozen=True):
         return Reason.LEAST_ATTAINED
 
     def service(self, job: JobView, now: Instant) -> int:
-        """Return the GPU-nanoseconds that count for a job's queue."""
+        """Return the GPU-nanoseconds that count for a job's queue (Tiresias, section 3.3).
+
+        After a promotion for starvation it counts from the job's latest start.
+
+        Args:
+            job: The job.
+            now: The time of the view.
+        """
         waits = job.phase in QUEUED or job.phase is Phase.STARTING
         if waits and not job.stood and self._starved(job, now - job.waiting_since):
             return 0  # Its start ends the wait, and must not undo the promotion.

@@ -45,7 +45,7 @@ CPUS_MAX = 4
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way than in the simulations of section 6.3."""
+    """What may differ from the simulations of section 6.3."""
 
     jobs: int = 200
     """30 on the testbed."""

@@ -53,7 +53,7 @@ GPU_TYPE = "p40"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way than in section 6.3."""
+    """What may differ from section 6.3."""
 
     jobs: int = 1000
     hours: float = 2.0

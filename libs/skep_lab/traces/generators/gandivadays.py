@@ -43,7 +43,7 @@ STEP_S = 0.5
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way."""
+    """What may differ from section 6.4."""
 
     gpus: int = 100
     days: float = 7.5

@@ -36,7 +36,7 @@ GPUS_MAX = 16
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way."""
+    """What may differ from Table 3."""
 
     per_hour: float = 20.0
     """Arrivals (5, 10 and 20 in section 7.2; 15 where other things vary)."""

@@ -114,7 +114,7 @@ assert abs(sum(tenant.quota for tenant in TENANTS.values()) - 100) < 1e-6
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way than in section 5.2's simulation of the whole trace."""
+    """What may differ from section 5.2's simulation of the whole trace."""
 
     load: float = 0.9
     """Work over what the tenants' GPUs in the cluster of 200 nodes could do."""
@@ -148,7 +148,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         require(self.nodes == 0 or self.nodes >= NODES_TESTBED, "nodes are 0, or 12 or more")
 
     def by_tenant(self) -> dict[str, float]:
-        """Return the loads of the tenants that have one of their own. Raises ValueError."""
+        """Return the loads of the tenants that have one of their own.
+
+        Raises:
+            ValueError: A load is not NAME:NUMBER.
+        """
         found: dict[str, float] = {}
         for each in self.loads:
             name, _, load = each.partition(":")

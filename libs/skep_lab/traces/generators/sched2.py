@@ -40,7 +40,7 @@ INTERVAL_SIGMA = 1.5
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be had in another way than in the realistic traces."""
+    """What may differ from the realistic traces."""
 
     jobs: int = 1000
     single: float = 0.68
