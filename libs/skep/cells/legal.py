@@ -82,8 +82,8 @@ def impossible(cluster: Cluster, request: Request) -> Refusal | None:
     Of several chains that the job might use, the one that comes closest gives the reason.
 
     Args:
-        cluster: The cluster.
-        request: The request; its VC exists.
+        cluster: The cluster; its names and quotas are right.
+        request: The request.
     """
     if request.vc not in cluster.vcs:
         return Refusal(

@@ -50,10 +50,10 @@ IDLE_LOOKS = 1000
 """How many times in a row a policy may look at waiting jobs while none runs and none comes: if it
 does nothing by then, it never will."""
 OTHERS = 100
-"""The other machines' timers may cause it to act this many times as often."""
+"""An instant at which only other machines' timers are due counts as this part of one."""
 LOOK_AT = 4000
-"""Events between two checks of the cells by the allocator, which in production happen every second:
-a simulated day has fewer."""
+"""Events between two checks of the cells by the allocator. In production they happen every second,
+and a simulated day can take less than that."""
 WATCHED_EVERY = 16
 """Instants between two calls of `watch`."""
 QUIET = ("fifo", "backfill")
