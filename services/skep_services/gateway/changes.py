@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -32,9 +30,6 @@ from skep.wire.resizes import GangNarrowed, GangWidened, ResizeFact
 from skep_services.gateway.rows import Attempt, Changing, Job, State
 from skep_services.gateway.texts import place_of
 
-if TYPE_CHECKING:
-    from skep_services.gateway.fold import Fold
-
 
 def asked(job: Job, fact: ChangeAsked) -> None:
     """Take over a request that admission passed on."""
@@ -42,8 +37,8 @@ def asked(job: Job, fact: ChangeAsked) -> None:
     one.ask, one.asked_at = name_of(fact.ask), fact.at
 
 
-def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
-    """Take over what the allocator says about a change."""
+def apply(job: Job, fact: ChangeFact) -> State | None:
+    """Take over what the allocator says about a change; return the state that the job enters."""
     match fact:
         case AskTaken():
             one = job.asked(fact.number)
@@ -77,11 +72,12 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             resumes = job.changing is not None and job.changing.resumes
             job.changing = None
             if fact.result is Result.DONE:
-                _changed(fold, job, fact, resumes=resumes)
-            elif fact.goal is Goal.RESUME and fact.released:
+                return _changed(job, fact, resumes=resumes)
+            if fact.goal is Goal.RESUME and fact.released:
                 _gave_back(job, fact)
         case GpusRegained():
             _regained(job, fact)
+    return None
 
 
 def _regained(job: Job, fact: GpusRegained) -> None:
@@ -174,14 +170,14 @@ def begin_again(job: Job) -> None:
         row.workers = job.begins_with
 
 
-def _changed(fold: Fold, job: Job, fact: JobChanged, *, resumes: bool) -> None:
-    row, attempt = job.row, job.attempt(fact.attempt)
+def _changed(job: Job, fact: JobChanged, *, resumes: bool) -> State | None:
+    row, attempt, entered = job.row, job.attempt(fact.attempt), None
     if fact.goal is Goal.SUSPEND:
         if row.state is State.RUNNING:
             row.why, row.needs = fact.why, ""
             row.rate_milli = row.eta_s = row.stalled_since = None
             attempt.suspended_at = fact.at
-            fold.enter(job, State.SUSPENDED)
+            entered = State.SUSPENDED
         if fact.released:
             job.released, job.row.share = True, None
     elif fact.released:
@@ -191,6 +187,7 @@ def _changed(fold: Fold, job: Job, fact: JobChanged, *, resumes: bool) -> None:
         if attempt.suspended_at is not None:
             attempt.suspended_ns += max(0, fact.at - attempt.suspended_at)
             attempt.suspended_at = None
-        fold.enter(job, State.RUNNING)
+        entered = State.RUNNING
     elif fact.goal is Goal.RESIZE:
         _count(job, attempt)
+    return entered

@@ -388,7 +388,9 @@ class Fold:
     def _of_job(self, job: Job, fact: Any) -> None:
         """Take over an allocator's fact about one job."""
         if isinstance(fact, ChangeFact):
-            changes.apply(self, job, fact)
+            entered = changes.apply(job, fact)
+            if entered is not None:
+                self.enter(job, entered)
         elif isinstance(fact, MoveFact):
             changes.move(job, fact)
         elif isinstance(fact, ResizeFact):
