@@ -17,6 +17,7 @@ The rules:
     machine-path    no path that exists on one machine only
     direction       a folder imports what it may: tests know neither scripts nor benchmarks, nothing
                     but benchmarks knows tests, and these only tests/support
+    attempt-id      only libs/skep/ids.py builds and splits names of attempts and their processes
     syntax          a Python file parses
     word            a document uses the words of docs/reference/glossary.md, and no retired ones
     allow           an allowance names a rule and gives a reason
@@ -68,6 +69,19 @@ RULES = tuple(re.findall(r"^    ([a-z]+(?:-[a-z]+)?) +[a-z]", __doc__, re.MULTIL
 # The words are written in halves so that this file may be checked by its own rule.
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}{])/(?:root|home/[a-z]\w*|Users/[A-Za-z]\w*)(?=[/\s\"'`]|$)")
+
+IDS = "libs/skep/ids.py"
+BUILDS_NO_IDS = ("libs/", "services/")
+SPLITS_NO_IDS = (
+    "libs/skep/ledger/",
+    "libs/skep/machines/",
+    "libs/skep/perf/",
+    "services/skep_services/agent/",
+    "services/skep_services/gateway/",
+)
+"""Folders in which a text with dots is the name of an attempt or of a process of one."""
+ATTEMPT_FIELDS = ("attempt", "following", "successor")
+SPLITS = ("partition", "rpartition", "rsplit", "split")
 
 RETIRED = {
     "astray": "off its chain",
@@ -232,6 +246,8 @@ def _python_findings(name: str, text: str) -> Iterator[Finding]:
             yield Finding(name, node.lineno, "sleep", message)
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _direction_findings(name, node)
+        if name != IDS and isinstance(node, ast.expr) and _is_id_by_hand(name, node):
+            yield Finding(name, node.lineno, "attempt-id", f"use the functions of {IDS}")
     if name.startswith(("libs/skep/", "libs/skep_lab/")):
         for line in SetOrder().check(tree):
             yield Finding(name, line, "set-order", "use a dict or sorted(...)")
@@ -250,6 +266,38 @@ def _direction_findings(name: str, node: ast.Import | ast.ImportFrom) -> Iterato
         if module.partition(".")[0] in NOT_INSTALLED and not inside:
             folder = name.rpartition("/")[0]
             yield Finding(name, node.lineno, "direction", f"{folder}/ does not import {module}")
+
+
+def _is_id_by_hand(name: str, node: ast.expr) -> bool:
+    return _builds_id(name, node) or _splits_id(name, node)
+
+
+def _builds_id(name: str, node: ast.expr) -> bool:
+    """Tell whether `node` is a text of something, a dot, and the number of an attempt."""
+    if not name.startswith(BUILDS_NO_IDS) or not isinstance(node, ast.JoinedStr):
+        return False
+    for before, dot, after in zip(node.values, node.values[1:], node.values[2:], strict=False):
+        match before, dot, after:
+            case (
+                ast.FormattedValue(),
+                ast.Constant(value="."),
+                ast.FormattedValue(value=ast.Name(id=field) | ast.Attribute(attr=field)),
+            ) if field in ATTEMPT_FIELDS:
+                return True
+            case _:
+                pass
+    return False
+
+
+def _splits_id(name: str, node: ast.expr) -> bool:
+    """Tell whether `node` splits a text at dots where such texts are names of attempts."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=method), args=[ast.Constant(value="."), *_]) if (
+            method in SPLITS
+        ):
+            return name.startswith(SPLITS_NO_IDS)
+        case _:
+            return False
 
 
 def _is_sleep(node: ast.Call) -> bool:

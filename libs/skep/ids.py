@@ -24,6 +24,11 @@ JOB = re.compile(r"j([1-9][0-9]{0,17})")
 will ever have, and fit the signed integers of 64 bits that databases have."""
 
 
+AttemptId = NewType("AttemptId", str)
+"""One attempt of a job, as the cells and stored formats name it: `j17.2`. Only this module builds
+and splits it."""
+
+
 def is_token(text: str) -> bool:
     """Return whether `text` can be one token of a subject."""
     return TOKEN.fullmatch(text) is not None
@@ -39,3 +44,55 @@ def job_sequence(job: str) -> int | None:
     """Return the submission's sequence behind a job id, or None if it is not a job id."""
     match = JOB.fullmatch(job)
     return int(match[1]) if match else None
+
+
+# --- attempts and their processes ---------------------------------------------------------------
+
+
+def attempt_id(job: str, number: int) -> AttemptId:
+    """Return the name of a job's attempt."""
+    # To call AttemptId costs a third of this, and this is done for every look at the cells.
+    return f"{job}.{number}"  # type: ignore[return-value]
+
+
+def job_of(attempt: str) -> str:
+    """Return the job that an attempt is of."""
+    return attempt.rpartition(".")[0]
+
+
+def number_of(attempt: str) -> int:
+    """Return an attempt's number."""
+    return int(attempt.rpartition(".")[2])
+
+
+def job_and_number(attempt: str) -> tuple[str, int]:
+    """Return the job that an attempt is of, and the attempt's number."""
+    job, _, number = attempt.rpartition(".")
+    return job, int(number)
+
+
+def run_token(job: str, number: int, rank: int) -> str:
+    """Return the name of the process of one rank of an attempt: `j17.2.0`."""
+    return f"{job}.{number}.{rank}"
+
+
+def attempt_of_run(token: str) -> tuple[str, int]:
+    """Return job and number of the attempt that a process is of."""
+    job, number, _ = token.rsplit(".", 2)
+    return job, int(number)
+
+
+def job_of_run(token: str) -> str:
+    """Return the job that a process is of."""
+    return token.partition(".")[0]
+
+
+def is_run_of(token: str, attempt: AttemptId) -> bool:
+    """Return whether a text names a process of an attempt."""
+    return token.rpartition(".")[0] == attempt
+
+
+def is_run_token(text: str) -> bool:
+    """Return whether a text has the form of a process's name."""
+    job, *numbers = text.rsplit(".", 2)
+    return bool(job) and len(numbers) == 2 and all(each.isdecimal() for each in numbers)

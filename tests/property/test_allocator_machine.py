@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.state import Cells
-from skep.ledger.attempt_names import job_of
+from skep.ids import job_of
 from skep.ledger.attempts import request
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, Kept, cellwork

@@ -31,6 +31,7 @@ def test_every_rule_is_listed_in_the_docstring() -> None:
         "sleep",
         "machine-path",
         "direction",
+        "attempt-id",
         "syntax",
         "word",
         "allow",
@@ -162,6 +163,36 @@ def test_waiting_otherwise_is_fine(tmp_path: Path, call: str) -> None:
 
 def test_sleep_outside_tests_is_fine(tmp_path: Path) -> None:
     assert broken(tmp_path, "scripts/a.py", "time.sleep(1)\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'f"{job}.{attempt}"',
+        'f"{job.job}.{job.attempt}.{rank}"',
+        'f"for {job.job}.{job.following}"',
+        'name.rpartition(".")',
+        'token.rsplit(".", 2)',
+        'token.split(".", maxsplit=1)',
+    ],
+)
+def test_attempt_id(tmp_path: Path, text: str) -> None:
+    assert broken(tmp_path, "libs/skep/machines/a.py", text + "\n") == [(1, "attempt-id")]
+    (tmp_path / "libs/skep/machines/a.py").unlink()
+    assert broken(tmp_path, "libs/skep/ids.py", text + "\n") == []
+
+
+@pytest.mark.parametrize(
+    "name,text",
+    [
+        ("libs/skep/machines/a.py", 'f"{job} attempt {attempt}, {job}.{key}"'),
+        ("libs/skep/machines/a.py", 'text.split(" ")'),
+        ("libs/skep/wire/a.py", 'path.split(".")'),
+        ("tests/unit/a.py", 'f"{job}.{attempt}"'),
+    ],
+)
+def test_other_texts_with_dots(tmp_path: Path, name: str, text: str) -> None:
+    assert broken(tmp_path, name, text + "\n") == []
 
 
 def test_syntax(tmp_path: Path) -> None:

@@ -2,7 +2,20 @@
 
 import pytest
 
-from skep.ids import is_token, job_id, job_sequence
+from skep.ids import (
+    attempt_id,
+    attempt_of_run,
+    is_run_of,
+    is_run_token,
+    is_token,
+    job_and_number,
+    job_id,
+    job_of,
+    job_of_run,
+    job_sequence,
+    number_of,
+    run_token,
+)
 from skep.units import Duration, Instant, after, in_seconds, seconds
 
 
@@ -44,6 +57,27 @@ def test_a_job_is_called_after_its_submission() -> None:
 )
 def test_what_is_not_a_job_id_has_no_sequence(text: str) -> None:
     assert job_sequence(text) is None
+
+
+def test_an_attempt_is_called_after_its_job_and_number() -> None:
+    attempt = attempt_id("j17", 12)
+    assert attempt == "j17.12"
+    assert (job_of(attempt), number_of(attempt)) == job_and_number(attempt) == ("j17", 12)
+
+
+def test_a_process_is_called_after_its_attempt_and_rank() -> None:
+    token = run_token("j17", 12, 3)
+    assert token == "j17.12.3"
+    assert attempt_of_run(token) == ("j17", 12)
+    assert job_of_run(token) == "j17"
+    assert is_run_of(token, attempt_id("j17", 12))
+    assert not is_run_of(token, attempt_id("j17", 1))
+    assert is_run_token(token)
+
+
+@pytest.mark.parametrize("text", ["", "j1", "j1.1", ".1.1", "j1.1.x", "j1.x.1", "j1.1.1.", "j1..1"])
+def test_what_is_no_name_of_a_process(text: str) -> None:
+    assert not is_run_token(text)
 
 
 @pytest.mark.parametrize("text", ["a", "node-1", "A_b", "9", "x" * 63])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from skep import ids
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.cells.nodes import Holding
-from skep.ledger import attempt_names
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
 from skep.wire.facts import CellsReserved, JobBound, Member
@@ -25,7 +25,7 @@ def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
         attempt: The number of the attempt, which may be the next one.
         guaranteed: Whether it asks for cells of its VC, or for idle GPUs.
     """
-    name = attempt_names.holder(job.job, attempt)
+    name = ids.attempt_id(job.job, attempt)
     return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
 
 

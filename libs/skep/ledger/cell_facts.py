@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from skep import ids
 from skep.cells import rules1
 from skep.cells.holds import Spot
 from skep.cells.install import Carried, ReconfiguredJob, install_cluster
 from skep.cells.state import Cells
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.state import ClusterState
 from skep.wire.bearing import BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.cluster import Cluster
@@ -42,8 +43,8 @@ def install(state: ClusterState, fact: CellsSet) -> tuple[Cells, list[Reconfigur
 def carried_of(fact: CellsSet) -> Iterator[Carried]:
     """Yield what becomes of each hold that a fact lists, as the cells take it."""
     for each in fact.carried:
-        name = attempt_names.holder(each.job, each.attempt)
-        leads = attempt_names.holder(each.leads, each.leads_attempt) if each.leads else name
+        name = ids.attempt_id(each.job, each.attempt)
+        leads = ids.attempt_id(each.leads, each.leads_attempt) if each.leads else name
         yield Carried(name, each.chain, each.levels, each.fate, leads)
 
 
@@ -58,8 +59,8 @@ def apply_bearing(
             state.cells.unbind_bad_cell(fact.cell)
         case SetLed():
             state.cells.set_leader(
-                attempt_names.holder(fact.before, fact.attempt_before),
-                attempt_names.holder(fact.job, fact.attempt),
+                ids.attempt_id(fact.before, fact.attempt_before),
+                ids.attempt_id(fact.job, fact.attempt),
             )
             for name in (fact.before, fact.job):
                 if name in state.jobs:
@@ -86,7 +87,7 @@ def apply_hold(
     state: ClusterState, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
 ) -> None:
     """Take over what an attempt claims, and which cells of its VC it has or loses."""
-    name, job = attempt_names.holder(fact.job, fact.attempt), state.jobs.get(fact.job)
+    name, job = ids.attempt_id(fact.job, fact.attempt), state.jobs.get(fact.job)
     state.delta.freed += not isinstance(fact, CellsReserved)  # A claim frees nothing.
     if isinstance(fact, JobDemoted):
         state.cells.demote(name)
@@ -122,7 +123,7 @@ def uncovered(state: ClusterState) -> list[tuple[str, str, int]]:
         for node in state.nodes.values()
         for attempt, held in node.holdings.items()
         for device in held.devices
-        if not state.cells.covers(name := attempt_names.holder(*attempt), node.joined.node, device)
+        if not state.cells.covers(name := ids.attempt_id(*attempt), node.joined.node, device)
     ]
 
 

@@ -8,7 +8,8 @@ and overtakes the one that waited before. Whatever ends the attempt ends its cha
 
 from __future__ import annotations
 
-from skep.ledger import attempt_names, move_costs, pairs, return_facts, sharing, size_facts
+from skep import ids
+from skep.ledger import move_costs, pairs, return_facts, sharing, size_facts
 from skep.ledger.job_state import JobState, OpenChange, Part, Phase, State
 from skep.ledger.state import ClusterState
 from skep.units import Instant
@@ -185,8 +186,8 @@ def _apply_changed(state: ClusterState, job: JobState, fact: JobChanged) -> None
 
 def _release(state: ClusterState, job: JobState) -> None:
     """Free the GPUs of a suspended attempt for the next one."""
-    name, attempt = attempt_names.holder(job.job, job.attempt), (job.job, job.attempt)
-    state.delta.claims += tuple(map(attempt_names.job_of, state.cells.claimers(name)))
+    name, attempt = ids.attempt_id(job.job, job.attempt), (job.job, job.attempt)
+    state.delta.claims += tuple(map(ids.job_of, state.cells.claimers(name)))
     others = sharing.partners(state, job.live, attempt)
     state.cells.release(name)
     for node in job.live:

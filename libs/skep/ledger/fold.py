@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from skep.cells.nodes import Attempt, NodeState
-from skep.ids import job_sequence
+from skep.ids import attempt_id, job_of, job_sequence
 from skep.ledger import (
     attempts,
     cell_facts,
@@ -18,7 +18,6 @@ from skep.ledger import (
     size_facts,
     trial_facts,
 )
-from skep.ledger.attempt_names import holder, job_of
 from skep.ledger.delta import Delta
 from skep.ledger.job_state import GIVES_WAY, JobState, Part, State
 from skep.ledger.snapshot import Kept, restore
@@ -132,7 +131,7 @@ def _job_waits(state: ClusterState, fact: JobWaits) -> None:
 
 
 def _job_bound(state: ClusterState, fact: JobBound) -> None:
-    job, name = state.jobs[fact.job], holder(fact.job, fact.attempt)
+    job, name = state.jobs[fact.job], attempt_id(fact.job, fact.attempt)
     packed = sharing.decided(job, fact.attempt)
     if state.reserved.pop(fact.job, None) is not None:
         state.cells.occupy(name)
@@ -184,7 +183,7 @@ def _job_stopping(state: ClusterState, fact: JobStopping) -> None:
         if part is not Part.GONE:
             state.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
     # The next job may plan with its VC's cells, on these GPUs or on others.
-    sharing.give_back(state, holder(fact.job, fact.attempt))
+    sharing.give_back(state, attempt_id(fact.job, fact.attempt))
 
 
 def _member_gone(state: ClusterState, fact: MemberGone) -> None:
@@ -198,7 +197,7 @@ def _member_gone(state: ClusterState, fact: MemberGone) -> None:
     else:
         # What a lost node still runs must not keep its VC from healthy hardware.
         node.ghosts[attempt] = job.order
-        sharing.give_back(state, holder(*attempt))
+        sharing.give_back(state, attempt_id(*attempt))
 
 
 def _ghost_gone(state: ClusterState, fact: GhostGone) -> None:
@@ -210,7 +209,7 @@ def _ghost_gone(state: ClusterState, fact: GhostGone) -> None:
 
 def _release(state: ClusterState, node: NodeState, attempt: Attempt) -> None:
     """Free what an attempt held on a node, or leave it to the attempts that share it."""
-    name = holder(*attempt)
+    name = attempt_id(*attempt)
     state.delta.claims += tuple(map(job_of, state.cells.claimers(name)))
     others = sharing.partners(state, (node.joined.node,), attempt)
     node.release(attempt)

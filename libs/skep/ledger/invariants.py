@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from skep import ids
 from skep.cells.check import check_cells
-from skep.ledger import attempt_names, cell_facts, trial_facts
+from skep.ledger import cell_facts, trial_facts
 from skep.ledger.job_state import Part, State
 from skep.ledger.state import ClusterState
 
@@ -22,9 +23,7 @@ def check(state: ClusterState) -> None:
             waiting += job.job not in state.parked
         assert job.change is None or job.state in (State.RUNNING, State.SUSPENDED), job
         assert job.away == (job.job in state.away), job
-        assert (
-            not job.away or attempt_names.holder(job.job, job.attempt) not in state.cells.holds
-        ), job
+        assert not job.away or ids.attempt_id(job.job, job.attempt) not in state.cells.holds, job
         if idle:
             continue
         assert not job.over, f"{job.job}: an attempt that is over was not judged"
@@ -45,8 +44,8 @@ def check(state: ClusterState) -> None:
         assert sorted(node.holdings) == sorted(held[name]), name
         for attempt in node.open_orders:
             assert attempt in node.holdings, (name, attempt)
-    held_by = {attempt_names.holder(*attempt) for each in held.values() for attempt in each}
-    claims = {attempt_names.holder(job.job, job.following) for job in state.reserved.values()}
+    held_by = {ids.attempt_id(*attempt) for each in held.values() for attempt in each}
+    claims = {ids.attempt_id(job.job, job.following) for job in state.reserved.values()}
     assert set(state.cells.holds) | set(state.cells.off_chain) <= held_by | claims
     assert set(state.cells.sets) <= held_by
     assert not cell_facts.uncovered(state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from skep import ids
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
-from skep.ledger import attempt_names, attempts, sharing
+from skep.ledger import attempts, sharing
 from skep.ledger.job_state import JobState, Part, Successor
 from skep.ledger.state import ClusterState
 from skep.wire.facts import Member
@@ -84,4 +85,4 @@ def _haunt(
     for node in members:
         state.nodes[node].ghosts[name, attempt] = order
         state.nodes[node].open_orders[name, attempt] = order
-    sharing.give_back(state, attempt_names.holder(name, attempt))
+    sharing.give_back(state, ids.attempt_id(name, attempt))

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from skep import ids
 from skep.cells.nodes import Attempt, NodeState
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
 from skep.wire.commands import Share
@@ -45,7 +46,7 @@ def enter(
     assert packed is not None, job
     leaves = [leaf for spot in attempts.spots(state, chain, members) for leaf in spot.leaves]
     asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
-    state.cells.share(asked, attempt_names.holder(*packed.beside[0]), leaves)
+    state.cells.share(asked, ids.attempt_id(*packed.beside[0]), leaves)
     for member in members:
         held = state.nodes[member.node].holdings[job.job, attempt]
         state.nodes[member.node].alter((job.job, attempt), replace(held, guest=True))
@@ -119,7 +120,7 @@ def give_back(state: ClusterState, name: str) -> None:
     """
     state.cells.stand_back(name)
     shared = state.cells.sets.get(name)
-    parted(state, map(attempt_names.named, shared.partners if shared is not None else ()))
+    parted(state, map(ids.job_and_number, shared.partners if shared is not None else ()))
     state.delta.freed += 1
 
 

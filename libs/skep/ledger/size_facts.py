@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from skep.ledger import attempt_names, attempts
+from skep import ids
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState, Part
 from skep.ledger.state import ClusterState
 from skep.wire.facts import Member
@@ -19,7 +20,7 @@ def came(state: ClusterState, job: JobState, name: str) -> int:
 
 def apply(state: ClusterState, fact: ResizeFact) -> None:
     """Take over one fact."""
-    job, name = state.jobs[fact.job], attempt_names.holder(fact.job, fact.attempt)
+    job, name = state.jobs[fact.job], ids.attempt_id(fact.job, fact.attempt)
     match fact:
         case GangWidened(member=more):
             chain = state.cells.holds[name].chain  # Other cells may have been set since.
@@ -31,7 +32,7 @@ def apply(state: ClusterState, fact: ResizeFact) -> None:
         case GangNarrowed(node=node, workers=workers):
             before = job.members[node]
             freed = [(node, gpu) for gpus in before.devices[workers:] for gpu in gpus]
-            state.delta.claims += tuple(map(attempt_names.job_of, state.cells.claimers(name)))
+            state.delta.claims += tuple(map(ids.job_of, state.cells.claimers(name)))
             if job.parts[node] is not Part.GONE:
                 state.cells.narrow(name, freed)
             if workers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells
-from skep.ledger.attempt_names import holder
+from skep.ids import attempt_id
 from skep.ledger.delta import Delta
 from skep.ledger.job_state import JobState
 from skep.ledger.queue import JobQueue
@@ -77,7 +77,7 @@ class ClusterState:
 
     def note_borrowed(self, job: JobState, at: Instant | None = None) -> None:
         """Note whether a guaranteed job holds GPUs opportunistically; `at`: from then on."""
-        hold = self.cells.holds.get(holder(job.job, job.attempt))
+        hold = self.cells.holds.get(attempt_id(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
         job.lent = job.lent and (borrows or hold is None)
         if at and borrows is not (job.job in self.borrowed):

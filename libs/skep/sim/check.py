@@ -38,6 +38,7 @@ from typing import Any
 import msgspec
 
 from skep.cells.nodes import NodeState
+from skep.ids import run_token
 from skep.ledger.queue import JobQueue
 from skep.machines.agent import StartRank
 from skep.machines.allocator import AllocatorMachine
@@ -212,7 +213,7 @@ class Watch:
         if fact is not None and fact.outcome is Outcome.SUCCEEDED:
             # Who was to join a gang that ended meanwhile was none of its ranks.
             for rank in (rank for rank in member.numbers if gone and rank < gone.workers):
-                run = self.runs.get(f"{job}.{attempt}.{rank}")
+                run = self.runs.get(run_token(job, attempt, rank))
                 well = run is not None and (run.code == 0 or run.leaves)
                 require(well, "I3", f"{job}: rank {rank} did not succeed")
 

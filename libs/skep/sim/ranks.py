@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep.ids import run_token
 from skep.machines.agent import (
     FreezeRun,
     OpenStore,
@@ -84,7 +85,7 @@ def serve(host: Host, agent: Listener, request: Any) -> None:
     """Carry out an agent's request about runs that stay alive."""
     match request:
         case TellRank(message=message):
-            run = host.runs.get(f"{message.job}.{message.attempt}.{message.rank}")
+            run = host.runs.get(run_token(message.job, message.attempt, message.rank))
             if run is not None and run.live and run.tier in CAN:
                 hear(host, run, message)
         case FreezeRun(token=token):

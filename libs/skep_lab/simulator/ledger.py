@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from skep.ids import attempt_id
 from skep.units import Duration, Instant
 from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging, Result
 from skep.wire.commands import Resume, Share
@@ -142,7 +143,7 @@ class Ledger:
         entry.gpus, entry.chain = _gpus(fact.members), fact.chain
         entry.borrowed = not fact.members[0].levels
         self._waits_no_more(entry, now)
-        self._decided(f"bind {fact.job}.{fact.attempt} {_places(fact.members)}", now)
+        self._decided(f"bind {attempt_id(fact.job, fact.attempt)} {_places(fact.members)}", now)
 
     def _ran(self, fact: JobRan, entry: Entry, now: Instant) -> None:
         if not entry.began:
@@ -151,7 +152,7 @@ class Ledger:
         self._runs(entry, now)
 
     def _stopping(self, fact: JobStopping, entry: Entry, now: Instant) -> None:
-        self._decided(f"stop {fact.job}.{fact.attempt} {fact.why}", now)
+        self._decided(f"stop {attempt_id(fact.job, fact.attempt)} {fact.why}", now)
 
     def _requeued(self, fact: JobRequeued, entry: Entry, now: Instant) -> None:
         why = stopped_by(fact.why)
@@ -167,7 +168,9 @@ class Ledger:
         self._waits_no_more(entry, now)
 
     def _changing(self, fact: JobChanging, entry: Entry, now: Instant) -> None:
-        self._decided(f"{fact.goal} {fact.job}.{fact.attempt} {fact.nodes} {fact.why}", now)
+        self._decided(
+            f"{fact.goal} {attempt_id(fact.job, fact.attempt)} {fact.nodes} {fact.why}", now
+        )
         entry.goes_on = isinstance(fact.change, Resume)
         if isinstance(fact.change, Share) and entry.ran_at:
             shares = bool(fact.change.beside)
@@ -205,16 +208,16 @@ class Ledger:
         entry.gpus = _gpus(fact.members) if fact.members else entry.next_gpus
         entry.borrowed, entry.next_gpus = True, {}
         self._waits_no_more(entry, now)
-        self._decided(f"return {fact.job}.{fact.attempt} {_places(fact.members)}", now)
+        self._decided(f"return {attempt_id(fact.job, fact.attempt)} {_places(fact.members)}", now)
 
     def _shared(self, fact: GpusShared, entry: Entry, now: Instant) -> None:
         entry.shares = entry.guest = True
         entry.packed += 1
-        self._decided(f"pack {fact.job}.{fact.attempt} {fact.node} {fact.beside}", now)
+        self._decided(f"pack {attempt_id(fact.job, fact.attempt)} {fact.node} {fact.beside}", now)
 
     def _successor(self, fact: SuccessorBound, entry: Entry, now: Instant) -> None:
         entry.next_gpus, entry.next_chain = _gpus(fact.members), fact.chain
-        self._decided(f"move {fact.job}.{fact.attempt} {_places(fact.members)}", now)
+        self._decided(f"move {attempt_id(fact.job, fact.attempt)} {_places(fact.members)}", now)
 
     def _moved(self, fact: JobMoved, entry: Entry, now: Instant) -> None:
         self._stands(entry, now, "migrated")
@@ -226,7 +229,7 @@ class Ledger:
         node, count = fact.member.node, sum(map(len, fact.member.devices))
         before = entry.next_gpus or entry.gpus
         entry.next_gpus = {**before, node: before.get(node, 0) + count}
-        self._decided(f"widen {fact.job}.{fact.attempt} {_places((fact.member,))}", now)
+        self._decided(f"widen {attempt_id(fact.job, fact.attempt)} {_places((fact.member,))}", now)
 
     def _narrowed(self, fact: GangNarrowed, entry: Entry, now: Instant) -> None:
         left = {**entry.gpus, fact.node: fact.workers * entry.each}
@@ -235,13 +238,13 @@ class Ledger:
 
     def _demoted(self, fact: JobDemoted, entry: Entry, now: Instant) -> None:
         entry.borrowed = True
-        self._decided(f"demote {fact.job}.{fact.attempt}", now)
+        self._decided(f"demote {attempt_id(fact.job, fact.attempt)}", now)
 
     def _promoted(self, fact: JobPromoted, entry: Entry, now: Instant) -> None:
         entry.borrowed = False
 
     def _reserved(self, fact: CellsReserved, entry: Entry, now: Instant) -> None:
-        self._decided(f"claim {fact.job}.{fact.attempt} {_places(fact.members)}", now)
+        self._decided(f"claim {attempt_id(fact.job, fact.attempt)} {_places(fact.members)}", now)
 
     # --- stretches -------------------------------------------------------------------------------
 

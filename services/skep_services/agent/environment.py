@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from skep.ids import attempt_id
 from skep.machines.agent import StartRank
 from skep.wire.commands import AGENT_PYTHON, BindJob
 from skep.wire.runs import RunPlan
@@ -229,7 +230,7 @@ def _torchrun_variables(start: StartRank) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(command.world),
         "MASTER_ADDR": command.master_address,
         "MASTER_PORT": str(command.master_port),
-        "TORCHELASTIC_RUN_ID": f"{command.job}.{command.attempt}",
+        "TORCHELASTIC_RUN_ID": attempt_id(command.job, command.attempt),
         "TORCHELASTIC_RESTART_COUNT": str(command.attempt - 1),
     }
 

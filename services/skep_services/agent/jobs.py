@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from skep.ids import run_token
 from skep.machines.agent import RankSaid, RankStats
 from skep.machines.agent.voices import merged
 from skep.units import NS_PER_SECOND, Instant
@@ -451,7 +452,7 @@ def _frame(message: Heard) -> bytes:
 
 def _token(message: Speech) -> str:
     """Return the name of the run that a message is of."""
-    return f"{message.job}.{message.attempt}.{message.rank}"
+    return run_token(message.job, message.attempt, message.rank)
 
 
 def _name(message: Speech) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from skep.ids import is_run_token
+
 STAT_BYTES_MAX = 4096
 """More than /proc/PID/stat ever holds: 52 numbers and a name of at most 64 bytes."""
 
@@ -82,9 +84,7 @@ def run_named(variables: dict[bytes, bytes]) -> str:
     if token:
         return token
     before = os.fsdecode(variables.get(RUN_VARIABLE_BEFORE.encode(), b""))
-    job, *numbers = before.rsplit(".", 2)
-    named = job and len(numbers) == 2 and all(each.isdecimal() for each in numbers)
-    return before if named else ""
+    return before if is_run_token(before) else ""
 
 
 def start_ticks(pid: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from skep.ids import attempt_id, is_run_of
 from skep_services.adapters.devices import DeviceState
 from skep_services.agent import proc
 
@@ -23,7 +24,7 @@ def leaks(
     texts = []
     for device, one in ((d.index, p) for d in seen if d.index in devices for p in d.processes):
         token = proc.run_named(proc.environ(one.pid))
-        if token and token.rsplit(".", 1)[0] != f"{job}.{attempt}":
+        if token and not is_run_of(token, attempt_id(job, attempt)):
             continue
         if not token and device in shared:
             continue

@@ -19,7 +19,7 @@ from skep.cells.pools import VirtualCell
 from skep.cells.propose import resolve
 from skep.cells.snapshot import CellsSnapshot, restore_cells
 from skep.cells.state import Cells
-from skep.ledger.attempt_names import job_of
+from skep.ids import job_of
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from skep.ids import job_sequence
+from skep.ids import job_of, job_sequence
 from skep.ledger import fold as ledger_fold
-from skep.ledger.attempt_names import job_of
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
 from skep.units import Instant

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from skep.cells.holds import OPPORTUNISTIC
 from skep.cells.nodes import Holding, NodeState
+from skep.ids import attempt_id
 from skep.ledger import sharing
-from skep.ledger.attempt_names import holder
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
 
@@ -53,7 +53,7 @@ def owns(state: ClusterState, job: str, attempt: int) -> bool:
 
     Of several attempts on the same GPUs each is looked at alone: by what it was submitted with.
     """
-    name = holder(job, attempt)
+    name = attempt_id(job, attempt)
     hold = state.cells.sets.get(name) or state.cells.holds.get(name)
     if hold is None or not hold.guaranteed:
         return False
@@ -63,7 +63,7 @@ def owns(state: ClusterState, job: str, attempt: int) -> bool:
 
 def partners(state: ClusterState, job: str, attempt: int) -> Iterable[str]:
     """Return the attempts that hold GPUs together with one, as the cells name them."""
-    hold = state.cells.sets.get(holder(job, attempt))
+    hold = state.cells.sets.get(attempt_id(job, attempt))
     return hold.partners if hold is not None else ()
 
 
@@ -87,7 +87,7 @@ def users(state: ClusterState, node: NodeState) -> dict[int, list[User]]:
 def counted(state: ClusterState, job: JobState) -> int:
     """Return how many GPUs a job has, each counted for one of the jobs that share it."""
     mine, count = (job.job, job.attempt), 0
-    alone = holder(*mine) not in state.cells.sets and not state.cells.off_chain
+    alone = attempt_id(*mine) not in state.cells.sets and not state.cells.off_chain
     for name in job.parts:
         node = state.nodes[name]
         held = node.holdings.get(mine)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection
 from typing import NamedTuple
 
+from skep.ids import job_of_run
 from skep_services.supervisor import home as folder
 
 
@@ -57,4 +58,4 @@ def forget(home: str) -> None:
 
 def is_kept(token: str, jobs: Collection[str]) -> bool:
     """Return whether a run (by its token) belongs to one of the jobs."""
-    return token.partition(".")[0] in jobs
+    return job_of_run(token) in jobs

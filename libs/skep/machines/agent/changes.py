@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.ids import run_token
 from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
     HANDLED,
@@ -403,7 +404,7 @@ class Changes:
 
     def said(self, message: Said, now: Instant) -> None:
         """Take what a rank said."""
-        token = f"{message.job}.{message.attempt}.{message.rank}"
+        token = run_token(message.job, message.attempt, message.rank)
         key, part = self._agent.part_of(token)
         if part is None or part.over is not None or part.command is None:
             return

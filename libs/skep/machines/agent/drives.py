@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.ids import run_token
 from skep.machines.agent.devices import share_of
 from skep.machines.agent.parts import (
     PartState,
@@ -380,7 +381,7 @@ def expected(part: PartState, resize: Resize) -> list[RankJoins]:
     """Return the facts that ranks are to join, so that they are known whatever happens."""
     assert part.command is not None
     job, attempt = part.command.job, part.command.attempt
-    tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in resize.ranks}
+    tokens = {run_token(job, attempt, plan.rank): plan for plan in resize.ranks}
     return [
         RankJoins(token=token, plan=plan)
         for token, plan in tokens.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from skep.ids import attempt_of_run, run_token
 from skep.machines.agent.changes import Changes
 from skep.machines.agent.devices import also_used, in_the_way, troubles
 from skep.machines.agent.drives import joining, newcomers
@@ -390,8 +391,7 @@ class AgentMachine:
 
     def part_of(self, token: str) -> tuple[PartKey, PartState | None]:
         """Return whose rank a token names: None unless the rank is known here."""
-        job, attempt, _ = token.rsplit(".", 2)
-        key = job, int(attempt)
+        key = attempt_of_run(token)
         part = self.parts.get(key)
         return key, part if part is not None and token in part.ranks else None
 
@@ -479,7 +479,7 @@ class AgentMachine:
         part = self.parts.get(key)
         if part is None or part.over is not None or part.command is None:
             return
-        token = f"{event.job}.{event.attempt}.{event.progress.rank}"
+        token = run_token(event.job, event.attempt, event.progress.rank)
         if token not in part.ranks:
             return
         self.progress.setdefault(key, {})[event.progress.rank] = event.progress
@@ -573,7 +573,7 @@ class AgentMachine:
         self.epoch_floor = max(self.epoch_floor, command.epoch)
         joins = bool(command.joins and command.awaits)
         ranks = {
-            f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
+            run_token(command.job, command.attempt, plan.rank): Rank(plan, out=joins)
             for plan in command.ranks
         }
         stand = Stand.AWAITING if command.awaits and not joins else Stand.RUNNING
@@ -602,8 +602,7 @@ class AgentMachine:
                 self.parts[fact.job, fact.attempt].serial = fact.serial
                 self.serial = max(self.serial, fact.serial)
             case RankJoins():
-                job, attempt, _ = fact.token.rsplit(".", 2)
-                part = self.parts[job, int(attempt)]
+                part = self.parts[attempt_of_run(fact.token)]
                 part.ranks.pop(fact.token, None)
                 part.ranks[fact.token] = Rank(fact.plan, out=True)
             case PartChanged(event=event, changed=changed):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skep.ids import run_token
 from skep.units import Instant
 from skep.wire.bounds import DETAIL_MAX
 from skep.wire.commands import BindJob, ChangeJob, Hold, RankPlan
@@ -406,7 +407,7 @@ def _gone_before_they_joined(command: BindJob, part: PartState) -> list[AgentFac
     """Return that newcomers of the order which the gang did not wait for are gone."""
     facts: list[AgentFact] = []
     for plan in command.ranks:
-        token = f"{command.job}.{command.attempt}.{plan.rank}"
+        token = run_token(command.job, command.attempt, plan.rank)
         if token not in part.ranks:
             facts += [RankJoins(token=token, plan=plan), RankDown(token=token, code=None)]
     return facts

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skep.ids import run_token
 from skep.machines.agent.devices import packed
 from skep.machines.agent.drives import (
     RESIZE_UNDO_TEXT,
@@ -295,7 +296,7 @@ def _regrouped(part: PartState, change: Resize) -> dict[str, Rank]:
     """Return the ranks of the gang as a resize names them, then those that leave it."""
     assert part.command is not None
     job, attempt = part.command.job, part.command.attempt
-    tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in change.ranks}
+    tokens = {run_token(job, attempt, plan.rank): plan for plan in change.ranks}
     gang: dict[str, Rank] = {}
     for token, plan in tokens.items():
         known = part.ranks.get(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skep import ids
 from skep.cells.decide import placement
 from skep.cells.decide.gpu_choice import Loss
 from skep.cells.decide.reconfigure import decide_outcome
@@ -9,7 +10,7 @@ from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.install import Carried, as_before
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import quota
@@ -82,7 +83,7 @@ def owed(state: ClusterState) -> dict[str, tuple[int, int]]:
     """Return by node the CPUs and memory that reservations will take there, below zero."""
     found: dict[str, tuple[int, int]] = {}
     for job in state.reserved.values():
-        hold = state.cells.holds[attempt_names.holder(job.job, job.following)]
+        hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
         shape, wanted = state.cells.chains[hold.chain].topology, job.spec.resources
         for spot in hold.spots if wanted.cpus or wanted.memory else ():
             node = shape.node(spot.leaves[0])
@@ -188,9 +189,7 @@ def resolve(tx: Transaction, asked: Cluster, *, may_refuse: bool = False) -> Non
         return
     decided = decide_outcome(tx.state.cells, cluster)
     fates = tuple(
-        JobFate(
-            job=attempt_names.job_of(name), fate=each.fate, attempt=attempt_names.attempt_of(name)
-        )
+        JobFate(job=ids.job_of(name), fate=each.fate, attempt=ids.number_of(name))
         for each in decided.carried
         if each.fate in (Fate.DEMOTED, Fate.RELEASED)
         for name in tx.state.cells.holds[each.hold].partners or (each.hold,)
@@ -218,8 +217,8 @@ def resolve(tx: Transaction, asked: Cluster, *, may_refuse: bool = False) -> Non
 def _told(each: Carried) -> CarriedHold:
     """Return what becomes of a hold, as a fact says it."""
     (job, attempt), (leads, number) = (
-        attempt_names.named(each.hold),
-        attempt_names.named(each.leads),
+        ids.job_and_number(each.hold),
+        ids.job_and_number(each.leads),
     )
     other = each.leads != each.hold
     return CarriedHold(
@@ -264,7 +263,7 @@ def loss(state: ClusterState, now: Instant) -> Loss:
         return sum(alone(each) for each in (shared.partners if shared else (name,)))
 
     def alone(name: str) -> float:
-        job = state.jobs.get(attempt_names.job_of(name))
+        job = state.jobs.get(ids.job_of(name))
         if job is None or job.state is State.STOPPING or not job.bound_at:
             return 0.0
         return job.size * job.spec.resources.gpus * max(0, now - job.bound_at) / 1e9 + 1.0

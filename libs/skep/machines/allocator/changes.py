@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from skep import ids
 from skep.cells.nodes import NodeState
-from skep.ledger import attempt_names
 from skep.ledger.job_state import JobState, Part
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import ranks, returns
@@ -88,8 +88,8 @@ def close(
             pause_ns=max((one.pause_ns for one in told), default=0),
         )
     )
-    for claimer in tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt)):
-        tx.soft.ripe[attempt_names.job_of(claimer)] = None  # It may have waited for this.
+    for claimer in tx.state.cells.claimers(ids.attempt_id(job.job, job.attempt)):
+        tx.soft.ripe[ids.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
         if change.why is Reason.UNPACKED and result is Result.UNDONE:
             result = Result.DONE  # It leaves in another way.

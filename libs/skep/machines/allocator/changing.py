@@ -10,7 +10,8 @@ and repeated.
 
 from __future__ import annotations
 
-from skep.ledger import attempt_names, sharing
+from skep import ids
+from skep.ledger import sharing
 from skep.ledger.job_state import GIVES_WAY, JobState, OpenChange, Part, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
@@ -283,8 +284,8 @@ def _yield(tx: Transaction, job: JobState, now: Instant) -> None:
         return
     if job.released:
         return  # It has made room.
-    claimers = tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
-    other = attempt_names.job_of(claimers[0]) if claimers else returns.waits_for(tx, job)
+    claimers = tx.state.cells.claimers(ids.attempt_id(job.job, job.attempt))
+    other = ids.job_of(claimers[0]) if claimers else returns.waits_for(tx, job)
     if other:
         give_way(tx, job, now, f"for {other}", memory=False)
 
@@ -413,7 +414,7 @@ def _stored(tx: Transaction, job: JobState, told: dict[str, MemberAnswered], now
 
 def _owes_room(tx: Transaction, job: JobState, why: Reason) -> bool:
     """Return whether a job waits for the GPUs for which this one was to make room alive."""
-    claimed = tx.state.cells.claimers(attempt_names.holder(job.job, job.attempt))
+    claimed = tx.state.cells.claimers(ids.attempt_id(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
     waits = bool(claimed) or bool(returns.waits_for(tx, job))
     return wanted or (why is Reason.PREEMPTED and waits)
@@ -680,10 +681,10 @@ def reclaim(
     users = returns.lent(tx.state, job)
     for name in users:
         tx.soft.returning[job.job] = None
-        other = tx.state.jobs.get(attempt_names.job_of(name))
-        if other is not None and attempt_names.holder(other.job, other.attempt) == name:
+        other = tx.state.jobs.get(ids.job_of(name))
+        if other is not None and ids.attempt_id(other.job, other.attempt) == name:
             give_way(tx, other, now, f"for {job.job}", memory=False)
-        elif other is not None and other.succeeds(attempt_names.attempt_of(name)):
+        elif other is not None and other.succeeds(ids.number_of(name)):
             moving.undo(tx, other, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
     return users
 

@@ -26,6 +26,7 @@ import msgspec
 
 from skep.cells.decide import placement
 from skep.cells.holds import Placement
+from skep.ids import attempt_id
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
@@ -69,7 +70,7 @@ def begin(
     if port is None or len(made) > GANG_NODES_MAX:
         return Refused(Reason.WAITS_FOR_PORT, made[0].node)
     order, attempt = tx.state.order + 1, job.following
-    text = f"{job.job}.{attempt}.{order}"
+    text = f"{attempt_id(job.job, attempt)}.{order}"
     secret = hmac.new(tx.settings.key, text.encode(), hashlib.sha256).hexdigest()
     tx.record(
         SuccessorBound(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from skep import ids
 from skep.cells.decide.reach import reachable_gpus
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
-from skep.ledger import attempt_names
 from skep.ledger.state import ClusterState
 from skep.policy.view import HOLDING, JobView, NodeView
 from skep.wire.node import NodeJoined
@@ -128,7 +128,7 @@ def _lent(ledger: ClusterState, node: NodeState) -> tuple[int, int]:
     """Return the CPUs and memory of a node that opportunistic jobs hold: they yield them."""
     cpus = memory = 0
     for attempt, holding in node.holdings.items():
-        hold = ledger.cells.hold_of(attempt_names.holder(*attempt))
+        hold = ledger.cells.hold_of(ids.attempt_id(*attempt))
         if hold is not None and not hold.guaranteed:
             cpus, memory = cpus + holding.cpus, memory + holding.memory
     return cpus, memory

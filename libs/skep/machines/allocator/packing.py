@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from skep import ids
 from skep.cells.decide.gpu_choice import closest_leaves
 from skep.cells.holds import CellHold
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.topology import Topology
-from skep.ledger import attempt_names, sharing
+from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork, changes, outbox, returns
@@ -170,7 +171,7 @@ def _seat(state: ClusterState, job: JobState, wish: AskPack) -> Seat | Refused:
         return Refused(Reason.PARTNER_NOT_RUNNING, f"{partner.job} is {partner.state}")
     if len(partner.members) > 1:
         return Refused(Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}")
-    name = attempt_names.holder(partner.job, partner.attempt)
+    name = ids.attempt_id(partner.job, partner.attempt)
     hold = state.cells.hold_of(name)
     node = state.nodes[partner.live[0]]
     if hold is None or name in state.cells.off_chain or not node.usable:

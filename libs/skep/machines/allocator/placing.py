@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from skep import ids
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.cover_cost import cover_cost
@@ -16,7 +17,7 @@ from skep.cells.decide.fair_share import place_yielding
 from skep.cells.decide.search import Limit
 from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork, changing, moving, quota, returns, servers, suspects
@@ -133,7 +134,7 @@ def take_up(
     where = _place(tx, job, asked, now, only)
     if where is None:
         return BLOCKED
-    hold = tx.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
     if hold is not None and job.state is not State.STOPPING and promote(tx, job, now):
         return Done(1)
     return LEAVING if _leaves(tx, job, now) else BLOCKED
@@ -177,15 +178,15 @@ def _give(
     for name in where.demoted:
         tx.record(
             JobDemoted(
-                job=attempt_names.job_of(name),
-                attempt=attempt_names.attempt_of(name),
+                job=ids.job_of(name),
+                attempt=ids.number_of(name),
                 why=Reason.PREEMPTED,
                 detail=f"for {job.job}",
                 at=now,
             )
         )
     for name in where.cancels:
-        other = tx.state.jobs[attempt_names.job_of(name)]
+        other = tx.state.jobs[ids.job_of(name)]
         tx.record(ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED))
         soft.returned[other.queue] = None
     if where.victims or not has_room(tx.state, job, made):
@@ -271,11 +272,11 @@ def _yielding(
 
 def _goes_on(state: ClusterState, name: str) -> bool:
     """Return whether an attempt runs or is about to, and is not to stop."""
-    job = state.jobs.get(attempt_names.job_of(name))
+    job = state.jobs.get(ids.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
     attempt = job.following if job.state is State.RESERVED else job.attempt
-    return attempt_names.holder(job.job, attempt) == name
+    return ids.attempt_id(job.job, attempt) == name
 
 
 def bind(
@@ -328,7 +329,7 @@ def _reserve(
 ) -> int:
     """Claim the cells, then stop the jobs that still use them; return what that costs."""
     users = _with_partners(tx.state, where)
-    victims = tuple(attempt_names.job_of(name) for name in users)
+    victims = tuple(ids.job_of(name) for name in users)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
@@ -354,7 +355,7 @@ def _reserve(
 
 def users(tx: Transaction, job: JobState) -> list[str]:
     """Return the attempts that use what a job claims."""
-    hold = tx.state.cells.holds[attempt_names.holder(job.job, job.following)]
+    hold = tx.state.cells.holds[ids.attempt_id(job.job, job.following)]
     return tx.state.cells.users(hold.chain, hold.spots)
 
 
@@ -385,11 +386,11 @@ def stop_victim(
     tx: Transaction, name: str, job: JobState, now: Instant, *, memory: bool = False
 ) -> bool:
     """Have one attempt leave what a job claims; return whether that begins with this."""
-    victim = tx.state.jobs.get(attempt_names.job_of(name))
-    current = victim is not None and attempt_names.holder(victim.job, victim.attempt) == name
+    victim = tx.state.jobs.get(ids.job_of(name))
+    current = victim is not None and ids.attempt_id(victim.job, victim.attempt) == name
     if victim is not None and current:
         return changing.give_way(tx, victim, now, f"for {job.job}", memory=memory)
-    if victim is not None and victim.succeeds(attempt_names.attempt_of(name)):
+    if victim is not None and victim.succeeds(ids.number_of(name)):
         moving.undo(tx, victim, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
         return True
     return False
@@ -406,7 +407,7 @@ def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False)
     known = tx.soft.uncovered.get(job.job) == changes and not home
     if job.job not in tx.state.borrowed or known:
         return False
-    hold = tx.state.cells.holds.get(attempt_names.holder(job.job, job.attempt))
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
     anywhere = home or _returned(job)
     cover = partial(find_cover, tx.state.cells) if anywhere else partial(_cover, tx, job)
     away = not home and not returns.kept(tx).keys().isdisjoint(job.live)
@@ -483,7 +484,7 @@ def _limit(state: ClusterState, job: JobState, priority: int) -> Limit:
 
 
 def _yields(state: ClusterState, job: str, attempt: int) -> bool:
-    hold = state.cells.hold_of(attempt_names.holder(job, attempt))
+    hold = state.cells.hold_of(ids.attempt_id(job, attempt))
     if hold is None:
         return job in state.away and state.away[job].attempt == attempt
     return not hold.guaranteed
@@ -503,11 +504,11 @@ def more_victims(tx: Transaction, job: JobState, made: tuple[Member, ...], now: 
     for part in made:
         node = tx.state.nodes[part.node]
         coming = _coming(tx.state, node)
-        names = [attempt_names.holder(*attempt) for attempt in node.holdings]
+        names = [ids.attempt_id(*attempt) for attempt in node.holdings]
         for name in sorted(names, key=loss):
             if node.workers(job.spec.resources, *coming) >= len(part.devices):
                 break
-            other = tx.state.jobs.get(attempt_names.job_of(name))
+            other = tx.state.jobs.get(ids.job_of(name))
             if other is not None and _yields(tx.state, other.job, other.attempt):
                 stop_victim(tx, name, job, now, memory=True)
                 coming = _coming(tx.state, node)

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from skep import ids
 from skep.cells.chain import ChainState
 from skep.cells.decide import placement
 from skep.cells.holds import Placement
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork, changes, outbox, ranks, spanning
@@ -125,7 +126,7 @@ def _place(state: ClusterState, job: JobState, workers: int) -> tuple[Member, ..
     that asks for more gets what is free now, or is told that it is not.
     """
     cells = state.cells
-    holder = attempt_names.holder(job.job, job.attempt)
+    holder = ids.attempt_id(job.job, job.attempt)
     hold = cells.holds.get(holder)
     if hold is None or holder in cells.off_chain:
         return ()

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from skep import ids
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
 from skep.cells.holds import CellHold, Placement
-from skep.ledger import attempt_names, attempts
+from skep.ledger import attempts
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork
@@ -94,7 +95,7 @@ def _on_its_own(state: ClusterState, job: JobState) -> list[str]:
 
 def waits_for(tx: Transaction, job: JobState) -> str:
     """Return a suspended job that is to go on with what this one borrows; empty: there is none."""
-    holder = attempt_names.holder(job.job, job.attempt)
+    holder = ids.attempt_id(job.job, job.attempt)
     for name in tx.soft.returning:
         other = tx.state.jobs.get(name)
         if other is not None and other.away and holder in lent(tx.state, other):

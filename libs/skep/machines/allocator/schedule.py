@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import heapq
 
+from skep import ids
 from skep.cells.holds import Placement
-from skep.ledger import attempt_names
 from skep.ledger.job_state import JobState, State
 from skep.ledger.queue import Entry, Head
 from skep.ledger.state import ClusterState
@@ -313,7 +313,7 @@ def _finish(tx: Transaction, now: Instant) -> int:
         job = tx.state.reserved.get(key)
         if job is None:
             continue
-        name = attempt_names.holder(job.job, job.following)
+        name = ids.attempt_id(job.job, job.following)
         hold = tx.state.cells.holds[name]
         chain = tx.state.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from skep.ids import attempt_id
 from skep.ledger.job_state import JobState
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.transaction import Transaction
@@ -19,7 +20,7 @@ def secret(tx: Transaction, job: JobState) -> str:
     """Return what the servers of a job's next attempt are to ask for; empty if it has none."""
     if job.spec.ps is None:
         return ""
-    text = f"{job.job}.{job.following}.{tx.state.order + 1} parameter servers"
+    text = f"{attempt_id(job.job, job.following)}.{tx.state.order + 1} parameter servers"
     return hmac.new(tx.settings.key, text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from skep.cells.decide import bad_cells
+from skep.ids import job_and_number
 from skep.ledger import fold
-from skep.ledger.attempt_names import named
 from skep.ledger.job_state import IllegalTransitionError
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
@@ -98,7 +98,7 @@ def _fact_of(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:
         case bad_cells.Relieve(cell):
             return BadCellReturned(cell=cell)
         case bad_cells.Lead(name, leader):
-            (job, attempt), (before, earlier) = named(leader), named(name)
+            (job, attempt), (before, earlier) = job_and_number(leader), job_and_number(name)
             return SetLed(job=job, attempt=attempt, before=before, attempt_before=earlier)
         case _:
             assert_never(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skep.ledger import attempt_names
+from skep import ids
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import cellwork, moving, nodes, outbox, settings, suspects, watch
 from skep.machines.allocator.soft import Soft
@@ -99,8 +99,8 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
 
 def _hurry(tx: Transaction, job: JobState, attempt: int, now: Instant) -> None:
     """Stop a job that was to make room once it had changed its size, or went on, and has not."""
-    claimers = tx.state.cells.claimers(attempt_names.holder(job.job, attempt))
+    claimers = tx.state.cells.claimers(ids.attempt_id(job.job, attempt))
     open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
     alive = job.state in (State.RUNNING, State.SUSPENDED)
     if job.attempt == attempt and alive and claimers and open_still:
-        outbox.stop(tx, job, Reason.PREEMPTED, now, f"for {attempt_names.job_of(claimers[0])}")
+        outbox.stop(tx, job, Reason.PREEMPTED, now, f"for {ids.job_of(claimers[0])}")

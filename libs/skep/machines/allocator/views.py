@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from skep import ids
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.ledger import attempt_names, move_costs, pairs, sharing, trial_facts
+from skep.ledger import move_costs, pairs, sharing, trial_facts
 from skep.ledger.job_state import GIVES_WAY, JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellviews, cellwork, paces, planned, quota, tries
@@ -45,7 +46,7 @@ def borrowing(state: ClusterState, job: JobState) -> bool:
     its tenant has suspended, or is sharing or moving, is left as it is.
     """
     if job.state is State.RESERVED:
-        hold = state.cells.holds[attempt_names.holder(job.job, job.following)]
+        hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
         return not hold.guaranteed and not job.spec.opportunistic
     runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
     shares = job.mixed and sharing.shares(state, job)
@@ -314,7 +315,7 @@ def _left(tx: Transaction, job: JobState, served: int) -> Duration | None:
 def _nodes(state: ClusterState, job: JobState) -> tuple[tuple[str, int], ...]:
     if job.state is not State.RESERVED:
         return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
-    hold = state.cells.holds[attempt_names.holder(job.job, job.following)]
+    hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
     shape, counts = state.cells.chains[hold.chain].topology, dict[str, int]()
     for spot in hold.spots:
         node = shape.node(spot.leaves[0])

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skep import ids
 from skep.cells.patrol import Broken, Patrol, check_hold, unsafe_levels
-from skep.ledger import attempt_names
 from skep.ledger.state import Place
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Record
@@ -65,7 +65,7 @@ def look(tx: Transaction, now: Instant) -> None:
         _collect(found, unsafe_levels(chain))
     for fact in facts:
         if type(fact) in HOLDS:
-            _collect(found, check_hold(cells, attempt_names.holder(fact.job, fact.attempt)))
+            _collect(found, check_hold(cells, ids.attempt_id(fact.job, fact.attempt)))
     if tx.state.alarms:
         broken = {_place(each) for each in found}
         for place in [each for each in tx.state.alarms if each[0] is Reason.CELLS_UNSAFE]:
