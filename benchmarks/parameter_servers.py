@@ -104,8 +104,8 @@ def restart(job: Job, hidden: int) -> dict[str, Any]:
     (job.folder / "stop").unlink()
     until = str(before[0]["version"] + 20)
     commands = [
-        ("", ["-m", "skep_job.ps.coordinator", "--servers", "3", "--workers", "2"]),
-        *[("", ["-m", "skep_job.ps.server"])] * 3,
+        ("", ["-m", "skep_ps.coordinator", "--servers", "3", "--workers", "2"]),
+        *[("", ["-m", "skep_ps.server"])] * 3,
         *(
             (
                 str(rank),

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from skep_job.ps.errors import Broken
-from skep_job.ps.placement import Placement
-from skep_job.ps.wire import Channel, Message, Patience, Secret, Settings, admit, dial
+from skep_ps.errors import Broken
+from skep_ps.placement import Placement
+from skep_ps.wire import Channel, Message, Patience, Secret, Settings, admit, dial
 
 WITHIN_S = 30.0
 SECRET = Secret("a token that is only for tests", "local.1")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from skep_job.ps.store import view
-from skep_job.ps.wire import Patience, dial
+from skep_ps.store import view
+from skep_ps.wire import Patience, dial
 from tests.support.ports import free_port
 from tests.support.ps.jobs import Job, Zygote
 

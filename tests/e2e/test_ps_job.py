@@ -1,4 +1,4 @@
-"""A parameter-server job as a gang of a real cluster: `skep_job.ps.launch` in its command."""
+"""A parameter-server job as a gang of a real cluster: `skep_ps.launch` in its command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.needs("sklearn")]
 def test_a_gang_trains_on_servers_of_its_own(
     cluster: Embedded, nlp: Tenant, where: list[str]
 ) -> None:
-    command = [sys.executable, "-m", "skep_job.ps.launch", *where, str(DIGITS), "--epochs", "8"]
+    command = [sys.executable, "-m", "skep_ps.launch", *where, str(DIGITS), "--epochs", "8"]
     spec = nlp.spec(
         command,
         resources={"workers": 3, "gpus": 1},

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skep_job.ps.assign import (
+from skep_ps.assign import (
     CHUNK_MAX,
     CHUNK_MIN,
     Segment,

@@ -343,10 +343,13 @@ class TestEnvironment:
             "-S",
             "-c",
             f"import sys; sys.path[:] = [*sys.path, {library!r}]; "
-            "import skep_job; print(skep_job.__file__)",
+            "import skep_job, skep_ps; print(skep_job.__file__, skep_ps.__file__)",
         ]
         printed = subprocess.run(command_line, capture_output=True, text=True, check=True).stdout
-        assert printed.strip() == f"{library}/skep_job/__init__.py"
+        assert printed.split() == [
+            f"{library}/skep_job/__init__.py",
+            f"{library}/skep_ps/__init__.py",
+        ]
 
 
 class Runtime:

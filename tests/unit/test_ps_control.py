@@ -7,9 +7,9 @@ import select
 import socket
 import threading
 
-from skep_job.ps.control import Control
-from skep_job.ps.errors import Broken
-from skep_job.ps.wire import Patience, Secret, Settings, admit
+from skep_ps.control import Control
+from skep_ps.errors import Broken
+from skep_ps.wire import Patience, Secret, Settings, admit
 
 SECRET = Secret("a token of the job", "j1.1")
 ROSTERS = 1000

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from skep_job.ps import launch
-from skep_job.ps.launch import Children
+from skep_ps import launch
+from skep_ps.launch import Children
 
 LASTS_S = 60.0
 

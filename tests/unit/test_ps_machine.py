@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from skep_job.ps import machine
-from skep_job.ps.assign import Segment
-from skep_job.ps.machine import MARGIN, Coordinator
-from skep_job.ps.members import Close, Finish, Send, Wanted
-from skep_job.ps.placement import Placement, Spec
+from skep_ps import machine
+from skep_ps.assign import Segment
+from skep_ps.machine import MARGIN, Coordinator
+from skep_ps.members import Close, Finish, Send, Wanted
+from skep_ps.placement import Placement, Spec
 
 SECOND = 1_000_000_000
 SPEC = Spec((Segment(0, "float32", 40_000),), 1024, True, False, True, "d")

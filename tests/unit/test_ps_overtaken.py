@@ -19,10 +19,10 @@ if why := needs.missing("torch"):
 import torch
 from torch import nn
 
-from skep_job.ps import SGD
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.store import view
-from skep_job.ps.worker import Worker
+from skep_ps import SGD
+from skep_ps.placement import Placement, Spec
+from skep_ps.store import view
+from skep_ps.worker import Worker
 from tests.ps_kit import WITHIN_S, Later, Place, Side, placed
 
 pytestmark = pytest.mark.torch

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from skep_job.control import Control
-from skep_job.ps import scaling
-from skep_job.ps.errors import Broken
-from skep_job.ps.scaling import Scaling, Servers, Step, Wanted, following
-from skep_job.ps.wire import Message, Patience
+from skep_ps import scaling
+from skep_ps.errors import Broken
+from skep_ps.scaling import Scaling, Servers, Step, Wanted, following
+from skep_ps.wire import Message, Patience
 from tests.ps_kit import WITHIN_S, Place
 
 

@@ -15,10 +15,10 @@ if why := needs.missing("torch"):
 
 import torch
 
-from skep_job.ps.assign import Segment
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.server import Server
-from skep_job.ps.store import view
+from skep_ps.assign import Segment
+from skep_ps.placement import Placement, Spec
+from skep_ps.server import Server
+from skep_ps.store import view
 from tests.ps_kit import Later, Place, Side, connected, placed
 
 pytestmark = pytest.mark.torch

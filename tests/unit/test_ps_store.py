@@ -15,9 +15,9 @@ if why := needs.missing("torch"):
 import torch
 from torch import Tensor
 
-from skep_job.ps.assign import Segment
-from skep_job.ps.placement import Spec
-from skep_job.ps.store import Hyper, Store, view
+from skep_ps.assign import Segment
+from skep_ps.placement import Spec
+from skep_ps.store import Hyper, Store, view
 
 pytestmark = pytest.mark.torch
 

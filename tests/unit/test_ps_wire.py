@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skep_job.ps import wire
-from skep_job.ps.errors import Broken, ParameterServerError, Refused
-from skep_job.ps.wire import AwakeClock, Channel, Late, Patience, Secret, admit, dial, settings
+from skep_ps import wire
+from skep_ps.errors import Broken, ParameterServerError, Refused
+from skep_ps.wire import AwakeClock, Channel, Late, Patience, Secret, admit, dial, settings
 
 SECRET = Secret("a token of the job", "j1.1")
 
@@ -131,7 +131,7 @@ def test_nobody_there_is_told_with_the_address(free_port: int) -> None:
 
 def test_a_frozen_process_does_not_use_up_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("skep_job.ps.wire.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("skep_ps.wire.time.monotonic", lambda: now[0])
     patience = Patience(10.0, "an answer")
     now[0] += 3600.0  # Suspended for an hour.
     assert patience.slice_s() == wire.SLICE_S
@@ -145,7 +145,7 @@ def test_a_frozen_process_does_not_use_up_its_patience(monkeypatch: pytest.Monke
 
 def test_the_coordinators_clock_stands_while_it_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5_000]
-    monkeypatch.setattr("skep_job.ps.wire.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("skep_ps.wire.time.monotonic_ns", lambda: now[0])
     clock = AwakeClock()
     now[0] += 500_000_000
     assert clock.now() == 500_000_000

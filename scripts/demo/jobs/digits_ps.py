@@ -1,6 +1,6 @@
 """Trains a digits classifier on parameter servers. Plain PyTorch but for its optimizer.
 
-Started by `python -m skep_job.ps.launch --servers S digits_ps.py`. The workers share each epoch's
+Started by `python -m skep_ps.launch --servers S digits_ps.py`. The workers share each epoch's
 samples; how many there are may change at any mini-batch, and the servers too.
 """
 
@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from skep_job.ps import SGD
+from skep_ps import SGD
 
 TEST_SAMPLES = 360
 """A fifth of the 1,797 samples is kept for the accuracy."""

@@ -48,6 +48,7 @@ CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
 IMAGE_PYTHON = "python3"
 JOB_LIBRARY, START_UP = "skep_job", "start_up"
+JOB_LIBRARIES = (JOB_LIBRARY, "skep_ps")
 
 
 def socket_path(state: Path) -> Path:
@@ -162,20 +163,24 @@ def _container_base(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_library_path(state: Path) -> Path:
-    """Return the folder, mounted in every container, that has a copy of `skep_job`."""
+    """Return the folder, mounted in every container, that has a copy of the jobs' libraries."""
     return state / "lib" / _job_library_version()
 
 
 def provide_job_library(state: Path) -> None:
-    """Copy `skep_job` to where containers find it, unless it is there. Raises OSError."""
+    """Copy `JOB_LIBRARIES` to where containers find them, unless they are there.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     wanted = job_library_path(state)
     if wanted.exists():
         return
     wanted.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
         copy = Path(folder, "copy")
-        for path in _job_library_files():
-            target = copy / JOB_LIBRARY / path.relative_to(_job_library())
+        for name, path in _job_library_files():
+            target = copy / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         copy.rename(wanted)
@@ -184,27 +189,32 @@ def provide_job_library(state: Path) -> None:
 @functools.cache
 def _job_library_version() -> str:
     digest = hashlib.sha256()
-    for path in _job_library_files():
-        name = str(path.relative_to(_job_library())).encode()
-        digest.update(name + b"\0" + path.read_bytes())
+    for name, path in _job_library_files():
+        digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
 def start_up_path() -> str:
     """Return the folder that has every Python below a job's command watch for training."""
-    return str(_job_library() / START_UP)
+    return str(_folder_of(JOB_LIBRARY) / START_UP)
 
 
-def _job_library_files() -> list[Path]:
-    return sorted(_job_library().rglob("*.py"))
+def _job_library_files() -> list[tuple[str, Path]]:
+    """Return the files of the jobs' libraries, by their places in the folder of the copies."""
+    return [
+        (f"{library}/{path.relative_to(folder)}", path)
+        for library in JOB_LIBRARIES
+        for folder in [_folder_of(library)]
+        for path in sorted(folder.rglob("*.py"))
+    ]
 
 
-def _job_library() -> Path:
+def _folder_of(library: str) -> Path:
     # Found, not imported: it is for the job's process, and hooks into what it finds there.
-    spec = importlib.util.find_spec(JOB_LIBRARY)
-    assert spec is not None, f"{JOB_LIBRARY} is part of this distribution"
-    assert spec.origin is not None, f"{JOB_LIBRARY} is a package"
+    spec = importlib.util.find_spec(library)
+    assert spec is not None, f"{library} is part of this distribution"
+    assert spec.origin is not None, f"{library} is a package"
     return Path(spec.origin).parent
 
 
@@ -251,7 +261,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
 
 
 def _server_variables(command: BindJob) -> dict[str, str]:
-    """Return what `skep_job.ps.launch` reads; the spec's own token goes before Skep's."""
+    """Return what `skep_ps.launch` reads; the spec's own token goes before Skep's."""
     if not command.servers:
         return {}
     token = command.env.get("SKEP_PS_TOKEN", command.secret)

@@ -12,7 +12,7 @@ import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
 from torch import nn
 
-from skep_job.ps import SGD
+from skep_ps import SGD
 
 PAUSE_S = 0.01
 SAMPLES = 16

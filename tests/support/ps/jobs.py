@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skep_job.ps.ask import ask
-from skep_job.ps.errors import Broken, Refused
-from skep_job.ps.wire import Late, Message, Settings, settings
+from skep_ps.ask import ask
+from skep_ps.errors import Broken, Refused
+from skep_ps.wire import Late, Message, Settings, settings
 
 TRAINER = Path(__file__).parent / "trainer.py"
 TOKEN = "a token that is only for tests"

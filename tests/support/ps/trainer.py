@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skep_job.ps import SGD
+from skep_ps import SGD
 
 WAIT_S = 300.0
 DATA, CLASSES = 64, 10

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-import skep_job.ps.coordinator
-import skep_job.ps.optimizer  # noqa: F401 -- loaded once, before the processes are forked
-import skep_job.ps.server
+import skep_ps.coordinator
+import skep_ps.optimizer  # noqa: F401 -- loaded once, before the processes are forked
+import skep_ps.server
 
 LOOK_S = 0.01
 
@@ -29,7 +29,7 @@ def _run(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
     role = order["role"]
     sys.argv = [role, *order["arguments"]]
-    main = {"coordinator": skep_job.ps.coordinator.main, "server": skep_job.ps.server.main}
+    main = {"coordinator": skep_ps.coordinator.main, "server": skep_ps.server.main}
     code = 1
     try:
         if role in main:

@@ -1,4 +1,4 @@
-"""Asks a job's coordinator: `python -m skep_job.ps.ask status | remove server 2`. Prints JSON."""
+"""Asks a job's coordinator: `python -m skep_ps.ask status | remove server 2`. Prints JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import os
 import sys
 
-from skep_job.ps.errors import Broken, ParameterServerError, Refused
-from skep_job.ps.wire import Late, Message, Patience, Settings, dial, settings
+from skep_ps.errors import Broken, ParameterServerError, Refused
+from skep_ps.wire import Late, Message, Patience, Settings, dial, settings
 
 
 def ask(where: Settings, message: Message) -> Message:
@@ -23,7 +23,7 @@ def ask(where: Settings, message: Message) -> Message:
 
 def main() -> int:
     """Ask one thing; return 1 if it was not done."""
-    parser = argparse.ArgumentParser(prog="python -m skep_job.ps.ask", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m skep_ps.ask", description=__doc__)
     parser.add_argument("--coordinator", help="HOST:PORT, instead of SKEP_PS")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("status", help="who is in, and what has changed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from skep_job.ps.assign import Chunk, Segment, cut
-from skep_job.ps.wire import Message
+from skep_ps.assign import Chunk, Segment, cut
+from skep_ps.wire import Message
 
 
 class Spec(NamedTuple):

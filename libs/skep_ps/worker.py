@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from skep_job.ps.control import AGAIN_S_MAX, AGAIN_S_MIN, Control
-from skep_job.ps.errors import Broken, ParameterServerError, Refused
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.wire import SLICE_S, Channel, Late, Message, Patience, Settings, dial
+from skep_ps.control import AGAIN_S_MAX, AGAIN_S_MIN, Control
+from skep_ps.errors import Broken, ParameterServerError, Refused
+from skep_ps.placement import Placement, Spec
+from skep_ps.wire import SLICE_S, Channel, Late, Message, Patience, Settings, dial
 
 RESTART = "the job restarts from its last checkpoint"
 

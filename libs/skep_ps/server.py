@@ -1,4 +1,4 @@
-"""A parameter server: keeps chunks, sums gradients, steps. `python -m skep_job.ps.server`.
+"""A parameter server: keeps chunks, sums gradients, steps. `python -m skep_ps.server`.
 
 One thread per connection receives straight into the worker's gradient buffers. In a synchronous
 job the thread that completes the set of pushes updates every chunk, in fixed worker order, and all
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from skep_job.ps.assign import Move
-from skep_job.ps.control import Control
-from skep_job.ps.copying import copy_out
-from skep_job.ps.errors import Broken, ParameterServerError, Refused, RequestFailed
-from skep_job.ps.peers import Peers
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.store import Hyper, Kept, Store, view
-from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, admit, expect, settings
+from skep_ps.assign import Move
+from skep_ps.control import Control
+from skep_ps.copying import copy_out
+from skep_ps.errors import Broken, ParameterServerError, Refused, RequestFailed
+from skep_ps.peers import Peers
+from skep_ps.placement import Placement, Spec
+from skep_ps.store import Hyper, Kept, Store, view
+from skep_ps.wire import Channel, Late, Message, Patience, Settings, admit, expect, settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -577,7 +577,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Serve; SIGTERM moves everything elsewhere first, a second one ends at once."""
-    parser = argparse.ArgumentParser(prog="python -m skep_job.ps.server", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m skep_ps.server", description=main.__doc__)
     parser.add_argument("--coordinator", help="HOST:PORT, instead of SKEP_PS")
     parser.add_argument("--exit-on-term", action="store_true", help="SIGTERM ends it at once")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from skep_job.ps.errors import Broken, ParameterServerError, Refused, RequestFailed
+from skep_ps.errors import Broken, ParameterServerError, Refused, RequestFailed
 
 Message = dict[str, Any]
 
@@ -308,7 +308,7 @@ def settings(environ: dict[str, str]) -> Settings:
     if not host or not port.isdecimal():
         reason = (
             f"SKEP_PS is {environ.get('SKEP_PS', '')!r}: it must be the coordinator's HOST:PORT; "
-            "`python -m skep_job.ps.launch` sets it"
+            "`python -m skep_ps.launch` sets it"
         )
         raise ParameterServerError(reason)
     token = environ.get("SKEP_PS_TOKEN", "")

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from skep_job.ps.errors import Broken, Refused
-from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, dial
+from skep_ps.errors import Broken, Refused
+from skep_ps.wire import Channel, Late, Message, Patience, Settings, dial
 
 AGAIN_S_MIN, AGAIN_S_MAX = 0.01, 1.0
 HEARD_S = 10.0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skep_job.ps.placement import Spec
+from skep_ps.placement import Spec
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from skep_job.ps.errors import Broken, RequestFailed
-from skep_job.ps.placement import Placement
-from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, dial
+from skep_ps.errors import Broken, RequestFailed
+from skep_ps.placement import Placement
+from skep_ps.wire import Channel, Late, Message, Patience, Settings, dial
 
 
 class Peers:

@@ -25,8 +25,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from skep_job.ps.assign import moves, spread
-from skep_job.ps.members import (
+from skep_ps.assign import moves, spread
+from skep_ps.members import (
     ANSWERS,
     LIMITS,
     Close,
@@ -51,8 +51,8 @@ from skep_job.ps.members import (
     roster,
     wire,
 )
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.wire import Message
+from skep_ps.placement import Placement, Spec
+from skep_ps.wire import Message
 
 SECOND = 1_000_000_000
 MARGIN = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from skep_job.ps.assign import Move
-from skep_job.ps.errors import Broken, Refused, RequestFailed
-from skep_job.ps.peers import Peers
-from skep_job.ps.placement import Placement
-from skep_job.ps.store import Store
-from skep_job.ps.wire import Late, Message
+from skep_ps.assign import Move
+from skep_ps.errors import Broken, Refused, RequestFailed
+from skep_ps.peers import Peers
+from skep_ps.placement import Placement
+from skep_ps.store import Store
+from skep_ps.wire import Late, Message
 
 
 def copy_out(

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
-from skep_job.ps.assign import Chunk, Segment, chunk_elements
-from skep_job.ps.errors import ParameterServerError
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.store import DTYPES, view
-from skep_job.ps.wire import Message, Settings, settings
-from skep_job.ps.worker import Exchange, Pause, Worker
+from skep_ps.assign import Chunk, Segment, chunk_elements
+from skep_ps.errors import ParameterServerError
+from skep_ps.placement import Placement, Spec
+from skep_ps.store import DTYPES, view
+from skep_ps.wire import Message, Settings, settings
+from skep_ps.worker import Exchange, Pause, Worker
 
 Piece = tuple[int, int, int]
 """Bytes `begin` to `end` of the parameter with that number."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from skep_job import ending
 from skep_job.control import AtOnce, Control, describe
 from skep_job.control import Message as Order
-from skep_job.ps.ask import ask
-from skep_job.ps.errors import Broken, Refused
-from skep_job.ps.wire import Late, Message, Settings
+from skep_ps.ask import ask
+from skep_ps.errors import Broken, Refused
+from skep_ps.wire import Late, Message, Settings
 
 if TYPE_CHECKING:
-    from skep_job.ps.optimizer import SGD
+    from skep_ps.optimizer import SGD
 
 LOOK_S = 0.1
 """Between two looks at the coordinator, while a change is under way."""
@@ -202,5 +202,5 @@ class Scaling:
 
 def _optimizers() -> list[SGD]:
     """Return this process's optimizers; none before the script has made one."""
-    module = sys.modules.get("skep_job.ps.optimizer")
+    module = sys.modules.get("skep_ps.optimizer")
     return module.joined() if module is not None else []

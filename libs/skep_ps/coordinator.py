@@ -1,6 +1,6 @@
 """The coordinator's process: carries messages to its machine, and effects away from it.
 
-`python -m skep_job.ps.coordinator --servers S --workers W --listen HOST:PORT`
+`python -m skep_ps.coordinator --servers S --workers W --listen HOST:PORT`
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 import threading
 from typing import NamedTuple
 
-from skep_job.ps.errors import Broken, ParameterServerError
-from skep_job.ps.machine import Coordinator
-from skep_job.ps.members import Close, Effect, Finish, Note, Send, Wanted
-from skep_job.ps.wire import (
+from skep_ps.errors import Broken, ParameterServerError
+from skep_ps.machine import Coordinator
+from skep_ps.members import Close, Effect, Finish, Note, Send, Wanted
+from skep_ps.wire import (
     SLICE_S,
     AwakeClock,
     Channel,
@@ -127,9 +127,7 @@ class Process:
 
 def main() -> int:
     """Coordinate one job's servers and workers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m skep_job.ps.coordinator", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m skep_ps.coordinator", description=main.__doc__)
     parser.add_argument("--servers", type=int, required=True, help="how many the job begins with")
     parser.add_argument("--workers", type=int, required=True, help="how many the job begins with")
     parser.add_argument("--listen", help="HOST:PORT, instead of SKEP_PS")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from skep_job.ps.assign import rebalance
-from skep_job.ps.placement import Placement, Spec
-from skep_job.ps.wire import Message
+from skep_ps.assign import rebalance
+from skep_ps.placement import Placement, Spec
+from skep_ps.wire import Message
 
 Role = Literal["server", "worker"]
 Key = tuple[str, int]

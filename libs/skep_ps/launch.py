@@ -1,6 +1,6 @@
 """Runs a training script on parameter servers in a gang that Skep, or torchrun, has started.
 
-    python -m skep_job.ps.launch --servers 2 train.py --epochs 10
+    python -m skep_ps.launch --servers 2 train.py --epochs 10
 
 Of N ranks the first two are servers then, the others are workers, with RANK from 0 and a WORLD_SIZE
 of N - 2. With --beside all ranks are workers, and rank 0 starts the servers next to itself. Rank 0
@@ -27,10 +27,10 @@ from skep_job import ending
 from skep_job.control import SIGNALS_S
 from skep_job.launch import main as run_script
 from skep_job.observe import boot
-from skep_job.ps import scaling
-from skep_job.ps.errors import ParameterServerError
-from skep_job.ps.wire import Settings, settings
 from skep_job.settings import Unobserved
+from skep_ps import scaling
+from skep_ps.errors import ParameterServerError
+from skep_ps.wire import Settings, settings
 
 EXIT_USAGE = 2
 RESTARTS_MAX = 10
@@ -110,7 +110,7 @@ class Children(scaling.Servers):
         thread.start()
 
     def _start(self, name: str, command: list[str]) -> None:
-        module = f"skep_job.ps.{command[0]}"
+        module = f"skep_ps.{command[0]}"
         # Without the agent's socket: what these do is not the training that is observed.
         environ = {key: text for key, text in os.environ.items() if key != "SKEP_SOCK"}
         argv = [sys.executable, "-m", module, *command[1:]]
@@ -145,7 +145,7 @@ def main() -> None:
     """Be a server or a worker, as the rank says."""
     ending.arm()
     parser = argparse.ArgumentParser(
-        prog="python -m skep_job.ps.launch",
+        prog="python -m skep_ps.launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -222,13 +222,13 @@ def _stop(children: Children, number: int) -> None:
 
 def _leave_optimizers() -> None:
     """Say that this worker is done, which it otherwise does when the interpreter ends."""
-    optimizer = sys.modules.get("skep_job.ps.optimizer")
+    optimizer = sys.modules.get("skep_ps.optimizer")
     if optimizer is not None:
         optimizer.close_all()
 
 
 if __name__ == "__main__":
     # The script gets `__main__` for itself: what is still to be run afterwards must live elsewhere.
-    from skep_job.ps.launch import main as main_elsewhere
+    from skep_ps.launch import main as main_elsewhere
 
     main_elsewhere()
