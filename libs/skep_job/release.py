@@ -197,11 +197,13 @@ def _is_scripts(file: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
+_OWN = os.path.dirname(os.path.abspath(__file__))
 _FOLDERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     *site.getsitepackages(),
     site.getusersitepackages(),
-    os.path.dirname(os.path.abspath(__file__)),
+    _OWN,
+    os.path.join(os.path.dirname(_OWN), "skep_ps"),  # A name, not an import: few jobs load it.
 )
 _LIBRARIES = ("<frozen ", *(folder + os.sep for folder in _FOLDERS))
 

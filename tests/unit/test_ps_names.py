@@ -32,7 +32,10 @@ print(skep_job.ps.ParameterServerError.__module__, sys.modules["skep_ps"].__file
 @pytest.mark.parametrize("program", ["launch", "server", "coordinator", "ask"])
 def test_a_stored_command_line_starts_the_program(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", f"skep_job.ps.{program}", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", f"skep_job.ps.{program}", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: python -m skep_ps.{program} "), done.stdout
@@ -49,5 +52,6 @@ def test_a_script_finds_them_where_neither_is_on_the_import_path() -> None:
         [sys.executable, "-I", "-S", "-c", AS_THE_HOOK_DOES, str(LIBS / "skep_job")],
         capture_output=True,
         text=True,
+        check=False,
     )
     assert done.stdout == f"skep_ps.errors {LIBS / 'skep_ps' / '__init__.py'}\n", done.stderr
