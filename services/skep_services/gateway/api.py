@@ -1,4 +1,4 @@
-"""What every request goes through: who asks, what an error looks like, how long it took."""
+"""What every request goes through: the caller, the shape of errors, the duration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ApiError(Exception):
 
 
 class Caller(NamedTuple):
-    """Who asks. `vc` is the tenant, empty for an operator, who may see and change everything."""
+    """A caller. `vc` is the tenant; empty for an operator, which may see and change everything."""
 
     name: str
     vc: str
@@ -56,11 +56,11 @@ class Caller(NamedTuple):
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
-"""Who sent the request that the current task answers."""
+"""The caller whose request the current task answers."""
 
 
 class Tokens:
-    """Who each bearer token belongs to. Those of a file are read again when it changes."""
+    """The callers by bearer token. Those of a file are read again when it changes."""
 
     def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
         """Take {token: identity}; raises ConfigurationError for an identity that is none."""
@@ -99,19 +99,19 @@ class Tokens:
         self._seen = state
 
     def caller(self, authorization: str) -> Caller | None:
-        """Return who sent this Authorization header, or None."""
+        """Return the caller with this Authorization header, or None."""
         scheme, _, given = authorization.partition(" ")
         found = None
         secret = given.strip().encode("utf-8", "surrogateescape")
         for token, caller in self._callers:
-            # Every token is compared, in constant time: how long it took tells nothing.
+            # Every token is compared, in constant time: the time it takes says nothing.
             if hmac.compare_digest(token, secret):
                 found = caller
         return found if scheme.lower() == "bearer" else None
 
 
 def _state(path: Path | None) -> tuple[int, int, int]:
-    """Return what tells one content of a file from another; zeros if there is none."""
+    """Return what differs between two contents of a file; zeros without a file."""
     try:
         found = path.stat() if path is not None else None
     except OSError:
@@ -122,7 +122,7 @@ def _state(path: Path | None) -> tuple[int, int, int]:
 def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]) -> Any:
     """Return the middleware that authenticates, measures, and turns errors into JSON.
 
-    `count` is told of every request that has a token, and raises ApiError for one too many.
+    `count` gets every request that has a token, and raises ApiError for one too many.
     """
 
     @web.middleware
@@ -162,7 +162,7 @@ def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]
 
 
 def caller_of(request: web.Request) -> Caller:
-    """Return who sent an authenticated request: the one this task answers."""
+    """Return the caller of the authenticated request that this task answers."""
     assert request.path not in OPEN_PATHS, request.path
     return CALLER.get()
 

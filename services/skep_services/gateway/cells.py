@@ -1,7 +1,7 @@
 """The cells as the API answers them: the tree, what each VC owns and uses, and what a change means.
 
-Pure functions of the cells and the fold. `vc` is the tenant who asks, empty for an operator: of
-other tenants it sees which GPUs are taken and which cells are owned, not by whom.
+Pure functions of the cells and the fold. `vc` is the tenant that asks, empty for an operator. Of
+other tenants it sees which GPUs are taken and which cells are owned, without names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HIDDEN = "?"
 def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
     """Return every chain with its levels and its tree of cells (or just one chain).
 
-    Nodes and cells within them that are alike throughout (idle, or used by one job) are told
+    Nodes and cells within them that are alike throughout (idle, or used by one job) come
     without their children, so that a large idle cluster is a short answer.
     """
     return [
@@ -129,7 +129,7 @@ class _Tree:
         return told or {"idle": 1}
 
     def _beside(self, hold: CellHold, leaf: int) -> Plain:
-        """Return who shares a GPU with the job that leads there, if anybody does."""
+        """Return the jobs that share a GPU with the one that leads there."""
         others = [
             job_of(job)
             for job, each in hold.partners.items()
@@ -148,7 +148,7 @@ def _shown(owner: str, vc: str, text: str) -> str:
 def alarms_view(fold: Fold, vc: str) -> list[Plain]:
     """Return what the allocator found broken in the cells and not in order since.
 
-    A tenant is told what concerns it, and not the story, which names others' jobs.
+    A tenant sees what concerns it, without the story, which names jobs of others.
     """
     return [
         {
@@ -247,7 +247,7 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
 
 
 def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
-    """Yield where a VC's cells are for now, and who is inside."""
+    """Yield where a VC's cells are for now, and the jobs inside."""
     for name, chain in cells.chains.items():
         shape = chain.topology
         for pool in chain.pools.values():

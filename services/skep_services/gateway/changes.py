@@ -123,7 +123,7 @@ def move(job: Job, fact: MoveFact) -> None:
             attempt.outcome, attempt.ended_at = "dropped", fact.at
             attempt.ended_why, attempt.detail = fact.why, fact.detail
         case SuccessorReady() | SuccessorLoaded():
-            pass  # Steps of a move, told as events.
+            pass  # Steps of a move, shown as events.
 
 
 def resize(job: Job, fact: ResizeFact) -> None:

@@ -140,7 +140,7 @@ class Cluster:
         return json_response({"vcs": vcs_view(fold, vc), "alarms": alarms_view(fold, vc)})
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
-        """Answer one virtual cluster's cells: where they are and who is inside."""
+        """Answer one virtual cluster's cells: where they are and the jobs inside."""
         name, vc = request.match_info["vc"], caller_of(request).vc
         rows = [one for one in vcs_view(self._indexer.fold, vc) if one["vc"] == name]
         if not rows:
@@ -180,7 +180,7 @@ class Cluster:
         return lambda: cells_view(cells, vc, chain)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
-        """Answer what the cells an operator has in mind would mean for who runs."""
+        """Answer what the cells an operator has in mind would mean for the jobs that run."""
         asked = _sound(await _operators(request, VcsBody)).cluster
         fold = self._indexer.fold
         after, kept = resolved(fold, asked), take_snapshot(fold.state.cells)
@@ -219,7 +219,7 @@ class Cluster:
 
 
 async def _apart(make: Callable[[], Any]) -> bytes:
-    """Return a long answer, made in a thread of what nobody changes."""
+    """Return a long answer, made in a thread, of what does not change."""
     return await asyncio.to_thread(lambda: codec.encode(make()))
 
 

@@ -10,7 +10,7 @@ from skep.wire.findings import Measured
 POINTS_MAX = 600
 """Points kept of one job: more than a picture has columns. Beyond it every second one goes."""
 JOBS_MAX = 2_000
-"""Jobs whose numbers are kept, those that spoke last: 100 MB where each tells a few of them."""
+"""Jobs whose numbers are kept, the latest to report: 100 MB where each reports a few."""
 
 
 class Point(NamedTuple):
@@ -50,13 +50,13 @@ class Curves:
     def __init__(self) -> None:
         self._jobs: dict[str, Curve] = {}
 
-    def take(self, told: Measured) -> None:
+    def take(self, measured: Measured) -> None:
         """Take over what a job said."""
-        curve = self._jobs.pop(told.job, None) or Curve()
-        self._jobs[told.job] = curve
+        curve = self._jobs.pop(measured.job, None) or Curve()
+        self._jobs[measured.job] = curve
         if len(self._jobs) > JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
-        curve.add(Point(told.at, told.attempt, told.step, told.values))
+        curve.add(Point(measured.at, measured.attempt, measured.step, measured.values))
 
     def of(self, job: str) -> list[Point]:
         """Return a job's points, earliest first; none if it said nothing."""

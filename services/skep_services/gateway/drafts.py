@@ -1,7 +1,7 @@
-"""What would start a job, and what a spec would come to: asked of who decides, and shown.
+"""What would start a job, and what a spec would come to: asked of the services that decide.
 
 The allocator answers on copies of its state (`skep.machines.allocator.drafts`); admission says of
-each spec whether it would be admitted at all. A tenant is not told whose jobs of other virtual
+each spec whether it would be admitted at all. A tenant does not see which jobs of other virtual
 clusters are touched, only how many GPUs, and other virtual clusters are tried for operators alone.
 """
 
@@ -38,7 +38,7 @@ from skep_services.ports import Bus, Clock
 TIMEOUT_S = ASKED_FOR_S
 JUDGED_WITHIN_S = 5.0
 REMAINING_MAX = 10_000
-"""Jobs whose ends are told, the soonest: a third of what one message may hold."""
+"""Jobs whose ends are sent, the soonest: a third of what one message may hold."""
 
 Reply = TypeVar("Reply", Answer, Judgement)
 
@@ -49,7 +49,7 @@ class Drafts:
     def __init__(self, bus: Bus, indexer: Indexer, clock: Clock) -> None:
         self._bus, self._indexer, self._clock = bus, indexer, clock
         self._asking: set[str] = set()
-        """Virtual clusters (empty: operators) whose question the allocator has."""
+        """Virtual clusters (empty: operators) with a question at the allocator."""
 
     async def what_if(self, caller: Caller, job: Job) -> dict[str, Any]:
         """Return what would start a job that waits. Raises ApiError."""
@@ -134,7 +134,7 @@ class Drafts:
             raise ApiError(503, f"{service}-away", text) from error
 
     def _remaining(self) -> dict[str, Duration]:
-        """Return how long jobs still have to run, as far as anybody knows."""
+        """Return how long jobs still have to run, as far as it is known."""
         known = self._indexer.live.remaining(self._clock.now())
         for name, job in self._indexer.fold.active.items():
             if job.row.eta_s is not None:

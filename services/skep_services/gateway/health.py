@@ -16,9 +16,9 @@ from skep_services.ports import Bus, Clock
 
 SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
 TIMEOUT_S = 1.0
-"""Two hundred times what an answer takes; who is silent longer cannot serve either."""
+"""Two hundred times what an answer takes; a process that is silent longer cannot serve either."""
 FRESH_FOR = seconds(1.0)
-"""Anybody may ask, without a token: the processes are asked once a second at most."""
+"""Every caller may ask, without a token: the processes are asked once a second at most."""
 
 _ANSWERS = msgspec.json.Decoder(dict[str, Any])
 

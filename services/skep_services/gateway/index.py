@@ -63,7 +63,7 @@ admitted and queued in the meantime once instead of three times."""
 KEEP_EVERY = 20_000
 """Facts between two kept states of the ledger: to fold so many takes half a second."""
 SPANS_WAITING_MAX = 20_000
-"""Spans between two writes; beyond it they are dropped, because nobody repeats them."""
+"""Spans between two writes; beyond it they are dropped, because they are not repeated."""
 SPAN_BYTES_MAX = 8 * 1024
 """One stored span. A name, two ids, two instants and some attributes need 500 bytes."""
 
@@ -247,7 +247,7 @@ class Indexer:
         return pieces
 
     def _trace(self, ended: list[tuple[Job, Instant]]) -> None:
-        """Note in their traces that these jobs' ends can be seen by everybody."""
+        """Note in their traces that the ends of these jobs can be seen."""
         now = self._clock.now()
         for job, at in ended:
             # What ended before this process began was noted by an earlier one.

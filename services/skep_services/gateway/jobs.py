@@ -39,7 +39,7 @@ WAIT_S_MAX = 60
 """A long poll ends before proxies give up on the connection; the client asks again."""
 JOB_EVENTS_MAX = 10_000
 NAMESAKES_SHOWN = 5
-"""Ids told where several jobs have the name that was given."""
+"""Ids named where several jobs have the name that was given."""
 ORDERS = ("submitted", "newest", "queue")
 
 STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
@@ -136,7 +136,7 @@ class Jobs:
 
     @staticmethod
     def _reached(request: web.Request, until: str) -> Callable[[Job], bool]:
-        """Return what tells whether a job is as a request waits for. Raises ApiError."""
+        """Return the test of whether a job is as a request waits for. Raises ApiError."""
         match until:
             case "started" | "ended":
                 states = STARTED if until == "started" else ENDED
@@ -275,7 +275,7 @@ class Jobs:
 
 
 def tenant(request: web.Request) -> str:
-    """Return whose things a request may see: the `vc` it names, or its own; empty means all."""
+    """Return the tenant that a request may look at: the `vc` it names, or its own; empty: all."""
     caller: Caller = caller_of(request)
     vc = request.query.get("vc", "")
     if vc and not is_token(vc):

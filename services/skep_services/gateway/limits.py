@@ -32,7 +32,7 @@ MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX}
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """How much a stream holds, of what the bus tells of it."""
+    """How much a stream holds, of what the bus says of it."""
 
     bytes: int = 0
 
@@ -44,7 +44,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class StreamFill(msgspec.Struct, frozen=True):
-    """What the bus tells of a stream, as far as it matters here."""
+    """What the bus says of a stream, as far as it matters here."""
 
     config: Bounds = Bounds()
     state: Kept = Kept()
@@ -122,7 +122,7 @@ class Limits:
     async def answer(self, request: web.Request) -> web.Response:
         """Answer which limits are near: an operator learns of all tenants, a tenant of itself."""
         vc = caller_of(request).vc
-        # How full the stream of submissions is concerns who can do something about it.
+        # How full the stream of submissions is concerns those that can do something about it.
         full = [] if vc else await submissions_near(self._bus)
         return json_response({"near": [*full, *self.near(vc)]})
 

@@ -50,7 +50,7 @@ class Live:
                     self.curves.take(message)
             case RateLearned() | PhaseChanged() | Stalled():
                 job = self._running(message.job, message.attempt)
-                # Who was told to stand still makes no mini-batches, and that is no news.
+                # A suspended job makes no mini-batches, and that is no news.
                 if job is not None and job.row.state is not State.SUSPENDED:
                     if isinstance(message, Stalled):
                         job.row.stalled_since = None if message.over else message.since
@@ -77,7 +77,7 @@ class Live:
         return {one.job: one.remaining for one in advice.jobs if one.remaining is not None}
 
     def fade(self, now: Instant) -> None:
-        """Withdraw estimates once their rates are old: nobody measures any more."""
+        """Withdraw estimates once their rates are old: they are not measured any more."""
         if self.rates_at is not None and now - self.rates_at > RATES_FRESH_FOR:
             self.rates_at = None
             self.utilisation = {}

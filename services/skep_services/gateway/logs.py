@@ -1,4 +1,4 @@
-"""Job output, fetched piece by piece from the agent that has it, and only while somebody reads."""
+"""Job output, fetched piece by piece from the agent that has it, and only while a reader waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECE_BYTES = 256 * 1024
 """What an agent gives at once; four pieces fit the bus's largest message."""
 PIECE_TIMEOUT_S = 2.0
 FOLLOW_EVERY_S = 0.3
-"""How often an agent is asked whether there is more: a person cannot tell it from at once."""
+"""How often an agent is asked whether there is more: to a person it is at once."""
 NEWS_EVERY_S = 5.0
 """How often to look for another attempt when no news has come."""
 UNANSWERED_MAX = 10

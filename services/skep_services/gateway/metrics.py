@@ -43,11 +43,11 @@ class Metrics:
         )
 
     def watch(self, indexer: Indexer, hub: Hub, clock: Clock) -> None:
-        """Look these up whenever somebody reads the metrics."""
+        """Look these up whenever the metrics are read."""
         self._registry.register(_Lookup(indexer, hub, clock))
 
     def add(self, collector: Collector) -> None:
-        """Look up what somebody else knows, too."""
+        """Look up what another part knows, too."""
         self._registry.register(collector)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""The tree of cells as a picture: who owns what, who is inside, what is borrowed or bad.
+"""The tree of cells as a picture: owners, jobs inside, what is borrowed or bad.
 
 Nested rectangles, one for each cell. A frame in a VC's colour is a cell it has bound; a filled GPU
 is used by its job there, a hatched one is borrowed, a cross is bad, a dashed one reserved. Chains
-of more than NODES_MAX nodes are told by one bar for each cell of a level that has few enough.
+of more than NODES_MAX nodes are drawn as one bar for each cell of a level that has few enough.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from skep_services import svg
 
 Plain = dict[str, Any]
 
+TITLE = "cells: who owns them and who is inside"  # tidy: allow word readers know this title
+ANOTHER = "somebody"  # tidy: allow word a tenant is not told another's name
 NODES_MAX = 64
-"""Nodes that can be told apart on one page."""
+"""Nodes that can be kept apart on one page."""
 CELLS_MAX = 64
 """Cells shown of one chain where every one is a bar."""
 WIDTH = 1200
@@ -44,7 +46,7 @@ class Use(NamedTuple):
 
 
 def picture(chains: Sequence[Plain], vcs: Sequence[str]) -> str:
-    """Return the chains (as `cells_view` tells them) as one SVG document."""
+    """Return the chains (as `cells_view` returns them) as one SVG document."""
     colours = {vc: COLOURS[at % len(COLOURS)] for at, vc in enumerate(vcs)}
     parts: list[str] = []
     top = 34.0
@@ -73,7 +75,7 @@ def picture(chains: Sequence[Plain], vcs: Sequence[str]) -> str:
     hatches = [_hatch(name, colour) for name, colour in [*colours.items(), ("", OTHERS)]]
     height = round(top + EDGE)
     before = [f"<defs>{''.join(hatches)}</defs>", svg.box(0, 0, WIDTH, height, "white")]
-    return svg.document(WIDTH, height, "cells: who owns them and who is inside", [*before, *parts])
+    return svg.document(WIDTH, height, TITLE, [*before, *parts])
 
 
 class _Chain:
@@ -228,7 +230,7 @@ class _Chain:
         x, left = 240.0, cell["gpus"]
         for use in sorted(counts, key=lambda use: (not use.job, use.borrowed, use)):
             width = BAR_WIDTH * counts[use] / left
-            words = (use.vc or "somebody") + (" borrows" if use.borrowed else " uses")
+            words = (use.vc or ANOTHER) + (" borrows" if use.borrowed else " uses")
             words = words if use.job else "idle"
             words = f"{words} {counts[use]} of {left} GPUs" + (", bad" if use.bad else "")
             yield svg.box(
@@ -278,7 +280,7 @@ def _name(cell: Plain) -> str:
 
 
 def _title(cell: Plain) -> str:
-    """Return what is said of a cell when somebody points at it."""
+    """Return what is said of a cell under the pointer."""
     words = [f"{cell['level']} {cell['address']}"]
     if "owner" in cell:
         pin = f" (pinned as {cell['pin']})" if "pin" in cell else ""

@@ -90,7 +90,7 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     beside: tuple[str, ...] = ()
     """Jobs on the same GPUs, by a decision to pack them."""
     share: float | None = None
-    """The part of each device's memory that it was told to keep to, while it shares its GPUs."""
+    """The part of each device's memory that it is to keep to while it shares its GPUs."""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -118,7 +118,7 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Changing(msgspec.Struct, kw_only=True):
-    """A change that is under way: since when, in which round, and who has not answered."""
+    """A change that is under way: since when, in which round, which nodes have yet to answer."""
 
     goal: str
     why: str
@@ -127,7 +127,7 @@ class Changing(msgspec.Struct, kw_only=True):
     undoing: bool = False
     waits_for: tuple[str, ...] = ()
     resumes: bool = False
-    """The job is told to go on, so it runs once this is done."""
+    """The job is to go on, so it runs once this is done."""
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -169,7 +169,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     suspended_at: int | None = None
 
     def can(self) -> tuple[str, tuple[str, ...]]:
-        """Return tier and abilities of the whole gang, empty before every part has told them.
+        """Return tier and abilities of the whole gang, empty before every part has reported them.
 
         Of an attempt that is over: what it could do.
         """
@@ -208,9 +208,9 @@ class Job(msgspec.Struct, kw_only=True):
     pinned: str = ""
     """The pinned cell it asked for."""
     aside: bool = False
-    """It waits for other cells, and nobody waits for it."""
+    """It waits for other cells, and no job waits for it."""
     victims: tuple[str, ...] = ()
-    """Whose end it waits for."""
+    """The jobs whose end it waits for."""
     released: bool = False
     """It is suspended and has given back its GPUs."""
     stood_on: dict[str, tuple[tuple[int, ...], ...]] = {}

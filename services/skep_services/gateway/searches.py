@@ -1,4 +1,4 @@
-"""`/v1/searches`: the searches as their own log tells them, and what is asked of them."""
+"""`/v1/searches`: the searches by their own log, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ class Searches:
         return verdict
 
     def _known(self, what: dict[str, Any], number: int, key: str) -> SearchVerdict | None:
-        """Return what the facts tell of a request that began a search or added a trial."""
+        """Return what the facts say of a request that began a search or added a trial."""
         if what["do"] == "begin" and self._view.find(search_id(number)) is not None:
             return SearchVerdict(search=search_id(number), accepted=True)
         found = self._view.find(what.get("search", ""))

@@ -48,14 +48,14 @@ _SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
 class Answer(NamedTuple):
-    """What a client is told: status and body."""
+    """The answer to a client: status and body."""
 
     status: int
     body: dict[str, Any]
 
 
 class Pending(msgspec.Struct):
-    """Somebody waits for a verdict; `job` is known once the bus has taken the submission."""
+    """A request that waits for a verdict; `job` is known once the bus has taken the submission."""
 
     job: str = ""
     verdict: Verdict | None = None
@@ -135,7 +135,7 @@ class Submitter:
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
         """Publish a request for a change and return the verdict on it. Raises ApiError.
 
-        `number` in the answer names the request; what comes of it is told by the job's `asks`.
+        `number` in the answer names the request; what comes of it is in the job's `asks`.
         What the allocator refuses at once is refused here.
         """
         row = job.row
@@ -178,7 +178,7 @@ class Submitter:
     ) -> SearchVerdict | None:
         """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
 
-        What the bus takes for a repetition nobody answers: `known` tells, by the number and the
+        What the bus takes for a repetition gets no answer: `known` says it, by the number and the
         key of the request, what came of the first one, if that is known. Raises ApiError.
         """
         key = _checked_key(key)
@@ -228,7 +228,7 @@ class Submitter:
             self._watch.wake((pending.job,))
 
     def _decided(self, job: str, pending: Pending) -> Verdict | None:
-        """Return the verdict as it came, or as the facts tell it."""
+        """Return the verdict as it came, or as the facts say it."""
         if pending.verdict is not None:
             return pending.verdict
         found = self._indexer.fold.find(job)

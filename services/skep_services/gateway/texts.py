@@ -183,17 +183,17 @@ def _about_cells(fact: Any) -> Line | None:
             owned = "; ".join(f"{vc} {cells_text(one)}" for vc, one in sorted(cluster.vcs.items()))
             demoted = sum(fate.fate == "demoted" for fate in fates)
             text = f"virtual clusters and their cells: {owned or 'none'}"
-            who = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
-            return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
+            jobs = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
+            return Line(text + (f" ({jobs} on as opportunistic)" if demoted else ""))
         case _:
             return None
 
 
 def alarm_text(alarm: facts.CellsAlarm) -> str:
-    """Return what of the cells is broken, where, and whom it concerns."""
-    whom = f", concerns {' '.join(alarm.vcs)}" if alarm.vcs else ""
+    """Return what of the cells is broken, where, and the VCs that it concerns."""
+    others = f", concerns {' '.join(alarm.vcs)}" if alarm.vcs else ""
     where = ", ".join(part for part in (alarm.chain, alarm.where) if part)
-    return f"{TEXT[alarm.rule]} ({where}: {alarm.text}{whom})"
+    return f"{TEXT[alarm.rule]} ({where}: {alarm.text}{others})"
 
 
 def cells_text(vc: VirtualCluster) -> str:

@@ -1,6 +1,6 @@
 """Nodes and GPUs as the API answers them: pure functions of what is in memory.
 
-`vc` is the tenant who asks, empty for an operator. A tenant sees which GPUs are taken, but of
+`vc` is the tenant that asks, empty for an operator. A tenant sees which GPUs are taken, but of
 other tenants' jobs not which.
 """
 
@@ -32,7 +32,7 @@ def node_state(node: NodeState, live: Live, now: Instant) -> str:
 
 
 def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
-    """Return every GPU by node. `utilisation` is thousandths, None if nobody measures it."""
+    """Return every GPU by node. `utilisation` is thousandths, None if it is not measured."""
     rows = []
     for node in _in_use(fold):
         there = users(fold.state, node)

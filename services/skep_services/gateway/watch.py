@@ -13,7 +13,7 @@ class Watch:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def wake(self, jobs: Iterable[str]) -> None:
-        """Let everybody look again who waits for one of these jobs."""
+        """Wake the requests that wait for one of these jobs."""
         if not self._waiting:
             return
         for job in jobs:

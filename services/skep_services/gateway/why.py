@@ -27,9 +27,9 @@ FOR_CELLS = (
 ATTEMPT = re.compile(r"\b(j\d+)\.\d+\b")
 """Cells know attempts (`j3.2`), people know jobs."""
 CELLS_NAMED = 8
-"""Cells of a VC that are named with who is inside; with more it says how many."""
+"""Cells of a VC that are named with the jobs inside; with more it says how many."""
 JOBS_NAMED = 4
-"""Jobs named in one sentence about whose end would help; with more it says how many."""
+"""Jobs named in one sentence whose end would help; with more it says how many."""
 
 
 def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _head(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
 def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
     """Return the jobs of the same queue (VC and service class) that start before this one.
 
-    Those that no cell can hold wait for other cells, and nobody waits for them.
+    Those that no cell can hold wait for other cells, and no job waits for them.
     """
     order = _order(turns)
     row, mine = job.row, order(job)
@@ -164,7 +164,7 @@ def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
 
 
 def _cells_in_use(job: Job, fold: Fold) -> list[str]:
-    """Return a line for each kind of cell its VC owns: where they are, who is inside, what is bad.
+    """Return a line for each kind of cell its VC owns: places, jobs inside, what is bad.
 
     Of a job that asked for a pinned cell: for that one.
     """
@@ -188,7 +188,7 @@ def _cells_in_use(job: Job, fold: Fold) -> list[str]:
 
 
 def _inside(cell: dict[str, Any]) -> str:
-    """Return who is inside a cell and what of it is bad, in brackets."""
+    """Return the jobs inside a cell and what of it is bad, in brackets."""
     jobs = [
         " with ".join([each["job"], *each["beside"]])
         + " borrows" * each["borrowed"]
@@ -239,7 +239,10 @@ def _gpu_changes(row: Row, fold: Fold) -> list[str]:
 
 
 def _endings(holders: list[Row], gpus: int) -> list[str]:
-    """Return whose end would free this many GPUs: those expected first, oldest if none is known."""
+    """Return the jobs whose end would free so many GPUs, in a text.
+
+    Those expected to end first come first; the oldest where none is known.
+    """
     holders = sorted(
         holders, key=lambda row: (row.eta_s is None, row.eta_s or 0, row.bound_at or 0, row.job)
     )
