@@ -25,6 +25,7 @@ from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.watch import ROUND_GPUS
 from skep.machines.base import Record, Restarted, Tick
@@ -213,7 +214,7 @@ def cells(wanted: Cluster, count: int, *, busy: bool) -> dict[str, Any]:
     shape = chain.topology
     for node in range(0, len(shape.nodes) if busy else 0, 2):
         leaf = node * shape.node_size
-        request = Request(f"idle{node}", "vc0", -1, ((1, 1),))
+        request = Request(AttemptId(f"idle{node}"), "vc0", -1, ((1, 1),))
         state.allocate(request, Placement("v100", (Spot((leaf,)),)))
     live: list[CellHold] = []
     for number in range(count):
@@ -231,7 +232,7 @@ def cells(wanted: Cluster, count: int, *, busy: bool) -> dict[str, Any]:
                         leaf = next((leaf for leaf in span if chain.user[leaf] is None), None)
                         if leaf is None:
                             break
-                        request = Request(f"c{number}", vc, 0, ((1, 1),))
+                        request = Request(AttemptId(f"c{number}"), vc, 0, ((1, 1),))
                         return state.allocate(request, Placement("v100", (Spot((leaf,), level),)))
             return None
 
@@ -324,12 +325,12 @@ def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
     chain, shape = state.chains["v100"], state.chains["v100"].topology
     losses: dict[str, float] = {}
     for leaf in range(0, shape.leaves, 2):
-        request = Request(f"o{leaf}", "vc0", OPPORTUNISTIC, ((1, 2),))
+        request = Request(AttemptId(f"o{leaf}"), "vc0", OPPORTUNISTIC, ((1, 2),))
         state.allocate(request, Placement("v100", (Spot((leaf, leaf + 1)),)))
         losses[request.job] = rng.random()
     shares = {"vc0": (shape.leaves, 1.0), "vc1": (0, 1.0)}
     for workers in (2, 16, nodes):
-        request = Request("gang", "vc1", OPPORTUNISTIC, ((workers, GPUS),))
+        request = Request(AttemptId("gang"), "vc1", OPPORTUNISTIC, ((workers, GPUS),))
         found = clock(
             f"{workers} x {GPUS}",
             place_yielding,

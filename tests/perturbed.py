@@ -13,6 +13,7 @@ from unittest import mock
 
 from skep.cells.decide import bad_cells, cover, placement, reconfigure
 from skep.cells.forest import Forest
+from skep.ids import AttemptId
 from skep.ledger.queue import Head, JobQueue
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork
@@ -87,7 +88,7 @@ def dearest_victims() -> Patches:
     """Put those aside that lose most, and of several places take the dearest."""
     whole = cellwork.loss
 
-    def loss(state: ClusterState, now: Any) -> Callable[[str], float]:
+    def loss(state: ClusterState, now: Any) -> Callable[[AttemptId], float]:
         lost = whole(state, now)
         return lambda name: -lost(name)
 

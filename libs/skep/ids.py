@@ -26,7 +26,10 @@ will ever have, and fit the signed integers of 64 bits that databases have."""
 
 AttemptId = NewType("AttemptId", str)
 """One attempt of a job, as the cells and stored formats name it: `j17.2`. Only this module builds
-and splits it."""
+and splits it. In scripts of cells, where a job has one attempt, it is the name of the job."""
+
+NO_ATTEMPT = AttemptId("")
+"""The name in a request for cells that is not for an attempt."""
 
 
 def is_token(text: str) -> bool:
@@ -55,17 +58,17 @@ def attempt_id(job: str, number: int) -> AttemptId:
     return f"{job}.{number}"  # type: ignore[return-value]
 
 
-def job_of(attempt: str) -> str:
+def job_of(attempt: AttemptId) -> str:
     """Return the job that an attempt is of."""
     return attempt.rpartition(".")[0]
 
 
-def number_of(attempt: str) -> int:
+def number_of(attempt: AttemptId) -> int:
     """Return an attempt's number."""
     return int(attempt.rpartition(".")[2])
 
 
-def job_and_number(attempt: str) -> tuple[str, int]:
+def job_and_number(attempt: AttemptId) -> tuple[str, int]:
     """Return the job that an attempt is of, and the attempt's number."""
     job, _, number = attempt.rpartition(".")
     return job, int(number)

@@ -23,6 +23,7 @@ from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
+from skep.ids import AttemptId
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 
 EVENTS = 80
@@ -177,7 +178,7 @@ class History:
         self.cells = Cells(random_cluster(self.rng, leaves=leaves), AT_ONCE)
         self.stats: Counter[str] = Counter()
         self.waiting: list[Request] = []
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[AttemptId, Request] = {}
         self.jobs = 0
         self.verify()
 
@@ -220,7 +221,7 @@ class History:
     def submit(self) -> None:
         """Hand in a random job."""
         self.jobs += 1
-        self.attempt(self.request(f"j{self.jobs}"))
+        self.attempt(self.request(AttemptId(f"j{self.jobs}")))
 
     def flood(self) -> None:
         """Have one tenant take whatever is idle, opportunistically."""
@@ -228,10 +229,12 @@ class History:
         for _ in range(20):
             self.jobs += 1
             size = self.rng.choice((1, 2, 4))
-            if not self.attempt(Request(f"j{self.jobs}", vc, OPPORTUNISTIC, ((1, size),))):
+            if not self.attempt(
+                Request(AttemptId(f"j{self.jobs}"), vc, OPPORTUNISTIC, ((1, size),))
+            ):
                 break
 
-    def request(self, job: str) -> Request:
+    def request(self, job: AttemptId) -> Request:
         """Return a random request, more often than not one that its VC could serve."""
         rng, cluster = self.rng, self.cells.cluster
         vc = rng.choice(list(cluster.vcs))
@@ -336,7 +339,7 @@ class History:
             self.cells.release(job, node)
             self.forget(job)
 
-    def gone(self, job: str) -> None:
+    def gone(self, job: AttemptId) -> None:
         """End a job, and check that nobody else's guarantee was touched by that."""
         before = guaranteed(self.cells)
         shared = self.cells.sets.get(job)
@@ -351,7 +354,7 @@ class History:
             assert other == job or sorted(devices_of(self.cells, other)) == sorted(gpus), other
         self.stats["ended"] += 1
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: AttemptId) -> None:
         """Drop a job that has nothing any more."""
         cells = self.cells
         if cells.hold_of(job) is None and job not in cells.off_chain:
@@ -426,7 +429,7 @@ class History:
         if not hosts:
             return
         self.jobs += 1
-        host, name = self.rng.choice(hosts), f"j{self.jobs}"
+        host, name = self.rng.choice(hosts), AttemptId(f"j{self.jobs}")
         hold = self.cells.hold_of(host)
         assert hold is not None
         idle = {
@@ -468,7 +471,7 @@ class History:
         return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
 
     @staticmethod
-    def loss(job: str) -> float:
+    def loss(job: AttemptId) -> float:
         """Return what stopping a job loses."""
         return float(sum(job.encode()) * 7919 % 11)
 
@@ -505,7 +508,7 @@ class History:
         assert ordered(take_snapshot(self.cells)) == ordered(kept)
         assert take_snapshot(self.cells).orders == kept.orders
         for number in range(6):
-            request = self.request(f"probe{number}")
+            request = self.request(AttemptId(f"probe{number}"))
             old, new = (
                 placement.find_placement(before, request, self.loss),
                 placement.find_placement(self.cells, request, self.loss),
@@ -595,7 +598,7 @@ def assert_fits(cells: Cells, request: Request, found: Placement) -> None:
     assert all(cells.holds[job].lazy for job in found.demoted), found
 
 
-def guaranteed(cells: Cells) -> dict[str, tuple[object, ...]]:
+def guaranteed(cells: Cells) -> dict[AttemptId, tuple[object, ...]]:
     """Return what each guaranteed job holds or claims."""
     return {
         job: (hold.vc, hold.priority, hold.chain, hold.spots, hold.claims)
@@ -604,7 +607,7 @@ def guaranteed(cells: Cells) -> dict[str, tuple[object, ...]]:
     }
 
 
-def devices_of(cells: Cells, job: str) -> Iterator[tuple[str, int]]:
+def devices_of(cells: Cells, job: AttemptId) -> Iterator[tuple[str, int]]:
     """Return the GPUs a job uses, also outside its chain, as (node, device)."""
     hold = cells.hold_of(job)
     if hold is not None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.state import Cells
-from skep.ids import job_of
+from skep.ids import attempt_id, job_of
 from skep.ledger.attempts import request
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, Kept, cellwork
@@ -554,7 +554,7 @@ class Allocator(RuleBasedStateMachine):
         assert all(node.cpus_free >= 0 for node in machine.state.nodes.values())
         used = {gpu: holder for gpu, holder in self.bitmap.holder.items() if holder is not None}
         for gpu, (job, attempt) in used.items():
-            name = f"{job}.{attempt}"
+            name = attempt_id(job, attempt)
             found = cells.find(*gpu)
             hold = cells.chains[found[0]].user[found[1]] if found is not None else None
             assert (hold is not None and hold.job == name) or gpu in cells.off_chain[name], gpu
@@ -577,7 +577,7 @@ class Allocator(RuleBasedStateMachine):
         """Whoever has a reservation waits for somebody who is being stopped, or for CPUs."""
         machine = self.decide.machine
         for job in machine.state.reserved.values():
-            name = f"{job.job}.{job.attempt + 1}"
+            name = attempt_id(job.job, job.attempt + 1)
             hold = machine.state.cells.holds[name]
             chain = machine.state.cells.chains[hold.chain]
             users = [chain.user[leaf] for spot in hold.spots for leaf in spot.leaves]
@@ -587,7 +587,7 @@ class Allocator(RuleBasedStateMachine):
                     victim is not None
                     and user is not None
                     and (
-                        user.job == f"{victim.job}.{victim.attempt}"
+                        user.job == attempt_id(victim.job, victim.attempt)
                         and victim.job in machine.state.placed
                     )
                 )

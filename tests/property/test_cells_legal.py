@@ -9,6 +9,7 @@ import pytest
 from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
+from skep.ids import AttemptId
 from skep.wire.reasons import Reason
 from tests.property.cells_histories import History
 
@@ -22,7 +23,7 @@ def test_refused_for_ever_is_what_an_empty_cluster_cannot_place(part: int) -> No
         history = History(seed, leaves=16)
         cells = history.cells
         for number in range(60):
-            request = wild(history, history.request(f"j{number}"))
+            request = wild(history, history.request(AttemptId(f"j{number}")))
             refusal, found = impossible(cells.cluster, request), None
             if request.guaranteed or not request.pin:
                 found = placement.find_placement(cells, request)

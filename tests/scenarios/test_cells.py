@@ -14,6 +14,7 @@ import yaml
 from skep.cells.check import check_cells
 from skep.cells.replay import Replay
 from skep.cells.script import Delete, Script, Submit, parse_script
+from skep.ids import AttemptId
 from skep_services.cli.main import main
 
 HERE = Path(__file__).parent / "cells"
@@ -76,17 +77,20 @@ def test_any_legal_sequence_of_requests_is_served(seed: int) -> None:
     for number in range(80):
         if rng.random() < 0.3:
             flood = Submit(
-                job=f"o{number}", vc="A", gpus=rng.randint(1, 8), service_class="opportunistic"
+                job=AttemptId(f"o{number}"),
+                vc="A",
+                gpus=rng.randint(1, 8),
+                service_class="opportunistic",
             )
             replay.step(flood)
         elif running and (not left or rng.random() < 0.4):
             job = rng.choice(list(running))
             left.append(running.pop(job))
-            replay.step(Delete(job=job))
+            replay.step(Delete(job=AttemptId(job)))
         else:
             cell = left.pop(rng.randrange(len(left)))
             vc, gpus = cell
-            told = replay.step(Submit(job=f"j{number}", vc=vc, gpus=gpus))
+            told = replay.step(Submit(job=AttemptId(f"j{number}"), vc=vc, gpus=gpus))
             running[f"j{number}"] = cell
             assert told["outcome"] == "bound", f"seed {seed}: {told}"
             assert "opportunistic" not in told, f"seed {seed}: {told}"

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.machines.base import Effect, Record, Send, Tick
@@ -166,7 +167,7 @@ def test_a_further_node_moves_nobody() -> None:
         NodeAdded(joined=joined("node-2")),
         cells_set(joined("node-1"), joined("node-2"), carried=(carried,), nlp=4, cv=4),
     ]
-    hold = decide.machine.state.cells.holds["j1.1"]
+    hold = decide.machine.state.cells.holds[AttemptId("j1.1")]
     assert hold.guaranteed
 
 

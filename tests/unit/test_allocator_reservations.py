@@ -11,6 +11,7 @@ import pytest
 
 from skep.cells.decide import placement
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Send
@@ -371,7 +372,8 @@ def test_what_a_lost_node_still_runs_keeps_nobody_from_the_vcs_cells() -> None:
     decide.tick(41)
     assert placed(decide, "j1") == [("node-2", (0, 1, 2, 3), 3)]
     holds = decide.machine.state.cells.holds
-    assert (holds["j1.1"].guaranteed, holds["j1.2"].guaranteed) == (False, True)
+    assert not holds[AttemptId("j1.1")].guaranteed
+    assert holds[AttemptId("j1.2")].guaranteed
     # The ghost holds nobody's cells, yet its GPUs are taken until its node says otherwise.
     decide(heartbeat("node-1"), 42)
     assert jobs(JobBound, decide(admitted(2, vc="lab", opportunistic=True))) == []
@@ -419,7 +421,7 @@ def test_who_was_demoted_is_promoted_when_its_vc_owns_more_again() -> None:
     assert list(decide.machine.state.borrowed) == ["j2"]
     effects = decide(SetVcs(vcs=vcs(nlp=4)))
     assert jobs(JobPromoted, effects) == ["j2"]
-    assert decide.machine.state.cells.holds["j2.1"].guaranteed
+    assert decide.machine.state.cells.holds[AttemptId("j2.1")].guaranteed
 
 
 def test_a_reservation_is_planned_anew_on_other_cells() -> None:
@@ -463,7 +465,7 @@ def test_chains_that_are_described_take_the_place_of_those_that_joined() -> None
     effects = decide(described("node-2", "node-1", **owners))
     (fact,) = of(CellsSet, effects)
     assert fact.fates == ()  # j1 has a whole node, which is one of nlp's cells.
-    hold = decide.machine.state.cells.holds["j1.1"]
+    hold = decide.machine.state.cells.holds[AttemptId("j1.1")]
     assert (hold.chain, hold.guaranteed) == ("main", True)
     decide(admitted(2, vc="cv", gpus=2, pinned="mine"))
     assert placed(decide, "j2") == [("node-2", (0, 1), 2)]

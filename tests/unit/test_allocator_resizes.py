@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Restarted, Send, Tick
@@ -46,7 +47,7 @@ def held(decide: Driver[AllocatorMachine]) -> tuple[int, ...]:
     """Return the GPUs of node-1 that j1 holds, having checked that all agree on them."""
     machine = decide.machine
     devices = machine.state.nodes["node-1"].holdings["j1", machine.state.jobs["j1"].attempt].devices
-    hold = machine.state.cells.holds[f"j1.{machine.state.jobs['j1'].attempt}"]
+    hold = machine.state.cells.holds[AttemptId(f"j1.{machine.state.jobs['j1'].attempt}")]
     assert hold.gpus == len(devices)
     return devices
 
@@ -238,7 +239,7 @@ def test_who_borrows_grows_borrowed_and_is_promoted_whole() -> None:
     decide(known("j2", can=CAN))
     (command,) = told(decide(ask(3, AskResize(job="j2", workers=2))))
     decide(changed(command))
-    assert not decide.machine.state.cells.holds["j2.1"].guaranteed
+    assert not decide.machine.state.cells.holds[AttemptId("j2.1")].guaranteed
     effects = decide(exited("j1"))
     (fact,) = of(effects, JobPromoted)
     assert len(fact.levels) == 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.spanning import ROUNDS_MAX
@@ -103,7 +104,7 @@ def held(decide: Driver[AllocatorMachine]) -> dict[str, tuple[int, ...]]:
     """Return the ranks that j1 has GPUs for, having checked that all agree on them."""
     machine = decide.machine
     job = machine.state.jobs["j1"]
-    hold = machine.state.cells.holds[f"j1.{job.attempt}"]
+    hold = machine.state.cells.holds[AttemptId(f"j1.{job.attempt}")]
     assert hold.gpus == sum(len(one.devices) for one in job.members.values())
     assert {rank for one in job.members.values() for rank in one.numbers} >= set(range(job.size))
     return {name: member.numbers for name, member in job.members.items()}

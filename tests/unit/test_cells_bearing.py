@@ -15,6 +15,7 @@ from skep.cells.replay import Replay
 from skep.cells.script import Bad, Reconfigure, Script, Stopped, Submit
 from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from tests.fold_kit import rack
 
@@ -115,16 +116,16 @@ def test_shares_are_those_of_one_cell_after_the_other() -> None:
 def test_a_reservation_is_not_bound_on_hardware_that_broke() -> None:
     replay = Replay(Script(cluster=owning(a={"node": 8}), events=(), victims="stay"))
     for number in range(NODES):
-        spare = Submit(job=f"o{number}", vc="a", gpus=4, service_class="opportunistic")
+        spare = Submit(job=AttemptId(f"o{number}"), vc="a", gpus=4, service_class="opportunistic")
         assert replay.step(spare)["outcome"] == "bound"
-    told = replay.step(Submit(job="j1", vc="a", gpus=4))
+    told = replay.step(Submit(job=AttemptId("j1"), vc="a", gpus=4))
     assert told["outcome"] == "reserved"
     (victim,) = told["preempts"]
     (worker,) = told["workers"]
     then = replay.step(Bad(node=worker["node"]))["then"]
     assert next((each["job"], each["outcome"]) for each in then) == ("j1", "released")
     replay.step(Stopped(job=victim))
-    hold = replay.cells.holds.get("j1")
+    hold = replay.cells.holds.get(AttemptId("j1"))
     bad = replay.cells.chains["main"].bad
     assert hold is None or not any(leaf in bad for spot in hold.spots for leaf in spot.leaves)
 
@@ -132,7 +133,7 @@ def test_a_reservation_is_not_bound_on_hardware_that_broke() -> None:
 def test_the_identical_file_changes_nothing_in_a_script() -> None:
     cluster = owning(a={"node": 4}, b={"node": 4})
     replay = Replay(Script(cluster=cluster, events=()))
-    replay.step(Submit(job="j1", vc="a", gpus=4, workers=2))
+    replay.step(Submit(job=AttemptId("j1"), vc="a", gpus=4, workers=2))
     replay.step(Bad(node="node-6"))
     told = replay.step(Bad(node="node-1"))
     before = take_snapshot(replay.cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skep.cells.decide.rebind import rebind
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from tests.unit.test_cells_place import cluster_of
 
 EIGHT = (("pair", 2), ("quad", 2), ("node", 2))
@@ -19,7 +20,7 @@ def use(made: Cells, job: str, *leaves: int, vc: str = "a", level: int = 0) -> N
     """Have a job use these leaves, one for each rank: opportunistically, or under a level."""
     priority = 0 if level else OPPORTUNISTIC
     spots = tuple(Spot((leaf,), level) for leaf in leaves)
-    made.allocate(Request(job, vc, priority, ((len(leaves), 1),)), Placement("c", spots))
+    made.allocate(Request(AttemptId(job), vc, priority, ((len(leaves), 1),)), Placement("c", spots))
 
 
 def asked(priority: int = OPPORTUNISTIC, **more: object) -> Request:
@@ -46,7 +47,9 @@ def test_no_part_leaves_its_node() -> None:
 def test_nothing_is_taken_that_is_claimed_or_bad() -> None:
     made = cells()
     use(made, "other", 0, 1, 2, 3, 4)
-    made.reserve(Request("next", "a", OPPORTUNISTIC, ((1, 1),)), Placement("c", (Spot((5,)),)))
+    made.reserve(
+        Request(AttemptId("next"), "a", OPPORTUNISTIC, ((1, 1),)), Placement("c", (Spot((5,)),))
+    )
     made.set_bad("n0", (6,), bad=True)
     chain = made.chains["c"]
     assert rebind(chain, asked(), {0: [(0,)]}) == {0: [(7,)]}

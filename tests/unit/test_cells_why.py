@@ -9,6 +9,7 @@ from skep.cells.decide.explain import explain_wait
 from skep.cells.holds import OPPORTUNISTIC, Request
 from skep.cells.legal import impossible
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 
@@ -55,7 +56,7 @@ def ask(
     pin: str = "",
     within: str = "",
 ) -> Request:
-    return Request("j", vc, priority, members, gpu, pin, within, hard=bool(within))
+    return Request(AttemptId("j"), vc, priority, members, gpu, pin, within, hard=bool(within))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +184,8 @@ def why(cells: Cells, request: Request) -> tuple[Reason, str]:
 
 def test_it_waits_for_cells_that_others_use() -> None:
     cells = Cells(CLUSTER)
-    run(cells, ask("cv", (1, 6), priority=3)._replace(job="j1"))
-    run(cells, ask("cv", (1, 2), priority=0)._replace(job="j2"))
+    run(cells, ask("cv", (1, 6), priority=3)._replace(job=AttemptId("j1")))
+    run(cells, ask("cv", (1, 2), priority=0)._replace(job=AttemptId("j2")))
     assert why(cells, ask("cv", (1, 8), priority=2)) == (
         Reason.WAITS_FOR_CELLS,
         "to be had in the cells of cv with priority 2: 2 of 8 GPUs; "
@@ -194,14 +195,14 @@ def test_it_waits_for_cells_that_others_use() -> None:
 
 def test_it_waits_because_idle_gpus_are_scattered_over_cells() -> None:
     cells = Cells(CLUSTER)
-    run(cells, ask("nlp", (1, 3))._replace(job="j1"))
+    run(cells, ask("nlp", (1, 3))._replace(job=AttemptId("j1")))
     assert why(cells, ask("nlp", (1, 4))) == (
         Reason.WAITS_FOR_AFFINITY,
         "to be had in the cells of nlp: 5 GPUs, at most 2 on one node; "
         "in use: j1 (3 GPUs, priority 0)",
     )
-    run(cells, ask("cv", (1, 3))._replace(job="j2"))
-    run(cells, ask("cv", (1, 3))._replace(job="j3"))
+    run(cells, ask("cv", (1, 3))._replace(job=AttemptId("j2")))
+    run(cells, ask("cv", (1, 3))._replace(job=AttemptId("j3")))
     assert why(cells, ask("cv", (2, 1), within="socket")) == (
         Reason.WAITS_FOR_AFFINITY,
         "to be had in the cells of cv: 2 GPUs, at most 1 in one socket; "
@@ -211,8 +212,8 @@ def test_it_waits_because_idle_gpus_are_scattered_over_cells() -> None:
 
 def test_it_waits_for_hardware_that_its_tenant_has_to_bear() -> None:
     cells = Cells(CLUSTER)
-    run(cells, ask("cv", (1, 1))._replace(job="j1"))
-    node = cells.chains["v100"].topology.node(cells.holds["j1"].spots[0].leaves[0])
+    run(cells, ask("cv", (1, 1))._replace(job=AttemptId("j1")))
+    node = cells.chains["v100"].topology.node(cells.holds[AttemptId("j1")].spots[0].leaves[0])
     cells.set_bad(node, (7,), bad=True)
     assert why(cells, ask("cv", (1, 7))) == (
         Reason.WAITS_FOR_REPAIR,
@@ -242,7 +243,7 @@ def test_an_opportunistic_job_waits_for_idle_gpus() -> None:
     for number in range(5):
         run(
             cells,
-            ask("none", (1, 6), priority=OPPORTUNISTIC)._replace(job=f"o{number}")
+            ask("none", (1, 6), priority=OPPORTUNISTIC)._replace(job=AttemptId(f"o{number}"))
             if number < 4
             else ask("none", (2, 2), priority=OPPORTUNISTIC, gpu="k80"),
         )

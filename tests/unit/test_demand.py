@@ -5,6 +5,7 @@ from __future__ import annotations
 from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.machines.allocator.demand import SHAPES_MAX, Demand
 from skep_lab.simulator.build import uniform
 
@@ -56,10 +57,12 @@ def test_room_is_what_a_gang_could_have_at_most() -> None:
     pool, sizes = chain.pools["a", ""], chain.topology.size
     assert pool.most_gpus(sizes) == 8
     for name, gpus, priority in (("j1.1", 3, 0), ("j2.1", 2, -1)):
-        asked = Request(name, "a", priority, ((1, gpus),))
+        asked = Request(AttemptId(name), "a", priority, ((1, gpus),))
         where = placement.find_placement(cells, asked)
         assert where is not None
         cells.allocate(asked, where)
     assert pool.most_gpus(sizes) == 5
-    assert placement.find_placement(cells, Request("j3.1", "a", 0, ((5, 1),))) is not None
-    assert placement.find_placement(cells, Request("j3.1", "a", 0, ((6, 1),))) is None
+    assert (
+        placement.find_placement(cells, Request(AttemptId("j3.1"), "a", 0, ((5, 1),))) is not None
+    )
+    assert placement.find_placement(cells, Request(AttemptId("j3.1"), "a", 0, ((6, 1),))) is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from skep.cells.decide.fair_share import gpus_to_give, may_take
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.ids import AttemptId
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect
 from skep.wire.admin import SetVcs
@@ -23,7 +24,7 @@ from tests.kit import Driver, admitted, allocator, exited, facts_of, joined
 
 def idle(vc: str, gpus: int) -> CellHold:
     """Return an opportunistic job that holds so many GPUs."""
-    request = Request(f"{vc}-{gpus}", vc, OPPORTUNISTIC, ((1, gpus),))
+    request = Request(AttemptId(f"{vc}-{gpus}"), vc, OPPORTUNISTIC, ((1, gpus),))
     return CellHold(request, Placement("main", (Spot(tuple(range(gpus))),)))
 
 
@@ -41,7 +42,7 @@ def test_who_gives_keeps_as_much_as_who_takes(
     rich: int, poor: int, wanted: int, lost: int, may: bool
 ) -> None:
     shares = {"rich": (rich, 1.0), "poor": (poor, 1.0)}
-    request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
+    request = Request(AttemptId("new"), "poor", OPPORTUNISTIC, ((1, wanted),))
     assert may_take(shares, request, [idle("rich", lost)]) is may
 
 
@@ -56,7 +57,7 @@ def test_what_may_be_given_is_what_may_be_taken(
     rich: int, heavy: float, poor: int, weight: float, wanted: int
 ) -> None:
     shares = {"rich": (rich, heavy), "poor": (poor, weight)}
-    request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
+    request = Request(AttemptId("new"), "poor", OPPORTUNISTIC, ((1, wanted),))
     most = max(
         (gpus for gpus in range(1, rich + 1) if may_take(shares, request, [idle("rich", gpus)])),
         default=0,
@@ -65,13 +66,13 @@ def test_what_may_be_given_is_what_may_be_taken(
 
 
 def test_weights_count() -> None:
-    request = Request("new", "poor", OPPORTUNISTIC, ((1, 1),))
+    request = Request(AttemptId("new"), "poor", OPPORTUNISTIC, ((1, 1),))
     assert may_take({"rich": (6, 2.0), "poor": (2, 1.0)}, request, [idle("rich", 1)]) is False
     assert may_take({"rich": (8, 2.0), "poor": (2, 1.0)}, request, [idle("rich", 2)]) is True
 
 
 def test_nobody_takes_from_himself() -> None:
-    request = Request("new", "rich", OPPORTUNISTIC, ((1, 1),))
+    request = Request(AttemptId("new"), "rich", OPPORTUNISTIC, ((1, 1),))
     assert may_take({"rich": (6, 1.0), "poor": (0, 1.0)}, request, [idle("rich", 1)]) is False
 
 

@@ -14,6 +14,7 @@ from skep.cells.decide import fair_share_gang
 from skep.cells.decide.fair_share import may_take, place_yielding
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.machines.allocator import AllocatorMachine
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, VirtualCluster
@@ -38,7 +39,7 @@ class World:
         self.chain = self.cells.chains["main"]
         self.losses: dict[str, float] = {}
         for number in range(jobs):
-            self._job(f"o{number}")
+            self._job(AttemptId(f"o{number}"))
         if rng.random() < 0.3:
             self.cells.set_bad(f"n{rng.randrange(2 * racks)}", [rng.randrange(SIZE)], bad=True)
         used = {vc: self.cells.borrowed.get(vc, 0) for vc in self.vcs}
@@ -49,10 +50,10 @@ class World:
         tied = rng.random() < 0.3
         gang = ((rng.randint(2, 6), rng.randint(1, SIZE)),)
         self.request = Request(
-            "new", vc, OPPORTUNISTIC, gang, within="rack" if tied else "", hard=tied
+            AttemptId("new"), vc, OPPORTUNISTIC, gang, within="rack" if tied else "", hard=tied
         )
 
-    def _job(self, name: str) -> None:
+    def _job(self, name: AttemptId) -> None:
         rng, chain = self.rng, self.chain
         idle = [leaf for leaf in range(chain.topology.leaves) if chain.is_idle(leaf)]
         spots = []
@@ -66,7 +67,7 @@ class World:
             self.cells.allocate(request, Placement("main", tuple(spots)))
             self.losses[name] = float(rng.randint(1, 20))
 
-    def loss(self, job: str) -> float:
+    def loss(self, job: AttemptId) -> float:
         return self.losses[job]
 
     def limit(self, node: str) -> int:
@@ -184,9 +185,9 @@ def test_with_many_it_is_nearly_the_least(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nobody_yields_to_workers_of_different_sizes_or_a_gang_tied_to_a_node() -> None:
     world = World(3, jobs=9)
     for request in (
-        Request("new", "c", OPPORTUNISTIC, ((1, 4), (1, 3), (1, 2))),
-        Request("new", "c", OPPORTUNISTIC, ((3, 3),), within="node", hard=True),
-        Request("new", "c", OPPORTUNISTIC, ((2, SIZE + 1),)),
+        Request(AttemptId("new"), "c", OPPORTUNISTIC, ((1, 4), (1, 3), (1, 2))),
+        Request(AttemptId("new"), "c", OPPORTUNISTIC, ((3, 3),), within="node", hard=True),
+        Request(AttemptId("new"), "c", OPPORTUNISTIC, ((2, SIZE + 1),)),
     ):
         world.request = request
         assert world.found() is None

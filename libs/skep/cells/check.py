@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from skep.cells.chain import OPEN, OWNED, SPLIT, ChainState
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 
 
 def check_cells(cells: Cells) -> None:
@@ -23,7 +24,7 @@ def check_cells(cells: Cells) -> None:
     """
     _counted(cells)
     for name, chain in cells.chains.items():
-        held: dict[int, str] = {}
+        held: dict[int, AttemptId] = {}
         for hold in cells.holds.values():
             if hold.chain == name:
                 for spot in hold.spots:

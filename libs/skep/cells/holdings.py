@@ -14,6 +14,7 @@ from skep.cells.chain import ChainState
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Spot
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
+from skep.ids import AttemptId
 from skep.wire.cluster import Cluster
 from skep.wire.spec import suits
 
@@ -37,7 +38,7 @@ class Choosers(Protocol):
         """
         ...
 
-    def lead(self, candidates: Sequence[str]) -> str:
+    def lead(self, candidates: Sequence[AttemptId]) -> AttemptId:
         """Return which of several jobs is to lead a set."""
         ...
 
@@ -57,13 +58,13 @@ class Holdings:
         self.chains = {
             name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
         }
-        self.holds: dict[str, CellHold] = {}
-        self.sets: dict[str, CellHold] = {}
+        self.holds: dict[AttemptId, CellHold] = {}
+        self.sets: dict[AttemptId, CellHold] = {}
         """By job that shares GPUs with other jobs: the common hold."""
         self.choosers = choosers
         self.unsettled: dict[str, bool] = {}
         """Chains whose bad cells are to be decided again; True: GPUs turned bad or healed."""
-        self.unled: dict[str, None] = {}
+        self.unled: dict[AttemptId, None] = {}
         """Sets whose leader has left and where several jobs could lead, by their present name."""
         self.borrowed: dict[str, int] = {}
         """By VC: GPUs that its jobs use opportunistically."""
@@ -111,11 +112,11 @@ class Holdings:
             if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
                 yield Offer(chain, pool)
 
-    def hold_of(self, job: str) -> CellHold | None:
+    def hold_of(self, job: AttemptId) -> CellHold | None:
         """Return what a job holds, alone or in a set; None if it holds nothing."""
         return self.sets.get(job) or self.holds.get(job)
 
-    def leaves_of(self, job: str) -> tuple[int, ...]:
+    def leaves_of(self, job: AttemptId) -> tuple[int, ...]:
         """Return the leaves that a job uses or claims; other jobs of its set may use them too."""
         if job in self.sets:
             return self.sets[job].partners[job].leaves
@@ -123,14 +124,14 @@ class Holdings:
         spots = hold.spots if hold is not None else ()
         return tuple(leaf for spot in spots for leaf in spot.leaves)
 
-    def users(self, chain: str, spots: Sequence[Spot]) -> list[str]:
+    def users(self, chain: str, spots: Sequence[Spot]) -> list[AttemptId]:
         """Return the jobs that use any of these GPUs, with those that share them.
 
         Args:
             chain: The name of the chain.
             spots: The GPUs; their levels do not matter.
         """
-        found: dict[str, None] = {}
+        found: dict[AttemptId, None] = {}
         for leaf in (leaf for spot in spots for leaf in spot.leaves):
             hold = self.chains[chain].user[leaf]
             if hold is not None:
@@ -138,7 +139,7 @@ class Holdings:
                 found.update(dict.fromkeys(names or (hold.job,)))
         return list(found)
 
-    def claimers(self, job: str) -> list[str]:
+    def claimers(self, job: AttemptId) -> list[AttemptId]:
         """Return the jobs that claim some of what a job uses."""
         hold = self.hold_of(job)
         if hold is None:
@@ -148,7 +149,7 @@ class Holdings:
             return []
         return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
 
-    def claim_is_free(self, job: str) -> bool:
+    def claim_is_free(self, job: AttemptId) -> bool:
         """Return whether no job uses any GPU that a job claims."""
         hold = self.holds[job]
         user = self.chains[hold.chain].user
@@ -190,7 +191,7 @@ class Holdings:
         if settle:
             self.mark_unsettled(chain)
 
-    def occupy(self, job: str) -> None:
+    def occupy(self, job: AttemptId) -> None:
         """Turn a job's claim into use.
 
         Raises:
@@ -203,7 +204,7 @@ class Holdings:
         for spot in hold.spots:
             self.chains[hold.chain].allocate_spot(hold, spot)
 
-    def demote(self, job: str) -> None:
+    def demote(self, job: AttemptId) -> None:
         """Make a job opportunistic where it is; its VC's cells are free again.
 
         No job may claim its GPUs: then it would have to leave already. Bad cells are not decided
@@ -215,7 +216,7 @@ class Holdings:
         hold = self.holds[job]
         self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
 
-    def promote(self, job: str, spots: Sequence[Spot]) -> None:
+    def promote(self, job: AttemptId, spots: Sequence[Spot]) -> None:
         """Make a demoted job guaranteed where it is.
 
         Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from skep.ids import AttemptId
 from skep.wire.spec import JobSpec
 
 OPPORTUNISTIC = -1
@@ -31,9 +32,9 @@ class Placement(NamedTuple):
 
     chain: str
     spots: tuple[Spot, ...]
-    victims: tuple[str, ...] = ()
-    cancels: tuple[str, ...] = ()
-    demoted: tuple[str, ...] = ()
+    victims: tuple[AttemptId, ...] = ()
+    cancels: tuple[AttemptId, ...] = ()
+    demoted: tuple[AttemptId, ...] = ()
 
 
 class Request(NamedTuple):
@@ -45,7 +46,7 @@ class Request(NamedTuple):
     may be demoted in place.
     """
 
-    job: str
+    job: AttemptId
     vc: str
     priority: int
     members: tuple[tuple[int, int], ...]
@@ -56,7 +57,7 @@ class Request(NamedTuple):
     lazy: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec, name: str, *, guaranteed: bool, workers: int = 0) -> Request:
+    def of(cls, spec: JobSpec, name: AttemptId, *, guaranteed: bool, workers: int = 0) -> Request:
         """Return what a job asks of the cells.
 
         Args:
@@ -130,7 +131,7 @@ class CellHold:
         self.priority = self.asked = request.priority
         self.chain, self.spots = placement.chain, placement.spots
         self.pin, self.lazy, self.claims = request.pin, request.lazy, claims
-        self.partners: dict[str, Partner] = {}
+        self.partners: dict[AttemptId, Partner] = {}
         """By name, the jobs on its GPUs where there are several (see `sets`); `job` is their
         leader."""
 

@@ -12,6 +12,7 @@ import msgspec
 
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
 
@@ -27,7 +28,7 @@ class ReconfiguredJob(msgspec.Struct, frozen=True, omit_defaults=True):
     are the GPUs, as (node, device), that it continues to use in another chain or in none.
     """
 
-    job: str
+    job: AttemptId
     vc: str
     fate: str
     astray: tuple[tuple[str, int], ...] = ()
@@ -41,11 +42,11 @@ class Carried(NamedTuple):
     name.
     """
 
-    hold: str
+    hold: AttemptId
     chain: str
     levels: tuple[int, ...]
     fate: Fate
-    leads: str
+    leads: AttemptId
 
 
 class Home(NamedTuple):
@@ -53,9 +54,9 @@ class Home(NamedTuple):
 
     spots: tuple[tuple[int, ...], ...]
     """Those in the chain, as leaves of it."""
-    partners: dict[str, Partner]
+    partners: dict[AttemptId, Partner]
     """Of a set: the jobs that still have GPUs in the chain."""
-    off_chain: dict[str, tuple[Gpu, ...]]
+    off_chain: dict[AttemptId, tuple[Gpu, ...]]
     """By job: those outside the chain."""
 
 
@@ -103,7 +104,9 @@ def as_before(hold: CellHold) -> Carried:
     return Carried(hold.job, hold.chain, levels, fate, hold.job)
 
 
-def gpus_of_hold(cells: Cells, hold: CellHold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
+def gpus_of_hold(
+    cells: Cells, hold: CellHold
+) -> tuple[dict[AttemptId, list[Gpu]], list[list[Gpu]]]:
     """Return the GPUs of each job of a hold, and those of each of its spots.
 
     Args:

@@ -19,6 +19,7 @@ from skep.cells.chain import OPEN, OWNED, SPLIT, ChainState
 from skep.cells.holds import CellHold
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.reasons import Reason
 
 
@@ -45,7 +46,7 @@ def unsafe_levels(chain: ChainState) -> Iterator[Broken]:
             spare = 0
 
 
-def check_hold(cells: Cells, job: str) -> Iterator[Broken]:
+def check_hold(cells: Cells, job: AttemptId) -> Iterator[Broken]:
     """Yield what is wrong with the GPUs of a hold, at most one finding for each worker.
 
     Args:

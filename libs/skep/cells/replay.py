@@ -34,6 +34,7 @@ from skep.cells.script import (
 )
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 
@@ -54,9 +55,9 @@ class Replay:
         self.cells = Cells(script.cluster, AT_ONCE)
         self.stay = script.victims == "stay"
         self.watch = watch
-        self.jobs: dict[str, Submit] = {}
+        self.jobs: dict[AttemptId, Submit] = {}
         """In order of arrival: jobs that wait, run, or have GPUs reserved."""
-        self.waiting: dict[str, None] = {}
+        self.waiting: dict[AttemptId, None] = {}
         """Those of them that wait."""
         self._then: list[Outcome] = []
 
@@ -151,7 +152,7 @@ class Replay:
             return {"job": event.job, "outcome": "astray"}
         return {"job": event.job} | self._wait(self.jobs[event.job].request())
 
-    def _unknown(self, job: str) -> Outcome:
+    def _unknown(self, job: AttemptId) -> Outcome:
         return _refused(Reason.UNKNOWN_JOB, f"no job `{job}`", nearest(job, list(self.jobs)))
 
     def _health(self, event: Bad | Heal) -> Outcome:
@@ -186,7 +187,7 @@ class Replay:
         if event.cluster == self.cells.cluster:
             return {"outcome": "reconfigured", "jobs": {}, "bears": self._bears()}
         self.cells, changes = reconfigure(self.cells, event.cluster)
-        fates: dict[str, list[str]] = {}
+        fates: dict[str, list[AttemptId]] = {}
         for change in changes:
             fates.setdefault(change.fate, []).append(change.job)
             if change.fate == "released":
@@ -285,7 +286,7 @@ class Replay:
         self.waiting[request.job] = None
         return _reasoned("waits", *why)
 
-    def _loss(self, job: str) -> float:
+    def _loss(self, job: AttemptId) -> float:
         event = self.jobs.get(job)
         if event is None:
             return 0.0
@@ -343,7 +344,7 @@ def run(script: Script, watch: Callable[[Cells], None] | None = None) -> list[Ou
     return [replay.step(event) for event in script.events]
 
 
-def _guaranteed(cells: Cells) -> dict[str, tuple[str, Placement, bool]]:
+def _guaranteed(cells: Cells) -> dict[AttemptId, tuple[str, Placement, bool]]:
     return {
         job: (hold.vc, Placement(hold.chain, hold.spots), hold.claims)
         for job, hold in cells.holds.items()

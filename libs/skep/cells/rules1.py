@@ -17,6 +17,7 @@ from skep.cells.install import Gpu, ReconfiguredJob
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
+from skep.ids import AttemptId
 from skep.wire.cluster import Cluster
 
 
@@ -27,7 +28,7 @@ class Rules1:
         """Choose which VC bears bad hardware of a chain."""
         settle(chain)
 
-    def lead(self, candidates: Sequence[str]) -> str:
+    def lead(self, candidates: Sequence[AttemptId]) -> AttemptId:
         """Choose which attempt leads a set: the first that came."""
         return candidates[0]
 
@@ -177,7 +178,7 @@ def _enter(
     hold: CellHold,
     where: Placement,
     strays: bool,
-    leaves: Mapping[str, tuple[int, ...]],
+    leaves: Mapping[AttemptId, tuple[int, ...]],
 ) -> str:
     """Enter what is left of a hold in one chain; return what became of its right to it."""
     partners = {

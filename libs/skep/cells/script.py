@@ -33,6 +33,7 @@ import msgspec
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.hived import import_hived
 from skep.cells.holds import OPPORTUNISTIC, Request
+from skep.ids import AttemptId
 from skep.wire.cluster import Cluster
 from skep.wire.parse import kind_of, nearest, shape_problems
 from skep.wire.reasons import Reason
@@ -53,7 +54,7 @@ class _Event(
 class Submit(_Event, frozen=True, tag="submit"):
     """A job is submitted."""
 
-    job: str
+    job: AttemptId
     vc: str
     gpus: int = 1
     workers: int = 1
@@ -90,20 +91,20 @@ class Delete(_Event, frozen=True, tag="delete"):
     With a `node` only its workers there end; their GPUs are free, and the others continue.
     """
 
-    job: str
+    job: AttemptId
     node: str = ""
 
 
 class Stopped(_Event, frozen=True, tag="stopped"):
     """A victim has stopped, and waits again."""
 
-    job: str
+    job: AttemptId
 
 
 class Why(_Event, frozen=True, tag="why"):
     """A person asks where a job is, or why it waits."""
 
-    job: str
+    job: AttemptId
 
 
 class Bad(_Event, frozen=True, tag="bad"):

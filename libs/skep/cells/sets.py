@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from skep.cells.holdings import Holdings
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Partner, Request, Spot
+from skep.ids import AttemptId
 
 
-def join_set(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) -> None:
+def join_set(cells: Holdings, request: Request, on: AttemptId, leaves: Sequence[int]) -> None:
     """Add a job to the GPUs of another job's hold, as a set.
 
     Args:
@@ -42,7 +43,7 @@ def join_set(cells: Holdings, request: Request, on: str, leaves: Sequence[int]) 
     review_leader(cells, hold)
 
 
-def leave_set(cells: Holdings, job: str, node: str) -> None:
+def leave_set(cells: Holdings, job: AttemptId, node: str) -> None:
     """Take a job out of its set; the other jobs keep what they use.
 
     Args:
@@ -62,7 +63,7 @@ def leave_set(cells: Holdings, job: str, node: str) -> None:
     _dissolve(cells, hold)
 
 
-def stop_counting(cells: Holdings, job: str) -> None:
+def stop_counting(cells: Holdings, job: AttemptId) -> None:
     """Exclude a job that is to end from the priority of its set.
 
     Args:
@@ -109,13 +110,13 @@ def review_leader(cells: Holdings, hold: CellHold) -> None:
         cells.demote(hold.job)
 
 
-def leader_candidates(hold: CellHold) -> list[str]:
+def leader_candidates(hold: CellHold) -> list[AttemptId]:
     """Return the jobs that may lead a set, in the order in which they joined."""
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
     return firm or list(hold.partners)
 
 
-def rename_hold(cells: Holdings, hold: CellHold, leader: str) -> None:
+def rename_hold(cells: Holdings, hold: CellHold, leader: AttemptId) -> None:
     """Give a hold the name of another job of its set.
 
     Args:

@@ -11,6 +11,7 @@ from skep.cells.chain import ChainState
 from skep.cells.holdings import Choosers
 from skep.cells.holds import CellHold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.cluster import Cluster
 
 Order = tuple[int | tuple[int, int], ...]
@@ -24,7 +25,7 @@ decision."""
 class HoldSnapshot(msgspec.Struct, frozen=True):
     """One hold: its job, the priority asked for and the one in force, and its spots."""
 
-    job: str
+    job: AttemptId
     vc: str
     asked: int
     priority: int
@@ -33,7 +34,7 @@ class HoldSnapshot(msgspec.Struct, frozen=True):
     pin: str
     lazy: bool
     claims: bool
-    partners: dict[str, Partner] = {}
+    partners: dict[AttemptId, Partner] = {}
 
 
 class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
@@ -48,7 +49,7 @@ class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
     holds: tuple[HoldSnapshot, ...]
     ill: tuple[tuple[str, int], ...]
     doomed: tuple[tuple[str, str, int, int], ...]
-    astray: tuple[tuple[str, str, int], ...]
+    astray: tuple[tuple[AttemptId, str, int], ...]
     orders: dict[str, tuple[Order, ...]] = {}
 
 

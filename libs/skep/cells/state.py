@@ -14,6 +14,7 @@ from skep.cells import sets
 from skep.cells.chain import ChainState
 from skep.cells.holdings import Choosers, Holdings
 from skep.cells.holds import CellHold, Placement, Request, Spot
+from skep.ids import AttemptId
 from skep.wire.bearing import BadCell
 from skep.wire.cluster import Cluster
 
@@ -29,7 +30,7 @@ class Cells(Holdings):
             choosers: Decide at once what a change leaves open. None: it is left to the caller.
         """
         super().__init__(cluster, choosers)
-        self.off_chain: dict[str, dict[tuple[str, int], None]] = {}
+        self.off_chain: dict[AttemptId, dict[tuple[str, int], None]] = {}
         """By job: GPUs (node, device) that it uses outside its chain: in another chain, or in
         none."""
         self._ill: dict[tuple[str, int], None] = {}
@@ -140,7 +141,7 @@ class Cells(Holdings):
             chain.bad_cell_of(cell) for chain in self.chains.values() for cell in chain.bad_cells
         )
 
-    def set_leader(self, name: str, leader: str) -> None:
+    def set_leader(self, name: AttemptId, leader: AttemptId) -> None:
         """Give the hold of a set the name of another of its jobs.
 
         Args:
@@ -152,7 +153,7 @@ class Cells(Holdings):
         self.unled.pop(name, None)
         sets.rename_hold(self, hold, leader)
 
-    def release(self, job: str, node: str = "", *, settle: bool = True) -> None:
+    def release(self, job: AttemptId, node: str = "", *, settle: bool = True) -> None:
         """Take from a job what it holds or claims; jobs that share it keep it.
 
         Args:
@@ -192,7 +193,7 @@ class Cells(Holdings):
         if settle:
             self.mark_unsettled(chain)
 
-    def widen(self, job: str, spots: Sequence[Spot]) -> None:
+    def widen(self, job: AttemptId, spots: Sequence[Spot]) -> None:
         """Give a job further idle GPUs, guaranteed or opportunistic as those that it has.
 
         Args:
@@ -209,7 +210,7 @@ class Cells(Holdings):
             chain.allocate_spot(hold, spot)
         self.mark_unsettled(chain)
 
-    def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
+    def narrow(self, job: AttemptId, gpus: Sequence[tuple[str, int]]) -> None:
         """Take some GPUs from a job that keeps others.
 
         Args:
@@ -225,7 +226,7 @@ class Cells(Holdings):
         leaves = [shape.leaf(*gpu) for gpu in gpus]
         sets.free_part(self, hold, [leaf for leaf in leaves if leaf is not None])
 
-    def share(self, request: Request, on: str, leaves: Sequence[int]) -> None:
+    def share(self, request: Request, on: AttemptId, leaves: Sequence[int]) -> None:
         """Add a job to GPUs that another job holds, by a recorded decision.
 
         Args:
@@ -235,7 +236,7 @@ class Cells(Holdings):
         """
         sets.join_set(self, request, on, leaves)
 
-    def stand_back(self, job: str) -> None:
+    def stand_back(self, job: AttemptId) -> None:
         """Let a job that is to end hold nothing against others, unless they claim it already.
 
         Its VC's cells are free again, or belong to the set that it leaves behind.
@@ -275,7 +276,7 @@ class Cells(Holdings):
         if chain.set_bad(leaves, bad=bad):
             self.mark_unsettled(chain, health=True)
 
-    def covers(self, job: str, node: str, device: int) -> bool:
+    def covers(self, job: AttemptId, node: str, device: int) -> bool:
         """Return whether a GPU that a job uses can be given to no other job.
 
         That is so if it is part of the job's hold, noted as outside its chain, or in no chain.
@@ -293,7 +294,7 @@ class Cells(Holdings):
         mine = hold is not None and user is hold and found[1] in self.leaves_of(job)
         return mine or (node, device) in self.off_chain.get(job, {})
 
-    def note_off_chain(self, job: str, node: str, device: int) -> None:
+    def note_off_chain(self, job: AttemptId, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain, which counts as bad until the job leaves.
 
         Args:
@@ -344,10 +345,10 @@ class Cells(Holdings):
         gpu = shape.node(leaf), shape.device(leaf)
         return any(gpu in parts for parts in self.off_chain.values())
 
-    def _return_off_chain(self, job: str, node: str) -> None:
+    def _return_off_chain(self, job: AttemptId, node: str) -> None:
         self._come_home(job, [gpu for gpu in self.off_chain.get(job, {}) if node in ("", gpu[0])])
 
-    def _come_home(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
+    def _come_home(self, job: AttemptId, gpus: Sequence[tuple[str, int]]) -> None:
         parts = self.off_chain.get(job, {})
         for gpu in gpus:
             del parts[gpu]

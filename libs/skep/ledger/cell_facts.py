@@ -116,7 +116,7 @@ def apply_hold(
             state.note_borrowed(job, fact.at)
 
 
-def uncovered(state: ClusterState) -> list[tuple[str, str, int]]:
+def uncovered(state: ClusterState) -> list[tuple[ids.AttemptId, str, int]]:
     """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
     return [
         (name, node.joined.node, device)

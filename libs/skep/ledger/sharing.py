@@ -111,7 +111,7 @@ def parted(state: ClusterState, others: Iterable[Attempt]) -> None:
             state.delta.views += (name,)
 
 
-def give_back(state: ClusterState, name: str) -> None:
+def give_back(state: ClusterState, name: ids.AttemptId) -> None:
     """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has ended.
 
     Args:

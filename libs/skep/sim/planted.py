@@ -20,6 +20,7 @@ from skep.cells.decide import rebind
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.ledger.snapshot import NodeKept
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
@@ -186,7 +187,7 @@ def _resizes_anyhow(machine: Any, job: Any, _refused: str, now: Any) -> None:
     _conclude(machine, job, "", now)
 
 
-def _takes_all_along(cells: Any, job: str, node: str) -> None:
+def _takes_all_along(cells: Any, job: AttemptId, node: str) -> None:
     hold = cells.sets[job]
     if job != hold.job:
         _part(cells, job, node)
@@ -197,7 +198,7 @@ def _takes_all_along(cells: Any, job: str, node: str) -> None:
     cells.release(job, node)
 
 
-def _counts_each(self: Any, request: Any, on: str, leaves: Any) -> None:
+def _counts_each(self: Any, request: Any, on: AttemptId, leaves: Any) -> None:
     _share(self, request, on, leaves)
     self.recount(self.hold_of(on), 1)
 

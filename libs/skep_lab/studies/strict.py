@@ -24,6 +24,7 @@ import msgspec
 from skep.cells.check import safe
 from skep.cells.decide import placement
 from skep.cells.holds import Request
+from skep.ids import NO_ATTEMPT
 from skep.machines.allocator import AllocatorMachine, quota
 from skep.units import Duration, Instant, in_seconds, seconds
 from skep.wire.changes import JobChanging
@@ -218,7 +219,7 @@ def wanted_idle(machine: AllocatorMachine) -> int:
         unable = job.spec.over_quota == "auto" and not quota.lends(job)
         if job.state.value != "queued" or job.spec.opportunistic or unable:
             continue
-        asked = Request.of(job.spec, "", guaranteed=False)
+        asked = Request.of(job.spec, NO_ATTEMPT, guaranteed=False)
         if asked not in tried and job.spec.gpus > most:
             tried[asked] = None
             if placement.find_placement(machine.state.cells, asked) is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from skep.cells.holds import OPPORTUNISTIC
 from skep.cells.nodes import Holding, NodeState
-from skep.ids import attempt_id
+from skep.ids import AttemptId, attempt_id
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
@@ -61,7 +61,7 @@ def owns(state: ClusterState, job: str, attempt: int) -> bool:
     return partner is None or partner.asked > OPPORTUNISTIC
 
 
-def partners(state: ClusterState, job: str, attempt: int) -> Iterable[str]:
+def partners(state: ClusterState, job: str, attempt: int) -> Iterable[AttemptId]:
     """Return the attempts that hold GPUs together with one, as the cells name them."""
     hold = state.cells.sets.get(attempt_id(job, attempt))
     return hold.partners if hold is not None else ()

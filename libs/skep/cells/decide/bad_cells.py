@@ -33,6 +33,7 @@ from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.pools import Pool, VirtualCell
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.bearing import BadCell
 
 AFRESH_MAX = 32
@@ -54,8 +55,8 @@ class Relieve(NamedTuple):
 class Lead(NamedTuple):
     """A job of a set is to lead it; the hold still has the name of another job."""
 
-    name: str
-    leader: str
+    name: AttemptId
+    leader: AttemptId
 
 
 Step = Bear | Relieve | Lead
@@ -74,8 +75,8 @@ def next_steps(cells: Cells) -> Iterator[Step]:
         yield Relieve(cell)  # Done already; a fact has to state it.
     for name in unled:
         yield Lead(name, choose_leader(sets.leader_candidates(cells.holds[name])))
-    for name, health in unsettled.items():
-        yield from _settle(cells.chains[name], health=health)
+    for chain, health in unsettled.items():
+        yield from _settle(cells.chains[chain], health=health)
 
 
 class AtOnce:
@@ -95,7 +96,7 @@ class AtOnce:
                 case Relieve(cell):
                     chain.unbind_bad_cell(cell.level, cell.index)
 
-    def lead(self, candidates: Sequence[str]) -> str:
+    def lead(self, candidates: Sequence[AttemptId]) -> AttemptId:
         """Choose which attempt leads a set."""
         return choose_leader(candidates)
 
@@ -103,7 +104,7 @@ class AtOnce:
 AT_ONCE = AtOnce()
 
 
-def choose_leader(candidates: Sequence[str]) -> str:
+def choose_leader(candidates: Sequence[AttemptId]) -> AttemptId:
     """Return which of several jobs leads a set: the one that joined first."""
     return candidates[0]
 

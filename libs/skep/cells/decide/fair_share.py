@@ -16,6 +16,7 @@ from skep.cells.decide.fair_share_gang import place_gang
 from skep.cells.decide.gpu_choice import Loss, available_leaves, seize_leaves
 from skep.cells.decide.search import Limit
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.ids import AttemptId
 
 Shares = Mapping[str, tuple[int, float]]
 """By VC: the GPUs that its jobs use opportunistically, and its weight."""
@@ -61,13 +62,13 @@ def gpus_to_give(shares: Shares, request: Request) -> dict[str, int]:
 
 def place_yielding(
     chain: ChainState,
-    holds: Mapping[str, CellHold],
+    holds: Mapping[AttemptId, CellHold],
     request: Request,
     shares: Shares,
     loss: Loss,
     *,
     limit: Limit,
-    stoppable: Callable[[str], bool],
+    stoppable: Callable[[AttemptId], bool],
 ) -> Placement | None:
     """Return a placement for which jobs of tenants above their share are stopped, or None.
 
@@ -103,13 +104,13 @@ def place_yielding(
 
 def _on_one(
     chain: ChainState,
-    holds: Mapping[str, CellHold],
+    holds: Mapping[AttemptId, CellHold],
     request: Request,
     shares: Shares,
     loss: Loss,
     *,
     limit: Limit,
-    yielding: set[str],
+    yielding: set[AttemptId],
 ) -> Placement | None:
     shape, sizes = chain.topology, request.sizes
     within = shape.level(request.within) if request.within and request.hard else shape.node_level
@@ -143,6 +144,6 @@ def _on_one(
     return None if best is None else best[1]
 
 
-def _gives(chain: ChainState, leaf: int, yielding: set[str]) -> bool:
+def _gives(chain: ChainState, leaf: int, yielding: set[AttemptId]) -> bool:
     user = chain.user[leaf]
     return user is None or user.job in yielding

@@ -15,6 +15,7 @@ from skep.cells.chain import ChainState
 from skep.cells.decide.gpu_choice import Loss, closest_leaves
 from skep.cells.decide.search import Limit
 from skep.cells.holds import CellHold, Placement, Request, Spot
+from skep.ids import AttemptId
 
 EXACT_MAX = 10
 """The most candidates of which all combinations are compared: a thousand, at some microseconds
@@ -29,12 +30,12 @@ Spare = Mapping[str, int]
 
 def place_gang(
     chain: ChainState,
-    holds: Mapping[str, CellHold],
+    holds: Mapping[AttemptId, CellHold],
     request: Request,
     loss: Loss,
     limit: Limit,
     *,
-    yielding: Iterable[str],
+    yielding: Iterable[AttemptId],
     spare: Spare,
 ) -> Placement | None:
     """Return a placement over several nodes for which `yielding` jobs are stopped, or None.
@@ -59,7 +60,7 @@ def place_gang(
     if sizes[0] > shape.node_size:
         return None
     level = within if tied else 0
-    domains: dict[int, dict[str, dict[int, list[int]]]] = {}
+    domains: dict[int, dict[AttemptId, dict[int, list[int]]]] = {}
     for job in sorted(yielding):
         for spot in holds[job].spots:
             for leaf in spot.leaves:
@@ -80,7 +81,7 @@ def place_gang(
 
 
 def _given(
-    holds: Mapping[str, CellHold], jobs: Iterable[str], left: dict[str, int]
+    holds: Mapping[AttemptId, CellHold], jobs: Iterable[AttemptId], left: dict[str, int]
 ) -> dict[str, int] | None:
     """Return what is left to give after these jobs gave their GPUs; None if that is too much."""
     left = dict(left)
@@ -101,7 +102,7 @@ class _Room:
         nodes: range,
         sizes: list[int],
         limit: Limit,
-        gains: Mapping[str, Mapping[int, list[int]]],
+        gains: Mapping[AttemptId, Mapping[int, list[int]]],
     ) -> None:
         self.chain, self.gains = chain, gains
         self.gpus, self.wanted = sizes[0], len(sizes)
@@ -116,7 +117,7 @@ class _Room:
             node: self.wanted if limit is None else limit(shape.nodes[node]) for node in self.idle
         }
         self.unused = sum(self.slots(node, idle) for node, idle in self.idle.items())
-        self.on: dict[int, list[str]] = {}
+        self.on: dict[int, list[AttemptId]] = {}
         """By node: the jobs that could be stopped there."""
         for job, each in gains.items():
             for node in each:
@@ -126,7 +127,7 @@ class _Room:
         """Return how many workers a node with so many idle GPUs serves."""
         return min(idle // self.gpus, self.most[node])
 
-    def total(self, victims: Iterable[str]) -> int:
+    def total(self, victims: Iterable[AttemptId]) -> int:
         """Return how many workers fit if these are stopped."""
         more: dict[int, int] = {}
         for job in victims:
@@ -137,7 +138,7 @@ class _Room:
             for node, count in more.items()
         )
 
-    def left(self, victims: Iterable[str]) -> dict[int, int]:
+    def left(self, victims: Iterable[AttemptId]) -> dict[int, int]:
         """Return the idle GPUs of each node if these are stopped."""
         idle = dict(self.idle)
         for job in victims:
@@ -145,7 +146,9 @@ class _Room:
                 idle[node] += len(leaves)
         return idle
 
-    def victims(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
+    def victims(
+        self, holds: Mapping[AttemptId, CellHold], loss: Loss, spare: Spare
+    ) -> list[AttemptId]:
         """Return the jobs to be stopped, sorted; none if that does not help, or is not needed."""
         if self.total(()) >= self.wanted:
             return []
@@ -153,8 +156,10 @@ class _Room:
             return self._exact(holds, loss, spare)
         return self._greedy(holds, loss, spare)
 
-    def _exact(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
-        best: tuple[float, list[str]] | None = None
+    def _exact(
+        self, holds: Mapping[AttemptId, CellHold], loss: Loss, spare: Spare
+    ) -> list[AttemptId]:
+        best: tuple[float, list[AttemptId]] | None = None
         for count in range(1, len(holds) + 1):
             for jobs in combinations(sorted(holds), count):
                 lost = sum(map(loss, jobs))
@@ -164,8 +169,10 @@ class _Room:
                     best = lost, list(jobs)
         return best[1] if best is not None else []
 
-    def _greedy(self, holds: Mapping[str, CellHold], loss: Loss, spare: Spare) -> list[str]:
-        chosen: dict[str, None] = {}
+    def _greedy(
+        self, holds: Mapping[AttemptId, CellHold], loss: Loss, spare: Spare
+    ) -> list[AttemptId]:
+        chosen: dict[AttemptId, None] = {}
         left = dict(spare)
         idle, missing = dict(self.idle), self.wanted - self.total(())
         queue = [
@@ -197,8 +204,8 @@ class _Room:
         return self._spared(chosen, loss) if missing <= 0 else []
 
     def _cost(
-        self, node: int, idle: Mapping[int, int], chosen: Mapping[str, None], loss: Loss
-    ) -> tuple[float | None, list[str]]:
+        self, node: int, idle: Mapping[int, int], chosen: Mapping[AttemptId, None], loss: Loss
+    ) -> tuple[float | None, list[AttemptId]]:
         """Return what one more worker on a node costs, and which jobs; None if it cannot be had."""
         here, jobs, lost = idle[node], [], 0.0
         slots = self.slots(node, here)
@@ -211,7 +218,7 @@ class _Room:
                     return lost, jobs
         return None, []
 
-    def _spared(self, chosen: Mapping[str, None], loss: Loss) -> list[str]:
+    def _spared(self, chosen: Mapping[AttemptId, None], loss: Loss) -> list[AttemptId]:
         """Return those of the chosen jobs that are needed, sparing the job that would lose most."""
         idle = self.left(chosen)
         spare = sum(self.slots(node, each) for node, each in idle.items()) - self.wanted
@@ -228,11 +235,11 @@ class _Room:
                     idle[node] -= len(leaves)
         return sorted(kept)
 
-    def spots(self, victims: list[str]) -> tuple[Spot, ...]:
+    def spots(self, victims: list[AttemptId]) -> tuple[Spot, ...]:
         """Return the gang's workers if only these jobs are stopped: on the fewest nodes."""
         return tuple(self._spots(victims))
 
-    def _spots(self, victims: list[str]) -> Iterator[Spot]:
+    def _spots(self, victims: list[AttemptId]) -> Iterator[Spot]:
         chain, shape = self.chain, self.chain.topology
         left, missing = self.left(victims), self.wanted
         going = dict.fromkeys(victims)
@@ -251,7 +258,7 @@ class _Room:
                 yield Spot(got)
         assert not missing, "there was room"
 
-    def _freed(self, leaf: int, going: Mapping[str, None]) -> bool:
+    def _freed(self, leaf: int, going: Mapping[AttemptId, None]) -> bool:
         user = self.chain.user[leaf]
         free = leaf not in self.chain.claim and leaf not in self.chain.bad
         return free and user is not None and user.job in going

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from skep.cells.chain import ChainState
 from skep.cells.holds import OPPORTUNISTIC, CellHold
 from skep.cells.topology import Topology
+from skep.ids import NO_ATTEMPT, AttemptId
 
-Loss = Callable[[str], float]
+Loss = Callable[[AttemptId], float]
 """The work that is lost if a job is stopped now, in any unit that can be compared; above 0."""
 
 
@@ -91,8 +92,8 @@ class Seized(NamedTuple):
 
     loss: float
     leaves: list[tuple[int, ...]]
-    victims: dict[str, None]
-    cancels: dict[str, None]
+    victims: dict[AttemptId, None]
+    cancels: dict[AttemptId, None]
 
 
 def seize_leaves(
@@ -100,7 +101,7 @@ def seize_leaves(
     leaves: Sequence[int],
     sizes: Sequence[int],
     loss: Loss,
-    gone: Mapping[str, None],
+    gone: Mapping[AttemptId, None],
 ) -> Seized | None:
     """Return leaves for workers of these sizes at the least loss, or None if there are too few.
 
@@ -117,7 +118,7 @@ def seize_leaves(
     need = sum(sizes)
     if len(leaves) < need:
         return None
-    by_user: dict[str, list[int]] = {}
+    by_user: dict[AttemptId, list[int]] = {}
     free: list[int] = []
     for leaf in leaves:
         user = chain.user[leaf]
@@ -125,7 +126,7 @@ def seize_leaves(
             free.append(leaf)
         else:
             by_user.setdefault(user.job, []).append(leaf)
-    victims: dict[str, None] = {}
+    victims: dict[AttemptId, None] = {}
     lost = 0.0
     for job in sorted(by_user, key=lambda each: (loss(each), each)):
         if len(free) >= need:
@@ -147,5 +148,5 @@ def seize_leaves(
     return Seized(lost, chosen, victims, claims)
 
 
-def _job(hold: CellHold | None) -> str:
-    return hold.job if hold is not None else ""
+def _job(hold: CellHold | None) -> AttemptId:
+    return hold.job if hold is not None else NO_ATTEMPT

@@ -16,10 +16,11 @@ from skep.cells.forest import Draft
 from skep.cells.holdings import Offer
 from skep.cells.holds import CellHold, Placement, Request, Spot
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.wire.spec import suits
 
 
-def nothing_lost(_job: str) -> float:
+def nothing_lost(_job: AttemptId) -> float:
     """Return the same loss for every victim."""
     return 1.0
 

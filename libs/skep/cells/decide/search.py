@@ -27,13 +27,14 @@ from skep.cells.decide.gpu_choice import (
 from skep.cells.forest import Draft, Index, Kind
 from skep.cells.holds import Placement, Request, Spot
 from skep.cells.pools import Pool
+from skep.ids import AttemptId
 
 Limit = Callable[[str], int] | None
 """How many of the gang's workers a node has other resources for; None if that limits nothing."""
 
 LOOK = 24
 """The number of cells whose victims are compared: the counts put the least used ones first."""
-NO_JOBS: Mapping[str, None] = {}
+NO_JOBS: Mapping[AttemptId, None] = {}
 
 
 class Cell(NamedTuple):
@@ -49,8 +50,8 @@ class Found(NamedTuple):
 
     spots: list[Spot]
     loss: float = 0.0
-    victims: Mapping[str, None] = {}
-    cancels: Mapping[str, None] = {}
+    victims: Mapping[AttemptId, None] = {}
+    cancels: Mapping[AttemptId, None] = {}
 
 
 class Search:
@@ -188,7 +189,7 @@ class Search:
         leaves: list[int],
         sizes: Sequence[int],
         bound: int,
-        gone: Mapping[str, None] = NO_JOBS,
+        gone: Mapping[AttemptId, None] = NO_JOBS,
     ) -> Found | None:
         """Return workers of these sizes on these leaves of one node; `gone` are victims anyway."""
         need = sum(sizes)
@@ -372,8 +373,8 @@ class Search:
     def _as_found(self, plan: list[tuple[Cell, list[int]]]) -> Found:
         """Return the placement with these workers on these units."""
         got: list[Spot] = []
-        victims: dict[str, None] = {}
-        cancels: dict[str, None] = {}
+        victims: dict[AttemptId, None] = {}
+        cancels: dict[AttemptId, None] = {}
         lost = 0.0
         for unit, sizes in plan:
             leaves = available_leaves(self.chain, unit.level, unit.place, self.below)

@@ -19,7 +19,7 @@ import msgspec
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
-from skep.ids import job_sequence
+from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
@@ -381,10 +381,10 @@ class AdmissionMachine:
         settled = vc in cells.vcs and not any(each.gpus for each in cells.vcs.values())
         if not cells.chains or not settled or self._owns[vc] < self.vcs[vc].gpus:
             return spec
-        refusal = self._never(Request.of(spec, "", guaranteed=not spec.opportunistic))
+        refusal = self._never(Request.of(spec, NO_ATTEMPT, guaranteed=not spec.opportunistic))
         if refusal is None:
             return spec
-        spare = Request.of(spec, "", guaranteed=False)
+        spare = Request.of(spec, NO_ATTEMPT, guaranteed=False)
         if spec.over_quota == "opportunistic" and self._never(spare) is None:
             return msgspec.structs.replace(spec, service_class="opportunistic")
         return [

@@ -130,7 +130,7 @@ def _fits_vacant(tx: Transaction, asked: Request) -> bool:
     soft, cells = tx.soft, tx.state.cells
     if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
         soft.vacant, soft.fits_vacant = Cells(cells.cluster), {}
-    known, like = soft.fits_vacant, asked._replace(job="")
+    known, like = soft.fits_vacant, asked._replace(job=ids.NO_ATTEMPT)
     if like not in known:
         if len(known) >= SHAPES_MAX:
             known.clear()
@@ -258,11 +258,11 @@ def loss(state: ClusterState, now: Instant) -> Loss:
     Jobs that share GPUs with one would have to be stopped as well.
     """
 
-    def lost(name: str) -> float:
+    def lost(name: ids.AttemptId) -> float:
         shared = state.cells.sets.get(name)
         return sum(alone(each) for each in (shared.partners if shared else (name,)))
 
-    def alone(name: str) -> float:
+    def alone(name: ids.AttemptId) -> float:
         job = state.jobs.get(ids.job_of(name))
         if job is None or job.state is State.STOPPING or not job.bound_at:
             return 0.0

@@ -667,7 +667,7 @@ def returns_now(tx: Transaction, job: JobState, now: Instant) -> int:
 
 def reclaim(
     tx: Transaction, job: JobState, now: Instant, lent: dict[str, list[JobState]]
-) -> list[str]:
+) -> list[ids.AttemptId]:
     """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
 
     Until they have left, no other job is offered GPUs of its nodes (`soft.returning`). It does not

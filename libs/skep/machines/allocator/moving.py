@@ -26,7 +26,7 @@ import msgspec
 
 from skep.cells.decide import placement
 from skep.cells.holds import Placement
-from skep.ids import attempt_id
+from skep.ids import AttemptId, attempt_id
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
@@ -121,7 +121,7 @@ def _place(state: ClusterState, job: JobState, to: str) -> Placement | None:
     return None
 
 
-def lent(state: ClusterState, job: JobState, to: str) -> list[str]:
+def lent(state: ClusterState, job: JobState, to: str) -> list[AttemptId]:
     """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
     asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = placement.find_placement(state.cells, asked, limit=_limit(state, job, to))

@@ -270,7 +270,7 @@ def _yielding(
     return None
 
 
-def _goes_on(state: ClusterState, name: str) -> bool:
+def _goes_on(state: ClusterState, name: ids.AttemptId) -> bool:
     """Return whether an attempt runs or is about to, and is not to stop."""
     job = state.jobs.get(ids.job_of(name))
     if job is None or job.state is State.STOPPING:
@@ -353,17 +353,17 @@ def _reserve(
     return cost
 
 
-def users(tx: Transaction, job: JobState) -> list[str]:
+def users(tx: Transaction, job: JobState) -> list[ids.AttemptId]:
     """Return the attempts that use what a job claims."""
     hold = tx.state.cells.holds[ids.attempt_id(job.job, job.following)]
     return tx.state.cells.users(hold.chain, hold.spots)
 
 
-def _with_partners(state: ClusterState, where: Placement) -> list[str]:
+def _with_partners(state: ClusterState, where: Placement) -> list[ids.AttemptId]:
     """Return the victims of a placement, and beside each the jobs that share its GPUs."""
     cells = state.cells
     users = cells.users(where.chain, where.spots)
-    by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
+    by_hold: dict[ids.AttemptId, list[ids.AttemptId]] = {name: [] for name in where.victims}
     for name in users:
         hold = cells.hold_of(name)
         assert hold is not None, name
@@ -371,7 +371,9 @@ def _with_partners(state: ClusterState, where: Placement) -> list[str]:
     return [name for names in by_hold.values() for name in names]
 
 
-def stop_all(tx: Transaction, job: JobState, names: Iterable[str], now: Instant, most: int) -> int:
+def stop_all(
+    tx: Transaction, job: JobState, names: Iterable[ids.AttemptId], now: Instant, most: int
+) -> int:
     """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
     stopped = 0
     for name in names:
@@ -383,7 +385,7 @@ def stop_all(tx: Transaction, job: JobState, names: Iterable[str], now: Instant,
 
 
 def stop_victim(
-    tx: Transaction, name: str, job: JobState, now: Instant, *, memory: bool = False
+    tx: Transaction, name: ids.AttemptId, job: JobState, now: Instant, *, memory: bool = False
 ) -> bool:
     """Have one attempt leave what a job claims; return whether that begins with this."""
     victim = tx.state.jobs.get(ids.job_of(name))

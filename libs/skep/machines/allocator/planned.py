@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from skep.ids import AttemptId
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.nodeviews import Seats
@@ -57,7 +58,7 @@ class Planned:
         """Suspended jobs for which others leave the GPUs that they had."""
         self.awaited: dict[str, None] = {}
         """Nodes that jobs of the VC leave for others of it that have a turn in the last plan."""
-        self.leaving: dict[str, str] = {}
+        self.leaving: dict[AttemptId, str] = {}
         """Attempts that leave the VC's cells to a suspended job that moves there, and which."""
         self.going: dict[str, None] = {}
         """Those that go on where they were, and have yet to have the VC's cells there."""

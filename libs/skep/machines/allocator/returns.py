@@ -47,7 +47,7 @@ def find(state: ClusterState, job: JobState) -> Back | None:
     return elsewhere(state, job) if moves(job) else None
 
 
-def lent(state: ClusterState, job: JobState) -> list[str]:
+def lent(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     """Return the opportunistic attempts on what a suspended one may have back by its VC's cells.
 
     That is what it had, or else other GPUs of its node if it can go on with those.
@@ -55,7 +55,7 @@ def lent(state: ClusterState, job: JobState) -> list[str]:
     return _on_its_own(state, job) or _on_its_node(state, job)
 
 
-def _on_its_node(state: ClusterState, job: JobState) -> list[str]:
+def _on_its_node(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
         return []
     (node,) = job.live
@@ -66,7 +66,7 @@ def _on_its_node(state: ClusterState, job: JobState) -> list[str]:
     return list(where.victims) if where is not None else []
 
 
-def _on_its_own(state: ClusterState, job: JobState) -> list[str]:
+def _on_its_own(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     live = [job.members[name] for name in job.live]
     found = [
         state.cells.find(member.node, device)
