@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-from skep_job.frames import FrameReader, encode  # noqa: E402
+from skep_job.link.frames import FrameReader, encode  # noqa: E402
 from skep_services import svg  # noqa: E402  the path is put right first
 
 DEADLINE_S = 300.0

@@ -4,8 +4,9 @@
 
 Two ways to share, each with real PyTorch processes:
 
-    fake   a fake GPU (`skep_job.accelerator`), pairs of the models of Gandiva's Table 1 and of
-           Gavel's on a V100; what the model fitted to the published measurements says stands beside
+    fake   a fake GPU (`skep_job.devices.fake_gpus`), pairs of the models of Gandiva's Table 1 and
+           of Gavel's on a V100; what the model fitted to the published measurements says stands
+           beside
     core   one CPU core: jobs that compute all, 40 % and 20 % of the time
 
 Each pair runs alone, then together, then alone again; a pair whose rates alone differ by more than
@@ -31,7 +32,7 @@ import msgspec
 from benchmarks._sample import say
 from skep.perf.interference import TABLE_1, Load, by_utilisation, normalised
 from skep.perf.loads import GAVEL
-from skep_job import accelerator
+from skep_job.devices import fake_gpus
 from skep_services import svg
 
 GIB = 2**30
@@ -133,7 +134,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Return the rates of each pair, and whether packing it is worth it."""
     with tempfile.TemporaryDirectory() as folder:
-        accelerator.create(folder, 0, 16 * GIB)
+        fake_gpus.create(folder, 0, 16 * GIB)
         rows = []
         for pair in (*_fake_pairs(folder), *_core_pairs()):
             rows.append(_measure(pair, given.seconds))

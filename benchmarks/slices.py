@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks._sample import extremes
 from benchmarks.suspend import TRAIN, only
-from skep_job import accelerator
+from skep_job.devices import fake_gpus
 from tests.support.slices import Shift, counts, jain, spread, turns
 from tests.support.suspend_kit import Driver, driver
 
@@ -128,7 +128,7 @@ class Jobs:
     def _alone_on_its_device(self, shift: Shift) -> None:
         """Assert that the devices are in use as the shift says: by one job each."""
         for slot in range(SLOTS):
-            there = [one.memory for one in accelerator.view(self._folder, slot).processes]
+            there = [one.memory for one in fake_gpus.view(self._folder, slot).processes]
             assert [each for each in there if each] == [JOB_BYTES] * (slot in shift.values())
 
 
@@ -142,7 +142,7 @@ def jobs_on(script: Path, state_mb: int) -> Iterator[Jobs]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="skep-gpus-"))
         for device in range(JOBS):
-            accelerator.create(folder, device, DEVICE_BYTES)
+            fake_gpus.create(folder, device, DEVICE_BYTES)
         made = Jobs([stack.enter_context(driver()) for _ in range(JOBS)], folder)
         for number, job in enumerate(made.jobs):
             # One after the other: a busy machine is long about importing PyTorch six times.

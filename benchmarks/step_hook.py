@@ -20,9 +20,9 @@ import timeit
 from typing import Any
 
 from benchmarks._sample import extremes
-from skep_job.control import Control
-from skep_job.tally import AfterStep, Tally, after_step
-from skep_job.torch_hooks import _counting_backward
+from skep_job.link.orders import Control
+from skep_job.observe.step_counter import AfterStep, Tally, after_step
+from skep_job.observe.torch_hooks import _counting_backward
 
 LIMIT_NS = 500
 """What a hook may cost: a thousandth of a mini-batch of half a millisecond, a very short one."""

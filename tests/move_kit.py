@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skep_job.frames import encode
+from skep_job.link.frames import encode
 from tests.support.job_agent import DEADLINE_S, JobAgent, environment
 
 SCRIPT = Path(__file__).parent / "e2e" / "jobs" / "movable.py"

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from skep_job import chance, snapshot
-from skep_job.run import Run
-from skep_job.snapshot import Snapshot, place_of
+from skep_job.cooperate.run import Run
+from skep_job.state import random_state, snapshot
+from skep_job.state.snapshot import Snapshot, place_of
 
 
 class Recorder:
@@ -35,14 +35,14 @@ class Recorder:
         snapshot.load(run.tracked, self.begin.plain, self.begin.tensors)
         return place_of(self.begin.plain, self.begin.tensors)
 
-    def arrive(self, chance_: chance.State) -> None:
-        chance.restore(chance_)
+    def arrive(self, chance_: random_state.State) -> None:
+        random_state.restore(chance_)
 
     def count(self) -> None: ...
 
     def boundary(self) -> None:
         assert self.run is not None
-        place = self.run.place() | {"chance": chance.capture()}
+        place = self.run.place() | {"chance": random_state.capture()}
         live = snapshot.take(self.run.tracked, place)
         self.taken.append(Snapshot(live.plain, {n: t.clone() for n, t in live.tensors.items()}))
         self.marks.append(len(self.seen))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep_job.run import Extra, Run
+from skep_job.cooperate.run import Extra, Run
 
 
 def track(run: Run, accelerator: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from skep_job.keeper import Keeper
+from skep_job.cooperate.library_checkpoints import Keeper
 
 
 class SkepCallback(TrainerCallback):  # type: ignore[misc]

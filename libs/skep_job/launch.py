@@ -62,11 +62,11 @@ def _observe() -> None:
         print(f"skep_job: not observed: this is Python {has}, older than {needed}", file=sys.stderr)
         return
     # Imported here, so that outside Skep the script finds no module loaded but what runs it.
-    from skep_job import ending
-    from skep_job.control import describe
-    from skep_job.observe import boot
-    from skep_job.reporter import complain
-    from skep_job.settings import Unobserved
+    from skep_job.link.orders import describe
+    from skep_job.link.settings import Unobserved
+    from skep_job.observe.observation import boot
+    from skep_job.observe.reporter import complain
+    from skep_job.process import ending
 
     ending.arm()
     try:

@@ -18,7 +18,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from skep_job.keeper import Keeper
+from skep_job.cooperate.library_checkpoints import Keeper
 
 KEEP = 2
 """Checkpoints kept: the newest, and the one before."""

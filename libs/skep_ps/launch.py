@@ -23,11 +23,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from skep_job import ending
-from skep_job.control import SIGNALS_S
 from skep_job.launch import main as run_script
-from skep_job.observe import boot
-from skep_job.settings import Unobserved
+from skep_job.link.orders import SIGNALS_S
+from skep_job.link.settings import Unobserved
+from skep_job.observe.observation import boot
+from skep_job.process import ending
 from skep_ps import scaling
 from skep_ps.errors import ParameterServerError
 from skep_ps.wire import Settings, settings

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from skep_job import ending
-from skep_job.control import AtOnce, Control, describe
-from skep_job.control import Message as Order
+from skep_job.link.orders import AtOnce, Control, describe
+from skep_job.link.orders import Message as Order
+from skep_job.process import ending
 from skep_ps.ask import ask
 from skep_ps.errors import Broken, Refused
 from skep_ps.wire import Late, Message, Settings

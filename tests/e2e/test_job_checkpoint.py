@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skep_job import stored
+from skep_job.state import checkpoint_file
 from tests.move_kit import after, environment_of, job, uninterrupted
 from tests.support.job_agent import job_agent
 
@@ -20,7 +20,9 @@ def whole() -> list[str]:
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(stored.read_header(path).about["step"] for path in folder.glob("*.safetensors"))
+    return sorted(
+        checkpoint_file.read_header(path).about["step"] for path in folder.glob("*.safetensors")
+    )
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from skep_job import transfer
-from skep_job.transfer import Wire
+from skep_job.state import transfer
+from skep_job.state.transfer import Wire
 from tests.move_kit import TOKEN, Job, after, environment_of, job, uninterrupted
 from tests.support.job_agent import JobAgent, job_agent
 from tests.support.ports import free_port
@@ -61,7 +61,7 @@ def dies_before_it_answers(wire: Wire) -> None:
 
 
 def take_all(wire: Wire) -> None:
-    from skep_job.snapshot import destinations
+    from skep_job.state.snapshot import destinations
 
     layout = wire.receive()["layout"]
     wire.receive_tensors(destinations({}, layout))
@@ -148,7 +148,7 @@ def try_to_pass(port: int, there: JobAgent) -> None:
 
 
 def transfer_resume(order: int) -> bytes:
-    from skep_job.frames import encode
+    from skep_job.link.frames import encode
 
     return encode({"type": "resume", "order": order})
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skep_job import accelerator
-from skep_job.accelerator import Accelerator, FakeLoad
-from skep_job.place import tree
+from skep_job.devices import fake_gpus
+from skep_job.devices.device_binding import tree
+from skep_job.devices.fake_gpus import Accelerator, FakeLoad
 from tests import needs
 from tests.support.suspend_kit import JOBS, Driver, driver
 
@@ -26,7 +26,7 @@ DEVICES = 4
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     for device in range(DEVICES):
-        accelerator.create(str(tmp_path), device, 8 * GIB)
+        fake_gpus.create(str(tmp_path), device, 8 * GIB)
     return str(tmp_path)
 
 
@@ -52,7 +52,7 @@ def start(job: Driver, folder: str, cpus: str = "", *phases: int) -> None:
 
 def held(folder: str) -> list[int]:
     """Return the bytes that processes hold on each device."""
-    views = [accelerator.view(folder, device) for device in range(DEVICES)]
+    views = [fake_gpus.view(folder, device) for device in range(DEVICES)]
     return [sum(one.memory for one in view.processes) for view in views]
 
 
@@ -80,9 +80,9 @@ def test_memory_and_contention_follow_and_the_training_does_not_notice(
         (resumed,) = job.ask("resume", devices=[device])
         assert resumed["type"] == "resumed"
         assert held(folder) == [6 * GIB if one == device else 0 for one in range(DEVICES)]
-        busy = accelerator.view(folder, device).busy_ns
+        busy = fake_gpus.view(folder, device).busy_ns
         job.suspend(after + 5)
-        assert accelerator.view(folder, device).busy_ns > busy
+        assert fake_gpus.view(folder, device).busy_ns > busy
         job.ask("resume", devices=[device])
     assert job.ends()[0].splitlines() == undisturbed()
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from skep.perf.interference import Load, by_utilisation, normalised
-from skep_job import accelerator
-from skep_job.accelerator import Accelerator, FakeLoad, OutOfMemoryError, read_load
+from skep_job.devices import fake_gpus
+from skep_job.devices.fake_gpus import Accelerator, FakeLoad, OutOfMemoryError, read_load
 from skep_services.adapters.devices import CpuSlots, DeviceProcess, FakeGpus
 
 STEP_S = 0.02
@@ -25,7 +25,7 @@ GIB = 2**30
 
 WORKER = textwrap.dedent("""
     import json, sys, time
-    from skep_job.accelerator import Accelerator, FakeLoad
+    from skep_job.devices.fake_gpus import Accelerator, FakeLoad
     folder, numbers, steps = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
     device = Accelerator(folder, 0, FakeLoad(*numbers))
     print("on", flush=True)
@@ -43,7 +43,7 @@ WORKER = textwrap.dedent("""
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    accelerator.create(str(tmp_path), 0, 16 * GIB)
+    fake_gpus.create(str(tmp_path), 0, 16 * GIB)
     return str(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_memory_is_limited_and_comes_back_with_a_process_that_died(folder: str) 
         assert other.stdout.readline() == "on\n"
         with pytest.raises(OutOfMemoryError, match="tried to allocate"):
             Accelerator(folder, 0, FakeLoad(STEP_S, memory=7 * GIB))
-        seen = accelerator.view(folder, 0)
+        seen = fake_gpus.view(folder, 0)
         assert seen.processes == ((other.pid, 10 * GIB),)
         other.kill()
     mine = Accelerator(folder, 0, FakeLoad(STEP_S, memory=7 * GIB))
@@ -95,9 +95,9 @@ def test_memory_is_limited_and_comes_back_with_a_process_that_died(folder: str) 
     with pytest.raises(OutOfMemoryError):
         mine.allocate(1)
     mine.free(16 * GIB)
-    assert accelerator.view(folder, 0).processes == ((os.getpid(), 0),)
+    assert fake_gpus.view(folder, 0).processes == ((os.getpid(), 0),)
     mine.close()
-    assert accelerator.view(folder, 0).processes == ()
+    assert fake_gpus.view(folder, 0).processes == ()
 
 
 def test_the_agent_sees_who_is_on_a_device_and_how_busy_it_is(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_job_that_was_away_begins_its_mini_batch_anew(folder: str) -> None:
 
 
 def test_every_slot_taken_is_no_memory(folder: str) -> None:
-    held = [Accelerator(folder, 0, FakeLoad(STEP_S)) for _ in range(accelerator.SLOTS)]
+    held = [Accelerator(folder, 0, FakeLoad(STEP_S)) for _ in range(fake_gpus.SLOTS)]
     with pytest.raises(OutOfMemoryError, match="no more"):
         Accelerator(folder, 0, FakeLoad(STEP_S))
     for one in held:

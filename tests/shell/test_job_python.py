@@ -21,7 +21,7 @@ print(json.dumps({
     "prefix": sys.prefix,
     "first": shutil.which("python"),
     "skep": importlib.util.find_spec("skep") is not None,
-    "observed": "skep_job.reporter" in sys.modules,
+    "observed": "skep_job.observe.reporter" in sys.modules,
 }))
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from skep_job.frames import encode
+from skep_job.link.frames import encode
 from tests.support.job_agent import DEADLINE_S, JobAgent, Message, environment
 
 SCRIPT = Path(__file__).parents[1] / "e2e" / "jobs" / "elastic_train.py"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from skep_job.frames import encode
+from skep_job.link.frames import encode
 
 LIBS = Path(__file__).parents[2] / "libs"
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from skep_job import accelerate_loop, snapshot, stored
-from skep_job.run import Run
+from skep_job import accelerate_loop
+from skep_job.cooperate.run import Run
+from skep_job.state import checkpoint_file, snapshot
 from tests import effort
 from tests.run_kit import Recorder, check
 
@@ -418,11 +419,11 @@ def test_a_checkpoint_of_version_1_is_read(tmp_path: Path, monkeypatch: pytest.M
     old = nn.Linear(2, 2)
     torch.manual_seed(1)
     snapshot.load({"model": old}, taken.plain, taken.tensors)
-    monkeypatch.setattr(stored, "VERSION", 1)
-    stored.write(tmp_path / "old", snapshot.take({"model": old}, place), {})
+    monkeypatch.setattr(checkpoint_file, "VERSION", 1)
+    checkpoint_file.write(tmp_path / "old", snapshot.take({"model": old}, place), {})
     monkeypatch.undo()
-    header = stored.read_header(tmp_path / "old")
-    tensors = stored.read_tensors(tmp_path / "old", header)
+    header = checkpoint_file.read_header(tmp_path / "old")
+    tensors = checkpoint_file.read_tensors(tmp_path / "old", header)
     later = Recorder(snapshot.Snapshot(header.plain, tensors))
     assert script(Run(later)) == expected[2:]
 

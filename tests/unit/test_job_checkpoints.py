@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from skep_job import snapshot, stored
-from skep_job.begin import seconds
-from skep_job.checkpoints import Checkpoints, Superseded
-from skep_job.metrics import NAMES_MAX, Metrics
-from skep_job.snapshot import Snapshot, place_of
-from skep_job.stored import Unreadable, read_header, read_tensors
-from skep_job.tree import Encoder, Unsaveable, decode
+from skep_job.cooperate.begin import seconds
+from skep_job.observe.metrics import NAMES_MAX, Metrics
+from skep_job.state import checkpoint_file, snapshot
+from skep_job.state.checkpoint_file import Unreadable, read_header, read_tensors
+from skep_job.state.checkpoint_folder import Checkpoints, Superseded
+from skep_job.state.snapshot import Snapshot, place_of
+from skep_job.state.state_tree import Encoder, Unsaveable, decode
 
 pytestmark = pytest.mark.torch
 
@@ -69,7 +69,7 @@ def test_two_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     kept = ["a00001-s000000000010-r0of1.safetensors", "a00001-s000000000015-r0of1.safetensors"]
     assert names(tmp_path) == [*kept, "notes.txt"]
     with pytest.raises(OSError, match="File exists"):  # One that cannot be written ...
-        stored.write(tmp_path / kept[0], state(), {})
+        checkpoint_file.write(tmp_path / kept[0], state(), {})
     assert names(tmp_path) == [*kept, "notes.txt"]  # ... costs none that is there.
 
 

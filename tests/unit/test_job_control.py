@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from skep_job import suspend
-from skep_job.control import ANSWERS_MAX, TEXT_CHARACTERS_MAX, Control, Message, describe
-from skep_job.suspend import Suspender
-from skep_job.tally import Tally, after_step
+from skep_job.devices import suspender
+from skep_job.devices.suspender import Suspender
+from skep_job.link.orders import ANSWERS_MAX, TEXT_CHARACTERS_MAX, Control, Message, describe
+from skep_job.observe.step_counter import Tally, after_step
 from tests.support.job_agent import DEADLINE_S
 
 
@@ -426,13 +426,13 @@ def test_who_has_no_device_gives_nothing_back_and_no_other_is_known_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(suspend, "DRIVER", "/no such library.so")
-    store = suspend._release(None)
+    monkeypatch.setattr(suspender, "DRIVER", "/no such library.so")
+    store = suspender._release(None)
     assert (store.moved, store.residue(), store.peek("storage")) == (0, 0, "storage")
     store.take_back()
-    monkeypatch.setattr(suspend, "DRIVER", "libc.so")
+    monkeypatch.setattr(suspender, "DRIVER", "libc.so")
     with pytest.raises(RuntimeError, match="without PyTorch"):
-        suspend._release(None)
+        suspender._release(None)
 
 
 def _fail_silently() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from skep_job.elastic import Gang
-from skep_job.elastic_data import share
-from skep_job.elastic_parts import Clock, Seat, rules
-from skep_job.elastic_round import Plan, folder, read_plan
+from skep_job.elastic.agreement import Plan, folder, read_plan
+from skep_job.elastic.data_shares import share
+from skep_job.elastic.gang import Gang
+from skep_job.elastic.parts import Clock, Seat, rules
 
 MESSAGE: dict[str, object] = {
     "type": "rescale",

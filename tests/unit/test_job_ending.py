@@ -15,7 +15,7 @@ LEAVE = """
     import atexit, os, sys
     class Slow:
         def __del__(self): print("taken apart", flush=True)
-    from skep_job import ending
+    from skep_job.process import ending
     {first}
     slow, log = Slow(), open(sys.argv[1], "w")
     log.write("last line")

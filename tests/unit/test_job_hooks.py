@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from skep_job.imports import ImportWatcher
+from skep_job.observe.import_watcher import ImportWatcher
 from tests.support.job_agent import JobAgent, job_agent, launch
 
 FAKE_TORCH = {
@@ -312,7 +312,7 @@ def test_torch_looks_as_if_imported_without_skep(job: Job) -> None:
 
 def test_without_torch_there_is_nothing_to_count(job: Job) -> None:
     outcome = job.run("import sys; print([name for name in sys.modules if 'torch' in name])")
-    assert outcome.stdout == "['skep_job.torch_hooks']\n"
+    assert outcome.stdout == "['skep_job.observe.torch_hooks']\n"
     assert job.final_steps() == [0]
     assert job.agent.of_type("stats")[-1]["source"] == "none"
 
@@ -321,7 +321,7 @@ def test_booting_twice_counts_once(job: Job) -> None:
     job.run(
         """
         import os
-        from skep_job.observe import boot
+        from skep_job.observe.observation import boot
         assert boot(os.environ) is boot(os.environ)
         """
         + TRAIN
@@ -333,7 +333,7 @@ def test_booting_twice_counts_once(job: Job) -> None:
 def test_torch_imported_before_the_boot_is_hooked_too(job: Job) -> None:
     job.run(
         """
-        import os, skep_job.observe as observe
+        import os, skep_job.observe.observation as observe
         observe._active.hooks.remove()
         import torch.optim.optimizer, torch.utils.data.dataloader
         observe._active.hooks.install()
@@ -394,9 +394,9 @@ def test_the_connection_ends_with_the_process_though_a_fork_lives_on(job: Job) -
 def test_a_failing_hook_is_reported_and_the_script_goes_on(job: Job) -> None:
     job.run(
         """
-        import skep_job.observe
+        import skep_job.observe.observation
         def fail(optimizer): raise LookupError("lost")
-        skep_job.observe._active.tally.join = fail
+        skep_job.observe.observation._active.tally.join = fail
         """
         + TRAIN,
         SKEP_REPORT_S="60",

@@ -218,7 +218,14 @@ def test_outside_skep_nothing_is_added(case: Case) -> None:
     assert launched[0] == plain[0]
     added = set(launched[1].split()) - set(plain[1].split())
     assert {name for name in added if name.startswith("skep")} == {"skep_job", "skep_job.launch"}
-    assert not added & {"json", "select", "signal", "socket", "threading", "skep_job.observe"}
+    assert not added & {
+        "json",
+        "select",
+        "signal",
+        "socket",
+        "threading",
+        "skep_job.observe.observation",
+    }
 
 
 def test_wrong_settings_are_told_and_the_script_runs(case: Case) -> None:
@@ -242,7 +249,7 @@ def test_a_process_without_descriptors_runs_unobserved(case: Case) -> None:
     case.write("script.py", "print('ran')")
     code = (
         "import os\n"
-        "import skep_job.launch, skep_job.observe, skep_job.reporter\n"
+        "import skep_job.launch, skep_job.observe.observation, skep_job.observe.reporter\n"
         "os.pipe = lambda: 1 / 0\n"
         "skep_job.launch.main(['script.py'])"
     )

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep_job.frames import FRAME_BYTES_MAX, FrameError, FrameReader, encode
-from skep_job.link import PATH_BYTES_MAX, Link, LinkLost
-from skep_job.memory import memory_bytes
-from skep_job.reporter import FAREWELL_S, QUIET_S, Reporter
-from skep_job.settings import Settings, Unobserved, read
-from skep_job.tally import FAILURE_CHARACTERS_MAX, Tally, after_step
+from skep_job.link.connection import PATH_BYTES_MAX, Link, LinkLost
+from skep_job.link.frames import FRAME_BYTES_MAX, FrameError, FrameReader, encode
+from skep_job.link.settings import Settings, Unobserved, read
+from skep_job.observe.reporter import FAREWELL_S, QUIET_S, Reporter
+from skep_job.observe.step_counter import FAILURE_CHARACTERS_MAX, Tally, after_step
+from skep_job.process.memory import memory_bytes
 from tests.support.job_agent import JobAgent, job_agent
 
 NEVER_S = 60.0  # A period within which no test ends: what arrives earlier was not the timer.

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from skep_job import release as module
-from skep_job import snapshot
-from skep_job.release import PinnedMemory, Refused, SharedMemory, find, release, threads_beside
+from skep_job.devices import memory_release as module
+from skep_job.devices.memory_release import (
+    PinnedMemory,
+    Refused,
+    SharedMemory,
+    find,
+    release,
+    threads_beside,
+)
+from skep_job.state import snapshot
 
 pytestmark = [pytest.mark.torch]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from skep_job.run import Run, UsageError
+from skep_job.cooperate.run import Run, UsageError
 from tests.run_kit import check
 
 pytestmark = pytest.mark.torch

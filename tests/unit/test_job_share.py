@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from skep_job import accelerator
-from skep_job.accelerator import Attachment, FakeLoad, OutOfMemoryError
-from skep_job.control import Control, Message
-from skep_job.share import NO_DEVICE, MemoryShare, read
+from skep_job.devices import fake_gpus
+from skep_job.devices.fake_gpus import Attachment, FakeLoad, OutOfMemoryError
+from skep_job.devices.memory_share import NO_DEVICE, MemoryShare, read
+from skep_job.link.orders import Control, Message
 
 GIB = 2**30
 
 
 def attached(folder: Path, devices: int = 1, memory: int = 0) -> Attachment:
     for device in range(devices):
-        accelerator.create(str(folder), device, 16 * GIB)
+        fake_gpus.create(str(folder), device, 16 * GIB)
     return Attachment(str(folder), range(devices), FakeLoad(0.001, memory=memory))
 
 
@@ -135,7 +135,7 @@ def test_a_device_that_is_full_meanwhile_keeps_the_state_away(
     share = MemoryShare({}, fake)
     first, second = fake.here()
     share.away()
-    other = accelerator.Accelerator(str(tmp_path), 1, FakeLoad(0.001, memory=11 * GIB))
+    other = fake_gpus.Accelerator(str(tmp_path), 1, FakeLoad(0.001, memory=11 * GIB))
     with pytest.raises(OutOfMemoryError), share.taking_back():
         pass
     assert (first.memory, second.memory) == (0, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skep_job.watch import parts
+from skep_job.observe.training_process import parts
 from tests.support.job_agent import DEADLINE_S, LIBS, JobAgent, job_agent
 from tests.unit.test_job_hooks import FAKE_TORCH, TRAIN
 
@@ -145,7 +145,7 @@ def test_a_script_may_ask_for_more_before_its_first_step(command: Command) -> No
         "asks.py",
         f"""
         import os, skep_job, torch.optim.optimizer
-        from skep_job.observe import boot
+        from skep_job.observe.observation import boot
         booted = boot(os.environ)
         assert skep_job.current() is booted, booted
         {textwrap.dedent(TRAIN).replace(chr(10), chr(10) + "        ")}
@@ -161,7 +161,7 @@ def test_one_of_several_processes_of_a_rank_is_one_of_all_that_train(command: Co
         "asks.py",
         f"""
         import os
-        from skep_job.observe import boot
+        from skep_job.observe.observation import boot
         settings = boot(os.environ).settings
         print(settings.process, settings.processes, settings.host_bytes)
         {textwrap.dedent(TRAIN).replace(chr(10), chr(10) + "        ")}

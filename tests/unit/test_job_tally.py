@@ -3,7 +3,13 @@
 import gc
 from typing import Any
 
-from skep_job.tally import FAILURE_CHARACTERS_MAX, WINDOW, AfterStep, Tally, after_step
+from skep_job.observe.step_counter import (
+    FAILURE_CHARACTERS_MAX,
+    WINDOW,
+    AfterStep,
+    Tally,
+    after_step,
+)
 
 
 class Optimizer:

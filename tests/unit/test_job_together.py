@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from skep_job.control import Control
-from skep_job.elastic_parts import Seat
-from skep_job.elastic_run import _Follower
-from skep_job.together import Together
+from skep_job.cooperate.gang_barrier import Together
+from skep_job.elastic.parts import Seat
+from skep_job.elastic.run import _Follower
+from skep_job.link.orders import Control
 
 
 class Distributed(SimpleNamespace):

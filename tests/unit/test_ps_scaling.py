@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skep_job.control import Control
+from skep_job.link.orders import Control
 from skep_ps import scaling
 from skep_ps.errors import Broken
 from skep_ps.scaling import Scaling, Servers, Step, Wanted, following

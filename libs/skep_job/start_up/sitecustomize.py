@@ -37,7 +37,7 @@ def _watch(here: str) -> None:
         module = module_from_spec(spec)
         sys.modules["skep_job"] = module
         spec.loader.exec_module(module)
-    from skep_job.watch import watch
+    from skep_job.observe.training_process import watch
 
     watch()
 

@@ -13,7 +13,7 @@ import msgspec
 
 from skep.units import GIB
 from skep.wire.node import Gpu
-from skep_job import accelerator
+from skep_job.devices import fake_gpus
 
 FAKE_MEMORY = 16 * GIB
 """Of a fake GPU, unless SKEP_GPU_MEMORY says otherwise: a V100's, or a P100's."""
@@ -126,7 +126,7 @@ class CpuSlots:
 
 
 class FakeGpus:
-    """CPU slots that behave like GPUs: contention, utilisation, memory (`skep_job.accelerator`)."""
+    """CPU slots that behave like GPUs: contention, utilisation, memory (`skep_job.devices`)."""
 
     def __init__(self, slots: CpuSlots, folder: Path, memory: int) -> None:
         """Make the devices in `folder`, `memory` bytes each. Raises DeviceError."""
@@ -134,7 +134,7 @@ class FakeGpus:
         self._seen: dict[int, tuple[int, int]] = {}
         try:
             for gpu in slots.gpus():
-                accelerator.create(self._folder, gpu.index, memory)
+                fake_gpus.create(self._folder, gpu.index, memory)
         except OSError as error:
             text = f"fake GPUs cannot be kept in {folder}: {error.strerror}"
             raise DeviceError(text) from error
@@ -166,13 +166,13 @@ class FakeGpus:
 
     def _look(self, index: int) -> DeviceState:
         try:
-            seen = accelerator.view(self._folder, index)
+            seen = fake_gpus.view(self._folder, index)
         except (OSError, ValueError) as error:
             return DeviceState(index, trouble=(f"its file cannot be used: {error}",))
         now = time.monotonic_ns()
         before, then = self._seen.get(index, (seen.busy_ns, now))
         self._seen[index] = seen.busy_ns, now
-        trouble = accelerator.trouble(self._folder, index)
+        trouble = fake_gpus.trouble(self._folder, index)
         busy = (seen.busy_ns - before) * 1000 // (now - then) if now > then else 0
         return DeviceState(
             index=index,

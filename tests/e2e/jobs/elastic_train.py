@@ -22,9 +22,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import skep_job
-from skep_job import elastic_group, transfer
-from skep_job.elastic_round import Round
-from skep_job.elastic_run import ElasticRun
+from skep_job.elastic import process_group
+from skep_job.elastic.agreement import Round
+from skep_job.elastic.run import ElasticRun
+from skep_job.state import transfer
 
 OPTIONS = {
     "epochs": 4,
@@ -97,7 +98,7 @@ def plant(where: str) -> None:
         "arrive": (Round, "arrive"),
         "copy": (transfer.Wire, "receive_tensors"),
         "send": (transfer.Wire, "send_tensors"),
-        "form": (elastic_group, "form"),
+        "form": (process_group, "form"),
         "enter": (Round, "enter"),
         "knock": (Round, "knock"),
     }

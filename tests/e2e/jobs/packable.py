@@ -15,7 +15,7 @@ import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
 from torch import nn
 
-from skep_job import accelerator
+from skep_job.devices import fake_gpus
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 def _memory(before: int) -> tuple[int, str]:
     """Return the bytes allowed, and what came of asking for more, if these are others."""
-    devices = accelerator.mine()
+    devices = fake_gpus.mine()
     if not devices:
         return 0, "-"
     one = devices[0]

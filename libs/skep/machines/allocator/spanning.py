@@ -3,7 +3,7 @@
     prepare   newcomers start and make everything ready, the meeting place is opened: no rank that
               trains is told anything, so what fails here costs the gang nothing
     agree     all nodes are told at once; the ranks agree where they meet on the mini-batch, on the
-              commit, and on whether the new gang stands (`skep_job.elastic_round`)
+              commit, and on whether the new gang stands (`skep_job.elastic.agreement`)
     JobChanged
 
 A node on which the gang has no rank yet gets a BindJob first, like a successor, and then the same

@@ -1,0 +1,1 @@
+"""Scripts and libraries that store, move and continue their training when Skep asks."""

@@ -1,0 +1,103 @@
+"""Makes the run of this process: under its agent if there is one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skep_job.cooperate.run import Run, UsageError
+from skep_job.cooperate.under import Under
+from skep_job.link.orders import describe
+from skep_job.observe.reporter import complain
+
+if TYPE_CHECKING:
+    from skep_job.cooperate.cooperation import Elastic
+    from skep_job.elastic.parts import Rules as GangRules
+
+KEEP_MAX = 1_000
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+_run: Run | None = None
+
+
+def begin(
+    checkpoint_every: float | str | None,
+    keep: int,
+    warm_up: Callable[[], object] | None,
+    gang: GangRules | None = None,
+) -> Run:
+    """Do `skep_job.init`. Raises UsageError, TypeError or ValueError for the caller's mistakes."""
+    global _run  # noqa: PLW0603  a process has one run
+    if _run is not None:
+        message = "init() was called before; keep what it returned"
+        raise UsageError(message)
+    every_s = None if checkpoint_every is None else seconds(checkpoint_every)
+    if not isinstance(keep, int) or not 1 <= keep <= KEEP_MAX:
+        message = f"keep={keep!r}: expected how many checkpoints to keep, 1 to {KEEP_MAX}"
+        raise ValueError(message)
+    if gang is None:
+        _run = Run(_under_agent(every_s, keep, warm_up))
+        return _run
+    from skep_job.elastic.run import ElasticRun
+
+    run = _run = ElasticRun(gang, warm_up)
+    run.join(_under_agent(every_s, keep, warm_up, run.membership))
+    return run
+
+
+def seconds(duration: float | str) -> float:
+    """Return a duration in seconds. Raises ValueError."""
+    if isinstance(duration, str):
+        match = _DURATION.fullmatch(duration.strip())
+        value = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
+    else:
+        value = float(duration)
+    if not 0 < value < float("inf"):
+        message = f'{duration!r} is no duration; give seconds, or text such as "90s", "10m", "2h"'
+        raise ValueError(message)
+    return value
+
+
+def _under_agent(
+    every_s: float | None,
+    keep: int,
+    warm_up: Callable[[], object] | None,
+    elastic: Elastic | None = None,
+) -> Under | None:
+    """Return the agent's side of a run, if the environment names an agent."""
+    environ = os.environ
+    if not environ.get("SKEP_SOCK"):
+        return None
+    try:
+        from skep_job.cooperate.cooperation import Cooperation, Options
+        from skep_job.link.settings import Unobserved
+        from skep_job.observe.observation import boot, current
+
+        booted = boot(environ)
+        observation = current()
+        if isinstance(booted, Unobserved) or observation is None:
+            why = booted.why if isinstance(booted, Unobserved) else "a fork of another process"
+            complain(f"not under an agent: {why}")
+            return None
+        folder = environ.get("SKEP_CHECKPOINTS", "")
+        if every_s is not None and not folder:
+            complain("no checkpoints are written: SKEP_CHECKPOINTS names no folder")
+            every_s = None
+        options = Options(
+            every_s=every_s,
+            keep=keep,
+            warm_up=warm_up,
+            folder=Path(folder).absolute() if folder else None,
+            awaits=environ.get("SKEP_AWAITS", ""),
+            host=environ.get("SKEP_HOST", ""),
+            elastic=elastic,
+        )
+        return Cooperation(observation, options)
+    except Exception as error:  # Skep's own failure is not the script's.
+        complain(f"not under an agent: {describe(error)}")
+        return None

@@ -1,0 +1,443 @@
+"""A run under an agent: checkpoints, moves, and what a later process begins with.
+
+    start    the newest checkpoint that can be read, or, for a successor, what its source sends
+    boundary what the agent asked for, then a checkpoint if one is due or the job is told to end
+
+Everything that goes wrong here is told to the reader of the job's log and to the agent, and the
+training goes on; with one exception: state that was read and does not fit ends the job, because
+training on half of it would be worse.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+from skep_job.cooperate.gang_barrier import Together
+from skep_job.cooperate.successor import Successor, Whose
+from skep_job.cooperate.warm_up import warm_up
+from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
+from skep_job.observe.metrics import Metrics
+from skep_job.observe.reporter import complain
+from skep_job.state import random_state, snapshot, transfer
+from skep_job.state.checkpoint_file import Stored, Unreadable, read_tensors
+from skep_job.state.checkpoint_folder import KEEP, Checkpoints, Entry, Superseded
+from skep_job.state.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from skep_job.cooperate.run import Run
+    from skep_job.observe.observation import Observation
+
+
+class Options(NamedTuple):
+    """What the script and the environment say about checkpoints and moves."""
+
+    every_s: float | None = None  # between automatic checkpoints
+    keep: int = KEEP
+    warm_up: Callable[[], object] | None = None
+    folder: Path | None = None  # SKEP_CHECKPOINTS
+    awaits: str = ""  # SKEP_AWAITS: this is a successor
+    host: str = ""  # SKEP_HOST: the address to listen on
+    elastic: Elastic | None = None
+
+
+class Elastic(Protocol):
+    """What is different for a rank of a gang whose ranks all have the same state."""
+
+    def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
+        """Have these called before and after every change of the gang."""
+        ...
+
+    def joins(self) -> bool:
+        """Return whether this process is a newcomer, which gets its state from the gang."""
+        ...
+
+    def join(self) -> dict[str, Any]:
+        """Wait for a place and the state; return the place in the training."""
+        ...
+
+    def writes(self) -> bool:
+        """Return whether this rank is the one that writes checkpoints."""
+        ...
+
+    def world(self) -> int:
+        """Return of how many ranks the gang is now."""
+        ...
+
+    def is_whole(self) -> bool:
+        """Return whether every rank has the same gradients, so that one can speak for all."""
+        ...
+
+
+class Cooperation:
+    """What `skep_job.cooperate.under.Under` asks for, done for one process of a job."""
+
+    active = True
+
+    def __init__(self, observation: Observation, options: Options) -> None:
+        self._tally, self._control = observation.tally, observation.control
+        self._hooks, self._settings = observation.hooks, observation.settings
+        self._options = options
+        self._metrics = Metrics(self._control.say)
+        self._reports = 0
+        atexit.register(self._metrics.send)  # What the rate limit holds back leaves at the end.
+        self._together = Together(self._control)
+        self._shields = 0
+        self._run: Run | None = None
+        self._pid = os.getpid()
+        self._next_at: float | None = None
+        self._told_to_end = False
+        self._owns = False  # The state: a successor has yet to get it, a source has sent it away.
+        self._successor: Successor | None = None  # While this process is one, and does not train.
+        settings = self._settings
+        self._checkpoints = self._open(options.folder)
+        self._whose = Whose(settings.job, settings.attempt, settings.process, settings.processes)
+        self._elastic = options.elastic
+
+    # --- what a run calls ---------------------------------------------------------------------
+
+    def start(self, run: Run) -> dict[str, Any] | None:
+        self._run = run
+        control = self._control
+        self._hooks.hand_over()
+        control.cooperative = True
+        control.move_clock()
+        control.on("checkpoint", self._on_checkpoint)
+        control.on("move", self._on_move)
+        control.at_once("suspend", self._is_the_job)
+        self._together.begin()
+        if self._elastic is not None:
+            self._elastic.regroup(self._together.leave, self._together.begin)
+        control.say("can", tier="cooperative", can=self._can(run))
+        self._catch_sigterm()
+        place: dict[str, Any] | None
+        if self._elastic is not None and self._elastic.joins():
+            place = self._elastic.join()
+        elif self._options.awaits:
+            place = self._succeed(run, self._options.awaits)
+        else:
+            place = self._continue(run)
+            self._raise_fence()
+        self._owns = True
+        if self._options.every_s is not None:
+            self._next_at = time.monotonic() + self._options.every_s
+        return place
+
+    def arrive(self, state: random_state.State) -> None:
+        random_state.restore(state)
+
+    def count(self) -> None:
+        self._tally.tick()
+
+    def boundary(self) -> None:
+        if self._shields or os.getpid() != self._pid:
+            return
+        if self._control.due:
+            self._control.boundary(self._tally.steps, cooperative=True)
+        if self._elastic is not None and not self._elastic.is_whole():
+            return  # On every rank alike.
+        due = self._next_at is not None and time.monotonic() >= self._next_at
+        if self._together.alone:
+            if (held := self._together.left_over()) is not None:
+                self._control.perform(held, self._tally.steps)
+            if self._told_to_end:
+                self._end()
+            if due:
+                self._checkpoint_on_time()
+            return
+        agreed = self._together.boundary(checkpoint=due, end=self._told_to_end)
+        if agreed.end:
+            self._end()
+        if agreed.order is not None:
+            self._control.perform(agreed.order, self._tally.steps)
+        if agreed.checkpoint:
+            self._checkpoint_on_time()
+
+    def report(self, values: dict[str, Any]) -> None:
+        self._reports += 1
+        try:
+            self._metrics.take(values, self._step_of_report())
+        except Exception as error:
+            complain(f"a report was left out: {describe(error)}")
+
+    def sums(self) -> dict[str, float]:
+        return self._metrics.sums
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        self._metrics.go_on_from(sums)
+
+    def shield(self, on: bool) -> None:
+        self._shields += 1 if on else -1
+
+    def notice(self, text: str) -> None:
+        complain(text)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def _on_checkpoint(self, message: Message) -> None:
+        path = message.get("path")
+        folder = Path(path) if isinstance(path, str) and path else None
+        since_ns = time.monotonic_ns()
+        file, size = self._save(folder)
+        self._control.say(
+            "checkpointed",
+            order=message["order"],
+            step=self._steps(),
+            bytes=size,
+            path=str(file),
+            pause_ns=self._pause(since_ns),
+        )
+
+    def _checkpoint_on_time(self) -> None:
+        assert self._options.every_s is not None
+        since_ns = time.monotonic_ns()
+        try:
+            self._save(None)
+        except Exception as error:
+            complain(f"no checkpoint after mini-batch {self._steps()}: {describe(error)}")
+            if isinstance(error, Superseded):
+                self._next_at = None
+                return
+        self._pause(since_ns)
+        self._next_at = time.monotonic() + self._options.every_s
+
+    def _save(self, folder: Path | None) -> tuple[Path, int]:
+        """Write a checkpoint. Raises Unsaveable, Superseded, Broken, OSError."""
+        checkpoints = self._checkpoints or self._open(folder)
+        if checkpoints is None:
+            reason = "there is no folder for checkpoints: SKEP_CHECKPOINTS is not set"
+            raise OSError(reason)
+        if self._elastic is not None and not self._elastic.writes():
+            return checkpoints.folder, 0
+        if self._elastic is not None and not self._elastic.is_whole():
+            reason = "each rank has gradients of its own within no_sync(): it is tried again later"
+            raise transfer.Broken(reason)
+        state = self._snapshot()
+        self._require_memory(state)
+        return checkpoints.save(state, self._steps(), folder)
+
+    def _snapshot(self) -> Snapshot:
+        assert self._run is not None
+        arrived = self._arrived()
+        place = arrived or self._run.place() | {"chance": random_state.capture()}
+        return snapshot.take(self._run.tracked, place)
+
+    def _require_memory(self, state: Snapshot) -> None:
+        if state.peek is None and snapshot.is_released(state.tensors):
+            reason = "the job's memory is released: resume it first"
+            raise transfer.Broken(reason)
+
+    def _open(self, folder: Path | None) -> Checkpoints | None:
+        if folder is None:
+            return None
+        whose = self._settings
+        # What one rank of an elastic gang has written, any rank of any later size can read.
+        rank, world = (whose.process, whose.processes) if self._options.elastic is None else (0, 1)
+        return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
+
+    # --- beginning where an earlier process was ---------------------------------------------------
+
+    def _continue(self, run: Run) -> dict[str, Any] | None:
+        """Load the newest checkpoint that is whole; None if there is none."""
+        if self._checkpoints is None:
+            return None
+        found = self._newest(run, self._checkpoints)
+        if found is None:
+            return None
+        entry, stored, tensors = found
+        snapshot.load(run.tracked, stored.plain, tensors)
+        complain(f"going on after mini-batch {entry.step}, from {entry.path}")
+        return snapshot.place_of(stored.plain, tensors)
+
+    def _newest(self, run: Run, all_: Checkpoints) -> tuple[Entry, Stored, Any] | None:
+        try:
+            entries = all_.steps(complain)
+        except OSError as error:
+            complain(f"the checkpoints cannot be listed: {describe(error)}")
+            entries = []
+        for entry in self._together.common(entries, all_):
+            loaded = _read(run, all_, entry)
+            well = not isinstance(loaded, str)
+            if self._together.all_well(well) and not isinstance(loaded, str):
+                return entry, *loaded
+            why = loaded if isinstance(loaded, str) else "another rank cannot read its own"
+            complain(f"{entry.path.name} is passed over: {why}")
+        return None
+
+    def _succeed(self, run: Run, token: str) -> dict[str, Any]:
+        warm_up(run.tracked, self._options.warm_up)
+        successor = Successor(self._control, self._whose, token, run.tracked, self._options.host)
+        self._successor = successor
+        place, message, pause_ns = successor.wait()
+        self._successor = None
+        self._raise_fence()
+        step, about = place["steps"], successor.about
+        self._tally.go_on_from(about.get("counted") or 0)
+        self._metrics.go_on_from(about.get("sums") or {})
+        self._control.say("resumed", order=message["order"], step=step, pause_ns=pause_ns)
+        complain(f"going on after mini-batch {step}, from the process before this one")
+        return place
+
+    def _is_the_job(self, _message: Message) -> object:
+        """Take it that a successor which is suspended has taken over; on the reporter's thread."""
+        if self._successor is not None and self._successor.place is not None:
+            self._owns = True
+        return False  # The suspension itself is done where the training stands.
+
+    def _raise_fence(self) -> None:
+        if self._checkpoints is None:
+            return
+        try:
+            self._checkpoints.raise_fence()
+        except Superseded as error:
+            complain(f"this attempt is over: {error}")
+            raise SystemExit(1) from None
+        except OSError as error:
+            complain(f"checkpoints may not work: {describe(error)}")
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def _on_move(self, message: Message) -> None:
+        since_ns = time.monotonic_ns()
+        # What was given back is in the host's memory, and goes from there.
+        state = self._snapshot()._replace(peek=self._control.peek)
+        self._require_memory(state)
+        about = {
+            "job": self._whose.job,
+            "attempt": self._whose.attempt,
+            "rank": self._whose.rank,
+            "world": self._whose.world if self._elastic is None else self._elastic.world(),
+            "step": self._steps(),
+            **self._counts(),
+            "stopped_at": time.time_ns(),
+        }
+        host, port, token = message.get("host"), message.get("port"), message.get("token")
+        if not isinstance(host, str) or not isinstance(port, int) or not isinstance(token, str):
+            reason = "a move needs host, port and token"
+            raise transfer.Broken(reason)
+        moved = transfer.send((host, port), token, state, about)
+        del state
+        self._owns = False
+        self._control.say("sent", order=message["order"], step=self._steps(), bytes=moved)
+        self._stay_until_resumed(since_ns)
+
+    def _stay_until_resumed(self, since_ns: int) -> None:
+        while True:
+            try:
+                message = self._control.wait("resume", "suspend")
+            except Lost:
+                # Whether the successor trains is not known here, so this process must not.
+                complain("the agent cannot be heard any more; the successor has the state")
+                _stay()
+            try:
+                if self._checkpoints is not None:
+                    self._checkpoints.check_fence()
+            except Superseded as error:
+                self._control.fail(message, error)
+                continue
+            if message["type"] == "resume" or self._control.stands_already:
+                break  # Whoever suspended the job before goes on, or says that it stands.
+            # The move came to nothing, and the job is to stand all the same.
+            self._owns = True
+            self._control.say("suspended", order=message["order"], step=self._control.step)
+        self._owns = True
+        if not self._control.stands_already:  # Else whoever suspended the job goes on, and says so.
+            step, pause_ns = self._control.step, self._pause(since_ns)
+            self._control.say("resumed", order=message["order"], step=step, pause_ns=pause_ns)
+
+    # --- being told to end ------------------------------------------------------------------------
+
+    def _catch_sigterm(self) -> None:
+        """Have SIGTERM end the job at a boundary, with a checkpoint, unless the script has it."""
+        if threading.current_thread() is not threading.main_thread() or self._checkpoints is None:
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid or not self._owns or self._told_to_end:
+            _die()
+        self._told_to_end = True
+        if self._control.stands and self._run is not None and self._together.alone:
+            self._end()  # It is at a boundary already, suspended, with its state at hand.
+
+    def _end(self) -> None:
+        try:
+            path, _ = self._save(None)
+        except Exception as error:
+            complain(f"told to end, and no checkpoint was written: {describe(error)}")
+        else:
+            complain(f"told to end; the state after mini-batch {self._steps()} is in {path}")
+        _die()
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _can(self, run: Run) -> list[str]:
+        if self._elastic is None and "torch" in sys.modules and not (run.tracked or run.state):
+            complain("nothing is tracked, so the job is neither stored nor moved: see run.track()")
+            return self._hooks.can()
+        if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
+            return [*self._hooks.can(), "checkpoint"]
+        more = ["migrate"] if self._elastic is None else ["migrate", "resize"]
+        return [*self._hooks.can(), "checkpoint", *more]
+
+    def _arrived(self) -> dict[str, Any] | None:
+        """Return the place of a successor that has its state, and has not trained yet."""
+        return self._successor.place if self._successor is not None else None
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what the tenant has been told of, which goes on in a successor."""
+        if self._successor is not None:
+            return {name: self._successor.about.get(name) for name in ("counted", "sums")}
+        return {"counted": self._tally.reached(), "sums": self._metrics.sums}
+
+    def _steps(self) -> int:
+        assert self._run is not None
+        arrived = self._arrived()
+        return self._run.done if arrived is None else int(arrived["steps"])
+
+    def _step_of_report(self) -> int:
+        """Return the mini-batch that a report is about.
+
+        A script that uses no loop of the run is counted by the hooks, and one that shows them
+        nothing (no PyTorch, for example) by its reports.
+        """
+        if self._run is not None:
+            return self._steps() + 1  # The one that is worked on.
+        return self._tally.reached() or self._reports
+
+    def _pause(self, since_ns: int) -> int:
+        """Return how long training stood still, and keep that out of mini-batches' durations."""
+        pause_ns = time.monotonic_ns() - since_ns
+        self._tally.pass_over(pause_ns)
+        return pause_ns
+
+
+def _read(run: Run, checkpoints: Checkpoints, entry: Entry) -> tuple[Stored, Any] | str:
+    """Return a checkpoint's header and tensors, or why it cannot be used."""
+    try:
+        stored = checkpoints.read(entry)
+        why = snapshot.why_unfit(run.tracked, stored.plain, stored.layout)
+        return why or (stored, read_tensors(entry.path, stored))
+    except (Unreadable, OSError) as error:
+        return str(error)
+
+
+def _stay() -> NoReturn:
+    """Stand here for ever, but see signals."""
+    while True:
+        threading.Event().wait(SIGNALS_S)
+
+
+def _die() -> None:
+    """End as SIGTERM would have ended the process, which is how its agent expects it to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Where a training is in its data."""

@@ -1,0 +1,1 @@
+"""Data-parallel gangs that change their size while they train."""

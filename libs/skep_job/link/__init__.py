@@ -1,0 +1,1 @@
+"""The connection between a process of a job and its agent: frames, settings, orders."""

@@ -1,0 +1,1 @@
+"""Facts of the process: how much memory it holds, how it ends."""

@@ -1,0 +1,1 @@
+"""The state of a training: taken, written, sent, and loaded again."""

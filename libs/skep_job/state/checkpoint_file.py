@@ -1,0 +1,166 @@
+"""A checkpoint file: the safetensors format, with what is no tensor in its metadata.
+
+    8 bytes      length of the header, little-endian
+    header       JSON: {"__metadata__": {"header_crc32": ..., "skep": ...}, NAME: {...}, ...}
+    data         the tensors' bytes, one after the other
+
+Any reader of safetensors can open it. `skep` is JSON in a string, as the format demands: version,
+who wrote it, the plain values, and a CRC-32 for each tensor. `header_crc32` is that of the header
+with eight zeros in its place. Both CRCs are known only once the data is written, so the header is
+written twice; the file has its name only after both, and after the disk has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skep_job.state.snapshot import READABLE, VERSION, Snapshot, host_bytes, layout_of
+from skep_job.state.state_tree import DTYPES, Tensors
+
+HEADER_BYTES_MAX = 100_000_000
+"""The format's own limit."""
+
+_NO_CRC = "0" * 8
+_ALIGNMENT = 8
+_PIECE_BYTES = 16 * 1024 * 1024
+
+
+class Unreadable(Exception):  # noqa: N818  a name for what the file is
+    """The file is torn, damaged, of another version, or none of ours."""
+
+
+class Stored(NamedTuple):
+    """The header of a checkpoint file."""
+
+    about: dict[str, Any]  # who wrote it: job, attempt, rank, world, step
+    plain: Any
+    layout: dict[str, Any]  # name -> dtype, shape, begin and end in the data
+    crcs: dict[str, str]
+    data_at: int
+
+
+def write(path: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
+    """Write and sync a file that must not exist; return its bytes. Raises OSError."""
+    layout = layout_of(snapshot.tensors)
+    crcs = dict.fromkeys(layout, _NO_CRC)
+    size = len(_header(snapshot.plain, layout, crcs, about))
+    with open(path, "xb", buffering=0) as file:
+        file.seek(8 + size)
+        for name, tensor in snapshot.tensors.items():
+            data, keep = host_bytes(tensor)
+            crcs[name] = _hex(_write_all(file, data))
+            del keep
+        header = _header(snapshot.plain, layout, crcs, about)
+        assert len(header) == size, "CRCs have one length"
+        file.seek(0)
+        _write_all(file, memoryview(size.to_bytes(8, "little") + header))
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def read_header(path: Path) -> Stored:
+    """Return the header of a file whose length is right. Raises Unreadable, OSError."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= HEADER_BYTES_MAX:
+            reason = f"a header of {length} bytes"
+            raise Unreadable(reason)
+        header = file.read(length)
+        size = os.fstat(file.fileno()).st_size
+    if len(header) < length:
+        reason = "it ends within its header"
+        raise Unreadable(reason)
+    stored = _parse(header, 8 + length)
+    ends = [about["end"] for about in stored.layout.values()]
+    expected = stored.data_at + max(ends, default=0)
+    if size != expected:
+        reason = f"it has {size} bytes where {expected} were written"
+        raise Unreadable(reason)
+    return stored
+
+
+def read_tensors(path: Path, stored: Stored) -> Tensors:
+    """Return the tensors, in memory of their own. Raises Unreadable, OSError."""
+    import torch
+
+    tensors: Tensors = {}
+    with open(path, "rb", buffering=0) as file:
+        for name, about in stored.layout.items():
+            tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
+            data, _ = host_bytes(tensor)
+            file.seek(stored.data_at + about["begin"])
+            crc, done = 0, 0
+            while done < len(data):
+                count = file.readinto(data[done : done + _PIECE_BYTES])
+                if not count:
+                    break
+                crc = zlib.crc32(data[done : done + count], crc)
+                done += count
+            if done < len(data) or _hex(crc) != stored.crcs[name]:
+                reason = f"the bytes of {name} are not those that were written"
+                raise Unreadable(reason)
+            tensors[name] = tensor
+    return tensors
+
+
+def _header(
+    plain: Any, layout: dict[str, Any], crcs: dict[str, str], about: dict[str, Any]
+) -> bytes:
+    ours = {"version": VERSION, "about": about, "plain": plain, "crcs": crcs}
+    entries: dict[str, Any] = {
+        "__metadata__": {"header_crc32": _NO_CRC, "skep": json.dumps(ours, separators=(",", ":"))}
+    }
+    at = 0
+    for name, each in layout.items():
+        end = at + each["bytes"]
+        entries[name] = {"dtype": each["dtype"], "shape": each["shape"], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return text.replace(_NO_CRC.encode(), _hex(zlib.crc32(text)).encode(), 1)
+
+
+def _parse(header: bytes, data_at: int) -> Stored:
+    try:
+        entries = json.loads(header)
+        metadata = entries.pop("__metadata__")
+        crc = metadata["header_crc32"]
+        if _hex(zlib.crc32(header.replace(crc.encode(), _NO_CRC.encode(), 1))) != crc:
+            reason = "its header is damaged"
+            raise Unreadable(reason)
+        ours = json.loads(metadata["skep"])
+        if ours["version"] not in READABLE:
+            reason = f"it is of version {ours['version']}, and this is version {VERSION}"
+            raise Unreadable(reason)
+        layout = {
+            name: {
+                "dtype": entry["dtype"],
+                "shape": entry["shape"],
+                "begin": entry["data_offsets"][0],
+                "end": entry["data_offsets"][1],
+            }
+            for name, entry in entries.items()
+        }
+        return Stored(ours["about"], ours["plain"], layout, ours["crcs"], data_at)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"its header is not one of Skep's: {type(error).__name__}"
+        raise Unreadable(reason) from error
+
+
+def _write_all(file: Any, data: memoryview) -> int:
+    """Write all of `data`; return its CRC-32."""
+    crc = done = 0
+    while done < len(data):
+        piece = data[done : done + _PIECE_BYTES]
+        count = file.write(piece)
+        crc = zlib.crc32(piece[:count], crc)
+        done += count
+    return crc
+
+
+def _hex(crc: int) -> str:
+    return f"{crc:08x}"

@@ -1,0 +1,188 @@
+"""The folder with the durable checkpoints of one job, and who may write to it.
+
+    fence                                   the highest attempt that has trained, as text
+    lock                                    held while the fence is read or raised for a write
+    a00003-s000000001200-r0of1.safetensors  attempt 3, after mini-batch 1200, rank 0 of 1
+    *.part                                  being written; of no use to anybody else
+
+An attempt raises the fence before it trains. One that finds a higher number there was succeeded
+while it slept, and writes nothing any more. The newest checkpoint is that of the highest attempt,
+and in it of the highest step: a later attempt began from the best that could be read then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from skep_job.state import checkpoint_file
+from skep_job.state.checkpoint_file import Stored, Unreadable
+from skep_job.state.snapshot import Snapshot
+
+KEEP = 2
+"""Checkpoints kept per rank: the newest, and the one before in case the newest is damaged."""
+
+_NAME = re.compile(r"a(\d{5,})-s(\d{12,})-r(\d+)of(\d+)\.safetensors")
+
+
+class Superseded(Exception):  # noqa: N818  a name for what happened
+    """A later attempt of the job has trained: this one must not write any more."""
+
+
+class Entry(NamedTuple):
+    """One file, as its name tells."""
+
+    attempt: int
+    step: int
+    rank: int
+    world: int
+    path: Path
+
+
+class Checkpoints:
+    """The folder, as one rank of one attempt uses it."""
+
+    def __init__(
+        self, folder: Path, job: str, attempt: int, rank: int, world: int, keep: int = KEEP
+    ) -> None:
+        self.folder = folder
+        self._job = job
+        self._attempt, self._rank, self._world = attempt, rank, world
+        self._keep = keep
+
+    def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
+        """Write a checkpoint durably, then remove the oldest; return its path and bytes.
+
+        Raises Superseded, OSError. Whatever happens, the one before is still there.
+        """
+        folder = folder or self.folder
+        for each in (folder, self.folder):
+            each.mkdir(parents=True, exist_ok=True)
+        name = f"a{self._attempt:05}-s{step:012}-r{self._rank}of{self._world}.safetensors"
+        about = {
+            "job": self._job,
+            "attempt": self._attempt,
+            "rank": self._rank,
+            "world": self._world,
+            "step": step,
+        }
+        self.check_fence()  # Before the work; what counts is the look before the renaming.
+        part = folder / f"{name}.{os.getpid()}.part"
+        part.unlink(missing_ok=True)
+        try:
+            size = checkpoint_file.write(part, snapshot, about)
+            with self._locked():
+                self.check_fence()
+                part.rename(folder / name)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        _sync(folder)
+        self._prune(folder)
+        return folder / name, size
+
+    def raise_fence(self) -> None:
+        """Say that this attempt trains. Raises Superseded, OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self.check_fence()
+            part = self.folder / f"fence.{os.getpid()}.part"
+            with open(part, "w", encoding="ascii") as file:
+                file.write(f"{self._attempt}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(self.folder / "fence")
+        _sync(self.folder)
+
+    def steps(self, complain: Callable[[str], None]) -> list[Entry]:
+        """Return this rank's files, the newest first, without those that are not whole.
+
+        Of a gang of which all files are here, only what every rank has.
+        """
+        entries = _entries(self.folder)
+        ours = [each for each in entries if (each.rank, each.world) == (self._rank, self._world)]
+        if entries and not ours:
+            complain(
+                f"{self.folder} has checkpoints, but none of rank {self._rank} of {self._world}; "
+                "a checkpoint is continued by as many ranks as wrote it"
+            )
+        return sorted(ours, key=lambda each: (each.attempt, each.step), reverse=True)
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Return whether every rank's file of a gang's checkpoint is in this folder."""
+        ranks = {
+            each.rank
+            for each in _entries(self.folder)
+            if (each.attempt, each.step, each.world) == (entry.attempt, entry.step, entry.world)
+        }
+        return len(ranks) == entry.world
+
+    def read(self, entry: Entry) -> Stored:
+        """Return a file's header. Raises Unreadable, OSError."""
+        header = checkpoint_file.read_header(entry.path)
+        about = header.about
+        theirs = tuple(about.get(name) for name in ("job", "attempt", "rank", "world", "step"))
+        if theirs != (self._job, entry.attempt, entry.rank, entry.world, entry.step):
+            reason = f"its header says job {theirs[0]}, attempt {theirs[1]}, step {theirs[4]}"
+            raise Unreadable(reason)
+        return header
+
+    def _prune(self, folder: Path) -> None:
+        """Remove what is older than the newest `keep`, and what other processes left half done."""
+        ours = sorted((e.attempt, e.step, e.path) for e in _entries(folder) if e.rank == self._rank)
+        # A file of a higher attempt cannot be here: this one would have been refused above.
+        remove = [path for *_, path in ours[: -self._keep]]
+        remove += [path for path in folder.glob(f"*-r{self._rank}of*.part") if path.is_file()]
+        for path in remove:
+            try:
+                path.unlink()
+            except OSError:
+                pass  # It is tried again after the next checkpoint.
+
+    def check_fence(self) -> None:
+        """Raise Superseded if a later attempt has trained."""
+        try:
+            highest = int((self.folder / "fence").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return
+        except ValueError:
+            return  # Damaged by others; it is raised anew by whoever trains next.
+        if highest > self._attempt:
+            reason = f"attempt {highest} of this job has trained; attempt {self._attempt} is over"
+            raise Superseded(reason)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _entries(folder: Path) -> list[Entry]:
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            attempt, step, rank, world = map(int, match.groups())
+            found.append(Entry(attempt, step, rank, world, folder / name))
+    return found
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,191 @@
+"""The state of a job at one boundary: plain values as JSON, and the tensors these name.
+
+The bytes of a tensor are read and written where the tensor has them, without a copy, if it is dense
+in the host's memory; otherwise by way of the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from skep_job.state.state_tree import DTYPES, Encoder, Tensors, decode
+
+Peek = Callable[[Any], Any]
+"""Returns the bytes of a storage whose memory was given back, as a tensor in host memory."""
+
+VERSION = 2
+"""Of the plain values' form. 2: the place has `beside`, which readers of version 1 would lose."""
+READABLE = (1, VERSION)
+"""Versions that are read. What any other wrote is refused."""
+
+
+class Snapshot(NamedTuple):
+    """State as it is at this moment: the tensors are the job's own, and change with it."""
+
+    plain: Any  # a node of skep_job.state.state_tree
+    tensors: Tensors
+    peek: Peek | None = None
+    """Where the bytes of tensors are whose memory was given back while the job is suspended."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def state_of(part: Any) -> Any:
+    """Return the state of a tracked thing, as its own method tells it."""
+    if callable(getattr(part, "state_dict", None)):
+        return part.state_dict()
+    if callable(getattr(part, "get_state", None)):
+        return part.get_state()  # A torch.Generator.
+    return part.bit_generator.state  # A numpy.random.Generator.
+
+
+def take(tracked: dict[str, Any], place: dict[str, Any]) -> Snapshot:
+    """Return the state of every tracked thing, and `place` beside them. Raises Unsaveable."""
+    encoder = Encoder()
+    plain = {
+        "place": encoder.encode(place, "place"),
+        "tracked": {name: encoder.encode(state_of(part), name) for name, part in tracked.items()},
+    }
+    return Snapshot(plain, encoder.tensors)
+
+
+def place_of(plain: Any, tensors: Tensors) -> dict[str, Any]:
+    """Return the place that `take` was given."""
+    place = decode(plain["place"], tensors)
+    assert isinstance(place, dict)
+    return place
+
+
+def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> str:
+    """Return why this state cannot be that of the tracked things, or nothing.
+
+    `layout` has the dtype (in safetensors' names) and shape of each tensor.
+    """
+    theirs = plain["tracked"]
+    if sorted(theirs) != sorted(tracked):
+        return f"it has {', '.join(sorted(theirs))}; tracked are {', '.join(sorted(tracked))}"
+    for name, part in tracked.items():
+        if not _is_module(part):
+            continue
+        encoder = Encoder()
+        ours = encoder.encode(part.state_dict(), name)
+        if ours != theirs[name]:
+            return f"{name} has other parameters or buffers"
+        for path, tensor in encoder.tensors.items():
+            if list(tensor.shape) != layout[path]["shape"]:
+                return f"{path} is {layout[path]['shape']} there and {list(tensor.shape)} here"
+    return ""
+
+
+def destinations(tracked: dict[str, Any], layout: dict[str, Any]) -> Tensors:
+    """Return a tensor in host memory for each of `layout`: the job's own where it has the like."""
+    import torch
+
+    encoder = Encoder()
+    for name, part in tracked.items():
+        encoder.encode(state_of(part), name)
+    found: Tensors = {}
+    for name, about in layout.items():
+        own = encoder.tensors.get(name)
+        dtype = getattr(torch, DTYPES[about["dtype"]])
+        fits = (
+            own is not None
+            and own.dtype == dtype
+            and list(own.shape) == about["shape"]
+            and own.device.type == "cpu"
+            and own.is_contiguous()
+            and _has_storage(own)
+        )
+        found[name] = own if fits else torch.empty(about["shape"], dtype=dtype)
+    return found
+
+
+def load(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> None:
+    """Give every tracked thing its state. Raises what their own methods raise."""
+    for name, part in tracked.items():
+        node = plain["tracked"][name]
+        if _is_module(part) and _is_loaded(part, name, node, tensors):
+            continue
+        load_part(part, decode(node, tensors))
+
+
+def load_part(part: Any, state: Any) -> None:
+    """Give one tracked thing its state. Raises what its own method raises."""
+    if callable(getattr(part, "load_state_dict", None)):
+        part.load_state_dict(state)
+    elif callable(getattr(part, "set_state", None)):
+        part.set_state(state)
+    else:
+        part.bit_generator.state = state
+
+
+def layout_of(tensors: Tensors) -> dict[str, Any]:
+    """Return dtype, shape and bytes of each tensor, in order."""
+    names = {torch_name: name for name, torch_name in DTYPES.items()}
+    return {
+        name: {
+            "dtype": names[str(tensor.dtype).removeprefix("torch.")],
+            "shape": list(tensor.shape),
+            "bytes": tensor.numel() * tensor.element_size(),
+        }
+        for name, tensor in tensors.items()
+    }
+
+
+def is_released(tensors: Tensors) -> bool:
+    """Return whether the memory of some tensor was given back while the job is suspended."""
+    return any(tensor.numel() and not _has_storage(tensor) for tensor in tensors.values())
+
+
+def host_bytes(tensor: Any, peek: Peek | None = None) -> tuple[memoryview, Any]:
+    """Return a tensor's bytes in order, and what has to stay alive while they are used.
+
+    They are the tensor's own if it is dense in host memory, and then writing them writes it.
+    """
+    tensor = tensor.detach()
+    if peek is not None and not _has_storage(tensor):
+        tensor = _lent(tensor, peek(tensor.untyped_storage()))
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = tensor.contiguous()
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b""), tensor
+    buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    return memoryview(buffer).cast("B"), tensor
+
+
+def _lent(tensor: Any, data: Any) -> Any:
+    """Return a tensor like one whose memory was given back, on a copy of what was in that."""
+    import torch
+
+    there = torch.empty(0, dtype=tensor.dtype)
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return there.set_(data.untyped_storage(), *place)
+
+
+def _is_loaded(part: Any, name: str, node: Any, tensors: Tensors) -> bool:
+    """Return whether a module's own tensors are those that were filled: nothing is left to load."""
+    encoder = Encoder()
+    if encoder.encode(part.state_dict(), name) != node:
+        return False
+    return all(
+        tensors[path].data_ptr() == tensor.data_ptr() and tensors[path].device == tensor.device
+        for path, tensor in encoder.tensors.items()
+        if tensor.numel()
+    )
+
+
+def _is_module(part: Any) -> bool:
+    module = sys.modules.get("torch.nn")
+    return module is not None and isinstance(part, module.Module)
+
+
+def _has_storage(tensor: Any) -> bool:
+    return not tensor.numel() or tensor.untyped_storage().size() > 0

@@ -1,0 +1,214 @@
+"""How the state of one rank goes from the process that has it to its successor, over TCP.
+
+    source                                  successor
+    magic, nonce                -->
+                                <--         nonce
+    proof of the token          -->         (wrong: closed without a word)
+                                <--         proof of the token
+    about, plain values, layout -->
+    tensors, a CRC per chunk    -->         read into the memory they stay in
+                                <--         loaded, or failed and why
+    taken                       -->         only now does the successor call itself loaded
+
+The successor counts as loaded only if the source has heard so: when the connection ends at any
+earlier moment the source goes on, and the successor listens again. Neither trains on its own
+account after `taken`. The token proves who is meant; the bytes are not encrypted, as those of
+gradients are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from skep_job.state.snapshot import READABLE, VERSION, Peek, Snapshot, host_bytes, layout_of
+from skep_job.state.state_tree import Tensors
+
+CONNECT_S = 5.0
+"""How long the source tries to reach its successor, whose port is open since it was ready."""
+SILENCE_S = 20.0
+"""How long either side waits for the other's next bytes; training stands still meanwhile."""
+assert CONNECT_S < SILENCE_S
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Bytes under one CRC: small enough that its computation keeps pace in the processor's cache."""
+AHEAD = 8
+"""Chunks whose CRC is computed while earlier ones are being sent."""
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of the plain values; the user's own state may be large."""
+
+_MAGIC = b"skep-state-1\n"
+_NONCE_BYTES = 16
+_FRAME = struct.Struct(">II")  # length, CRC-32
+_CRC = struct.Struct(">I")
+
+
+class Broken(Exception):  # noqa: N818  a name for what happened
+    """The other side is not who it should be, sent what it should not, or failed and said why."""
+
+
+class Wire:
+    """One connection with frames of JSON on it, and raw bytes between them."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._socket = peer
+        peer.settimeout(SILENCE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one frame. Raises OSError."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        self._send_all(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next frame. Raises Broken, OSError."""
+        length, crc = _FRAME.unpack(self._read(_FRAME.size))
+        if length > FRAME_BYTES_MAX:
+            reason = f"a frame of {length} bytes"
+            raise Broken(reason)
+        body = self._read(length)
+        if zlib.crc32(body) != crc:
+            reason = "a frame was damaged on its way"
+            raise Broken(reason)
+        try:
+            message = json.loads(body)
+        except ValueError as error:
+            reason = "a frame that is not JSON"
+            raise Broken(reason) from error
+        if not isinstance(message, dict):
+            reason = "a frame that is no object"
+            raise Broken(reason)
+        return message
+
+    def prove(self, token: str, mine: str, theirs: str) -> None:
+        """Prove to know the token, and have the other side prove it. Raises Broken, OSError.
+
+        The source speaks first, so that nobody without the token learns anything from a successor.
+        """
+        own = os.urandom(_NONCE_BYTES)
+        leads = mine == "source"
+        if leads:
+            self._send_all(_MAGIC + own)
+            other = self._read(_NONCE_BYTES)
+        else:
+            if self._read(len(_MAGIC)) != _MAGIC:
+                reason = "what connected speaks another protocol, or another version of it"
+                raise Broken(reason)
+            other = self._read(_NONCE_BYTES)
+            self._send_all(own)
+        nonces = own + other if leads else other + own
+        if leads:
+            self._send_all(_proof(token, mine, nonces))
+        if not hmac.compare_digest(
+            self._read(hashlib.sha256().digest_size), _proof(token, theirs, nonces)
+        ):
+            reason = f"the {theirs} does not know the token of this move"
+            raise Broken(reason)
+        if not leads:
+            self._send_all(_proof(token, mine, nonces))
+
+    def send_tensors(self, tensors: Tensors, peek: Peek | None = None) -> int:
+        """Send all bytes in order, a CRC behind each chunk; return their number. Raises OSError."""
+        total = 0
+        with ThreadPoolExecutor(1, "skep-crc") as pool:
+            waiting: deque[tuple[memoryview, Any, Future[int]]] = deque()
+            for chunk, keep in _chunks(tensors, peek):
+                waiting.append((chunk, keep, pool.submit(zlib.crc32, chunk)))
+                if len(waiting) > AHEAD:
+                    total += self._send_chunk(*waiting.popleft())
+            while waiting:
+                total += self._send_chunk(*waiting.popleft())
+        return total
+
+    def receive_tensors(self, tensors: Tensors) -> int:
+        """Fill all tensors in order; return the number of bytes. Raises Broken, OSError."""
+        total = 0
+        with ThreadPoolExecutor(1, "skep-crc") as pool:
+            checks: list[Future[bool]] = []
+            for chunk, _ in _chunks(tensors):
+                self._read_into(chunk)
+                (crc,) = _CRC.unpack(self._read(_CRC.size))
+                checks.append(pool.submit(_is_right, chunk, crc))
+                total += len(chunk)
+            if not all(check.result() for check in checks):
+                reason = "some of the state was damaged on its way"
+                raise Broken(reason)
+        return total
+
+    def _send_chunk(self, chunk: memoryview, _keep: Any, crc: Future[int]) -> int:
+        self._send_all(chunk)
+        self._send_all(_CRC.pack(crc.result()))
+        return len(chunk)
+
+    def _send_all(self, data: bytes | memoryview) -> None:
+        self._socket.sendall(data, socket.MSG_NOSIGNAL)
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._read_into(memoryview(data))
+        return bytes(data)
+
+    def _read_into(self, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            count = self._socket.recv_into(data[done:])
+            if not count:
+                reason = "the connection ended half way"
+                raise Broken(reason)
+            done += count
+
+
+def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
+    """Send the state to the successor at `address`; return its bytes once that has loaded it.
+
+    Raises Broken or OSError, and then the successor will not train.
+    """
+    with socket.create_connection(address, CONNECT_S) as peer:
+        wire = Wire(peer)
+        wire.prove(token, "source", "successor")
+        layout = layout_of(snapshot.tensors)
+        wire.send({"version": VERSION, "about": about, "plain": snapshot.plain, "layout": layout})
+        moved = wire.send_tensors(snapshot.tensors, snapshot.peek)
+        answer = wire.receive()
+        if not answer.get("loaded"):
+            reason = f"the successor could not load it: {str(answer.get('error'))[:500]}"
+            raise Broken(reason)
+        wire.send({"taken": True})
+        return moved
+
+
+def is_ours(header: dict[str, Any], **expected: Any) -> str:
+    """Return why a header is not what this successor awaits, or nothing."""
+    if header.get("version") not in READABLE:
+        return f"the state is of version {header.get('version')}, and this is version {VERSION}"
+    about = header.get("about")
+    if not isinstance(about, dict):
+        return "the state does not say whose it is"
+    for name, value in expected.items():
+        if about.get(name) != value:
+            return f"the state is of {name} {about.get(name)}, and this is {name} {value}"
+    return ""
+
+
+def _chunks(tensors: Tensors, peek: Peek | None = None) -> Iterator[tuple[memoryview, Any]]:
+    for tensor in tensors.values():
+        data, keep = host_bytes(tensor, peek)
+        for begin in range(0, len(data), CHUNK_BYTES):
+            yield data[begin : begin + CHUNK_BYTES], keep
+
+
+def _is_right(chunk: memoryview, crc: int) -> bool:
+    return zlib.crc32(chunk) == crc
+
+
+def _proof(token: str, who: str, nonces: bytes) -> bytes:
+    return hmac.digest(token.encode(), f"skep {who} ".encode() + nonces, "sha256")
