@@ -10,10 +10,12 @@ from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
-    changing,
+    coming_back,
+    leaving,
     moving,
     packing,
     placing,
+    requests,
     resizing,
     returns,
     trials,
@@ -75,7 +77,7 @@ def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | Non
             return None
     if not _calm(job) or job.state is not State.RUNNING or not job.known:
         return None
-    refused = changing.refusal(state, job, wish)
+    refused = requests.refusal(state, job, wish)
     return None if refused is not None and refused.why is Reason.NOT_RUNNING else refused
 
 
@@ -98,11 +100,11 @@ def borrow(tx: Transaction, job: JobState, now: Instant) -> int:
     """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
     if job.change is not None or job.successor is not None:
         return 0
-    return changing.returns_now(tx, job, now) or _elsewhere(tx, job, (), now, turn=False)
+    return coming_back.returns_now(tx, job, now) or _elsewhere(tx, job, (), now, turn=False)
 
 
 def _home(tx: Transaction, job: JobState, now: Instant) -> int:
-    cost = changing.returns_now(tx, job, now)
+    cost = coming_back.returns_now(tx, job, now)
     if cost:
         if not placing.promote(tx, job, now, home=True):
             tx.soft.planned[job.spec.vc].going[job.job] = None
@@ -120,7 +122,7 @@ def _elsewhere(
     to = ",".join(nodes)
     if job.change is not None or job.job in tx.soft.planned[job.spec.vc].returning:
         return 0
-    if not job.known or changing.refusal(tx.state, job, AskMigrate(job=job.job, to=to)) is not None:
+    if not job.known or requests.refusal(tx.state, job, AskMigrate(job=job.job, to=to)) is not None:
         return 0
     planned = tx.soft.planned[job.spec.vc]
     before = planned.tried.get(job.job)
@@ -159,16 +161,16 @@ def _preempt(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
         tx.record(ReservationDropped(job=job.job, attempt=job.following, why=WHY))
         return 1
     resumes = job.state is State.SUSPENDED and job.change is not None
-    if job.released or resumes or changing.awaits_size(job):
+    if job.released or resumes or leaving.awaits_size(job):
         return 0  # It has none; or the plan after the change says it again.
-    return len(job.live) * changing.give_way(tx, job, now, detail, memory=False, why=WHY)
+    return len(job.live) * leaving.give_way(tx, job, now, detail, memory=False, why=WHY)
 
 
 def _suspend(tx: Transaction, job: JobState, detail: str, now: Instant, owed: int) -> int:
     """Suspend a job with its state in the host's memory; a job that cannot goes on running."""
     if not _calm(job) or job.state is not State.RUNNING or "release" not in job.can:
         return 0
-    changing.suspend(tx, job, now, WHY, release=True, detail=detail, owed=owed)
+    leaving.suspend(tx, job, now, WHY, release=True, detail=detail, owed=owed)
     return len(job.live)
 
 
@@ -190,7 +192,7 @@ def _pack(tx: Transaction, job: JobState, action: Pack, now: Instant) -> int:
 def _unpack(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
     if not _calm(job) or not _changes(job) or not sharing.shares(tx.state, job):
         return 0
-    changing.leave(tx, job, None, now, detail)
+    leaving.leave(tx, job, None, now, detail)
     return len(job.live)
 
 
@@ -237,4 +239,4 @@ def _changes(job: JobState) -> bool:
 
 def _able(state: ClusterState, job: JobState, wish: Ask) -> bool:
     ready = _calm(job) and _changes(job) and job.known
-    return ready and changing.refusal(state, job, wish) is None
+    return ready and requests.refusal(state, job, wish) is None

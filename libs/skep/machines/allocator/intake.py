@@ -7,7 +7,16 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changing, ends, moving, outbox, spanning, timers
+from skep.machines.allocator import (
+    cellwork,
+    changing,
+    ends,
+    moving,
+    outbox,
+    requests,
+    spanning,
+    timers,
+)
 from skep.machines.allocator.ends import ended, part_gone
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems
@@ -51,7 +60,7 @@ def admitted(tx: Transaction, fact: ServiceFact, now: Instant) -> None:
         case CancelAsked():
             _cancel(tx, fact.job, now)
         case ChangeAsked():
-            changing.ask(tx, fact, now)
+            requests.ask(tx, fact, now)
         case _:
             pass  # Refusals, keys and admission's own views are not placement.
 
@@ -101,7 +110,7 @@ def member_started(tx: Transaction, event: MemberStarted, now: Instant) -> None:
     if job.state is State.BOUND and Part.BOUND not in job.parts.values():
         tx.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
         outbox.limit(tx, job, now)
-        changing.follow(tx, job, now)
+        requests.follow(tx, job, now)
     elif job.state is State.RUNNING:
         outbox.command(tx, event.node, job.job, job.attempt, now)
 
@@ -116,7 +125,7 @@ def member_exited(tx: Transaction, event: MemberExited, now: Instant) -> None:
     if job is None or job.attempt != event.attempt:
         if job is not None:
             moving.exited(tx, job, event, now)
-            changing.follow(tx, job, now)
+            requests.follow(tx, job, now)
     elif job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(tx.state, job, event):
         pass  # Said again, or of an earlier part.
     elif spanning.exited(tx, job, event, now):

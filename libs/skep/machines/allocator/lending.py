@@ -31,7 +31,7 @@ import heapq
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, State
 from skep.ledger.queue import Entry
-from skep.machines.allocator import cellwork, changing, outbox, placing, returns, views
+from skep.machines.allocator import cellwork, coming_back, outbox, placing, returns, rounds, views
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.line import Line
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome
@@ -145,7 +145,7 @@ def take_turn(tx: Transaction, job: JobState, now: Instant) -> Outcome:
         return Done(len(job.live))
     if job.state is State.RUNNING and job.known:
         if "checkpoint" in job.can:
-            changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
+            rounds.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
             return LEAVING
         if placing.promote(tx, job, now, home=True):
             return Done(len(job.live))
@@ -158,10 +158,10 @@ def _from_where_it_stands(tx: Transaction, job: JobState, now: Instant) -> Outco
 
     Its node may have other users: those that were lent those GPUs leave them.
     """
-    cost = changing.returns_now(tx, job, now)
+    cost = coming_back.returns_now(tx, job, now)
     if cost and placing.promote(tx, job, now, home=True):
         return Done(cost)
-    if not cost and changing.reclaim(tx, job, now, views.lines(tx)):
+    if not cost and coming_back.reclaim(tx, job, now, views.lines(tx)):
         return LEAVING
     tx.soft.anew[job.job] = None
     outbox.stop(tx, job, Reason.TO_OWN_CELLS, now)

@@ -32,9 +32,10 @@ from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cellwork, changes, outbox, rounds, settings, timers
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.rounds import Round
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after, seconds
-from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
+from skep.wire.changes import Goal, MemberAnswered, MemberLearned, Result
 from skep.wire.commands import Move, Resume, Suspend, Target
 from skep.wire.facts import GhostGone
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorLoaded, SuccessorReady
@@ -85,20 +86,8 @@ def begin(
             trace=job.trace,
         )
     )
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=tx.state.order + 1,
-            goal=Goal.MIGRATE,
-            change=Move(targets=()),
-            nodes=(),
-            why=why,
-            at=now,
-            ask=changes.number(job, why),
-            trace=job.trace,
-        )
-    )
+    begins = Round(Goal.MIGRATE, Move(targets=()), (), why, changes.number(job, why))
+    rounds.send(tx, job, begins, now)
     for member in made:
         outbox.command(tx, member.node, job.job, attempt, now)
     tx.soft.set_timer(timers.SuccessorDeadline(job.job, attempt), after(now, settings.READY_WITHIN))
@@ -206,24 +195,8 @@ def _tell(
 ) -> None:
     told = tuple(job.live) if nodes is None else nodes
     assert job.change is not None, job
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=tx.state.order + 1,
-            goal=Goal.MIGRATE,
-            change=change,
-            nodes=told,
-            detail=detail,
-            why=job.change.why,
-            at=now,
-            round=number,
-            undoing=undoing,
-            trace=job.trace,
-        )
-    )
-    for name in told:
-        outbox.command(tx, name, job.job, job.attempt, now)
+    sent = Round(Goal.MIGRATE, change, told, job.change.why, 0, number, undoing, detail)
+    rounds.send(tx, job, sent, now)
 
 
 # --- what the source says ----------------------------------------------------------------------

@@ -24,11 +24,12 @@ from skep.cells.topology import Topology
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changes, outbox, returns
+from skep.machines.allocator import cellwork, changes, outbox, returns, rounds
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.rounds import Round
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
+from skep.wire.changes import AskPack, Goal, GpusRegained, Result
 from skep.wire.commands import Resume, Share
 from skep.wire.facts import JobBound, Member, ReservationDropped
 from skep.wire.packs import GpusShared, Mode
@@ -138,7 +139,8 @@ def _regain(
     tx.record(
         GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now, members=moved)
     )
-    _tell(tx, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
+    resumes = Round(Goal.RESUME, Resume(), tuple(job.live), why, changes.number(job, why))
+    rounds.send(tx, job, resumes, now)
 
 
 def _decision(
@@ -350,33 +352,5 @@ def lower(tx: Transaction, job: JobState, now: Instant) -> bool:
     if (share.share, share.beside) == job.told:
         return False
     why = Reason.PACKED if share.beside else Reason.ALONE
-    _tell(tx, job, Goal.SHARE, share, why, now)
+    rounds.send(tx, job, Round(Goal.SHARE, share, tuple(job.live), why), now)
     return True
-
-
-def _tell(
-    tx: Transaction,
-    job: JobState,
-    goal: Goal,
-    change: Share | Resume,
-    why: Reason,
-    now: Instant,
-    *,
-    ask: int = 0,
-) -> None:
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=tx.state.order + 1,
-            goal=goal,
-            change=change,
-            nodes=tuple(job.live),
-            why=why,
-            at=now,
-            ask=ask,
-            trace=job.trace,
-        )
-    )
-    for name in job.live:
-        outbox.command(tx, name, job.job, job.attempt, now)

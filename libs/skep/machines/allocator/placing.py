@@ -20,7 +20,16 @@ from skep.cells.nodes import NodeState
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changing, moving, quota, returns, servers, suspects
+from skep.machines.allocator import (
+    cellwork,
+    leaving,
+    moving,
+    quota,
+    returns,
+    rounds,
+    servers,
+    suspects,
+)
 from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.transaction import Transaction
@@ -150,12 +159,12 @@ def _leaves(tx: Transaction, job: JobState, now: Instant) -> bool:
     if job.state is not State.RUNNING or job.cancelled:
         return False
     if job.change is not None:
-        return job.change.why in changing.MAKES_ROOM
+        return job.change.why in leaving.MAKES_ROOM
     if not job.known:
         return True
     if "checkpoint" not in job.can:
         return False
-    changing.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
+    rounds.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
     return True
 
 
@@ -391,7 +400,7 @@ def stop_victim(
     victim = tx.state.jobs.get(ids.job_of(name))
     current = victim is not None and ids.attempt_id(victim.job, victim.attempt) == name
     if victim is not None and current:
-        return changing.give_way(tx, victim, now, f"for {job.job}", memory=memory)
+        return leaving.give_way(tx, victim, now, f"for {job.job}", memory=memory)
     if victim is not None and victim.succeeds(ids.number_of(name)):
         moving.undo(tx, victim, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
         return True

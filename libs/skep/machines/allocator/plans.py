@@ -19,7 +19,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     acting,
     cellwork,
-    changing,
+    coming_back,
     outcome,
     placing,
     quota,
@@ -92,7 +92,7 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
             job = _job(tx.state, planned, name)
             waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
-                cost = changing.returns_now(tx, job, now)
+                cost = coming_back.returns_now(tx, job, now)
                 placing.promote(tx, job, now)
                 taken, waits = taken + cost, not cost
                 # Others may have them for good by now, or they are bad: then there is no hope here.

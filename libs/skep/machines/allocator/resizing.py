@@ -22,11 +22,12 @@ from skep.cells.holds import Placement
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork, changes, outbox, ranks, spanning
+from skep.machines.allocator import cellwork, changes, ranks, rounds, spanning
 from skep.machines.allocator.outcome import Refused
+from skep.machines.allocator.rounds import Round
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.changes import Goal, JobChanging
+from skep.wire.changes import Goal
 from skep.wire.commands import Resize
 from skep.wire.facts import Member
 from skep.wire.reasons import Reason
@@ -90,31 +91,16 @@ def begin(
     if len(job.live) > 1:
         spanning.begin(tx, job, name, workers, port, now=now, why=why)
         return None
-    order = tx.state.order + 1
-    # An order is never used twice, and neither may a generation be.
     resize = Resize(
-        generation=order,
+        generation=tx.state.order + 1,  # An order is never used twice, neither may a generation be.
         world=workers,
         master_port=port,
         servers=servers,
         ranks=ranks.plans(job.members[name], workers),
         master_address=node.joined.address,
     )
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=order,
-            goal=Goal.RESIZE,
-            change=resize,
-            nodes=(name,),
-            why=why,
-            at=now,
-            ask=changes.number(job, why),
-            trace=job.trace,
-        )
-    )
-    outbox.command(tx, name, job.job, job.attempt, now)
+    begins = Round(Goal.RESIZE, resize, (name,), why, changes.number(job, why))
+    rounds.send(tx, job, begins, now)
     return None
 
 

@@ -1,12 +1,21 @@
-"""The common mini-batch of a gang on several nodes: which one is named to all, round by round.
+"""The rounds of a change: what is sent to which nodes of an attempt, and which mini-batch is named.
 
-No clock is shared. The first one named is almost always past, and a rank that is past it says where
-it is; the next is counted from there (the two-phase clock; DL2, section 4.2).
+A gang on several nodes must stop after the same mini-batch. No clock is shared. The first one named
+is almost always past, and a rank that is past it says where it is; the next is counted from there
+(the two-phase clock; DL2, section 4.2).
 """
 
 from __future__ import annotations
 
-from skep.ledger.job_state import OpenChange
+from typing import NamedTuple
+
+from skep.ledger.job_state import JobState, OpenChange
+from skep.machines.allocator import outbox
+from skep.machines.allocator.transaction import Transaction
+from skep.units import Instant
+from skep.wire.changes import Goal, JobChanging
+from skep.wire.commands import Change
+from skep.wire.reasons import Reason
 
 FIRST_STEP = 1
 """The mini-batch first named to a gang on several nodes: almost always past, and a rank that is
@@ -23,3 +32,77 @@ def later(change: OpenChange) -> int | None:
         return None
     margin: int = MARGIN * MARGIN_GROWS ** (change.round - 1)
     return change.far + margin
+
+
+class Round(NamedTuple):
+    """One round of a change.
+
+    Attributes:
+        goal: What the whole change is for.
+        change: What the nodes are to do in this round.
+        nodes: Which nodes; each has to answer.
+        why: The reason of the whole change.
+        ask: The number of the request that it follows from; 0: of none.
+        number: Which round it is, from 1 on.
+        undoing: Whether it takes back what an earlier round did.
+        detail: What is the matter, in words.
+        owed: The slices of GPU time that the job is owed for it (`JobChanging.owed`).
+    """
+
+    goal: Goal
+    change: Change
+    nodes: tuple[str, ...]
+    why: Reason
+    ask: int = 0
+    number: int = 1
+    undoing: bool = False
+    detail: str = ""
+    owed: int = 0
+
+
+def following(change: OpenChange, what: Change, nodes: tuple[str, ...]) -> Round:
+    """Return a further round of an open change, of the same number."""
+    ask = change.asked.number if change.asked is not None else 0
+    return Round(change.goal, what, nodes, change.why, ask, change.round, detail=change.detail)
+
+
+def send(tx: Transaction, job: JobState, of: Round, now: Instant) -> None:
+    """Record a round of a change of an attempt, and send it to its nodes."""
+    tx.record(
+        JobChanging(
+            job=job.job,
+            attempt=job.attempt,
+            order=tx.state.order + 1,
+            goal=of.goal,
+            change=of.change,
+            nodes=of.nodes,
+            why=of.why,
+            at=now,
+            round=of.number,
+            undoing=of.undoing,
+            ask=of.ask,
+            detail=of.detail,
+            trace=job.trace,
+            owed=of.owed,
+        )
+    )
+    for name in of.nodes:
+        outbox.command(tx, name, job.job, job.attempt, now)
+
+
+def begin(
+    tx: Transaction,
+    job: JobState,
+    goal: Goal,
+    change: Change,
+    now: Instant,
+    *,
+    why: Reason,
+    detail: str = "",
+    owed: int = 0,
+) -> None:
+    """Begin a change of every part of an attempt."""
+    asks = why in (Reason.REQUESTED, Reason.UNPACKED)
+    ask = job.asked.number if job.asked is not None and asks else 0
+    first = Round(goal, change, tuple(job.live), why, ask, detail=detail, owed=owed)
+    send(tx, job, first, now)

@@ -18,7 +18,7 @@ from skep.ledger.queue import Entry, Head
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     cellwork,
-    changing,
+    coming_back,
     lending,
     outcome,
     packing,
@@ -110,7 +110,7 @@ def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
 
 
 def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
-    changing.come_back(tx, now)
+    coming_back.come_back(tx, now)
     return NONE
 
 
@@ -239,9 +239,9 @@ def _take_back(tx: Transaction, now: Instant) -> None:
         lent = views.lines(tx)
         waits = job is not None and job.away and job.change is None
         if job is not None and waits and not views.behind(tx, job, lent):
-            if changing.returns_now(tx, job, now):
+            if coming_back.returns_now(tx, job, now):
                 placing.promote(tx, job, now, home=job.lent)
-            elif changing.reclaim(tx, job, now, lent):
+            elif coming_back.reclaim(tx, job, now, lent):
                 continue  # The others have yet to leave.
         del tx.soft.returning[name]
         tx.soft.changes += 1  # Those GPUs are no longer kept for it.

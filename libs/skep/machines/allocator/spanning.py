@@ -19,10 +19,11 @@ as they come, and leave in the reverse order.
 from __future__ import annotations
 
 from skep.ledger.job_state import JobState, OpenChange, State
-from skep.machines.allocator import changes, outbox, resize_ends
+from skep.machines.allocator import changes, outbox, resize_ends, rounds
+from skep.machines.allocator.rounds import Round
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.changes import Goal, JobChanging, MemberAnswered
+from skep.wire.changes import Goal, MemberAnswered
 from skep.wire.commands import Resize
 from skep.wire.node import Manner, MemberExited, MemberReady
 from skep.wire.reasons import Reason
@@ -41,9 +42,8 @@ def begin(
 ) -> None:
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
-    order = tx.state.order + 1
     resize = Resize(
-        generation=order,
+        generation=tx.state.order + 1,
         world=workers,
         ranks=(),
         master_port=port,
@@ -51,22 +51,8 @@ def begin(
         master_address=tx.state.nodes[at].joined.address,
         prepare=True,
     )
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=order,
-            goal=Goal.RESIZE,
-            change=resize,
-            nodes=tuple(nodes),
-            why=why,
-            at=now,
-            ask=changes.number(job, why),
-            trace=job.trace,
-        )
-    )
-    for name in nodes:
-        outbox.command(tx, name, job.job, job.attempt, now)
+    begins = Round(Goal.RESIZE, resize, tuple(nodes), why, changes.number(job, why))
+    rounds.send(tx, job, begins, now)
 
 
 # --- what nodes say ----------------------------------------------------------------------------
@@ -254,23 +240,6 @@ def _record(
     undoing: bool,
     detail: str,
 ) -> None:
-    asked = change.asked.number if change.asked is not None else 0
-    tx.record(
-        JobChanging(
-            job=job.job,
-            attempt=job.attempt,
-            order=tx.state.order + 1,
-            goal=Goal.RESIZE,
-            change=resize,
-            nodes=tuple(nodes),
-            at=now,
-            why=change.why,
-            round=number,
-            undoing=undoing,
-            ask=asked,
-            detail=detail,
-            trace=job.trace,
-        )
-    )
-    for name in nodes:
-        outbox.command(tx, name, job.job, job.attempt, now)
+    following = rounds.following(change, resize, tuple(nodes))
+    sent = following._replace(number=number, undoing=undoing, detail=detail)
+    rounds.send(tx, job, sent, now)

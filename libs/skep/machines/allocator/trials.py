@@ -25,7 +25,7 @@ from skep.ledger.job_state import JobState, State
 from skep.ledger.records import Undo
 from skep.ledger.state import ClusterState
 from skep.ledger.trial_facts import MOVES, counted, families, key
-from skep.machines.allocator import caches, changing, moving, paces, resizing
+from skep.machines.allocator import caches, leaving, moving, paces, requests, resizing
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
@@ -205,7 +205,7 @@ def _goes_back(tx: Transaction, trial: TrialBegun, now: Instant) -> str:
         return "it shared its GPUs there"
     if job.asked is not None or not job.known:
         return "something else is asked of it"
-    against = changing.refusal(tx.state, job, AskMigrate(job=job.job, to=to))
+    against = requests.refusal(tx.state, job, AskMigrate(job=job.job, to=to))
     if against is None:
         against = moving.begin(tx, job, to, now, Reason.TRIAL_LOSES)
     return "" if against is None else f"{against.why}: {against.detail}"
@@ -269,7 +269,7 @@ def _put_back(tx: Transaction, job: JobState, undo: Undo, now: Instant) -> None:
     One that stands without being asked to is left alone until it runs.
     """
     if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
-        changing.leave(tx, job, None, now, "after a trial")
+        leaving.leave(tx, job, None, now, "after a trial")
     ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
     if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(tx.state, job)):
         resizing.begin(tx, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
