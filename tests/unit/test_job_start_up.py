@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skep_job.observe.training_process import parts
+from skep_job.process.rank_part import parts
 from tests.support.job_agent import DEADLINE_S, LIBS, JobAgent, job_agent
 from tests.unit.test_job_hooks import FAKE_TORCH, TRAIN
 

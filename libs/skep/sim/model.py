@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
-from skep.sim import held, moves, returns, sizes
+from skep.sim import moves, returns, sharing, sizes
 from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
+from skep.sim.modelled import ModelJob, ModelNode
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
 from skep.sim.tried import Tried
@@ -69,7 +68,6 @@ from skep.wire.node import Manner, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
-from skep.wire.spec import JobSpec
 from skep.wire.trials import TrialMessage
 
 
@@ -134,48 +132,6 @@ class AdmissionModel:
         require(len(active) <= jobs_max, "I8", f"{vc} has {len(active)} of {jobs_max} jobs")
 
 
-class ModelJob(msgspec.Struct):
-    """An unfinished job, as the log has it."""
-
-    spec: JobSpec
-    queued: bool = True
-    attempt: int = 0
-    spent: int = 0
-    order: int = 0
-    members: dict[str, Member] = {}
-    gone: dict[str, MemberGone] = {}
-    ran: dict[str, None] = {}
-    stopping: Reason | None = None
-    claims: bool = False
-    guaranteed: bool = False
-    suspended: bool = False
-    changing: JobChanging | None = None
-    answers: dict[str, MemberAnswered] = {}
-    before: dict[str, Member] = {}
-    """What it had before it got GPUs again, until it runs on those."""
-    size: int = 0
-    """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
-
-    @property
-    def workers(self) -> int:
-        """Return how many ranks train, or are to."""
-        return self.size or self.spec.resources.workers
-
-    @property
-    def ranks(self) -> int:
-        """Return for how many ranks it has GPUs."""
-        return sum(len(member.devices) for member in self.members.values())
-
-
-class ModelNode(msgspec.Struct):
-    """A node, as the log has it."""
-
-    identity: str
-    lost: bool = False
-    drained: bool = False
-    clearing: bool = False
-
-
 class AllocatorModel:
     """What the allocator's log says.
 
@@ -228,7 +184,7 @@ class AllocatorModel:
         """By VC: its policy."""
         self.fallen: dict[str, None] = {}
         """VCs whose policy failed: first come, first served meanwhile."""
-        self.tried = Tried(self)
+        self.tried = Tried(self.jobs, self.gpus)
         self.submitted: dict[str, Instant] = {}
         self._yielded: dict[str, None] = {}
         """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""
@@ -267,7 +223,7 @@ class AllocatorModel:
                     self._stops(fact)
                 case _:
                     self._of_changes(fact)
-        held.left(self, facts)
+        sharing.left(self, facts)
 
     def _waits(self, fact: JobWaits) -> None:
         """Take why a job waits."""
@@ -292,7 +248,7 @@ class AllocatorModel:
         """Take that a job lost its VC's cells, or has them."""
         if isinstance(fact, JobPromoted):
             self.attempt_of(fact.job, fact.attempt)
-            for job in held.set_of(self, fact.job, fact.attempt):
+            for job in sharing.set_of(self, fact.job, fact.attempt):
                 job.guaranteed = not job.spec.opportunistic and job.stopping is None
                 self.within_quota(job.spec.vc)
             return
@@ -337,7 +293,7 @@ class AllocatorModel:
             case GangWidened() | GangNarrowed():
                 sizes.resize(self, fact)
             case GpusShared():
-                held.share(self, fact)
+                sharing.share(self, fact)
             case TrialMessage():
                 self.tried.take(fact)
             case BadCellBound() | BadCellReturned():
@@ -470,7 +426,7 @@ class AllocatorModel:
         job.claims = False
         job.guaranteed = any(level for member in fact.members for level in member.levels)
         require(not (packed and job.guaranteed), "I16", f"{name} is packed and got cells as well")
-        job.guaranteed = job.guaranteed or held.inherits(self, name, fact.attempt)
+        job.guaranteed = job.guaranteed or sharing.inherits(self, name, fact.attempt)
         allowed = not (job.guaranteed and job.spec.opportunistic)
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from skep.sim import held
+from skep.sim import sharing
+from skep.sim.modelled import AllocatorLog, ModelJob
 from skep.sim.violation import ViolationError, require
 from skep.wire.commands import Move
 from skep.wire.member import Member
@@ -14,12 +13,9 @@ from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Manner
 from skep.wire.trials import Kind
 
-if TYPE_CHECKING:
-    from skep.sim.model import AllocatorModel, ModelJob
-
 
 def take(
-    model: AllocatorModel, job: ModelJob, fact: SuccessorBound | JobMoved | SuccessorDropped
+    model: AllocatorLog, job: ModelJob, fact: SuccessorBound | JobMoved | SuccessorDropped
 ) -> None:
     """Take one fact."""
     name = fact.job
@@ -45,24 +41,24 @@ def take(
         model.ghosts[member.node, name, attempt] = member
 
 
-def succeeds(model: AllocatorModel, name: str, attempt: int) -> bool:
+def succeeds(model: AllocatorLog, name: str, attempt: int) -> bool:
     """Return whether an attempt is to take over from the one that is the job."""
     successor = model.successors.get(name)
     return successor is not None and successor.attempt == attempt
 
 
-def demote(model: AllocatorModel, name: str, attempt: int) -> None:
+def demote(model: AllocatorLog, name: str, attempt: int) -> None:
     """Have an attempt, and whoever shares its GPUs, or a successor, hold no cells of its VC."""
     if succeeds(model, name, attempt):
         fact = model.successors[name]
         members = tuple(replace(member, levels=()) for member in fact.members)
         model.successors[name] = replace(fact, members=members)
         return
-    for job in held.set_of(model, name, attempt):
+    for job in sharing.set_of(model, name, attempt):
         job.guaranteed = False
 
 
-def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:
+def _bound(model: AllocatorLog, job: ModelJob, fact: SuccessorBound) -> None:
     """A successor has GPUs for every rank that the gang has now."""
     name = fact.job
     free = not job.queued and job.stopping is None and name not in model.successors
@@ -76,7 +72,7 @@ def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:
         model.gpus.take(gpus(member), (name, fact.attempt), f"{name} is to move to")
 
 
-def _is_whole(model: AllocatorModel, job: ModelJob, name: str, successor: SuccessorBound) -> None:
+def _is_whole(model: AllocatorLog, job: ModelJob, name: str, successor: SuccessorBound) -> None:
     """Require that every part of the source has sent its state, and every successor has it."""
     moves = job.changing is not None and isinstance(job.changing.change, Move)
     told = [job.answers.get(node) for node in job.members]

@@ -6,19 +6,15 @@ I15 a suspended attempt returns to the GPUs it had; to others of the same nodes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from skep.sim import held
+from skep.sim import sharing
+from skep.sim.modelled import AllocatorLog, ModelJob
 from skep.sim.moves import gpus
 from skep.sim.violation import require
 from skep.wire.changes import GpusRegained, JobChanged
 from skep.wire.facts import Member
 
-if TYPE_CHECKING:
-    from skep.sim.model import AllocatorModel, ModelJob
 
-
-def regained(model: AllocatorModel, job: ModelJob, fact: GpusRegained) -> None:
+def regained(model: AllocatorLog, job: ModelJob, fact: GpusRegained) -> None:
     """Take it that a suspended attempt has GPUs again."""
     name, attempt = fact.job, (fact.job, fact.attempt)
     require(attempt in model.released, "I12", f"{name} has its GPUs")
@@ -30,10 +26,10 @@ def regained(model: AllocatorModel, job: ModelJob, fact: GpusRegained) -> None:
     job.members = {**job.members, **{member.node: member for member in fact.members}}
     for member in fact.members or live:
         model.gpus.take(gpus(member), attempt, f"{name} got back")
-    job.guaranteed = held.inherits(model, *attempt)
+    job.guaranteed = sharing.inherits(model, *attempt)
 
 
-def refused(model: AllocatorModel, job: ModelJob, fact: JobChanged) -> list[Member]:
+def refused(model: AllocatorLog, job: ModelJob, fact: JobChanged) -> list[Member]:
     """Take it that nobody can go on with other GPUs; return the parts that give them back."""
     attempt = fact.job, fact.attempt
     require(job.suspended and bool(job.before), "I15", f"{fact.job} gives back what it runs on")
@@ -46,7 +42,7 @@ def refused(model: AllocatorModel, job: ModelJob, fact: JobChanged) -> list[Memb
     return left
 
 
-def _others(model: AllocatorModel, job: ModelJob, fact: GpusRegained, live: list[Member]) -> None:
+def _others(model: AllocatorLog, job: ModelJob, fact: GpusRegained, live: list[Member]) -> None:
     told = [model.learned.get((fact.job, fact.attempt, member.node), ()) for member in live]
     able = all("rebind" in can for can in told)
     require(able, "I15", f"{fact.job} goes on with other GPUs and can {told}")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
+from skep.sim.modelled import AllocatorLog
 from skep.sim.moves import gpus
 from skep.sim.violation import require
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Kind
 
-if TYPE_CHECKING:
-    from skep.sim.model import AllocatorModel
 
-
-def resize(model: AllocatorModel, fact: GangWidened | GangNarrowed) -> None:
+def resize(model: AllocatorLog, fact: GangWidened | GangNarrowed) -> None:
     """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
     if isinstance(fact, GangWidened):
         _widen(model, fact)
@@ -23,7 +19,7 @@ def resize(model: AllocatorModel, fact: GangWidened | GangNarrowed) -> None:
         _narrow(model, fact)
 
 
-def _widen(model: AllocatorModel, fact: GangWidened) -> None:
+def _widen(model: AllocatorLog, fact: GangWidened) -> None:
     job, name, more = model.attempt_of(fact.job, fact.attempt), fact.job, fact.member
     still = job.changing is None and job.stopping is None and not job.suspended
     require(still, "I14", f"{name}: {fact} in the middle of something else")
@@ -51,7 +47,7 @@ def _widen(model: AllocatorModel, fact: GangWidened) -> None:
     model.within_quota(job.spec.vc)
 
 
-def _narrow(model: AllocatorModel, fact: GangNarrowed) -> None:
+def _narrow(model: AllocatorLog, fact: GangNarrowed) -> None:
     job, name = model.attempt_of(fact.job, fact.attempt), fact.job
     require(job.stopping is None and not job.suspended, "I14", f"{name}: {fact}")
     before = job.members[fact.node]

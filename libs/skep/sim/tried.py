@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
+from skep.sim.held import Gpus
 from skep.sim.violation import require
 from skep.wire.trials import Kind, TrialBegun, TrialMessage, TrialOver, Verdict
-
-if TYPE_CHECKING:
-    from skep.sim.model import AllocatorModel
 
 CHANGES = {
     Kind.PACK: Kind.PACK,
@@ -19,12 +18,30 @@ CHANGES = {
 """By kind of trial: the change that it tries."""
 
 
+class Runs(Protocol):
+    """What a verdict has to know of a job."""
+
+    queued: bool
+    attempt: int
+    suspended: bool
+
+    @property
+    def stopping(self) -> object:
+        """Return why it is to end, None while it is not."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Return how many ranks train, or are to."""
+        ...
+
+
 class Tried:
     """What is open."""
 
-    def __init__(self, model: AllocatorModel) -> None:
-        """Start with nothing."""
-        self._model = model
+    def __init__(self, jobs: Mapping[str, Runs], gpus: Gpus) -> None:
+        """Start with nothing; `jobs` and `gpus` are what the log says of them at any time."""
+        self._jobs, self._gpus = jobs, gpus
         self.begun = 0
         self.open: dict[int, TrialBegun] = {}
         self.changed: tuple[Kind | None, str, int] = None, "", 0
@@ -70,11 +87,11 @@ class Tried:
     def _is_on(self, trial: TrialBegun) -> None:
         """Require that the jobs of a trial are as it is to have them: else nobody can judge it."""
         for each in trial.jobs:
-            job, attempt = self._model.jobs.get(each.job), (each.job, each.attempt)
+            job, attempt = self._jobs.get(each.job), (each.job, each.attempt)
             runs = job is not None and not job.queued and job.attempt == each.attempt
             runs = runs and job is not None and job.stopping is None and not job.suspended
             require(runs, "I18", f"trial {trial.trial} is judged, and {attempt} does not run")
-            shares = bool(self._model.gpus.partners(attempt))
+            shares = bool(self._gpus.partners(attempt))
             packs = trial.kind is Kind.PACK
             require(shares is packs, "I18", f"trial {trial.trial} is judged: {attempt}, {shares}")
             grown = job is not None and (trial.kind is not Kind.GROW or job.workers == trial.grown)

@@ -19,7 +19,7 @@ from skep.machines.allocator import AllocatorMachine, settings
 from skep.sim.check import Watch
 from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
-from skep.sim.model import ModelJob
+from skep.sim.modelled import ModelJob
 from skep.sim.network import Network
 from skep.sim.processes import Host
 from skep.sim.ranks import greet, serve

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep_job.cooperate.run import Run, UsageError
-from skep_job.cooperate.under import Under
+from skep_job.cooperate.run import Run, Under, UsageError
 from skep_job.link.orders import describe
 from skep_job.observe.reporter import complain
 

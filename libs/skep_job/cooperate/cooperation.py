@@ -78,7 +78,7 @@ class Elastic(Protocol):
 
 
 class Cooperation:
-    """What `skep_job.cooperate.under.Under` asks for, done for one process of a job."""
+    """What `skep_job.cooperate.run.Under` asks for, done for one process of a job."""
 
     active = True
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from skep_job.cooperate.under import Alone, Under
 from skep_job.data.data_position import Feed, Generators
 from skep_job.data.pass_counters import counter_around
+from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
+from skep_job.state.random_state import State
 from skep_job.state.untracked import untracked
 
 NAME_MAX = 64
@@ -46,6 +47,76 @@ class Extra(NamedTuple):
 
     take: Callable[[], Any]
     put: Callable[[Any], None]
+
+
+class Under(Protocol):
+    """What is below a run. Nothing here raises but for what a signal's handler raised."""
+
+    active: bool
+    """Whether the run may have to be continued elsewhere, so that its place must be known."""
+
+    def start(self, run: Run) -> dict[str, Any] | None:
+        """Load what an earlier process left; return its place with `chance`, or None."""
+        ...
+
+    def arrive(self, chance: State) -> None:
+        """Set the random generators to what they were at the place."""
+        ...
+
+    def count(self) -> None:
+        """Note that a mini-batch is done."""
+        ...
+
+    def boundary(self) -> None:
+        """Do what is due: the training is between two mini-batches."""
+        ...
+
+    def report(self, values: dict[str, Any]) -> None:
+        """Tell numbers about the training."""
+        ...
+
+    def sums(self) -> dict[str, float]:
+        """Return those of the told numbers that count in sum, so far."""
+        ...
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Count on from what another rank has counted."""
+        ...
+
+    def shield(self, on: bool) -> None:
+        """Do nothing at boundaries until this is taken back."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """Tell the reader of the job's log."""
+        ...
+
+
+class Alone:
+    """A run outside Skep: loops are loops."""
+
+    active = False
+
+    def start(self, run: Run) -> dict[str, Any] | None:
+        return None
+
+    def arrive(self, chance: State) -> None: ...
+
+    def count(self) -> None: ...
+
+    def boundary(self) -> None: ...
+
+    def report(self, values: dict[str, Any]) -> None: ...
+
+    def sums(self) -> dict[str, float]:
+        return {}
+
+    def go_on_from(self, sums: dict[str, float]) -> None: ...
+
+    def shield(self, on: bool) -> None: ...
+
+    def notice(self, text: str) -> None:
+        complain(text)
 
 
 class Run:

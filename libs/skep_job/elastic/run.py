@@ -20,10 +20,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import skep_job
 from skep_job.cooperate import warm_up
-from skep_job.cooperate.run import Batches, Run, UsageError
-from skep_job.cooperate.under import Alone, Under
+from skep_job.cooperate.run import Alone, Batches, Run, Under, UsageError
 from skep_job.elastic.data_shares import Shares
 from skep_job.elastic.gang import Gang
 from skep_job.elastic.parts import Rules, Seat
@@ -49,7 +47,11 @@ class ElasticRun(Run):
     def join(self, under: Under | None) -> None:
         """Join the gang as the environment says, or be ready to. Called once, by `init`."""
         self._under = under or Alone()
-        observation = skep_job.current() if under is not None else None
+        observation = None
+        if under is not None:
+            from skep_job.observe.observation import current
+
+            observation = current()
         if observation is not None:
             self._tally = tally = observation.tally
             self.gang.step_ns = lambda: tally.count().step_ns

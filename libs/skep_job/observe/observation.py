@@ -16,8 +16,8 @@ from skep_job.link.settings import Settings, Unobserved, read
 from skep_job.observe.reporter import Reporter
 from skep_job.observe.step_counter import Tally
 from skep_job.observe.torch_hooks import TorchHooks
-from skep_job.observe.training_process import parts
 from skep_job.process.memory import memory_bytes
+from skep_job.process.rank_part import parts
 
 
 class Observation(NamedTuple):

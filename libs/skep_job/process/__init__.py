@@ -1,1 +1,1 @@
-"""Facts of the process: how much memory it holds, how it ends."""
+"""Facts of the process: its place in its rank, its memory, its end."""

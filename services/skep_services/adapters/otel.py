@@ -13,32 +13,16 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import msgspec
-
 from skep.wire import codec, subjects
+from skep_services.adapters.stored_span import SAMPLED, StoredSpan
 from skep_services.ports import Bus
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 GATHERED_MAX = 2_000
 """Spans held between two flushes; a flush follows every batch of decisions, so this is never
 reached unless the bus is away, and then the oldest go."""
-SAMPLED = 1
-"""The flag of a traceparent that asks for spans."""
 FLUSH_MAX = 500
 """Spans in one message: about 200 KiB."""
-
-
-class StoredSpan(msgspec.Struct, frozen=True, gc=False):
-    """One finished span as the gateway keeps it; ids in hex, times in wall-clock ns."""
-
-    trace_id: str
-    span_id: str
-    parent_id: str
-    name: str
-    service: str
-    start_ns: int
-    end_ns: int
-    attributes: dict[str, Any]
 
 
 class OtelTracer:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from skep_services.adapters.otel import SAMPLED, StoredSpan
+from skep_services.adapters.stored_span import SAMPLED, StoredSpan
 
 
 class _SameIds(IdGenerator):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from skep_services.cli import exits, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
+from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column
-from skep_services.cli.show import problem_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from skep_services.cli import exits, render, specs
 from skep_services.cli.client import query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
+from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, duration, printable
-from skep_services.cli.show import problem_text
 from skep_services.cli.submit import default_vc, encode
 
 FIGURES = 4

@@ -12,6 +12,7 @@ from skep_services.cli.jobs import ENDED, eta, why_of
 from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
 from skep_services.cli.plan import tell_what_if
+from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, clock_time, duration, printable
 
 LABEL_COLUMNS = 11
@@ -207,16 +208,6 @@ def _attempt_columns(attempts: list[dict[str, Any]], now_ns: int) -> list[Column
         Column("WHY HERE", [one["why"] or "" for one in attempts], narrow=10, drop=5),
         Column("DETAIL", [one["detail"] or "" for one in attempts], narrow=20, drop=7),
     ]
-
-
-def problem_text(problem: dict[str, Any]) -> str:
-    """Return one line about something wrong with a spec."""
-    text = f"{problem.get('path', '$')}: {problem.get('text', '')}"
-    if problem.get("reason"):
-        text += f" ({problem['reason']})"
-    if problem.get("suggestion"):
-        text += f": {problem['suggestion']}"
-    return printable(text)
 
 
 def options_why(parser: ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from skep_services.cli import exits, files, specs
 from skep_services.cli.client import Client
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
-from skep_services.cli.show import problem_text
+from skep_services.cli.problems import problem_text
 from skep_services.cli.specs import Document
 
 

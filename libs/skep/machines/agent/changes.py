@@ -19,7 +19,6 @@ comes back tries anew under a higher serial, which fences what the ranks were to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -49,6 +48,7 @@ from skep.machines.agent.drives import (
     within,
 )
 from skep.machines.agent.known import Abilities
+from skep.machines.agent.owner import Owner
 from skep.machines.agent.parts import (
     EvictRun,
     FreezeRun,
@@ -97,9 +97,6 @@ from skep.wire.talk import (
     Suspended,
 )
 
-if TYPE_CHECKING:
-    from skep.machines.agent.machine import AgentMachine
-
 MEETING = "the meeting place"
 NEXT = "the next command"
 LEAVE_WAIT = seconds(5)
@@ -110,7 +107,7 @@ its state is with the others, and a job may wait for its GPUs."""
 class Changes:
     """Carries out ChangeJob commands for an agent; everything here but its facts is soft."""
 
-    def __init__(self, agent: AgentMachine) -> None:
+    def __init__(self, agent: Owner) -> None:
         """Work for `agent`, which records and calls."""
         self._agent = agent
         self.soft = Soft()

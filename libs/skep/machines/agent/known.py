@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skep.machines.agent.drives import Soft
+from skep.machines.agent.owner import Owner
 from skep.machines.agent.parts import PartKey, PartState
 from skep.units import Instant, after, seconds
 from skep.wire.node import Door, MemberKnown, MemberLoaded, MemberReady, Tier
 from skep.wire.part_facts import PartKnown, PartLoaded, PartReady
 from skep.wire.talk import Can
-
-if TYPE_CHECKING:
-    from skep.machines.agent.machine import AgentMachine
 
 KNOWN_AFTER = seconds(30)
 """How long ranks may take to say what they can do before the job is called opaque: importing a
@@ -26,7 +22,7 @@ assert len(TIERS) == len(Tier)
 class Abilities:
     """Puts together what the ranks of each part say of themselves."""
 
-    def __init__(self, agent: AgentMachine, soft: Soft) -> None:
+    def __init__(self, agent: Owner, soft: Soft) -> None:
         """Share what `agent` knows, and what is soft."""
         self._agent, self._soft = agent, soft
         self.listens = True
