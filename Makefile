@@ -83,9 +83,10 @@ lint: $(READY) ## Check with ruff
 types: $(READY) ## Check types with mypy
 	@echo "mypy"; $(BIN)/mypy --no-error-summary
 
-imports: $(READY) ## Check the import contracts
+imports: $(READY) ## Check the import contracts, and that no modules import one another in a circle
 	@echo "lint-imports"; $(BIN)/lint-imports > $(VENV)/imports.log 2>&1 || \
 	  { cat $(VENV)/imports.log >&2; exit 1; }
+	@echo "import cycles"; $(BIN)/python -m tools.import_cycles
 
 tidy: $(READY) ## Check the house rules that no other tool knows
 	@echo "tidy"; $(BIN)/python -m tools.tidy
