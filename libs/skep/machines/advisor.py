@@ -19,9 +19,9 @@ become something else (`perf.outlook`): what a policy sees of rates is that.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 
 from skep.ids import job_id, job_sequence
+from skep.ledger import runs
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf import predict
 from skep.perf.outlook import Outlooks, Runner
@@ -32,21 +32,9 @@ from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
-from skep.wire.facts import (
-    CellsSet,
-    End,
-    EpochBegan,
-    JobBound,
-    JobEnded,
-    JobQueued,
-    JobRequeued,
-    NodeAdded,
-)
+from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
-from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import NodeJoined
-from skep.wire.packs import GpusShared
-from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import PRIORITY_MAX
 from skep.wire.trials import Judged
 
@@ -81,9 +69,8 @@ assert 2 * RESEND_AFTER < EXPIRES_AFTER
 assert ADVISE_EVERY < RESEND_AFTER
 
 
-@dataclass(slots=True)
-class _Job:
-    """An unfinished job: `attempt` is 0 while it waits."""
+class _Job(runs.Run, kw_only=True, gc=False):
+    """An unfinished job and its run: `attempt` is 0 while it waits."""
 
     job: str
     position: int
@@ -93,7 +80,6 @@ class _Job:
     gpus: int
     gpu_type: str
     total: int | None
-    attempt: int = 0
     ran_on: str = ""
     steps: int = 0
     rate_milli: int = 0
@@ -101,11 +87,6 @@ class _Job:
     vc: str = ""
     each: int = 1
     """GPUs of a worker."""
-    nodes: tuple[str, ...] = ()
-    shares: bool = False
-    """The attempt has been on GPUs with others."""
-    successor: tuple[str, ...] = ()
-    """The nodes of the attempt that is to take over."""
 
 
 class AdvisorMachine:
@@ -206,15 +187,13 @@ class AdvisorMachine:
     # --- what is known -----------------------------------------------------------------------
 
     def _fact(self, fact: ServiceFact, now: Instant) -> None:
+        """Take over one fact of the allocator."""
+        delta = runs.apply(self._jobs, fact)
+        if delta is not runs.NO_CHANGE:
+            self._follow(delta)
         match fact:
             case JobQueued():
                 self._admit(fact)
-            case JobBound():
-                self._bind(fact)
-            case JobRequeued():
-                job = self._jobs.get(fact.job)
-                if job is not None and job.attempt:
-                    self._wait(job)
             case JobEnded():
                 self._end(fact)
             case NodeAdded():
@@ -223,12 +202,22 @@ class AdvisorMachine:
                 self._plan(cluster)
             case EpochBegan():
                 self._outlooks.again(now)
-            case SuccessorBound() | SuccessorDropped() | JobMoved():
-                self._move(fact)
-            case GangWidened() | GangNarrowed() | GpusShared():
-                self._change(fact)
             case _:
-                pass  # Everything else moves no job in or out of the queue, nor elsewhere.
+                pass  # What it says about runs was all.
+
+    def _follow(self, delta: runs.RunDelta) -> None:
+        """Take over what a fact changed in the run of a job."""
+        for name in delta.shares:
+            self._shares(name)
+        job = self._jobs.get(delta.job)
+        if job is None:
+            return
+        if delta.waits:
+            self._wait(job)
+        if delta.began:
+            self._leave(job)
+        if delta.placed:
+            self._begins(job)
 
     def _plan(self, cluster: Cluster) -> None:
         """Follow the jobs of VCs that have a policy now."""
@@ -263,8 +252,7 @@ class AdvisorMachine:
         self._wait(job)
 
     def _wait(self, job: _Job) -> None:
-        job.attempt, job.steps, job.rate_milli, job.learned = 0, 0, 0, False
-        job.nodes, job.successor, job.shares = (), (), False
+        job.steps, job.rate_milli, job.learned = 0, 0, False
         self._outlooks.end(job.job)
         insort(self._queue, job.position)
         self._queued[job.position] = job
@@ -274,16 +262,6 @@ class AdvisorMachine:
         del self._queue[bisect_left(self._queue, job.position)]
         del self._queued[job.position]
         self._changed = True
-
-    def _bind(self, fact: JobBound) -> None:
-        job = self._jobs.get(fact.job)
-        if job is None:
-            return
-        if job.attempt == 0:
-            self._leave(job)
-        job.attempt = fact.attempt
-        job.nodes, job.successor = tuple(member.node for member in fact.members), ()
-        self._begins(job)
 
     def _begins(self, job: _Job) -> None:
         """Follow an attempt that is somewhere, or elsewhere from now on."""
@@ -301,41 +279,9 @@ class AdvisorMachine:
             )
             self._outlooks.begin(runner)
 
-    def _move(self, fact: SuccessorBound | SuccessorDropped | JobMoved) -> None:
-        job = self._jobs.get(fact.job)
-        if job is None or not job.attempt:
-            return
-        match fact:
-            case SuccessorBound():
-                job.successor = tuple(member.node for member in fact.members)
-            case SuccessorDropped():
-                job.successor = ()
-            case JobMoved():
-                job.attempt, job.nodes, job.successor = fact.attempt, job.successor, ()
-                job.shares = False
-                self._begins(job)
-
-    def _change(self, fact: GangWidened | GangNarrowed | GpusShared) -> None:
-        """Take over that an attempt has parts elsewhere, or others on its GPUs."""
-        job = self._jobs.get(fact.job)
-        match fact:
-            case GpusShared():
-                for name in (fact.job, *(name for name, _ in fact.beside)):
-                    self._shares(name)
-            case GangWidened() if job is not None and fact.member.node not in job.nodes:
-                job.nodes = (*job.nodes, fact.member.node)
-                self._begins(job)
-            case GangNarrowed(workers=0) if job is not None:
-                job.nodes = tuple(node for node in job.nodes if node != fact.node)
-                self._begins(job)
-            case _:
-                pass
-
     def _shares(self, name: str) -> None:
         """Note that what a job's mini-batches take says nothing of it alone from now on."""
-        job, runner = self._jobs.get(name), self._outlooks.runners.get(name)
-        if job is not None:
-            job.shares = True
+        runner = self._outlooks.runners.get(name)
         if runner is not None:
             runner.shares = True
 

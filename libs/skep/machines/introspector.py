@@ -29,6 +29,7 @@ What does not fit a bound is shed: telemetry costs quality, never liveness.
 from __future__ import annotations
 
 from skep.ids import job_sequence
+from skep.ledger import runs
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.attempt import Attempt
 from skep.perf.measure import Window
@@ -46,9 +47,8 @@ from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.bounds import ATTEMPT_MAX, INSTANT_MAX
-from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.codec import Facts, ServiceFact, Unreadable
-from skep.wire.facts import EpochBegan, JobBound, JobEnded, JobRequeued
+from skep.wire.facts import EpochBegan
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.trials import Judged, Trials
@@ -95,8 +95,8 @@ JOB_LENGTH_MAX = 19
 JOB_RATE_BYTES_MAX = 250
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
-ALL_ATTEMPTS = ATTEMPT_MAX
-"""A job that ended has no further attempt."""
+NO_RUNS: runs.Runs = {}
+"""Reports say where attempts run: facts are read only for what ends or suspends one."""
 
 assert RATES_JOBS_MAX * JOB_RATE_BYTES_MAX + KIB <= RATES_BYTES_MAX
 assert EMIT_EVERY <= WINDOW < FORGET_AFTER
@@ -261,25 +261,20 @@ class IntrospectorMachine:
         self._ranks -= len(attempt.ranks)
 
     def _fact(self, fact: ServiceFact) -> None:
-        match fact:
-            case JobBound():
-                self._end(fact.job, fact.attempt - 1)
-            case JobRequeued():
-                self._end(fact.job, fact.attempt)
-            case JobEnded():
-                self._end(fact.job, ALL_ATTEMPTS)
-            case JobChanged(result=Result.DONE, goal=Goal.SUSPEND | Goal.RESUME):
-                self._stand(fact)
-            case _:
-                pass  # Everything else changes no attempt.
+        """Take over which attempts are over, and whether one is suspended."""
+        delta = runs.apply(NO_RUNS, fact)
+        if delta.over:
+            self._end(delta.job, delta.over)
+        if delta.suspended is not None:
+            self._stand(delta.job, delta.attempt, suspended=delta.suspended)
 
-    def _stand(self, fact: JobChanged) -> None:
+    def _stand(self, job: str, number: int, *, suspended: bool) -> None:
         """Note that an attempt is suspended, or goes on at a rate that rests on nothing old."""
-        attempt = self._attempts.get(fact.job)
-        if attempt is None or attempt.attempt != fact.attempt:
+        attempt = self._attempts.get(job)
+        if attempt is None or attempt.attempt != number:
             return
-        attempt.stands = fact.goal is Goal.SUSPEND
-        if not attempt.stands:
+        attempt.stands = suspended
+        if not suspended:
             for window in attempt.ranks.values():
                 window.begin_anew()
 
