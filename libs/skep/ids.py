@@ -93,9 +93,3 @@ def job_of_run(token: str) -> str:
 def is_run_of(token: str, attempt: AttemptId) -> bool:
     """Return whether a text names a process of an attempt."""
     return token.rpartition(".")[0] == attempt
-
-
-def is_run_token(text: str) -> bool:
-    """Return whether a text has the form of a process's name."""
-    job, *numbers = text.rsplit(".", 2)
-    return bool(job) and len(numbers) == 2 and all(each.isdecimal() for each in numbers)

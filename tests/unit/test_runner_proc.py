@@ -4,12 +4,14 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import skep_services
 from skep_services.agent import proc
 from skep_services.agent.proc import Process
 
@@ -28,6 +30,12 @@ def sleeper() -> Iterator[Callable[..., int]]:
     for child in children:
         child.kill()
         child.wait()
+
+
+def test_the_runner_needs_the_standard_library_and_the_services_alone() -> None:
+    services = Path(skep_services.__file__).parents[1]
+    script = "import sys; sys.path.append(sys.argv[1]); import skep_services.agent.runner"
+    subprocess.run([sys.executable, "-I", "-S", "-c", script, services], check=True)
 
 
 def test_own_process_is_found() -> None:

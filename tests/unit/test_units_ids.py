@@ -6,7 +6,6 @@ from skep.ids import (
     attempt_id,
     attempt_of_run,
     is_run_of,
-    is_run_token,
     is_token,
     job_and_number,
     job_id,
@@ -72,12 +71,6 @@ def test_a_process_is_called_after_its_attempt_and_rank() -> None:
     assert job_of_run(token) == "j17"
     assert is_run_of(token, attempt_id("j17", 12))
     assert not is_run_of(token, attempt_id("j17", 1))
-    assert is_run_token(token)
-
-
-@pytest.mark.parametrize("text", ["", "j1", "j1.1", ".1.1", "j1.1.x", "j1.x.1", "j1.1.1.", "j1..1"])
-def test_what_is_no_name_of_a_process(text: str) -> None:
-    assert not is_run_token(text)
 
 
 @pytest.mark.parametrize("text", ["a", "node-1", "A_b", "9", "x" * 63])
