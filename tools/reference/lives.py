@@ -7,6 +7,8 @@ from math import hypot
 from skep.ledger.job_state import CHANGE_TRANSITIONS, TRANSITIONS
 from tools.reference.markdown import code, page, table
 
+LONG = 300
+"""From this length on (pixels) the label of an arrow stands nearer to its start."""
 BOX_W, BOX_H, BEND, HEAD = 110.0, 34.0, 26.0, 7.0
 JOB_PLACES = {
     "queued": (140, 210),
@@ -109,7 +111,11 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], label: str) -> tuple[st
     tip = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(bx, by), *wings])
     # The normal points to the side of the bend: the label stands there, off the line.
     nx, ny = uy, -ux
-    tx, ty = (ax + 2 * cx + bx) / 4 + nx * 6, (ay + 2 * cy + by) / 4 + ny * 9 + 3
+    # Long arrows cross others in the middle.
+    at = 0.5 if away < LONG else 0.35
+    parts = (1 - at) ** 2, 2 * at * (1 - at), at**2
+    tx = sum(part * x for part, x in zip(parts, (ax, cx, bx), strict=True)) + nx * 6
+    ty = sum(part * y for part, y in zip(parts, (ay, cy, by), strict=True)) + ny * 9 + 3
     anchor = "start" if nx > 0.7 else "end" if nx < -0.7 else "middle"
     return (
         f'<path d="M{ax:.1f},{ay:.1f} Q{cx:.1f},{cy:.1f} {bx:.1f},{by:.1f}" fill="none"'
