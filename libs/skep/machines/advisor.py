@@ -113,7 +113,15 @@ class AdvisorMachine:
         """A simulation in which nothing is lost may be less busy."""
 
     def decide(self, event: AdvisorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
-        """Return the advice that is due."""
+        """Take over an event and return the advice that is due.
+
+        Args:
+            event: What came. Only the facts of the allocator and rates change something.
+            now: The time. Records that are BACKLOG_LAG older put advice off.
+
+        Returns:
+            Messages only: the order of the queue first, then how jobs go.
+        """
         match event:
             case Facts():
                 if now - event.at > BACKLOG_LAG:
@@ -164,6 +172,12 @@ class AdvisorMachine:
         """Return how long an unfinished job will still run once it runs; None if unknown.
 
         A running job goes on at its own rate as soon as it has one.
+
+        Args:
+            job: The identifier of the job.
+
+        Returns:
+            Nanoseconds. None: the job is not followed, gave no size, or its speed is not known.
         """
         known = self._jobs.get(job)
         if known is None:
@@ -171,7 +185,11 @@ class AdvisorMachine:
         return self._remaining(known)
 
     def check(self) -> None:
-        """Assert that the queue is exactly the jobs that wait, in order, and the bounds."""
+        """Assert that the queue is exactly the jobs that wait, in order, and the bounds.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
         assert sorted(self._queued) == self._queue
         for position, job in self._queued.items():
             assert position == job.position

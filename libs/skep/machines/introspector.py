@@ -129,7 +129,15 @@ class IntrospectorMachine:
         """Those of them that are to be looked at."""
 
     def decide(self, event: IntrospectorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
-        """Return the findings that are due."""
+        """Take over an event and return the findings that are due.
+
+        Args:
+            event: What came. A report that is old, or of an attempt that is over, is passed over.
+            now: The time of this service's clock. Reports bear that of their node.
+
+        Returns:
+            Messages only: rates first, then findings about single jobs, then verdicts on trials.
+        """
         match event:
             case NodeReport():
                 self._report(event, now)
@@ -152,7 +160,11 @@ class IntrospectorMachine:
         return self._due
 
     def check(self) -> None:
-        """Assert the bounds, and that every count is of what is there."""
+        """Assert the bounds, and that every count is of what is there.
+
+        Raises:
+            AssertionError: One of them does not hold.
+        """
         assert self._ranks == sum(len(attempt.ranks) for attempt in self._attempts.values())
         assert self._ranks <= RANKS_MAX
         assert len(self._attempts) <= ATTEMPTS_MAX
@@ -173,47 +185,55 @@ class IntrospectorMachine:
     # --- what is heard -----------------------------------------------------------------------
 
     def _report(self, report: NodeReport, now: Instant) -> None:
-        if not 0 < report.at < INSTANT_MAX:
+        """Take over what a node reports of its jobs, unless that is old or from no time."""
+        if not self._is_news(report):
             return
+        for progress in report.jobs:
+            attempt = self._attempts.get(progress.job)
+            if attempt is None or attempt.attempt != progress.attempt:
+                attempt = self._meet(progress, attempt)
+            if attempt is not None:
+                self._progress(attempt, progress, report.at, now)
+        if len(self._attempts) > len(self._lasting) or self._restless:
+            self._due = min(self._due or _next_second(now), _next_second(now))
+
+    def _is_news(self, report: NodeReport) -> bool:
+        """Return whether a report is a node's latest, and remember when it was made."""
+        if not 0 < report.at < INSTANT_MAX:
+            return False
         latest = self._nodes.get(report.node)
         if latest is not None and latest - CLOCK_STEP < report.at <= latest:
-            return
+            return False
         self._nodes.pop(report.node, None)
         self._nodes[report.node] = report.at
         if len(self._nodes) > NODES_MAX:
             del self._nodes[next(iter(self._nodes))]
-        attempts = self._attempts
-        at = report.at
-        for progress in report.jobs:
-            attempt = attempts.get(progress.job)
-            if attempt is None or attempt.attempt != progress.attempt:
-                attempt = self._meet(progress, attempt)
-                if attempt is None:
+        return True
+
+    def _progress(self, attempt: Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
+        """Take over what was reported of an attempt at `at`, by the clock of its node."""
+        attempt.heard_at = now
+        if progress.lasts or progress.job in self._lasting:
+            self._lasts(attempt, progress, at, now)
+        windows = attempt.ranks
+        if attempt.world != progress.world and attempt.watch is not None:
+            attempt.watch.steady.clear()
+        attempt.world = min(max(0, progress.world), WORLD_MAX)
+        if len(windows) > progress.world:
+            self._leave(attempt, progress.world)
+        for rank in progress.ranks:
+            window = windows.get(rank.rank)
+            if window is None:
+                if self._ranks >= RANKS_MAX or not 0 <= rank.rank < progress.world:
                     continue
-            attempt.heard_at = now
-            if progress.lasts or progress.job in self._lasting:
-                self._lasts(attempt, progress, at, now)
-            windows = attempt.ranks
-            if attempt.world != progress.world and attempt.watch is not None:
-                attempt.watch.steady.clear()
-            attempt.world = min(max(0, progress.world), WORLD_MAX)
-            if len(windows) > progress.world:
-                self._leave(attempt, progress.world)
-            for rank in progress.ranks:
-                window = windows.get(rank.rank)
-                if window is None:
-                    if self._ranks >= RANKS_MAX or not 0 <= rank.rank < progress.world:
-                        continue
-                    window = windows[rank.rank] = RankWindow()
-                    self._ranks += 1
-                if is_sane(rank):
-                    window.utilisation = rank.utilisation
-                    window.memory = rank.memory
-                    _take_values(attempt, rank, now)
-                    window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
-                    window.course = course_of(rank, at) if progress.lasts else None
-        if len(attempts) > len(self._lasting) or self._restless:
-            self._due = min(self._due or _next_second(now), _next_second(now))
+                window = windows[rank.rank] = RankWindow()
+                self._ranks += 1
+            if is_sane(rank):
+                window.utilisation = rank.utilisation
+                window.memory = rank.memory
+                _take_values(attempt, rank, now)
+                window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
+                window.course = course_of(rank, at) if progress.lasts else None
 
     def _lasts(self, attempt: Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
         """Bring an attempt up to date with what was said before, and note whether this lasts."""
