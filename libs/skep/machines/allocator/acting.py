@@ -104,6 +104,7 @@ def borrow(tx: Transaction, job: JobState, now: Instant) -> int:
 
 
 def _home(tx: Transaction, job: JobState, now: Instant) -> int:
+    """Give a suspended job its GPUs again, or stop those that use them; return the cost."""
     cost = coming_back.returns_now(tx, job, now)
     if cost:
         if not placing.promote(tx, job, now, home=True):
@@ -175,6 +176,7 @@ def _suspend(tx: Transaction, job: JobState, detail: str, now: Instant, owed: in
 
 
 def _pack(tx: Transaction, job: JobState, action: Pack, now: Instant) -> int:
+    """Put a job on the GPUs of another one; return the cost, 0 if it does not begin."""
     if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
         return 0  # A job that was to leave others waits for GPUs of its own.
     host = tx.state.jobs[action.beside]
@@ -190,6 +192,7 @@ def _pack(tx: Transaction, job: JobState, action: Pack, now: Instant) -> int:
 
 
 def _unpack(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
+    """Have a job leave the GPUs that it shares; return the cost, 0 if it does not begin."""
     if not _calm(job) or not _changes(job) or not sharing.shares(tx.state, job):
         return 0
     leaving.leave(tx, job, None, now, detail)
@@ -197,6 +200,7 @@ def _unpack(tx: Transaction, job: JobState, detail: str, now: Instant) -> int:
 
 
 def _migrate(tx: Transaction, job: JobState, action: Migrate, now: Instant) -> int:
+    """Move a job to other nodes; return the cost, 0 if it does not begin."""
     to, tries = ",".join(action.nodes), action.trial or action.defrag
     if not _able(tx.state, job, AskMigrate(job=job.job, to=to)):
         return 0
@@ -211,6 +215,7 @@ def _migrate(tx: Transaction, job: JobState, action: Migrate, now: Instant) -> i
 
 
 def _resize(tx: Transaction, job: JobState, action: Resize, now: Instant) -> int:
+    """Change the size of a gang; return the cost, 0 if it does not begin."""
     workers, servers = action.workers, action.servers
     wish = AskResize(job=job.job, workers=workers, servers=servers or None)
     same = (workers, servers or job.servers) == (job.size, job.servers)
@@ -234,9 +239,11 @@ def _calm(job: JobState) -> bool:
 
 
 def _changes(job: JobState) -> bool:
+    """Return whether a job is in a state in which it can be changed."""
     return job.state in (State.RUNNING, State.SUSPENDED)
 
 
 def _able(state: ClusterState, job: JobState, wish: Ask) -> bool:
+    """Return whether a change can begin now: no other is open, and nothing is against it."""
     ready = _calm(job) and _changes(job) and job.known
     return ready and requests.refusal(state, job, wish) is None

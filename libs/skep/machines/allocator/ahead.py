@@ -137,10 +137,12 @@ class Ahead:
     # --- the job ---------------------------------------------------------------------------------
 
     def _has(self) -> bool:
+        """Return whether the job has its GPUs."""
         job = self._machine.state.jobs.get(self._name)
         return job is not None and job.state not in (State.QUEUED, State.RESERVED)
 
     def _claimed(self) -> bool:
+        """Return whether GPUs are reserved for the job."""
         job = self._machine.state.jobs.get(self._name)
         return job is not None and job.state is State.RESERVED
 
@@ -239,6 +241,7 @@ class Ahead:
                 pass
 
     def _touch(self, name: str, what: Touch, why: Reason | None, size: int = 0) -> None:
+        """Note what becomes of another job, once."""
         job = self._machine.state.jobs.get(name)
         if job is None or name in (self._name, self._instead):
             return
@@ -274,6 +277,7 @@ class Ahead:
         self._expect(job.job)
 
     def _begins(self, job: JobState) -> None:
+        """Note when a job that begins is expected to end."""
         if job.job not in self._until:
             length = self._length(job)
             if length is not None:
@@ -308,6 +312,7 @@ class Ahead:
         return True
 
     def _end(self, name: str) -> None:
+        """Have a job end whose time is over, as every one of its nodes would report it."""
         job = self._machine.state.jobs.get(name)
         if job is None or job.state is not State.RUNNING:
             return  # It stands; it is looked at again once it runs.
@@ -319,6 +324,7 @@ class Ahead:
             self.tell(self._exited(job, node, Exit.SUCCEEDED))
 
     def _exited(self, job: JobState, node: str, outcome: Exit) -> MemberExited:
+        """Return what a node would report of the end of its part."""
         held = self._machine.state.nodes[node].holdings.get((job.job, job.attempt))
         return MemberExited(
             node=node,

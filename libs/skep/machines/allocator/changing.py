@@ -67,6 +67,7 @@ def heard(
 
 
 def _answer(tx: Transaction, job: JobState, event: MemberChanged, now: Instant) -> None:
+    """Take the answer of a node to the round that is open."""
     change = job.change
     if change is None or event.order != change.order:
         return
@@ -141,6 +142,7 @@ def _shared(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None
 
 
 def _resized(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
+    """End a change of the size of a gang on one node."""
     resize_ends.conclude(tx, job, "; ".join(suspending.refusals(told).values()), now)
 
 

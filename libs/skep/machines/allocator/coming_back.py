@@ -108,6 +108,7 @@ def reclaim(
 
 
 def _wants_away(job: JobState) -> bool:
+    """Return whether a job was asked to go on elsewhere."""
     return job.asked is not None and isinstance(job.asked.ask, AskMigrate)
 
 

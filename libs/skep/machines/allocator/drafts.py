@@ -65,6 +65,7 @@ def answer(machine: AllocatorMachine, question: Question, now: Instant, apart: A
     left = question.remaining
 
     def submitted(spec: JobSpec, instead: str = "") -> Outcome:
+        """Return what becomes of a specification, on a copy."""
         return apart(lambda copy: _submitted(copy, spec, instead, now, left))
 
     if question.spec is not None:

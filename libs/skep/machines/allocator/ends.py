@@ -106,10 +106,12 @@ def judge(job: job_state.JobState) -> Verdict:
 
 
 def _told_by(gone: MemberGone) -> str:
+    """Return what a node said about the end of its part."""
     return f"{gone.node}: {gone.detail}" if gone.detail else gone.node
 
 
 def _lost(job: job_state.JobState, why: Reason, detail: str) -> Verdict:
+    """Return the verdict on a lost attempt: the job is repeated, up to LOSSES_MAX times."""
     if job.losses >= LOSSES_MAX:
         text = f"{LOSSES_MAX} attempts were lost; the last: {why} ({detail})"
         return Verdict(End.FAILED, Reason.RETRIES_USED_UP, text)

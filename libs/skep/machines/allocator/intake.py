@@ -66,6 +66,7 @@ def admitted(tx: Transaction, fact: ServiceFact, now: Instant) -> None:
 
 
 def _cancel(tx: Transaction, name: str, now: Instant) -> None:
+    """Cancel a job: stop it if it has GPUs, else it ends at once."""
     job = tx.state.jobs.get(name)
     if job is None or job.cancelled:
         return

@@ -43,6 +43,7 @@ class Line:
         return found
 
     def _first(self, state: ClusterState, shape: Resources) -> JobState | None:
+        """Return the first job of a shape that still waits, or None."""
         heap = self._heaps[shape]
         while heap:
             job = state.jobs.get(heap[0].job)

@@ -118,6 +118,7 @@ def lent(state: ClusterState, job: JobState, to: str) -> list[AttemptId]:
 
 
 def _limit(state: ClusterState, job: JobState, to: str) -> Callable[[str], int]:
+    """Return how many workers of a job a node may have, by its name."""
     wanted = msgspec.structs.replace(job.spec.resources, workers=job.size)
     named = [name.strip() for name in to.split(",") if name.strip()]
 
@@ -193,6 +194,7 @@ def _tell(
     undoing: bool = False,
     detail: str = "",
 ) -> None:
+    """Open a round of the move."""
     told = tuple(job.live) if nodes is None else nodes
     assert job.change is not None, job
     sent = Round(Goal.MIGRATE, change, told, job.change.why, 0, number, undoing, detail)
@@ -329,10 +331,12 @@ def _standing(job: JobState, change: OpenChange) -> list[str]:
 
 
 def _refused(answer: MemberAnswered | None) -> bool:
+    """Return whether a node did not do what it was to do."""
     return answer is not None and answer.manner is Manner.UNCHANGED
 
 
 def _why(change: OpenChange, name: str) -> str:
+    """Return what a node said against it."""
     answer = change.answers[name]
     return f"{name}: {answer.detail}".rstrip(": ") if answer is not None else name
 

@@ -53,6 +53,7 @@ def heartbeat(tx: Transaction, event: Heartbeat, now: Instant) -> None:
 
 
 def _ask_to_join(tx: Transaction, event: Heartbeat) -> None:
+    """Ask an agent to join again, as it speaks for a node that is not known."""
     again = JoinAgain(epoch=tx.state.epoch, node=event.node, identity=event.identity)
     tx.effects.append(Send(subjects.command(event.node), again))
 
@@ -113,12 +114,14 @@ def _replace(tx: Transaction, node: NodeState, now: Instant) -> None:
 
 
 def _refuse(tx: Transaction, name: str, identity: str) -> None:
+    """Send to an agent that another one has its name."""
     text = f"another agent named {name} is alive: give this one another name"
     refusal = RefuseNode(epoch=tx.state.epoch, node=name, identity=identity, text=text)
     tx.effects.append(Send(subjects.command(name), refusal))
 
 
 def _back(tx: Transaction, name: str, now: Instant) -> None:
+    """Take over that a node is back, and ask after what it may still run."""
     tx.record(NodeBack(node=name))
     for attempt in list(tx.state.nodes[name].ghosts):
         outbox.command(tx, name, *attempt, now)
@@ -126,6 +129,7 @@ def _back(tx: Transaction, name: str, now: Instant) -> None:
 
 
 def _look_for_lost_nodes(tx: Transaction, now: Instant) -> None:
+    """Declare nodes lost that were silent for too long."""
     tx.soft.losing = False
     for name, node in tx.state.nodes.items():
         heard = tx.soft.last_heard.setdefault(name, now)

@@ -95,6 +95,7 @@ class Seats:
         *,
         lent: bool,
     ) -> NodeView:
+        """Return what a policy sees of a node."""
         cpus, memory = state.cpus_free, state.memory_free
         if lent:
             more = _lent(ledger, state)
@@ -121,6 +122,7 @@ class Seats:
 
 
 def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:
+    """Return the nodes that a job holds GPUs of, as a policy sees it."""
     return view.nodes if view is not None and view.phase in HOLDING else ()
 
 

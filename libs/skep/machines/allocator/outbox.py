@@ -106,6 +106,7 @@ def clear(tx: Transaction, name: str, now: Instant) -> None:
 
 
 def _headers(state: ClusterState, job_name: str) -> dict[str, str]:
+    """Return the headers of a command: the trace of its job."""
     job = state.jobs.get(job_name)
     return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
 
@@ -135,6 +136,7 @@ def _owed(
 def _stop_command(
     state: ClusterState, node: NodeState, key: Attempt, order: int, grace_s: float
 ) -> StopJob:
+    """Return the command that ends a part of an attempt."""
     return StopJob(
         order=order,
         epoch=state.epoch,
@@ -151,6 +153,7 @@ def _stop_command(
 def _bind_command(
     state: ClusterState, job: JobState, name: str, made: JobState | Successor
 ) -> BindJob:
+    """Return the command that begins a part of an attempt."""
     node, member = state.nodes[name], made.members[name]
     first = next(member for member in made.members.values() if member.first_rank == 0)
     joins, world = 0, job.size
@@ -201,4 +204,5 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _awaited(made: JobState | Successor) -> str:
+    """Return the secret with which a successor awaits the state; else empty."""
     return made.secret if isinstance(made, Successor) else ""

@@ -43,6 +43,7 @@ def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
 
 
 def _goes(tx: Transaction, job: JobState, pace: JobPace, now: Instant) -> None:
+    """Take over the pace of a job that runs."""
     if job.state is not State.RUNNING or job.change is not None:
         return
     soft = tx.soft
@@ -110,6 +111,7 @@ def _alone(tx: Transaction, job: JobState) -> int:
 
 
 def _sizes(job: JobState) -> range:
+    """Return the sizes that a gang may have."""
     elastic = job.spec.elastic
     if elastic is None:
         return range(job.size, job.size + 1)

@@ -106,6 +106,7 @@ def _bind(
     now: Instant,
     why: Reason,
 ) -> None:
+    """Begin an attempt of a waiting job on GPUs that others hold."""
     if job.state is State.RESERVED:
         tx.record(ReservationDropped(job=job.job, attempt=job.following, why=why))
     attempt = job.following
@@ -129,6 +130,7 @@ def _bind(
 def _regain(
     tx: Transaction, job: JobState, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> None:
+    """Give a suspended job GPUs that others hold."""
     had = job.members[seat.member.node]
     moved = (
         ()
@@ -146,6 +148,7 @@ def _regain(
 def _decision(
     job: JobState, attempt: int, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> GpusShared:
+    """Return the fact that jobs share GPUs."""
     return GpusShared(
         mode=Mode.PACK,
         job=job.job,
@@ -262,6 +265,7 @@ def _devices(
 
 
 def _claimed(state: ClusterState, node: NodeState, device: int) -> bool:
+    """Return whether a GPU is reserved for a job, or in no chain."""
     found = state.cells.find(node.joined.node, device)
     return found is None or found[1] in state.cells.chains[found[0]].claim
 

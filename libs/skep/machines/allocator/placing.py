@@ -495,6 +495,7 @@ def _limit(state: ClusterState, job: JobState, priority: int) -> Limit:
 
 
 def _yields(state: ClusterState, job: str, attempt: int) -> bool:
+    """Return whether an attempt uses GPUs that are in no cells of its VC."""
     hold = state.cells.hold_of(ids.attempt_id(job, attempt))
     if hold is None:
         return job in state.away and state.away[job].attempt == attempt

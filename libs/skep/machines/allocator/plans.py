@@ -105,6 +105,7 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
 
 
 def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
+    """Return whether a VC is to be planned again now."""
     if planned.due or (planned.look_at is not None and planned.look_at <= now):
         return True
     elsewhere = planned.open and planned.outside
@@ -295,6 +296,7 @@ def _act(
 
 
 def _kind(action: Action) -> str:
+    """Return the word for a kind of action."""
     return type(action).__name__.lower()
 
 

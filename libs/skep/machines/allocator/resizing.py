@@ -170,6 +170,7 @@ def _shares(chain: ChainState, job: JobState, where: Placement, within: str) -> 
 
 
 def _leaves(chain: ChainState, job: JobState) -> list[int]:
+    """Return the GPUs of a gang as leaves of a chain."""
     return [
         leaf
         for name in job.live

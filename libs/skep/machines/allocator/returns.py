@@ -56,6 +56,7 @@ def lent(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
 
 
 def _on_its_node(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
+    """Return the attempts that would leave its one node for it to go on there with any GPUs."""
     if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
         return []
     (node,) = job.live
@@ -67,6 +68,7 @@ def _on_its_node(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
 
 
 def _on_its_own(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
+    """Return the attempts that use the very GPUs it had, if its VC can cover them."""
     live = [job.members[name] for name in job.live]
     found = [
         state.cells.find(member.node, device)

@@ -80,22 +80,26 @@ def _expire(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 
 def _share(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Send shares of memory to the jobs whose partners changed."""
     if tx.soft.reshare:
         packing.follow(tx, now)
     return NONE
 
 
 def _returns(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Let suspended jobs go on for which others left GPUs."""
     if tx.soft.returning:
         _take_back(tx, now)
     return NONE
 
 
 def _reservations(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Bind the reservations that may be ready."""
     return Progress(_finish(tx, now)) if tx.soft.ripe else NONE
 
 
 def _policies(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Carry out the plans of VCs with a policy."""
     return Progress(plans.serve(tx, now, room))
 
 
@@ -110,19 +114,23 @@ def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
 
 
 def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Give suspended jobs idle GPUs of their nodes."""
     coming_back.come_back(tx, now)
     return NONE
 
 
 def _lend(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Lend idle GPUs to jobs that a policy leaves waiting."""
     return Progress(plans.lend(tx, now, room))
 
 
 def _lend_idle(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Lend idle GPUs to jobs that wait in VCs without a policy."""
     return NONE if _nobody_waits(tx.state) else Progress(lending.lend(tx, now, room))
 
 
 def _opportunistic(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Serve the opportunistic queues."""
     if _nobody_waits(tx.state):
         return NONE
     spent = _serve_queues(tx, {}, now, room, opportunistic=True)
@@ -130,6 +138,7 @@ def _opportunistic(tx: Transaction, now: Instant, room: int) -> Progress:
 
 
 def _promotion(tx: Transaction, now: Instant, _room: int) -> Progress:
+    """Give jobs that borrow the cells of their VC."""
     if tx.state.borrowed:
         _promote(tx, now)
     return NONE

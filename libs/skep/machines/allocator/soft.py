@@ -165,4 +165,5 @@ class Soft:
 
 
 def _encoded(fact: Any) -> bytes:
+    """Return a fact as it is shown in a story; alarms are left out."""
     return b"" if isinstance(fact, CellsAlarm) else codec.encode(fact)

@@ -86,6 +86,7 @@ def exited(tx: Transaction, job: JobState, event: MemberExited, now: Instant) ->
 def _answer(
     tx: Transaction, job: JobState, change: OpenChange, name: str, manner: Manner, detail: str
 ) -> None:
+    """Record the answer of a node, or that it is gone."""
     tx.record(
         MemberAnswered(
             job=job.job,
@@ -240,6 +241,7 @@ def _record(
     undoing: bool,
     detail: str,
 ) -> None:
+    """Open a further round."""
     following = rounds.following(change, resize, tuple(nodes))
     sent = following._replace(number=number, undoing=undoing, detail=detail)
     rounds.send(tx, job, sent, now)

@@ -86,6 +86,7 @@ def _again(tx: Transaction, job: JobState, change: OpenChange, now: Instant, det
 
 
 def _wants_release(change: OpenChange) -> bool:
+    """Return whether a suspension is to give back the GPUs."""
     asked = change.asked.ask if change.asked is not None else None
     leaves = change.why in GIVES_WAY
     return asked.release if isinstance(asked, AskSuspend) else leaves

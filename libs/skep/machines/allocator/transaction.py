@@ -68,6 +68,7 @@ class Transaction:
                 self._record(_fact_of(step))
 
     def _record(self, fact: AllocatorFact) -> None:
+        """Apply one fact, and have it made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
         self.soft.story.append(fact)

@@ -158,6 +158,7 @@ def grow(tx: Transaction, job: JobState, action: Resize, now: Instant) -> TrialB
 
 
 def _before(tx: Transaction, job: JobState, attempt: int, kind: Kind) -> Before:
+    """Return the rate of a job before a trial, as the trial records it."""
     told, alone = tx.soft.paces.get(job.job), paces.solo(tx, job)
     rate = caches.best(told[0]) if told is not None else 0
     # What is compared is the rate alone of a packed job; of it no more may be known.
@@ -285,6 +286,7 @@ def _over(
     found: Judged | None = None,
     detail: str = "",
 ) -> None:
+    """Record the verdict on a trial."""
     tx.record(
         TrialOver(
             trial=trial.trial,

@@ -269,6 +269,7 @@ def of_job(tx: Transaction, job: JobState) -> JobView | None:
 
 
 def _phase(job: JobState) -> Phase | None:
+    """Return the phase of a job, as a policy sees it."""
     change = job.change
     match job.state:
         case State.QUEUED:
@@ -308,11 +309,13 @@ def _leaves(job: JobState) -> bool:
 
 
 def _left(tx: Transaction, job: JobState, served: int) -> Duration | None:
+    """Return how long a job has still to run, if a prediction says it."""
     told = tx.soft.left.get(job.job)
     return None if told is None else Duration(max(0, told[0] - (served - told[1])))
 
 
 def _nodes(state: ClusterState, job: JobState) -> tuple[tuple[str, int], ...]:
+    """Return the nodes of a job, and how many of its GPUs are on each."""
     if job.state is not State.RESERVED:
         return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
     hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
@@ -324,6 +327,7 @@ def _nodes(state: ClusterState, job: JobState) -> tuple[tuple[str, int], ...]:
 
 
 def _devices(job: JobState) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the GPUs of a job, by node."""
     return tuple(
         (name, tuple(each for devices in member.devices for each in devices))
         for name, member in job.members.items()

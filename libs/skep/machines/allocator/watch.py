@@ -130,6 +130,7 @@ def _collect(found: list[Broken], look: Iterator[Broken]) -> None:
 
 
 def _raise(tx: Transaction, found: list[Broken], now: Instant) -> None:
+    """Record alarms for what is broken and was not before."""
     fresh = 0
     for broken in found:
         place = _place(broken)
@@ -151,6 +152,7 @@ def _raise(tx: Transaction, found: list[Broken], now: Instant) -> None:
 
 
 def _over(tx: Transaction, place: Place, now: Instant) -> None:
+    """Record that an alarm is over."""
     alarm = tx.state.alarms[place]
     tx.record(
         CellsAlarm(
@@ -166,6 +168,7 @@ def _over(tx: Transaction, place: Place, now: Instant) -> None:
 
 
 def _place(broken: Broken) -> Place:
+    """Return what identifies a broken invariant."""
     return broken.rule, broken.chain, broken.where
 
 
