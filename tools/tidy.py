@@ -114,7 +114,18 @@ IMPERSONAL = (
     "libs/skep_lab/simulator/",
     "libs/skep_lab/traces/",
     "libs/skep_lab/workloads/",
+    "services/skep_services/adapters/",
+    "services/skep_services/admission/",
+    "services/skep_services/advisor/",
+    "services/skep_services/agent/",
+    "services/skep_services/allocator/",
+    "services/skep_services/ask_tell/",
+    "services/skep_services/compose/",
+    "services/skep_services/door/",
+    "services/skep_services/experiments/",
     "services/skep_services/gateway/",
+    "services/skep_services/introspector/",
+    "services/skep_services/searches/",
 )
 """Folders in whose code no job is a person; others follow when they are next taken apart."""
 PERSON = re.compile(r"\b(nobody|somebody|who|whoever|whom)\b", re.IGNORECASE)

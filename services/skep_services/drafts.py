@@ -1,13 +1,13 @@
 """Answers what a service would decide, on copies of its process: nothing is decided by it.
 
     question ──fork──> copy of the allocator ──fork──> one copy for each thing that is tried
-                            └──────── answer, by a pipe ────────> whoever asked
+                            └──────── answer, by a pipe ────────> the one that asked
 
 A fork copies everything, also what is soft (rates, advice, views), and costs the process that
 decides only its page tables: a few milliseconds, however long the copies then think. They run at a
 lower priority and own no connection: what they inherited they close at once, so that the bus sees
 it when the process that decides dies. They end with it, and leave by `_exit`. One question is
-answered at a time, and none that nobody waits for any more.
+answered at a time, and none whose asker is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from skep_services.ports import Bus, Clock, Delivery
 ANSWER_WITHIN_S = 10.0
 """A question that takes longer is given up: many times what 40 copies of a large cluster take."""
 WAITING_MAX = 16
-"""Questions that wait for their turn; who comes then is told to come again."""
+"""Questions that wait for their turn; a further one is refused: it may come again."""
 NICENESS = 10
 ANSWER_BYTES_MAX = 900 * KIB
 """The bus takes a mebibyte."""
@@ -65,7 +65,7 @@ class Drafter:
         """For how long the latest question kept this process from anything else."""
 
     async def answer(self, asked: Delivery) -> None:
-        """Answer one question, without keeping whoever delivers it."""
+        """Answer one question, without keeping its sender waiting."""
         if not asked.reply:
             return
         if self._waiting >= WAITING_MAX:
@@ -202,7 +202,7 @@ def _work(work: Callable[[], bytes], into: int) -> NoReturn:
 def _apart(machine: AllocatorMachine, asked: int) -> drafts.Apart:
     """Return what does something with a copy of the machine: in a copy of this copy.
 
-    `asked` is the process that has the original: nobody waits for an answer once it is gone.
+    `asked` is the process that has the original: no process waits for an answer once it is gone.
     """
 
     def apart(work: Callable[[AllocatorMachine], Outcome]) -> Outcome:

@@ -11,8 +11,8 @@ changed or lost. Such a message is doubtful until the chain goes on behind it. T
 continue each other, and not the chain, are the sign of a damaged log: then reading ends. A follower
 passes over two of them, and ends at a third (`RIVALS_MAX`).
 
-The hash has no key. Somebody who can read the log and write into its stream can forge a record; the
-bus has to keep everybody but the owner from writing (ADR 0160).
+The hash has no key. One that can read the log and write into its stream can forge a record; the
+bus has to keep all but the owner from writing (ADR 0160).
 """
 
 from __future__ import annotations

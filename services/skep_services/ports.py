@@ -75,7 +75,7 @@ class Bus(Protocol):
         `subjects` filters. Raises CorruptLogError if the stream ends before `after`, or before
         `known`, up to which it was read at an earlier time. Survives reconnects, server restarts
         and gaps without missing or repeating. Raises MissingStreamError if the stream does not
-        exist. What `deliver` raises ends the follow and goes to whoever takes this process's fatal
+        exist. What `deliver` raises ends the follow and goes to what takes this process's fatal
         errors.
         """
         ...

@@ -262,7 +262,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subject: str) -> None:
-    """Answer who asks on `subject` whether this process is well, from here on."""
+    """Answer requests on `subject` for the health of this process, from here on."""
 
     async def answer(asked: Delivery) -> None:
         health = Health(

@@ -43,7 +43,7 @@ INBOX_MAX = 10_000
 """Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
 core messages beyond it are dropped, as they are repeated or conflated anyway."""
 TIMED_MAX = 20_000
-"""Decisions whose length is remembered, for whoever asks after this process's health."""
+"""Decisions whose length is remembered, for those that ask for this process's health."""
 BATCH_MAX = 256
 """Events decided before their facts are written: bounds how long the first one waits."""
 KEEP_EVERY = 20_000
@@ -234,7 +234,7 @@ class Shell(Generic[EventT, FactT]):
         await self._inbox.put(Item(event))
 
     async def hear(self, event: EventT) -> None:
-        """Let wait what somebody outside said by another way than the bus, such as a job."""
+        """Queue what came from outside by another way than the bus, such as from a job."""
         await self._inbox.put(Item(event, outside=True))
 
     # --- start ---------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ class Shell(Generic[EventT, FactT]):
                 try:
                     await self._bus.send(effect.subject, payload, effect.headers)
                 except RefusedError as error:
-                    # It may be lost as any core message, and nobody is to wait for it.
+                    # It may be lost as any core message, and none is to wait for it.
                     self._observer.report("a message could not be sent", error=str(error))
 
     def _keep(self) -> None:
@@ -462,7 +462,7 @@ class Shell(Generic[EventT, FactT]):
 
 
 def _event(delivery: Delivery) -> Any:
-    """Return the event a delivery is, Unreadable if anybody outside may have sent it wrong.
+    """Return the event a delivery is, Unreadable if a sender outside may have sent it wrong.
 
     Raises CorruptLogError for another service's record that cannot be read: to pass over it would
     be to decide on a truth with a hole in it.

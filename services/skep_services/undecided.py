@@ -9,7 +9,7 @@ note it would end the service for ever. A message gets ATTEMPTS_MAX attempts: th
 have come from soft state that a restart forgets.
 
 A message of a stream is known by its place. A core message has none, and may be sent again each
-second: it is known by its class and its sender, who is not heard for QUIET.
+second: it is known by its class and its sender, which is not heard for QUIET.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def place(stream: str, sequence: int, part: int) -> str:
 
 
 def sender(event: Any) -> str:
-    """Return the key of core messages: their class, and who says them."""
+    """Return the key of core messages: their class and their sender."""
     said = getattr(event, "message", event)
-    whose = "/".join(
+    sender = "/".join(
         str(getattr(said, name))
         for name in ("node", "job", "attempt", "rank")
         if hasattr(said, name)
     )
-    return f"{type(event).__name__} {whose}"
+    return f"{type(event).__name__} {sender}"
 
 
 def _has_place(key: str) -> bool:

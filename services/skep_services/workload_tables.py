@@ -116,4 +116,4 @@ READERS: dict[str, tuple[str, Callable[[Path], Table]]] = {
     "synergy": ("synergy/model_profiles.json", _synergy),
     "salus": ("salus/workloads.csv", _salus),
 }
-"""By table: what must be there, and who reads it."""
+"""By table: what must be there, and what reads it."""

@@ -32,7 +32,7 @@ def test_whoever_is_new_gets_a_user_and_a_token_once() -> None:
     assert len(password) > 20 < len(token)
     assert not tenants.admit(known, ["vision"])
     assert not tenants.admit(known, [])
-    assert known.who == ["nlp", "vision"]
+    assert known.vcs_with_credentials == ["nlp", "vision"]
     assert known.nats.users == {"vc-nlp": "secret", "vc-vision": password}
 
 
@@ -42,7 +42,7 @@ def test_too_many_are_refused_and_what_is_no_name_too() -> None:
         tenants.admit(known, [f"vc{number}" for number in range(1000)])
     with pytest.raises(ConfigError, match="no name"):
         tenants.admit(known, ["a.b"])
-    assert known.who == ["nlp"]
+    assert known.vcs_with_credentials == ["nlp"]
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"type":"drain-node","node":"n"}'])

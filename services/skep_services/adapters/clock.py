@@ -31,5 +31,5 @@ class SystemClock:
         return Instant(self._given)
 
     async def sleep_until(self, instant: Instant) -> None:
-        while (left := instant - self.now()) > 0:  # noqa: ASYNC110 - nobody sets an event for time
+        while (left := instant - self.now()) > 0:  # noqa: ASYNC110 - no event is set for time
             await asyncio.sleep(min(in_seconds(left), NAP_SECONDS_MAX))

@@ -99,7 +99,7 @@ class CpuSlots:
         return tuple(Gpu(index=i, type=self._kind, memory=share) for i in range(self._count))
 
     def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
-        """Name the slots; hide any real GPU, which nobody allocated."""
+        """Name the slots; hide any real GPU, which was not allocated."""
         kept = {"SKEP_CPUS": _text_of(self.cpus(devices))} if self._cpus else {}
         return {**self.in_container(devices), **kept}
 

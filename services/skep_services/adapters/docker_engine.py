@@ -341,7 +341,7 @@ def _requests() -> Any:
 
 
 def _knock(host: str) -> None:
-    """Raise OSError where nobody listens: the SDK would leave a socket open for each attempt."""
+    """Raise OSError where none listens: the SDK would leave a socket open for each attempt."""
     scheme, _, path = host.partition("://")
     if scheme == "unix":
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

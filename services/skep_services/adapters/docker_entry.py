@@ -16,7 +16,7 @@ REFUSED = "no "
 NOT_FOUND = 127
 UNUSABLE = 125
 """Exit statuses: of the init process where there is no shell, and of the script where it cannot
-write. The second is also how a container ends that somebody starts once more by hand.
+write. The second is also how a container ends that is started once more by hand.
 """
 
 # The arguments are the log, the file `said`, what comes first in PYTHONPATH (only here is it known

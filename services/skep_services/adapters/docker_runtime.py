@@ -7,7 +7,7 @@ its command was executed, and its end, which is written before the container is 
 heard as the engine's events; whenever those break off, and when the agent begins, every container
 is looked at instead.
 
-An engine that goes away stops its containers, as jobs asked to end by nobody that Skep knows. So
+An engine that goes away stops its containers, as jobs that Skep did not ask to end. So
 what has ended when it is back, or after a reboot, counts as told to end, whatever its status.
 """
 
@@ -77,7 +77,7 @@ class _Run:
     """One container. `kept` is None before its start; `starting` until that is answered.
 
     `kill_at` is monotonic seconds; `status` is what it is heard to have `died` with. `lock` is held
-    by whoever changes the container.
+    by what changes the container.
     """
 
     def __init__(self) -> None:
@@ -347,7 +347,7 @@ class DockerRuntime:
                 # A suspended process acts on SIGTERM only once it goes on.
                 await self._call(self._engine.kill, token, signal.SIGCONT)
         except EngineGoneError:
-            pass  # Whoever looks at it once the engine is back kills it at the end of its grace.
+            pass  # The first look at it once the engine is back kills it at the end of its grace.
 
     async def _kill(self, token: str, run: _Run) -> None:
         """Kill a container when its grace is over, until it is gone."""
@@ -394,7 +394,7 @@ class DockerRuntime:
         kept = run.kept
         assert kept is not None
         if found is None:
-            # Removed by somebody; how it ended may be on its way.
+            # It was removed from outside; how it ended may be on its way.
             await _within(NEWS_SECONDS_MAX, run.died.wait())
         # Another agent of this folder may have asked it to end, or may have seen it end.
         latest = self._records.read(kept.token) or kept

@@ -37,7 +37,7 @@ class Ends:
         """Tell every end until cancelled."""
         while True:
             end = await self._waiting.get()
-            # Whoever asked for the start has its answer before the end is told: the answer came
+            # The one that asked for the start has its answer before the end: the answer came
             # first, but its task may still have to take its turn.
             await asyncio.sleep(0)
             try:

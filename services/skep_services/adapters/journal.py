@@ -72,7 +72,7 @@ class JournalFactLog:
         """
         assert not self._owner, "what this process appends it has applied"
         if self._replayed:
-            return  # This process owns the journal: nobody else has appended.
+            return  # This process owns the journal: no other has appended.
         self._take_ownership()
         for record in self._read():
             self._note(record)

@@ -102,7 +102,7 @@ class MemoryBroker:
         self._streams[name] = _Stream(tuple(subjects), message_max)
 
     def drop_stream(self, name: str) -> None:
-        """Lose a stream and everything in it; who follows it learns it."""
+        """Lose a stream and everything in it; its followers learn it."""
         del self._streams[name]
         self._wake(name)
 
@@ -114,7 +114,7 @@ class MemoryBroker:
         return found
 
     def new_inbox(self, identity: str) -> str:
-        """Return a subject nobody else uses."""
+        """Return a subject with no other user."""
         return f"_INBOX.{identity}.{next(self._inboxes)}"
 
     def send(self, message: Delivery) -> bool:

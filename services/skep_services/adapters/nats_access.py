@@ -1,6 +1,6 @@
-"""Who may say and hear what on the bus: the accounts, and the least each identity in them needs.
+"""What may be said and heard on the bus: accounts, and the least each identity in them needs.
 
-An identity is a NATS user. Its inboxes are `_INBOX.<identity>.>` and nobody else may listen there,
+An identity is a NATS user. Its inboxes are `_INBOX.<identity>.>` and no other may listen there,
 so no identity reads another's answers. Its consumers are named after it, so no identity reads,
 resets or deletes another's consumer. Only `bootstrap` may create a stream or take a message out of
 a fact stream, and only admission may purge a stream: decided submissions of SUBMIT.
@@ -40,7 +40,7 @@ REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
 """The services of which a standby may wait beside the active process."""
 
 ASKERS = (OPERATOR, GATEWAY)
-"""Who may ask a service for its health or a node for logs, and so must be answered."""
+"""Those that may ask a service for its health or a node for logs, and so must be answered."""
 
 LOOK_UP = "$JS.API.STREAM.NAMES"
 """Which stream takes a subject: how a publisher tells a missing stream from one without leader."""
@@ -89,7 +89,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """A NATS account: users who share its subjects.
+    """A NATS account: users that share its subjects.
 
     `exports` and `imports` are as the server's configuration has them. Without `connections_max`
     and `subscriptions_max` only the server's own limits hold.
@@ -259,7 +259,7 @@ def _tenant_says(vc: str) -> tuple[str, ...]:
 
 
 def _node_tells(node: str) -> tuple[str, ...]:
-    """Return what an agent says and nobody answers."""
+    """Return what an agent says and gets no answer to."""
     return (subjects.report(node), subjects.heartbeat(node), subjects.span(node_identity(node)))
 
 
@@ -430,7 +430,7 @@ def _inbox(identity: str) -> Grants:
 
 
 def _service(identity: str) -> Grants:
-    """Own inbox, health answers (also to itself, for whoever watches the process), trace spans."""
+    """Own inbox, health answers (also to itself, for what watches the process), trace spans."""
     answers = tuple(f"_INBOX.{asker}.>" for asker in ASKERS)
     health = subjects.health(identity)
     return _inbox(identity) + Grants((*answers, health, subjects.span(identity)), (health,))

@@ -45,7 +45,7 @@ class ApiError(msgspec.Struct, frozen=True):
     def is_transient(self) -> bool:
         """Whether asking again later may be answered otherwise.
 
-        A full stream also reports 503, but stays full until somebody makes room.
+        A full stream also reports 503, but stays full until room is made.
         """
         if self.err_code == STORE_FAILED:
             return not self.is_full

@@ -89,7 +89,7 @@ class NatsBus:
 
         A standalone server stores a key once. A cluster that changes the stream's leader while a
         publish is in flight can store its repetition as well (seen with nats-server 2.15.1, three
-        replicas): who reads the stream must know the keys it has seen.
+        replicas): a reader of the stream must know the keys it has seen.
 
         Raises MissingStreamError if no stream keeps `subject`, RefusedError for what else no
         repetition changes, ConnectionError once the bus was closed.
@@ -97,7 +97,7 @@ class NatsBus:
         stamped = {**headers, KEY_HEADER: key or self.link.new_inbox()}
         async with self._publishing:
             pauses = Pauses()
-            nobody = 0
+            misses = 0
             while True:
                 ack = await publish_once(self.link, subject, payload, stamped, PUBLISH_TIMEOUT_S)
                 if not isinstance(ack, Silence):
@@ -108,8 +108,8 @@ class NatsBus:
                     if not ack.error.is_transient:
                         raise refused(ack.error, f"{subject} ({len(payload)} bytes)")
                 elif ack is Silence.NO_RESPONDERS:
-                    nobody = 0 if await self._is_claimed(subject) else nobody + 1
-                    if nobody >= UNCLAIMED_MAX:
+                    misses = 0 if await self._is_claimed(subject) else misses + 1
+                    if misses >= UNCLAIMED_MAX:
                         raise unclaimed(subject)
                 if ack is not Silence.LOST:
                     await pauses.wait()

@@ -1,6 +1,6 @@
 """The NATS client library. The other adapters import it from here, and only from here.
 
-It loads an HTTP library for websockets, which nobody uses. Kept from doing so it loads in half the
+It loads an HTTP library for websockets, which is not used. Kept from doing so it loads in half the
 time, and with it every service that starts again.
 """
 

@@ -1,7 +1,7 @@
 """A service's fact log as one JetStream stream: one message per record, one writer at a time.
 
 The fence is the expected last sequence that every append carries: the server stores a record only
-directly behind the last one this process knows. Whoever appends first wins, and the other learns
+directly behind the last one this process knows. The first to append wins, and the other learns
 it from the refusal. No read, clock or lease is trusted for that.
 
 An append without an answer may be stored or not, so it is sent again, byte for byte and with the

@@ -54,7 +54,7 @@ SILENCE_S_MAX = 2.0
 """Four heartbeats: fewer would take a busy loop for a dead consumer."""
 CHECK_EVERY_S = 0.5
 CONSUMER_IDLE_S_MAX = 300
-"""When the server may drop a consumer nobody pulls from, for readers that died."""
+"""When the server may drop a consumer without requests, for readers that died."""
 ROUND_SHORT_S = 1.0
 """A round that ends sooner counts as failed, and the next one starts after a pause."""
 BEHIND_S_MAX = 12.0

@@ -78,7 +78,7 @@ class Silence(enum.Enum):
 
 
 class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the bus, and as whom.
+    """How to reach the bus, and with which identity.
 
     Inboxes are `_INBOX.<identity>.>`. `connect_within_s` bounds the first connection only; later
     the link waits for the server for ever.
@@ -309,7 +309,7 @@ class Link:
     # --- receiving -------------------------------------------------------------------------
 
     def new_inbox(self) -> str:
-        """Return a subject below this identity's inbox that nobody else uses."""
+        """Return a subject below this identity's inbox with no other user."""
         return f"{self.inbox}.{self._nuid.next().decode()}"
 
     async def subscribe(self, subject: str, receive: Receive) -> RawSubscription:
@@ -363,8 +363,8 @@ class Link:
         if waiting is None:
             return
         headers = message.headers
-        nobody = not message.data and headers is not None and headers.get("Status") == "503"
-        _settle(waiting[0], Silence.NO_RESPONDERS if nobody else message)
+        unheard = not message.data and headers is not None and headers.get("Status") == "503"
+        _settle(waiting[0], Silence.NO_RESPONDERS if unheard else message)
 
     # --- what the library reports: noted, never acted on by waiting ----------------------------
 
@@ -465,7 +465,7 @@ class Link:
         return reader is None or reader.done()
 
     def _check_reconnecting(self) -> None:
-        """End the process if nobody is reconnecting; shake a reconnect that hangs."""
+        """End the process if no task is reconnecting; shake a reconnect that hangs."""
         reconnecting = self._client._reconnection_task
         if reconnecting is None or reconnecting.done():
             self.fatal(ConnectionError("the bus connection is lost and is not made again"))
@@ -491,7 +491,7 @@ class Link:
         for future, _ in list(self._calls.values()):
             if not future.done():
                 future.set_exception(_closed())
-        # Whoever waits for the link learns that it never comes.
+        # Those that wait for the link learn that it never comes.
         self._up.set()
         await self._close_client()
 

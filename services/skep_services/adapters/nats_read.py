@@ -1,4 +1,4 @@
-"""All of a stream as it is now, for those who look back; and taking single messages out of it."""
+"""All of a stream as it is now, for those that look back; and taking single messages out of it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def config_text(
 ) -> str:
     """Return a server's configuration, standalone without `cluster`.
 
-    It holds passwords: nobody else may read it.
+    It holds passwords: no other user may read it.
 
     Every acknowledged write is on disk (`sync_interval: always`): with the default of two minutes a
     power failure takes acknowledged messages, and sometimes whole streams, with it.
@@ -177,7 +177,7 @@ def _user_tree(user: User) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody used a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -32,7 +32,7 @@ SUBMIT_DUPLICATES = seconds(0.1)
 one for the whole stream, so with more of it one tenant's key would swallow another tenant's
 submission. Admission remembers the keys of each tenant for ever."""
 DUPLICATES = seconds(3600)
-"""The same for ADMIN and NODE, whose keys nobody else can choose: longer than any outage."""
+"""The same for ADMIN and NODE, whose keys no other can choose: longer than any outage."""
 FACT_DUPLICATES = seconds(120)
 """A fact log's writer resolves repetitions by sequence; the bus's memory is a short cut."""
 
@@ -93,7 +93,7 @@ def _plan(name: str, message_max: int, bytes_max: int, duplicates: Duration) -> 
     """Return the plan of a stream.
 
     Of fact logs the repair takes out what is no record. Their hash chain shows if anything else is
-    missing, and nobody but `bootstrap` may delete.
+    missing, and only `bootstrap` may delete.
     """
     return StreamPlan(
         name=name,

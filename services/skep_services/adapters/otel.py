@@ -1,8 +1,8 @@
 """Spans of the decisions: to the cluster's own store, and by OTLP where configured.
 
 What a span is and what it is called follow OpenTelemetry. The SDK makes and exports the spans of
-whoever has set an OTLP endpoint; for the cluster's own store they are made here, because a span of
-the SDK costs as much as the decision it tells of.
+those that have set an OTLP endpoint; for the cluster's own store they are made here, because a
+span of the SDK costs as much as the decision that it describes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The other processes of this service: whose turn it is, and whether it has passed.
 
 A standby asks each peer after its health several times a second. It takes over once no peer is
-active: the server says at once that nobody listens when a process was killed, and a process that
+active: the server says at once that none listens when a process was killed, and a process that
 is paused or cut off is silent. Taking over from one that only seemed gone is harmless, because the
 log refuses what the other writes next; waiting longer for certainty would only cost time.
 
@@ -26,9 +26,9 @@ from skep_services.ports import SupersededError
 ASK_EVERY_S = 0.1
 """How often a standby asks: a core request costs 0.3 ms, and recovery should not wait for it."""
 ASK_TIMEOUT_S = 0.5
-"""A hundred times what an answer takes when nobody is busy."""
-NOBODY_MAX = 3
-"""How often in a row nobody listens before a peer is gone: one that only changes its server is back
+"""A hundred times what an answer takes on an idle machine."""
+UNHEARD_MAX = 3
+"""How often in a row none listens before a peer is gone: one that only changes its server is back
 within 0.2 s."""
 SILENT_S_MAX = 3.0
 """How long a peer may listen and not answer: its longest decisions and pauses are far shorter."""
@@ -58,7 +58,7 @@ class _Peer:
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.nobody = 0
+        self.unheard = 0
         self.silent_from: float | None = None
 
 
@@ -79,18 +79,18 @@ class Peers:
         now = asyncio.get_running_loop().time()
         answer = await self._ask(peer)
         if isinstance(answer, _Health):
-            peer.nobody, peer.silent_from = 0, None
+            peer.unheard, peer.silent_from = 0, None
             # Of two that stand by, the one that is named first takes over.
             return not answer.active_since and self._identity < peer.identity
         if answer is Silence.NO_RESPONDERS:
-            peer.nobody += 1
+            peer.unheard += 1
         elif answer is Silence.TIMEOUT:
             peer.silent_from = peer.silent_from or now
         else:
             # This process is the one that is cut off: it knows nothing of others.
-            peer.nobody, peer.silent_from = 0, None
+            peer.unheard, peer.silent_from = 0, None
         silent = peer.silent_from is not None and now - peer.silent_from >= SILENT_S_MAX
-        return peer.nobody >= NOBODY_MAX or silent
+        return peer.unheard >= UNHEARD_MAX or silent
 
     async def superseded(self, own: Standing) -> SupersededError:
         """Return once a peer is active that took over later than `own` says of this process."""

@@ -150,7 +150,7 @@ class ProcessRuntime:
     async def shutdown(self, grace_s: float) -> None:
         """Stop every run, wait until all are gone and end the runner. Then only `close` is left.
 
-        The ends are told to whoever opens this state folder next.
+        The ends go to the next process that opens this state folder.
         """
         await self._ask({"do": "shutdown", "grace_s": grace_s}, _SHUTDOWN)
 

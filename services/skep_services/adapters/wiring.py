@@ -69,7 +69,7 @@ async def serve(
 ) -> None:
     """Connect, recover and serve until cancelled; raises what stops the service.
 
-    `answers`: what makes the one who is asked what the machine would decide, once it is active.
+    `answers`: what makes the part that is asked what the machine would decide, once it is active.
     `beside`: what else the process does meanwhile; nothing of it may end the service.
     """
     fatal = Fatal()

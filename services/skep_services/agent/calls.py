@@ -65,11 +65,11 @@ class AgentCalls:
         self._stores = Stores()
         self._mps = Mps(state, inherited)
         self.access = RankAccess(node_key(state))
-        """Who may speak for the ranks that this starts and finds."""
+        """Which processes may speak for the ranks that this starts and finds."""
         self.driver: DriverCheckpoint | None = None
         """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
-        """Says something to a rank; set by whoever listens to ranks."""
+        """Says something to a rank; set by what listens to ranks."""
 
     async def open(self, answer: Answer) -> None:
         """Connect to the runtime; ends of runs go to `answer`."""
@@ -206,7 +206,7 @@ class AgentCalls:
         await answer(machine.StoreOpened(command.job, command.attempt, trouble))
 
     async def _sweep(self, command: machine.SweepDevices) -> None:
-        """Name who still holds memory of devices that a part has left."""
+        """Name the processes that still hold memory of devices that a part has left."""
         seen = await asyncio.to_thread(self._devices.look)
         whose = command.job, command.attempt
         for text in leaks(seen, command.devices, *whose, command.shared):

@@ -68,7 +68,7 @@ class Checkpoints:
             _remove(self.path(job))
 
     def sweep(self, lives: Callable[[str], bool]) -> list[str]:
-        """Remove what nobody has written to for long, and return whose it was.
+        """Remove what was not written to for long, and return whose it was.
 
         Not from a folder that other nodes use: a job may run there.
         """

@@ -164,7 +164,7 @@ class JobSocket:
         put: Callable[[RankStats | RankSaid], Awaitable[None]],
         access: RankAccess,
     ) -> None:
-        """Prepare to listen; `put` takes the events, `access` knows who may speak."""
+        """Prepare to listen; `put` takes the events, `access` knows which process may speak."""
         self._path, self._earlier = socket_path(state), state / "jobs.sock"
         self._clock, self._put, self._access = clock, put, access
         self._server: asyncio.Server | None = None
@@ -327,7 +327,7 @@ class JobSocket:
         # The secret has done its work: it is in no event, and so in no log.
         line = _Line(writer, msgspec.structs.replace(message, token=""))
         earlier = next((each for each in lines if each.hello.pid == message.pid), None)
-        # A process that connects again has lost its first connection, even if nobody here has seen
+        # A process that connects again has lost its first connection, even if it was not seen here
         # that yet.
         lines.insert(len(lines) if earlier is None else lines.index(earlier), line)
         return line
@@ -354,7 +354,7 @@ class JobSocket:
             await self._put(RankSaid(can))
 
     async def _hang_up(self, line: _Line) -> None:
-        """Forget a connection; whoever waited behind it is heard from now on."""
+        """Forget a connection; the one that waited behind it is heard from now on."""
         key, part = _rank(line.hello), line.hello.part
         spoke, same = self._speaks(line), [one for one in self._same(line) if one is not line]
         lines = self._lines[key]

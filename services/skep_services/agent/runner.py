@@ -230,8 +230,8 @@ class Server:
         now = time.monotonic()
         if now >= self._complain_at:
             self._complain_at = now + COMPLAIN_EVERY_SECONDS
-            who = f"process {pid} of user {uid} ({proc.command_line(pid)})"
-            sys.stderr.write(f"runner.sock: refused: {who} is no agent\n")
+            peer = f"process {pid} of user {uid} ({proc.command_line(pid)})"
+            sys.stderr.write(f"runner.sock: refused: {peer} is no agent\n")
             sys.stderr.flush()
         return False
 
@@ -248,7 +248,7 @@ class Server:
         if signal.SIGTERM in numbers:
             self.draining = True
             if not os.path.exists(os.path.join(self.holder.state, "runner.sock")):
-                # Its folder was deleted: nobody can ever come for what runs here, or end it.
+                # Its folder was deleted: no agent can ever come for what runs here, or end it.
                 for token in list(self.holder.live):
                     self.holder.stop(token, LOST_GRACE_SECONDS)
         self.holder.reap()

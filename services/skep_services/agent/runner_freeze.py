@@ -61,7 +61,7 @@ def freeze_group(path: str, members: Members) -> str:
             if not outside and "frozen 1" in _read(path, "cgroup.events"):
                 return ""
             if not outside and not inside:
-                return ""  # Nobody is left.
+                return ""  # No process is left.
             if time.monotonic() >= until:
                 return f"{path} is not frozen after {FREEZE_SECONDS_MAX:.0f} s"
             time.sleep(LOOK_SECONDS)
@@ -74,7 +74,7 @@ def thaw_group(path: str) -> str:
     try:
         _write(path, "cgroup.freeze", "0")
     except FileNotFoundError:
-        return ""  # Somebody removed it, which takes an empty group.
+        return ""  # It was removed, which takes an empty group.
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""
@@ -85,7 +85,7 @@ def remove(path: str) -> None:
     try:
         os.rmdir(path)
     except OSError:
-        pass  # Something is in it still, or it was removed: neither hinders anybody.
+        pass  # Something is in it still, or it was removed: neither does harm.
 
 
 def stop_all(members: Members) -> str:

@@ -43,8 +43,8 @@ LEFTOVER_GRACE_SECONDS = 1.0
 
 LEFT_NAMES_MAX = 4
 LEFT_RUNS_MAX = 1000
-"""How many leftovers of a run are named, and of how many runs in a list: whoever leaks leaks more
-of the same.
+"""How many leftovers of a run are named, and of how many runs in a list: a run that leaks leaks
+more of the same.
 """
 
 LOG_CHECK_SECONDS = 0.25
@@ -380,7 +380,7 @@ class Holder:
                 found = True
         return found
 
-    # --- who belongs to a run -------------------------------------------------------------------
+    # --- what belongs to a run ------------------------------------------------------------------
 
     def _remains(self, run: Run) -> bool:
         """Tell whether anything is left of a run whose main process is gone."""

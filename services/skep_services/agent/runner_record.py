@@ -109,7 +109,7 @@ class Record:
         return known
 
     def started(self, known: Known, pid: int, ticks: int, at: int) -> None:
-        """Note who it became."""
+        """Note which process it became."""
         known.pid, known.ticks, known.at = pid, ticks, at
         self._append(known.lines()[1])
 

@@ -58,7 +58,7 @@ class Stores:
             return ""
 
     async def free(self, port: int) -> None:
-        """Close what is open at a port that a gang begins with: whoever met there has ended."""
+        """Close what is open at a port that a gang begins with: the gang there has ended."""
         async with self._lock:
             for key in [key for key in self._open if key[1] == port]:
                 await _end(self._open.pop(key))
@@ -85,7 +85,7 @@ async def _trouble(process: Process) -> str:
 
 
 async def _end(process: Process) -> None:
-    """End a store, which holds nothing that anybody needs."""
+    """End a store, which holds nothing that is needed."""
     if process.returncode is None:
         process.kill()
     await process.wait()

@@ -1,4 +1,4 @@
-"""Who still holds memory of devices that a job has left."""
+"""Which processes still hold memory of devices that a job has left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def leaks(
     attempt: int,
     shared: Sequence[int] = (),
 ) -> Sequence[str]:
-    """Return in words what a job left on `devices`: by whom, where, how much.
+    """Return in words what a job left on `devices`: by which process, where, how much.
 
     A process of another run may be there by right: devices are shared where that is decided. On
     those that are `shared`, one that does not say whose it is may be the partner's.

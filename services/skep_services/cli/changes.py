@@ -32,9 +32,9 @@ DONE = {
 }
 
 
-def options_change(parser: ArgumentParser, whom: str = "jobs that run") -> None:
+def options_change(parser: ArgumentParser, targets: str = "jobs that run") -> None:
     """Add what all of them take."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help=whom)
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help=targets)
     parser.add_argument(
         "-w", "--wait", action="store_true", help="wait until it is done, or is known not to be"
     )

@@ -112,7 +112,7 @@ def _run(name: str, words: list[str]) -> int:
         try:
             command = _command(name)
             parser = parser_of(name, command)
-            # Options may stand anywhere, unless what follows is somebody else's command.
+            # Options may stand anywhere, unless what follows is another program's command.
             parse = parser.parse_args if command.takes_rest else parser.parse_intermixed_args
             code = command.run(parse(words))
             sys.stdout.flush()

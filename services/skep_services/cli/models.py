@@ -104,8 +104,8 @@ def _read(arguments: Namespace) -> tuple[Path | None, Tables]:
     named = os.environ.get(VARIABLE, "")
     folder = arguments.data or (Path(named) if named else None)
     if folder is not None and not folder.is_dir():
-        who = "--data" if arguments.data else VARIABLE
-        raise CommandError(exits.USAGE, f"{who} names no folder: {folder}")
+        source = "--data" if arguments.data else VARIABLE
+        raise CommandError(exits.USAGE, f"{source} names no folder: {folder}")
     try:
         return folder, workload_tables.read(folder)
     except workload_tables.TableError as error:

@@ -10,7 +10,7 @@ from skep_services.cli import render
 
 BAR = 24
 TOLD_PART = 0.01
-"""What has to be done before anybody guesses how long the rest takes."""
+"""What has to be done before the length of the rest is guessed."""
 
 
 class Progress:

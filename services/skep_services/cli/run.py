@@ -33,7 +33,7 @@ CANCEL_WITHIN_S = 60
 
 
 class TerminatedError(KeyboardInterrupt):
-    """This command was asked to end by SIGTERM or SIGHUP: nobody is there to be asked back."""
+    """This command was asked to end by SIGTERM or SIGHUP: no person is there to answer."""
 
 
 def options_run(parser: ArgumentParser) -> None:

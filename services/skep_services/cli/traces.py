@@ -92,7 +92,7 @@ def run_traces(arguments: Namespace) -> int:
 
 
 def _check(arguments: Namespace) -> int:
-    """Print what is in a trace; 1 if anything is wrong with it and nobody said --lenient."""
+    """Print what is in a trace; 1 if anything is wrong with it without --lenient."""
     from itertools import chain
 
     from skep_lab.traces.formats.skep import NAME

@@ -165,7 +165,9 @@ def _settle(home: str, wishes: Wishes) -> Cluster:
         raise CommandError(exits.FAILED, text) from None
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None
-    fresh = nats_access.new_passwords([node.name for node in cluster.nodes], cluster.who)
+    fresh = nats_access.new_passwords(
+        [node.name for node in cluster.nodes], cluster.vcs_with_credentials
+    )
     known = cluster.nats.users
     cluster.nats.users = {name: known.get(name, password) for name, password in fresh.items()}
     return cluster
@@ -178,7 +180,7 @@ def _warnings(cluster: Cluster) -> list[str]:
 
 
 def lock_folder(home: str) -> int | None:
-    """Return the held lock of a state folder, or None where somebody else holds it."""
+    """Return the held lock of a state folder, or None where another process holds it."""
     try:
         os.makedirs(home, mode=folder.FOLDER_MODE, exist_ok=True)
         lock = os.open(folder.lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

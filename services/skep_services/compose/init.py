@@ -2,7 +2,7 @@
 
     cluster.json        addresses from outside, passwords of all identities, tokens: for people
     nats-1.conf, ...    configuration of each bus server, with all passwords
-    tokens.json         who each of the gateway's tokens speaks for
+    tokens.json         the owner of each of the gateway's tokens
     <identity>.password one identity's password, for its container only
 
 What exists is kept: passwords are made once, and running it again only adds what is missing.
@@ -145,7 +145,7 @@ def write(
     """Write all files into `target`; return the cluster. Raises ConfigError, OSError.
 
     `more` are virtual clusters whose people get credentials, although they are set elsewhere.
-    Without `accounts` everybody is in one, as streams that cannot be moved need it. Without `door`
+    Without `accounts` all are in one, as streams that cannot be moved need it. Without `door`
     tenants connect to the bus servers themselves.
     """
     if not 0 < nats_port <= 65536 - PUBLISHED:
@@ -156,7 +156,7 @@ def write(
     *urls, tenants_url = (f"nats://{HOST}:{nats_port + index}" for index in range(PUBLISHED))
     cluster.nats.url, cluster.nats.tenants = ",".join(urls), tenants_url if door else ""
     tenants.admit(cluster, more)
-    nodes, vcs = [node.name for node in cluster.nodes], cluster.who
+    nodes, vcs = [node.name for node in cluster.nodes], cluster.vcs_with_credentials
     fresh = {
         **nats_access.new_passwords(nodes, vcs, REPLICAS),
         ROUTE: secrets.token_urlsafe(nats_access.PASSWORD_BYTES),

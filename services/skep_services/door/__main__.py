@@ -83,7 +83,7 @@ async def stored(link: Link) -> None:
     nothing.
     """
     if not link.connected:
-        # Without the bus nobody's messages are stored, and none should wait for this connection.
+        # Without the bus no messages are stored, and none should wait for this connection.
         await asyncio.sleep(ROUND_S)
         return
     headers = {"Nats-Expected-Stream": "NONE"}

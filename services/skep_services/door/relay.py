@@ -222,7 +222,7 @@ class Server(asyncio.Protocol):
 
 
 def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
-    """Return the tenant of a CONNECT line, empty for everybody else, and the line for the server.
+    """Return the tenant of a CONNECT line, empty for all others, and the line for the server.
 
     A tenant's password becomes the one by which the server knows it. What is no login that can
     succeed counts as one tenant's.

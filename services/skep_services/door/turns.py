@@ -1,7 +1,7 @@
 """Whose message goes next: every tenant's in turn, no more at a time than the bus takes at once.
 
-A bus server reads what comes as fast as it comes, and one stream stores it one by one. Whoever
-sends faster than the stream stores fills the queue in between, and everybody waits behind it. So
+A bus server reads what comes as fast as it comes, and one stream stores it one by one. A sender
+that is faster than the stream fills the queue in between, and all others wait behind it. So
 the queue is kept short: a round lets through some messages, one of each tenant in turn, and no
 round begins before the one before the last was stored. How many is found out: fewer if the last
 round took longer than ROUND_S, more if not. A tenant that had nothing to send is first in the next
@@ -97,7 +97,7 @@ class Turns:
                 await self._some.wait()
             sent = self.round()
             if not sent:
-                # Everybody that waits has sent more than it may: the first of them soon may again.
+                # All that wait have sent more than they may: the first of them soon may again.
                 await asyncio.sleep(ROUND_BYTES / BYTES_PER_S / 8)
                 continue
             under_way.append(asyncio.ensure_future(self._until_stored(sent)))

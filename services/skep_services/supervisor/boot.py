@@ -46,7 +46,7 @@ def marker_path(home: str) -> Path:
 def write_files(home: str, cluster: Cluster) -> None:
     """Write what the bus server and the gateway read; make what the agents write to."""
     os.makedirs(folder.checkpoints_path(home), mode=folder.FOLDER_MODE, exist_ok=True)
-    nodes, vcs = [node.name for node in cluster.nodes], cluster.who
+    nodes, vcs = [node.name for node in cluster.nodes], cluster.vcs_with_credentials
     for path in (nats_config_path(home), tokens_path(home)):
         os.makedirs(os.path.dirname(path), mode=folder.FOLDER_MODE, exist_ok=True)
     text = nats_server.config_text(

@@ -117,7 +117,7 @@ class Child:
                     async with asyncio.timeout(delay_s):
                         await self._stopping.wait()
                 except TimeoutError:
-                    pass  # The usual case: nobody stopped it meanwhile.
+                    pass  # The usual case: it was not stopped meanwhile.
         if self.state != "stopped":
             self._become("ended")
 

@@ -44,7 +44,7 @@ PORTS_PER_NODE_MAX = 500
 """Gangs that may run on one node at once, several times over: a port is not used twice in a row."""
 
 TOKEN_BYTES = 24
-"""Long enough that nobody guesses it, short enough for a command line."""
+"""Long enough not to be guessed, short enough for a command line."""
 
 assert (PORT_LAST + 1 - PORT_FIRST) // NODES_MAX >= 100
 
@@ -75,7 +75,7 @@ class Nats(msgspec.Struct, kw_only=True):
 
 
 class Gateway(msgspec.Struct, kw_only=True):
-    """The gateway: its address, and who each token speaks for (`operator`, `vc-<vc>`)."""
+    """The gateway: its address, and the owner of each token (`operator`, `vc-<vc>`)."""
 
     url: str
     tokens: dict[str, str]
@@ -108,11 +108,11 @@ class Cluster(msgspec.Struct, kw_only=True):
 
     @property
     def cells(self) -> Cells:
-        """Return who owns what, as a cluster file says it."""
+        """Return the cells and their owners, as a cluster file has them."""
         return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs, quarantine=self.quarantine)
 
     @property
-    def who(self) -> list[str]:
+    def vcs_with_credentials(self) -> list[str]:
         """Return every virtual cluster whose people have credentials."""
         return list(dict.fromkeys((*self.vcs, *self.tenants)))
 
@@ -222,7 +222,7 @@ def settle(
     """Return the cluster to run: `before` changed by the wishes. Raises ConfigError.
 
     Gangs meet on `ports` (the first and the last), of which every node gets its part.
-    Addresses are those of before; who starts the cluster sees to it that their ports are free.
+    Addresses are those of before; the one that starts it sees to it that their ports are free.
     """
     nodes = _nodes(before, wishes)
     _check_nodes(nodes)
@@ -242,8 +242,8 @@ def settle(
         gateway.url = f"http://{HOST}:{port}"
     # Cells that are set here begin anew; those that were set meanwhile stay otherwise.
     tenants = before.tenants if before is not None and wishes.vcs is None else []
-    who = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
-    gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in who}
+    owners = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
+    gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in owners}
     return Cluster(
         tenants=tenants,
         nats=nats,

@@ -1,4 +1,4 @@
-"""The state folder of an embedded cluster: where things are, who is alive, and writing safely.
+"""The state folder of an embedded cluster: where things are, what is alive, and writing safely.
 
 Imported by every command, so it needs nothing but the smallest parts of the standard library.
 """

@@ -21,7 +21,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody used a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -3,7 +3,7 @@
     bus -> (first time: streams) -> virtual clusters -> services and agents at the same time
     agents -> the jobs they run -> services -> bus
 
-It is the only process of the cluster that nobody watches. If it is killed, everything else goes on;
+It is the only process of the cluster that is not watched. If it is killed, everything else goes on;
 the next `skep up` stops what it left and begins again.
 """
 
@@ -31,7 +31,7 @@ LOG_CHECK_EVERY_S = 10.0
 """A service that writes 100 lines of 500 bytes a millisecond is at most half a gigabyte over."""
 
 BUS_CHECK_EVERY_S = 2.0
-"""The bus is asked how it is: soon enough that clients who repeat for half a minute succeed."""
+"""The bus is asked how it is: soon enough that clients that repeat for half a minute succeed."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -75,7 +75,7 @@ class Supervisor:
         await asyncio.wait((up, stop), return_when=asyncio.FIRST_COMPLETED)
         failure = up.exception() if up.done() and not up.cancelled() else None
         if failure is not None:
-            # The bus stays up for whoever comes to look; nothing decides anything meanwhile.
+            # The bus stays up for those that come to look; nothing decides anything meanwhile.
             text = f"{type(failure).__name__}: {failure}"
             say("cluster not started", error=text)
             write_state(self._home, "failed", text)
@@ -152,7 +152,7 @@ class Supervisor:
 
 
 def write_state(home: str, state: str, error: str = "") -> None:
-    """Write into `cluster.json` who the supervisor is and how far it got."""
+    """Write into `cluster.json` which process the supervisor is, and how far it got."""
     try:
         cluster = folder.read_cluster(home)
         if cluster is None:

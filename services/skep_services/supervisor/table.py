@@ -29,11 +29,11 @@ NOT_PASSED_ON = (
     "SKEP_DEVICES",
     "SKEP_NODE_STATE",
 )
-"""What speaks for whoever runs `skep up`: the cluster it uses, or the job that it is itself."""
+"""What belongs to the caller of `skep up`: the cluster it uses, or the job that it is itself."""
 
 
 BUS_NICENESS = -10
-"""Everybody waits for the bus, which mostly waits for the disk: it never takes much, but on a busy
+"""All wait for the bus, which mostly waits for the disk: it never takes much, but on a busy
 machine it would get its even share late. The same as the runners', which jobs must not hold up."""
 
 
@@ -72,7 +72,7 @@ def nats_config_path(home: str) -> str:
 
 
 def tokens_path(home: str) -> str:
-    """Return where the gateway finds who each token speaks for."""
+    """Return where the gateway finds the owner of each token."""
     return os.path.join(home, "gateway", "tokens.json")
 
 

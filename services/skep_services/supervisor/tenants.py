@@ -2,9 +2,9 @@
 
 `skep vc apply` tells the services which virtual clusters there are; their people also need a user
 on the bus and a token for the gateway. So the latest of what operators asked for is looked up on
-the bus each second, and whoever is new gets both: in `cluster.json`, in the bus server's
+the bus each second, and each new one gets both: in `cluster.json`, in the bus server's
 configuration (which it is told to read again), and in the gateway's tokens (which it reads again
-by itself). Nobody's are taken away here: who is gone is refused by admission.
+by itself). None are taken away here: a tenant that is gone is refused by admission.
 
 A bus server that reads its configuration again lets the users of a new account in at once, but
 connects the account with the others only the next time it reads it (nats-server 2.15.1). So each
@@ -44,7 +44,7 @@ LOOK_EVERY_S = 1.0
 
 
 async def watch(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
-    """Make credentials for who has none, until cancelled; `reload` has the bus take them in."""
+    """Make credentials for new tenants, until cancelled; `reload` has the bus take them in."""
     while True:
         try:
             await _look(home, cluster, reload)
@@ -77,8 +77,8 @@ async def _look(home: str, cluster: Cluster, reload: Callable[[], None]) -> None
 
 
 async def _take(home: str, cluster: Cluster, asked: bytes) -> list[str]:
-    """Make credentials for who has none in `cluster` and in its files; return whose were made."""
-    before = cluster.who
+    """Make the credentials that `cluster` and its files lack; return the tenants that got some."""
+    before = cluster.vcs_with_credentials
     try:
         if not admit(cluster, asked_for(asked)):
             return []
@@ -87,7 +87,7 @@ async def _take(home: str, cluster: Cluster, asked: bytes) -> list[str]:
         return []
     await asyncio.to_thread(_write, home, cluster)
     say("credentials made", vcs=cluster.tenants)
-    return [vc for vc in cluster.who if vc not in before]
+    return [vc for vc in cluster.vcs_with_credentials if vc not in before]
 
 
 async def is_connected(cluster: Cluster, vc: str) -> bool:
@@ -126,13 +126,14 @@ def admit(cluster: Cluster, vcs: Iterable[str]) -> bool:
 
     Raises ConfigError if there are too many, or for what is no name.
     """
-    fresh = [vc for vc in vcs if vc not in cluster.who]
+    fresh = [vc for vc in vcs if vc not in cluster.vcs_with_credentials]
     for vc in fresh:
         if not is_token(vc):
             text = f"{vc!r} is no name for a virtual cluster (letters, digits, _, -; 63 at most)"
             raise ConfigError(text)
-    if len(cluster.who) + len(fresh) > VCS_MAX:
-        text = f"{len(cluster.who) + len(fresh)} virtual clusters; there are 1 to {VCS_MAX}"
+    if len(cluster.vcs_with_credentials) + len(fresh) > VCS_MAX:
+        count = len(cluster.vcs_with_credentials) + len(fresh)
+        text = f"{count} virtual clusters; there are 1 to {VCS_MAX}"
         raise ConfigError(text)
     for vc in fresh:
         name = nats_access.vc_identity(vc)
@@ -144,7 +145,7 @@ def admit(cluster: Cluster, vcs: Iterable[str]) -> bool:
 
 
 def _write(home: str, cluster: Cluster) -> None:
-    """Write credentials down before anybody can use them: they outlive this process."""
+    """Write credentials down before they can be used: they outlive this process."""
     known = boot.read_cluster(home)
     assert known is not None, home
     known.tenants, known.nats.users = cluster.tenants, cluster.nats.users
