@@ -29,7 +29,7 @@ from skep.machines.allocator import (
     AllocatorMachine,
     cellwork,
     changes,
-    changing,
+    leaving,
     moving,
     outbox,
     placing,
@@ -37,6 +37,7 @@ from skep.machines.allocator import (
     resize_ends,
     returns,
     soft,
+    suspending,
     trials,
     upkeep,
     views,
@@ -277,7 +278,11 @@ PLANTS = (
     Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing, ("I0",)),
     Plant("a change is told once and never again", changes, "owed", _owes_once, ("I10",)),
     Plant(
-        "a part that refused counts as suspended", changing, "_refusals", _refuses_nothing, ("I12",)
+        "a part that refused counts as suspended",
+        suspending,
+        "refusals",
+        _refuses_nothing,
+        ("I12",),
     ),
     Plant(
         "a suspended job returns to GPUs that others use",
@@ -353,7 +358,7 @@ PLANTS = (
         ("I0", "I2"),
     ),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
-    Plant("a job is said to be unpacked and stays", changing, "leave", _says_it_left, ("I16",)),
+    Plant("a job is said to be unpacked and stays", leaving, "leave", _says_it_left, ("I16",)),
     Plant(
         "a policy's jobs are also served by their queue", views, "rules", lambda *_: False, ("I17",)
     ),
