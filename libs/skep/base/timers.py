@@ -106,6 +106,8 @@ class TimerHeap(Generic[Key]):
         heap = self._heap
         while heap and self.due.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
-        if heap and heap[0][0] < NEVER and heap[0][2] not in apart:
+        if not heap or heap[0][0] >= NEVER:
+            return None
+        if heap[0][2] not in apart:
             return heap[0][0]
         return next((at for at, _ in self.upcoming(NEVER, apart)), None)

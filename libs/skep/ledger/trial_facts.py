@@ -41,7 +41,7 @@ COOLING_MAX = 200
 """What is remembered of a VC's failures: the latest."""
 SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
-MATTER = (GpusShared, TrialBegun, TrialOver)
+MATTER = frozenset((GpusShared, TrialBegun, TrialOver))
 """Facts after which open trials are looked at again, whatever jobs they are about."""
 PAIR = "pair"
 GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
@@ -146,17 +146,19 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
 
 def follow(state: ClusterState, fact: object) -> None:
     """Take over what any fact means for trials: what is measured by now, what is put back."""
-    tries, name = state.tries, getattr(fact, "job", "")
-    if name in tries.of_job or isinstance(fact, MATTER):
+    tries = state.tries
+    if type(fact) in MATTER or (tries.of_job and getattr(fact, "job", "") in tries.of_job):
         state.delta.trials = True
-    if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
-        _changed(state, fact)
-    elif isinstance(fact, JobChanged) and fact.goal is Goal.RESUME and state.jobs[name].mixed:
-        state.delta.disturbed += (name,)  # It may be alone from now on.
-    for other, undo in list(tries.undoing.items()):
-        if not _owed(state, other, undo):
-            del tries.undoing[other]
-            state.delta.views += (other,)
+    if isinstance(fact, JobChanged):
+        if fact.goal in (Goal.MIGRATE, Goal.RESIZE):
+            _changed(state, fact)
+        elif fact.goal is Goal.RESUME and state.jobs[fact.job].mixed:
+            state.delta.disturbed += (fact.job,)  # It may be alone from now on.
+    if tries.undoing:
+        for other, undo in list(tries.undoing.items()):
+            if not _owed(state, other, undo):
+                del tries.undoing[other]
+                state.delta.views += (other,)
 
 
 def _changed(state: ClusterState, fact: JobChanged) -> None:

@@ -164,7 +164,7 @@ class World:
     def steps(self) -> Iterator[Instant]:
         """Continue as `run` does, and yield every instant after it."""
         self._begin()
-        until = self.settings.until
+        settings, until = self.allocator.settings, self.settings.until
         end = None if until is None else after(BEGIN, until)
         while self.ledger.open:
             at = self._soonest()
@@ -172,11 +172,11 @@ class World:
                 break
             self.samples.until(at)
             self.now = at
-            self.allocator.settings.defers = self._at_once
+            settings.defers = self._at_once
             if self.reports is not None:
                 self.reports.tick(at)
             self._happens(at)
-            self.allocator.settings.defers = False
+            settings.defers = False
             if self.ledger.events >= self._look_at:
                 self._look_at += LOOK_AT
                 self.allocator.tx.soft.check_at = at
@@ -292,11 +292,12 @@ class World:
         if agents.outbox:
             inbox += agents.outbox
             agents.outbox.clear()
-        held, asked = allocator.settings.defers, False
+        tx, settings, asked = allocator.tx, allocator.settings, False
+        held = settings.defers
         self._circles.begin()
         while inbox:
             event = inbox.popleft()
-            allocator.settings.defers = held or (self._at_once and bool(inbox))
+            settings.defers = held or (self._at_once and bool(inbox))
             effects = allocator.decide(event, now)
             self._circles.note(effects, now, asked=asked)
             asked = False
@@ -306,10 +307,10 @@ class World:
             if agents.outbox:
                 inbox += agents.outbox
                 agents.outbox.clear()
-            if not inbox and allocator.tx.soft.check_at == now:
+            if not inbox and tx.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
                 asked = True
-        allocator.settings.defers = held
+        settings.defers = held
         agents.settle(now)
         self._push()
 

@@ -49,6 +49,15 @@ HOLDS_TOLD = 50
 """Jobs that are told in one decision why they wait: 200 bytes of its record each."""
 
 
+def has_plans(tx: Transaction) -> bool:
+    """Return whether a VC has a policy, could not have its own, or the cluster changed."""
+    soft, state = tx.soft, tx.state
+    return (
+        bool(soft.planned or soft.unmade or state.alarms)
+        or soft.planned_for is not state.cells.cluster
+    )
+
+
 def serve(tx: Transaction, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(tx, due=True)

@@ -10,6 +10,7 @@ max-min).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from skep import ids
 from skep.cells.holds import Placement
@@ -27,12 +28,17 @@ from skep.machines.allocator import (
     views,
 )
 from skep.machines.allocator.outcome import Done
-from skep.machines.allocator.stages import NONE, Progress, Stage
+from skep.machines.allocator.stages import NONE, Progress, Stage, spending
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
 from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason
+
+HasInput = Callable[[Transaction], object]
+"""Tells whether a stage has anything to do: the truth of what it returns."""
+Step = Callable[[Transaction, Instant, int], Progress]
+"""A stage: changes the transaction at an instant, within so much room."""
 
 
 def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
@@ -54,17 +60,22 @@ def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
 def run(tx: Transaction, now: Instant) -> None:
     """Give GPUs to the jobs that wait, stage by stage, until the decision has no room for more.
 
+    A stage that has no input is skipped.
+
     Args:
         tx: Changed.
         now: The instant of the decision (Unix ns).
     """
     room = placing.MEMBERS_BOUND_MAX
-    for stage, step in STAGES:
+    for stage, has_input, step in STAGES:
+        if not has_input(tx):
+            continue
         tx.enter(stage)
         progress = step(tx, now, room)
-        if progress.spent or progress.full:
-            tx.progress[stage] = progress
-            room -= progress.spent
+        if progress is NONE:
+            continue
+        tx.progress[stage] = progress
+        room -= progress.spent
         if progress.full:
             tx.soft.check_at = now  # Go on in the next decision.
             return
@@ -72,7 +83,7 @@ def run(tx: Transaction, now: Instant) -> None:
 
 def _expire(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Let the queues forget an advised order that expired."""
-    if 0 < tx.soft.advice_until <= now:
+    if tx.soft.advice_until <= now:
         tx.soft.advice_until = Instant(0)
         for queue in tx.state.queues.values():
             queue.advise(())
@@ -81,36 +92,34 @@ def _expire(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 def _share(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Send shares of memory to the jobs whose partners changed."""
-    if tx.soft.reshare:
-        packing.follow(tx, now)
+    packing.follow(tx, now)
     return NONE
 
 
 def _returns(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Let suspended jobs go on for which others left GPUs."""
-    if tx.soft.returning:
-        _take_back(tx, now)
+    _take_back(tx, now)
     return NONE
 
 
 def _reservations(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Bind the reservations that may be ready."""
-    return Progress(_finish(tx, now)) if tx.soft.ripe else NONE
+    return spending(_finish(tx, now))
 
 
 def _policies(tx: Transaction, now: Instant, room: int) -> Progress:
     """Carry out the plans of VCs with a policy."""
-    return Progress(plans.serve(tx, now, room))
+    return spending(plans.serve(tx, now, room))
 
 
 def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
     """Serve the guaranteed queues; jobs that were lent GPUs have their turns among the others."""
     lent, spent = views.lines(tx), 0
-    if not _nobody_waits(tx.state):
+    if _some_wait(tx):
         spent = _serve_queues(tx, lent, now, room, opportunistic=False)
         if spent >= room:
             return Progress(spent, full=True)
-    return Progress(spent + _lent_alone(tx, lent, now, room - spent))
+    return spending(spent + _lent_alone(tx, lent, now, room - spent))
 
 
 def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
@@ -121,43 +130,54 @@ def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 def _lend(tx: Transaction, now: Instant, room: int) -> Progress:
     """Lend idle GPUs to jobs that a policy leaves waiting."""
-    return Progress(plans.lend(tx, now, room))
+    return spending(plans.lend(tx, now, room))
 
 
 def _lend_idle(tx: Transaction, now: Instant, room: int) -> Progress:
     """Lend idle GPUs to jobs that wait in VCs without a policy."""
-    return NONE if _nobody_waits(tx.state) else Progress(lending.lend(tx, now, room))
+    return spending(lending.lend(tx, now, room))
 
 
 def _opportunistic(tx: Transaction, now: Instant, room: int) -> Progress:
     """Serve the opportunistic queues."""
-    if _nobody_waits(tx.state):
-        return NONE
     spent = _serve_queues(tx, {}, now, room, opportunistic=True)
-    return Progress(spent, full=spent >= room)
+    return Progress(spent, full=True) if spent >= room else spending(spent)
 
 
 def _promotion(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Give jobs that borrow the cells of their VC."""
-    if tx.state.borrowed:
-        _promote(tx, now)
+    _promote(tx, now)
     return NONE
 
 
-STAGES = (
-    (Stage.ADVICE, _expire),
-    (Stage.SHARING, _share),
-    (Stage.RETURNS, _returns),
-    (Stage.RESERVATIONS, _reservations),
-    (Stage.POLICIES, _policies),
-    (Stage.GUARANTEED, _guaranteed),
-    (Stage.SUSPENDED, _suspended),
-    (Stage.LENDING, _lend),
-    (Stage.IDLE, _lend_idle),
-    (Stage.OPPORTUNISTIC, _opportunistic),
-    (Stage.PROMOTION, _promotion),
+def _some_wait(tx: Transaction) -> bool:
+    """Return whether some queue has jobs: not every job has GPUs, claims some, or is parked.
+
+    After most events of a cluster that is not full no queue has, however many VCs there are.
+    """
+    state = tx.state
+    return len(state.jobs) != len(state.placed) + len(state.reserved) + len(state.parked)
+
+
+def _some_have_turns(tx: Transaction) -> bool:
+    """Return whether jobs wait in a queue, or jobs that were lent GPUs may have a turn."""
+    return bool(tx.state.borrowed or tx.state.away or tx.soft.anew) or _some_wait(tx)
+
+
+STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
+    (Stage.ADVICE, lambda tx: tx.soft.advice_until, _expire),
+    (Stage.SHARING, lambda tx: tx.soft.reshare, _share),
+    (Stage.RETURNS, lambda tx: tx.soft.returning, _returns),
+    (Stage.RESERVATIONS, lambda tx: tx.soft.ripe, _reservations),
+    (Stage.POLICIES, plans.has_plans, _policies),
+    (Stage.GUARANTEED, _some_have_turns, _guaranteed),
+    (Stage.SUSPENDED, lambda tx: tx.state.away, _suspended),
+    (Stage.LENDING, plans.has_plans, _lend),
+    (Stage.IDLE, _some_wait, _lend_idle),
+    (Stage.OPPORTUNISTIC, _some_wait, _opportunistic),
+    (Stage.PROMOTION, lambda tx: tx.state.borrowed, _promotion),
 )
-"""The stages that give GPUs to jobs, in their order."""
+"""The stages that give GPUs to jobs in their order, each with what tells whether it has input."""
 
 
 def _serve_queues(
@@ -254,15 +274,6 @@ def _take_back(tx: Transaction, now: Instant) -> None:
                 continue  # The others have yet to leave.
         del tx.soft.returning[name]
         tx.soft.changes += 1  # Those GPUs are no longer kept for it.
-
-
-def _nobody_waits(state: ClusterState) -> bool:
-    """Return whether all queues are empty: every job there is has GPUs, claims some, or is parked.
-
-    So it is after most events of a cluster that is not full, however many VCs it has.
-    """
-    others = len(state.placed) + len(state.reserved) + len(state.parked)
-    return len(state.jobs) == others
 
 
 def _held_back(tx: Transaction, vc: str) -> bool:

@@ -54,29 +54,27 @@ class Report(NamedTuple):
     progress: Progress
 
 
-class Mark(NamedTuple):
-    """A stage that began behind so many effects."""
-
-    stage: Stage
-    effects: int
+def spending(spent: int) -> Progress:
+    """Return the progress of a stage that came to its end, having spent so much."""
+    return Progress(spent) if spent else NONE
 
 
 def reports(
-    marks: Sequence[Mark], effects: Sequence[Effect], progress: dict[Stage, Progress]
+    marks: Sequence[tuple[Stage, int]], effects: Sequence[Effect], progress: dict[Stage, Progress]
 ) -> list[Report]:
     """Return the reports of the stages that a decision went through, in their order.
 
     Args:
-        marks: Where the stages began.
+        marks: The stages, each with the number of effects before it.
         effects: The effects of the whole decision.
         progress: What stages spent, where that is not nothing.
     """
-    ends = [mark.effects for mark in marks[1:]] + [len(effects)]
+    ends = [start for _, start in marks[1:]] + [len(effects)]
     return [
         Report(
-            mark.stage,
-            tuple(each.fact for each in effects[mark.effects : end] if isinstance(each, Record)),
-            progress.get(mark.stage, NONE),
+            stage,
+            tuple(each.fact for each in effects[start:end] if isinstance(each, Record)),
+            progress.get(stage, NONE),
         )
-        for mark, end in zip(marks, ends, strict=True)
+        for (stage, start), end in zip(marks, ends, strict=True)
     ]

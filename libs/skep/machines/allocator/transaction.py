@@ -13,7 +13,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import caches, stages
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.soft import Soft
-from skep.machines.allocator.stages import Mark, Progress, Report, Stage
+from skep.machines.allocator.stages import Progress, Report, Stage
 from skep.machines.base import Effect, Record
 from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
 from skep.wire.facts import AllocatorFact
@@ -37,21 +37,21 @@ class Transaction:
         self.settings = Settings()
         self.effects: list[Effect] = []
         self.progress: dict[Stage, Progress] = {}
-        self._marks: list[Mark] = []
+        self._marks: list[tuple[Stage, int]] = []
 
     def begin(self) -> None:
         """Begin a decision, with the intake of its event."""
         self.effects, self.progress = [], {}
-        self._marks = [Mark(Stage.INTAKE, 0)]
+        self._marks = [(Stage.INTAKE, 0)]
 
     def enter(self, stage: Stage) -> None:
         """Begin the next stage of the decision."""
-        self._marks.append(Mark(stage, len(self.effects)))
+        self._marks.append((stage, len(self.effects)))
 
     @property
     def stage(self) -> Stage:
         """Return the stage that the decision is in."""
-        return self._marks[-1].stage
+        return self._marks[-1][0]
 
     def reports(self) -> list[Report]:
         """Return what each stage of the latest decision came to, in their order."""
