@@ -94,14 +94,12 @@ def owed(state: ClusterState) -> dict[str, tuple[int, int]]:
 
 def idle_gpus(state: ClusterState) -> int:
     """Return the most idle GPUs of a chain, wherever they are."""
-    shapes = [(chain.topology, chain.forest) for chain in state.cells.chains.values()]
-    return max(
-        (
-            sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
-            for shape, forest in shapes
-        ),
-        default=0,
-    )
+    most = 0
+    for chain in state.cells.chains.values():
+        shape = chain.topology
+        busy = chain.forest.busy[shape.top]
+        most = max(most, len(busy) * shape.size[shape.top] - sum(busy))
+    return most
 
 
 def idle_on_one_node(state: ClusterState) -> int:

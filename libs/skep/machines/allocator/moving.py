@@ -53,7 +53,7 @@ def begin(
     """Begin to move an attempt: open a change, which no node is told yet.
 
     Args:
-        machine: Its nodes, cells and jobs are read; facts, a command and a timer are added.
+        tx: Its nodes, cells and jobs are read; facts, a command and a timer are added.
         job: It runs or is suspended, and can migrate.
         to: Names of nodes, separated by commas; empty for any that the job is not on.
         now: The time of the decision.

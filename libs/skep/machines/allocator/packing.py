@@ -60,7 +60,7 @@ def begin(
     """Put a job that waits beside another.
 
     Args:
-        machine: Its nodes, cells and jobs are read; facts and a command are added.
+        tx: Its nodes, cells and jobs are read; facts and a command are added.
         job: The guest, which waits or is suspended without GPUs.
         wish: Names the host, and may name a share of the memory.
         now: The time of the decision.

@@ -65,7 +65,7 @@ def serve(
     """Bind a job or reserve cells for it; else say why it waits.
 
     Args:
-        machine: Its cells, nodes and jobs are read; facts and commands are added.
+        tx: Its cells, nodes and jobs are read; facts and commands are added.
         job: It waits in a queue.
         ranked: Why it comes now.
         now: The time of the decision.

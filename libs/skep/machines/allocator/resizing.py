@@ -65,7 +65,7 @@ def begin(
     """Begin to change the size of a gang.
 
     Args:
-        machine: Its nodes, cells and jobs are read; facts and a command are added.
+        tx: Its nodes, cells and jobs are read; facts and a command are added.
         job: It runs, and can be resized.
         workers: How many workers it is to have, None for as many as it has.
         now: The time of the decision.
