@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from skep_services.adapters.journal import FRAME, MAGIC
 from tests.support.bare_client import BareClient, bare_client
 from tests.system.compose import BURST_JOB_S, RECOVERY_WITHIN_S, VC, Run, attempt, read_stream
-from tools.compose import Deployment, until
+from tools.compose import Deployment, service_process, until
 
 PROJECT = "skep-pause"
 NATS_PORT, GATEWAY_PORT = 15222, 19470
@@ -291,18 +291,6 @@ def command_epoch(fact: Mapping[str, Any]) -> int:
     if fact["type"] == "bind-taken":
         return int(fact["command"]["epoch"])
     return int(fact["epoch"]) if fact["type"] == "stop-taken" else 0
-
-
-def service_process(container: Any) -> int:
-    """Return the process id, on this machine, of what the container's init looks after."""
-    init = container["State"]["Pid"]
-    try:
-        children = Path(f"/proc/{init}/task/{init}/children").read_text().split()
-        os.kill(int(children[0]), 0)
-    except (OSError, IndexError) as error:
-        message = f"this needs an engine on this machine, and root: {error}"
-        raise RuntimeError(message) from error
-    return int(children[0])
 
 
 def seconds(began: int, ended: int) -> float:
