@@ -433,11 +433,11 @@ def test_a_policy_that_cannot_be_made_any_more_is_told_and_its_queue_served(
     assert [fact.over for fact in facts_of(effects) if isinstance(fact, CellsAlarm)] == [True]
 
 
-def known(name: str) -> MemberKnown:
+def known(name: str, node: str = "node-1") -> MemberKnown:
     """Return the word that a job can be suspended and give its GPUs back."""
     return MemberKnown(
-        node="node-1",
-        identity="id-node-1",
+        node=node,
+        identity=f"id-{node}",
         job=name,
         attempt=1,
         at=at(5),
@@ -543,6 +543,24 @@ def test_who_is_sent_where_the_cells_have_no_room_goes_where_they_have() -> None
     assert of(decide(job(1, gpus=1)), JobBound) == ["j1"]
     bound = [fact for fact in facts_of(decide(job(2, gpus=3))) if isinstance(fact, JobBound)]
     assert [(fact.job, fact.members[0].node) for fact in bound] == [("j2", "node-2")]
+
+
+def test_a_suspended_job_goes_on_in_a_free_cell_that_is_not_the_first() -> None:
+    """The view has as many free cells as the VC may bind: those around its suspended jobs first."""
+    decide = allocator(joined("node-1"), joined("node-2"))
+    one = (Quota("x", "node", 1),)
+    vcs = {"nlp": VirtualCluster(cells=one, policy="srtf"), "cv": VirtualCluster(cells=one)}
+    decide(SetVcs(vcs=vcs, chains={"x": PAIRS}))
+    assert of(decide(admitted(1, vc="cv", gpus=4), 1), JobBound) == ["j1"]
+    decide(job(2, 1000, gpus=4), 2)
+    decide(started("j2", node="node-2"), 3)
+    decide(known("j2", node="node-2"))
+    (command,) = told(decide(job(3, 10, gpus=4), 50))
+    assert of(decide(changed(command, released=True), 51), JobBound) == ["j3"]
+    decide(started("j3", node="node-2"), 52)
+    decide(started("j1"), 53)
+    decide(exited("j1"), 54)
+    assert of(decide(exited("j3", node="node-2"), 60), GpusRegained) == ["j2"]
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain as chained
 from itertools import islice
 
 from skep.cells.chain import ChainState
@@ -14,7 +15,7 @@ Reach = dict[int, dict[str, int]]
 """GPUs by index of a node and by pin; "" is for jobs without a pin."""
 
 
-def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
+def reachable_gpus(chain: ChainState, vc: str, homes: Sequence[int] = ()) -> Reach | None:
     """Return how many more GPUs of each node the VC's cells could cover now.
 
     Counted are GPUs of bound cells, and of as many further cells as it may bind together; GPUs that
@@ -24,6 +25,8 @@ def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
     Args:
         chain: The chain.
         vc: The VC.
+        homes: GPUs of suspended jobs that go on only there. Further cells are those around them
+            first: else a job could wait for a free cell that the view never has.
 
     Returns:
         The GPUs, in the order of the VC's cells by number, which does not depend on other VCs;
@@ -43,7 +46,7 @@ def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
             found[index] = {"": size - firm[index]}
     for pool in pools:
         if pool.pin or owned < shape.leaves:
-            for cell in [*pool.bound] if pool.pin else _own(chain, pool):
+            for cell in [*pool.bound] if pool.pin else _own(chain, pool, homes):
                 _add(chain, found, pool.pin, cell)
     if owned == shape.leaves:
         for there in found.values():
@@ -51,13 +54,21 @@ def reachable_gpus(chain: ChainState, vc: str) -> Reach | None:
     return found
 
 
-def _own(chain: ChainState, pool: Pool) -> Iterator[tuple[int, int]]:
+def _own(chain: ChainState, pool: Pool, homes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield a VC's cells by their numbers, with hardware that unbound ones could have now."""
     draft = Draft(chain.forest)
     for level in range(chain.topology.top, 0, -1):
         if pool.total[level]:
-            new = islice(new_cells(chain, level, draft), pool.left[level])
-            yield from _numbered(pool, level, new)
+            found = chained(_around(chain, level, homes, draft), new_cells(chain, level, draft))
+            yield from _numbered(pool, level, islice(found, pool.left[level]))
+
+
+def _around(chain: ChainState, level: int, homes: Sequence[int], draft: Draft) -> Iterator[int]:
+    """Yield the free cells around some GPUs that are safe to take; the draft takes them."""
+    for leaf in homes:
+        cell = chain.topology.up(leaf, level)
+        if draft.take_if_safe(level, cell):
+            yield cell
 
 
 def _numbered(pool: Pool, level: int, new: Iterator[int]) -> Iterator[tuple[int, int]]:

@@ -27,6 +27,8 @@ class Seats:
         """Start with no job on any node."""
         self._on: dict[str, dict[str, tuple[int, int]]] = {}
         """By node, by job: its place in the order of arrival, and its GPUs there."""
+        self._homes: dict[str, JobView] = {}
+        """The suspended jobs that go on only on their own GPUs."""
         self._made: dict[str, dict[str, _Made]] = {}
         """By chain, by node."""
         self._shapes: dict[str, Topology] = {}
@@ -34,6 +36,10 @@ class Seats:
 
     def move(self, name: str, before: JobView | None, after: JobView | None) -> None:
         """Take over that a job is elsewhere than before."""
+        if after is not None and after.at_home and not after.borrows:
+            self._homes[name] = after
+        else:
+            self._homes.pop(name, None)
         left, come = _held(before), _held(after)
         if left == come:
             return
@@ -54,7 +60,7 @@ class Seats:
         made: dict[str, dict[str, _Made]] = {}
         lent = any(ledger.cells.borrowed.values())
         for name, chain in ledger.cells.chains.items():
-            found = reachable_gpus(chain, vc)
+            found = reachable_gpus(chain, vc, self._home_leaves(chain.topology))
             if found is None:
                 continue
             shape, states, stale = chain.topology, ledger.nodes, self._stale
@@ -85,6 +91,17 @@ class Seats:
         self._stale.clear()
         self._made = made
         return tuple([each.view for there in made.values() for each in there.values()])
+
+    def _home_leaves(self, shape: Topology) -> list[int]:
+        """Return the GPUs of one chain that suspended jobs go on with, by order of arrival."""
+        jobs = sorted(self._homes.values(), key=lambda job: job.sequence)
+        found = (
+            shape.leaf(node, device)
+            for job in jobs
+            for node, devices in job.devices
+            for device in devices
+        )
+        return [leaf for leaf in found if leaf is not None]
 
     def _view(
         self,
