@@ -110,3 +110,27 @@ def test_who_has_its_place_says_so_again_to_an_agent_that_did_not_hear_it() -> N
     assert gang._announced({**MESSAGE, "order": 9})
     assert said.words == [("rescaled", {"order": 9, "generation": 2, "step": 21, "pause_ns": 0})]
     assert not gang.due
+
+
+class LateStore:
+    """What a member has prepared for a change whose store answers when it has been withdrawn."""
+
+    said = True
+
+    def __init__(self, gang: Gang, plan: Plan) -> None:
+        self.plan, self._gang = plan, gang
+
+    def result(self, *_: object) -> None:
+        self._gang._withdrawn()
+
+
+def test_a_member_stays_away_from_a_change_that_was_withdrawn_while_it_connected() -> None:
+    """The others train on, and its all-reduce is missing until it has given up waiting for them."""
+    gang = Gang(rules((1, 4), 8), lambda: 17, None)  # type: ignore[arg-type]
+    gang._orders = said = Said()  # type: ignore[assignment]
+    gang._plan_due = plan = read_plan(MESSAGE)
+    gang._preparing = LateStore(gang, plan._replace(step=17))  # type: ignore[assignment]
+    assert not gang.boundary()
+    error = "it was withdrawn before this member was connected"
+    assert said.words == [("failed", {"order": 4, "what": "rescale", "error": error})]
+    assert gang._plan_due is None

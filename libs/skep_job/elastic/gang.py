@@ -85,6 +85,10 @@ class Gang:
         self._folder: Callable[[int], str] = lambda generation: folder("", 0, generation)
         self._preparing: Preparing | None = None
         self._plan_due: Plan | None = None
+        self._arriving: Plan | None = None
+        """The change whose step is reached, until this member has said in the store that it is."""
+        self._overtaken: Plan | None = None
+        """The change that a later order withdrew on the way there."""
 
     # --- joining ------------------------------------------------------------------------------
 
@@ -233,7 +237,11 @@ class Gang:
         preparing.refuse(f"rank {self.seat.rank} has passed step {preparing.plan.step}")
 
     def _withdrawn(self) -> None:
-        """Vote against a change that waits for its step, as a later order has come."""
+        """Vote against a change that waits for its step, as a later order has come.
+
+        Of one that waits for its store no member knows yet that this one is there: it stays away.
+        """
+        self._overtaken = self._arriving
         preparing = self._preparing
         if preparing is not None and preparing.plan.agrees:
             preparing.refuse("it was withdrawn")
@@ -266,7 +274,15 @@ class Gang:
 
     def _change(self, plan: Plan) -> bool:
         clock = Clock()
-        round_ = self._round(plan)
+        self._arriving = plan
+        try:
+            round_ = self._round(plan)
+        finally:
+            self._arriving = None
+        if self._overtaken is plan:
+            # A store that came back too late: the others go on, and would wait for this member.
+            self._fail_plan(plan, "it was withdrawn before this member was connected")
+            return False
         doors = round_.arrive(self.seat.rank, self.seat.world)
         clock.part("gather")
         sent = self._bring(round_, doors)
