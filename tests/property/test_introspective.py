@@ -26,6 +26,8 @@ from tests.policy_kit import NOW, brief, job, told, view
 GIB = 2**30
 ALL = ("suspend", "release", "rebind", "migrate", "resize")
 LONG = Instant(NOW + seconds(3600))
+SLICE = seconds(60)
+"""What the policy gives each job at a time: the default."""
 PLANS_MAX = 40
 """Far beyond what a few jobs can be tried together."""
 
@@ -318,11 +320,16 @@ def legal(plan: Plan, seen: VcView) -> None:
 
 
 def _gives_way(action: Action, each: JobView, seen: VcView) -> bool:
-    """Return whether it is for a higher priority, or gives back what it has grown by."""
+    """Return whether it gives back what it has grown by, or jobs wait to which a trial gives way.
+
+    Those have a higher priority, or are new and have waited for a slice.
+    """
     if isinstance(action, Resize):
         return action.why is Reason.GPUS_NEEDED and action.workers < each.workers
+    late = seen.now - SLICE
     return isinstance(action, Suspend) and any(
         other.spec.priority > each.spec.priority
+        or (not other.began_at and other.waiting_since <= late)
         for other in seen.jobs
         if other.phase in (Phase.WAITING, Phase.AWAY)
     )
