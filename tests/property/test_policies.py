@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from skep.policy.plan import Plan, Preempt, Resize, Suspend
 from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.registry import POLICIES, make
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Instant, seconds
-from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view
+from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view, without_nodes
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *(
@@ -109,6 +110,21 @@ def test_a_plan_is_pure_legal_small_and_stable(
         if not plan.turns and not plan.actions:
             return
     assert not any(job_.gpus <= 0 for job_ in seen.jobs)
+
+
+@pytest.mark.parametrize("name, options", VARIANTS)
+@settings(max_examples=EXAMPLES)
+@given(data=st.lists(st.tuples(views(), st.sampled_from([0, 1, 500])), min_size=2, max_size=4))
+def test_what_a_planner_keeps_changes_no_plan(
+    name: str, options: dict[str, Any], data: list[tuple[VcView, int]]
+) -> None:
+    policy, now = make(name, options), Instant(0)
+    planner = policy.planner()
+    for each, later in data:
+        now = max(now, each.now) + seconds(later)
+        seen = each if policy.sees_nodes else without_nodes(each)
+        seen = replace(seen, now=Instant(now))
+        assert planner(seen) == policy.plan(seen), brief(seen)
 
 
 def legal(plan: Plan, seen: VcView) -> None:

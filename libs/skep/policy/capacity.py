@@ -132,6 +132,11 @@ class FreeCapacity:
         # Cells of a job that is being stopped may be free already: they count once.
         self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """Return the pins of the VC, and the empty one of its other cells."""
+        return tuple(self._left)
+
     def left(self, pin: str) -> int:
         """Return how many GPUs no job has, for jobs with a pin (empty: without one)."""
         return self._left.get(pin, 0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from skep.policy.api import NUMBER_MAX, Policy
+from skep.policy.api import NUMBER_MAX, Planner, Policy
 from skep.policy.plan import Plan, Turn
 from skep.policy.preempt import QUEUED, preempt_for
+from skep.policy.roster import MOVING, Key, Roster
 from skep.policy.view import JobView, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
@@ -16,8 +17,6 @@ from skep.wire.reasons import Reason
 LATE_DIVISOR = 60
 """A plan may be late by this part of a round and still count as its beginning: timers and messages
 take time."""
-
-Key = Callable[[JobView], Any]
 
 
 def queued(view: VcView) -> list[JobView]:
@@ -154,17 +153,40 @@ class Preemptive(Policy, frozen=True, kw_only=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return the plan that runs the first jobs of the order, as many as the GPUs hold."""
-        ordered = sort_jobs(own_jobs(view), self.key(view))
-        return preempt_for(view, ordered, self.why(), look_at=self.look_at(view))
+        return self.planner()(view)
+
+    def planner(self) -> Planner:
+        """Return a function that keeps the order of waiting jobs from one view to the next."""
+        roster, why = Roster(), self.why()
+
+        def plan(view: VcView) -> Plan:
+            order = roster.follow(view, self.key(view), self.rests, self.basis(view))
+            look_at = self.look_at(view, order.moving)
+            return preempt_for(view, roster, order, why, look_at=look_at)
+
+        return plan
 
     def key(self, view: VcView) -> Key:
         """Return the sort key of jobs: the lowest comes first."""
         raise NotImplementedError
 
+    def rests(self, job: JobView) -> bool:
+        """Return whether the key of a job stays the same while its view does."""
+        return job.phase not in MOVING
+
+    def basis(self, _view: VcView) -> Any:
+        """Return what the keys of all jobs depend on, beside each job and the time."""
+        return None
+
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
         raise NotImplementedError
 
-    def look_at(self, view: VcView) -> Instant | None:
-        """Return when the order changes without an event; None: it does not."""
+    def look_at(self, _view: VcView, _moving: Sequence[JobView]) -> Instant | None:
+        """Return when the order changes without an event; None: it does not.
+
+        Args:
+            _view: The VC.
+            _moving: The jobs that do not rest.
+        """
         return None

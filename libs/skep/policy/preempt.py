@@ -4,16 +4,19 @@ The order ranks running and waiting jobs together. Jobs are selected in this ord
 GPUs suffice. Selected jobs that wait get a turn; a running job that is not selected is stopped only
 if that lets a selected one run. A job that is being stopped counts as one that waits for GPUs that
 come free, so a plan does not change while it is carried out.
+
+Jobs are read in their order only until no GPU is left for any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.roster import Order, Ranked, Roster
+from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
 
@@ -33,25 +36,25 @@ class Selection(NamedTuple):
     turns: list[JobView]
 
 
-def select(view: VcView, ordered: Iterable[JobView]) -> Selection:
+def select(view: VcView, order: Order) -> Selection:
     """Return the first jobs of an order that the VC's GPUs hold.
 
     A job that needs more GPUs than are left is skipped.
 
     Args:
-        view: Gives the number of GPUs by pin, and jobs that keep theirs in any case.
-        ordered: Jobs, the first to run first.
+        view: Gives the number of GPUs by pin.
+        order: The jobs. Those that keep their GPUs in any case come first, wherever they are in it.
     """
     left = view.gpus_for()
-    for job in view.jobs:
-        if job.phase in FIXED and not job.borrows:
+    for job in order.held:
+        if job.phase in FIXED:
             left[job.pin] = left.get(job.pin, 0) - job.gpus
     taken, turns = [], []
     most = max(left.values())
-    for job in ordered:
+    for _, job in order:
         if most <= 0:
             break
-        if job.phase in FIXED or job.borrows or job.gpus > left.get(job.pin, 0):
+        if job.phase in FIXED or job.gpus > left.get(job.pin, 0):
             continue
         left[job.pin] -= job.gpus
         most = max(left.values())
@@ -63,7 +66,8 @@ def select(view: VcView, ordered: Iterable[JobView]) -> Selection:
 
 def preempt_for(
     view: VcView,
-    ordered: Sequence[JobView],
+    roster: Roster,
+    order: Order,
     why: Reason,
     *,
     because: Reason = Reason.OUTRANKED,
@@ -77,26 +81,29 @@ def preempt_for(
 
     Args:
         view: The VC.
-        ordered: Its running and waiting jobs, the first to run first.
+        roster: What has followed the views of the VC up to this one.
+        order: Its running and waiting jobs, the first to run first.
         why: The reason of turns.
         because: The reason of preemptions.
         look_at: When to plan again if no event comes before.
     """
-    selection = select(view, ordered)
+    if not order.waits:
+        return Plan(look_at=look_at)
+    selection = select(view, order)
     if not selection.turns:
         return Plan(look_at=look_at)
     if not view.nodes:
-        victims = _victims_by_count(view, ordered, selection)
+        victims = _victims_by_count(view, order, selection)
         turns = tuple(Turn(job.job, why) for job in selection.turns)
         holds: tuple[Withheld, ...] = ()
     else:
-        places = _Places(view, ordered, selection)
+        places = _Places(view, roster, order, selection)
         places.find()
-        victims = [job for job in reversed(ordered) if job.job in places.leaving]
+        victims = [job for _, job in reversed(order.holding) if job.job in places.leaving]
         turns = tuple(
-            Turn(job.job, why, tuple(node for node, _ in places.at[job.job]))
-            for job in ordered
-            if job.phase in QUEUED and job.job in places.at
+            Turn(job.job, why, tuple(node for node, _ in place))
+            for job, place in places.at.values()
+            if job.phase in QUEUED
         )
         held = (job for job in selection.turns if job.job not in places.at)
         holds = tuple(Withheld(job.job, Reason.WAITS_FOR_AFFINITY) for job in held)
@@ -104,21 +111,19 @@ def preempt_for(
     return Plan(turns=turns, strict=False, actions=actions, holds=holds, look_at=look_at)
 
 
-def _victims_by_count(
-    view: VcView, ordered: Sequence[JobView], selection: Selection
-) -> list[JobView]:
+def _victims_by_count(view: VcView, order: Order, selection: Selection) -> list[JobView]:
     """Return the jobs to preempt, last first, so that the GPUs suffice for all selected jobs."""
     taken = {job.job for job in selection.taken}
     free = view.free_for()
     for job in selection.turns:
         free[job.pin] -= job.gpus
-    for job in view.jobs:
-        if job.phase is Phase.STOPPING and job.job not in taken and not job.borrows:
+    for job in order.held:
+        if job.phase is Phase.STOPPING and job.job not in taken:
             free[job.pin] = free.get(job.pin, 0) + job.gpus
     victims = []
-    for job in reversed(ordered):
+    for _, job in reversed(order.holding):
         short = free.get(job.pin, 0) < 0
-        if short and job.phase in STOPPABLE and job.job not in taken and not job.borrows:
+        if short and job.phase in STOPPABLE and job.job not in taken:
             victims.append(job)
             free[job.pin] += job.gpus
     return victims
@@ -132,41 +137,50 @@ class _Places:
     order.
     """
 
-    def __init__(self, view: VcView, ordered: Sequence[JobView], selection: Selection) -> None:
-        self.at: dict[str, Place] = {}
-        """The places of jobs that wait, or that leave and come back."""
+    def __init__(self, view: VcView, roster: Roster, order: Order, selection: Selection) -> None:
+        self.at: dict[str, tuple[JobView, Place]] = {}
+        """Jobs that wait, or that leave and come back, in their order, and their places."""
         self.leaving: dict[str, JobView] = {}
-        self._ordered = ordered
+        self._order = order
         self._taken = {job.job for job in selection.taken}
-        staying = [
-            job
-            for job in view.jobs
-            if job.phase in HOLDING and job.phase is not Phase.STOPPING and not job.borrows
-        ]
-        self._capacity = FreeCapacity(view, staying)
+        stopping, kept = [], dict[str, int]()
+        for job in order.held:
+            if job.phase is Phase.STOPPING:
+                stopping.append(job)
+            else:
+                kept[job.pin] = kept.get(job.pin, 0) + job.gpus
+        self._capacity = FreeCapacity.after(view, stopping, kept, roster.nodes)
 
     def find(self) -> None:
         """Find a place for each job that can have one."""
-        lower = [job for job in self._ordered if job.phase in STOPPABLE and not job.borrows]
-        lower.sort(key=lambda job: job.job in self._taken, reverse=True)
-        ranks = {job.job: rank for rank, job in enumerate(self._ordered)}
+        lower = [each for each in self._order.holding if each[1].phase in STOPPABLE]
         beyond = dict[str, int]()
-        for job in lower:
+        for _, job in lower:
             beyond[job.pin] = beyond.get(job.pin, 0) + job.gpus
-        for rank, job in enumerate(self._ordered):
+        lower.sort(key=lambda each: each[1].job in self._taken, reverse=True)
+        lower.reverse()
+        pins = self._capacity.pins
+        for place, job in self._order:
+            if not any(self._capacity.left(pin) + beyond.get(pin, 0) > 0 for pin in pins):
+                break
             stays = job.phase in STOPPABLE and job.job not in self.leaving
             if job.phase in STOPPABLE:
                 beyond[job.pin] = beyond.get(job.pin, 0) - job.gpus
-            if stays or job.borrows or job.phase in FIXED:
+            if stays or job.phase in FIXED:
                 continue
             if job.gpus > self._capacity.left(job.pin) + beyond.get(job.pin, 0):
                 continue
-            if self._capacity.fit(job) is None and job.phase is not Phase.STOPPING:
-                self._clear(job, [e for e in reversed(lower) if ranks[e.job] > rank])
+            self._find(place, job, lower)
+
+    def _find(self, rank: tuple[int, Any, int], job: JobView, lower: Sequence[Ranked]) -> None:
+        """Find a place for one job; jobs behind it leave for it if that helps."""
+        place = self._capacity.fit(job)
+        if place is None and job.phase is not Phase.STOPPING:
+            self._clear(job, [each for behind, each in lower if behind > rank])
             place = self._capacity.fit(job)
-            if place is not None:
-                self._capacity.take(job, place)
-                self.at[job.job] = place
+        if place is not None:
+            self._capacity.take(job, place)
+            self.at[job.job] = job, place
 
     def _clear(self, job: JobView, lower: Sequence[JobView]) -> None:
         """Preempt some of the jobs after a job, if it fits then."""

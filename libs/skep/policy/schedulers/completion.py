@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.api import Policy
-from skep.policy.parts import Key, Queued, by_arrival, check_unique, portions, queued, unknown_last
+from skep.policy.parts import Queued, by_arrival, check_unique, portions, queued, unknown_last
 from skep.policy.plan import Plan, Turn, Withheld
+from skep.policy.roster import Key
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
 

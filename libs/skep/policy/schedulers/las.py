@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from skep.policy.api import Policy
-from skep.policy.parts import LATE_DIVISOR, check_one_or_more, own_jobs, sort_jobs, turns_for
+from skep.policy.api import Planner, Policy
+from skep.policy.parts import LATE_DIVISOR, check_one_or_more, turns_for
 from skep.policy.plan import Plan, Withheld
 from skep.policy.preempt import QUEUED, preempt_for
+from skep.policy.roster import MOVING, Roster
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
@@ -48,14 +49,26 @@ class Las(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return which jobs run in this round."""
+        return self.planner()(view)
+
+    def planner(self) -> Planner:
+        """Return a function that keeps the order of waiting jobs from one view to the next."""
+        roster = Roster()
+        return lambda view: self._plan(view, roster)
+
+    def _plan(self, view: VcView, roster: Roster) -> Plan:
         length = round(self.round_s * NS_PER_SECOND)
         began = Instant(view.now // length * length)
         following = Instant(began + length)
-        first = sort_jobs(own_jobs(view), lambda job: (ran_until(job, began), job.phase in QUEUED))
+        order = roster.follow(
+            view,
+            lambda job: (ran_until(job, began), job.phase in QUEUED),
+            lambda job: job.phase not in MOVING,
+        )
+        first = [job for _, job in order]
         if view.now - began <= length // LATE_DIVISOR:
-            plan = preempt_for(
-                view, first, Reason.LEAST_TIME, because=Reason.SLICE_OVER, look_at=following
-            )
+            why, because = Reason.LEAST_TIME, Reason.SLICE_OVER
+            plan = preempt_for(view, roster, order, why, because=because, look_at=following)
             return _with_others_behind(plan, first)
         if not self.fill:
             return _with_others_behind(Plan(look_at=following), first)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policy.parts import Key, Preemptive, unknown_last
+from skep.policy.parts import Preemptive, unknown_last
+from skep.policy.roster import Key
 from skep.policy.view import JobView, VcView
 from skep.wire.reasons import Reason
 

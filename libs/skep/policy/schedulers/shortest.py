@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.capacity import FreeCapacity, best_locality
-from skep.policy.parts import Key, Queued, queued, sort_jobs, unknown_last
+from skep.policy.parts import Queued, queued, sort_jobs, unknown_last
 from skep.policy.plan import Plan, Turn, Withheld
+from skep.policy.roster import Key
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
 

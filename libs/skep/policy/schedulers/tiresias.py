@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from skep.policy.parts import Key, Preemptive, check_one_or_more, own_jobs
+from skep.policy.parts import Preemptive, check_one_or_more
 from skep.policy.preempt import QUEUED
+from skep.policy.roster import Key
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
@@ -84,10 +85,14 @@ class TiresiasL(Preemptive, frozen=True):
             return max(now - job.since, 0) * job.gpus
         return job.attained(now)
 
-    def look_at(self, view: VcView) -> Instant | None:
+    def rests(self, job: JobView) -> bool:
+        """Return whether the key of a job stays the same: a waiting one may be promoted."""
+        return super().rests(job) and not self.starvation
+
+    def look_at(self, view: VcView, moving: Sequence[JobView]) -> Instant | None:
         """Return when the next job changes its queue; None: no job does."""
         limits = self._limits()
-        changes = [self._changes_at(job, view.now, limits) for job in own_jobs(view)]
+        changes = [self._changes_at(job, view.now, limits) for job in moving]
         return min((at for at in changes if at is not None), default=None)
 
     def _changes_at(self, job: JobView, now: Instant, limits: list[int]) -> Instant | None:
@@ -148,14 +153,18 @@ class TiresiasG(Preemptive, frozen=True):
         """Return the reason that turns by this order have."""
         return Reason.HIGHEST_INDEX
 
-    def look_at(self, view: VcView) -> Instant | None:
+    def basis(self, view: VcView) -> Any:
+        """Return the sample of which the indices are made."""
+        return () if self.samples else view.ended
+
+    def look_at(self, view: VcView, moving: Sequence[JobView]) -> Instant | None:
         """Return when the next job has had another quantum; None: no job runs."""
         quantum = round(self.quantum * NS_PER_SECOND)
         return min(
             (
                 Instant(view.now - -(quantum - job.attained(view.now) % quantum) // job.gpus)
-                for job in view.jobs
-                if job.phase is Phase.RUNNING and job.gpus and not job.borrows
+                for job in moving
+                if job.phase is Phase.RUNNING and job.gpus
             ),
             default=None,
         )
