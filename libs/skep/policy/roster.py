@@ -102,17 +102,27 @@ class Roster:
         if basis != self._basis:
             self._forget()
         try:
-            for old, new in changes(self._seen, view.jobs):
-                if old is not None:
-                    self._leave(old)
-                if new is not None and not new.borrows:
-                    self._come(new, key, rests)
+            if self._seen:
+                for old, new in changes(self._seen, view.jobs):
+                    if old is not None:
+                        self._leave(old)
+                    if new is not None and not new.borrows:
+                        self._come(new, key, rests)
+            else:
+                self._begin(view, key, rests)
         except BaseException:
             self._forget()  # It may be half changed.
             raise
         self._seen, self._basis = view.jobs, basis
         self.nodes.follow(view.nodes)
         return Order(self._resting, self._moving.values(), self._holding.values(), key)
+
+    def _begin(self, view: VcView, key: Key, rests: Callable[[JobView], bool]) -> None:
+        own = [job for job in view.jobs if not job.borrows]
+        self._holding = {job.job: job for job in own if job.phase in HOLDING}
+        self._moving = {job.job: job for job in own if not rests(job)}
+        self._resting = _ranked((job for job in own if job.job not in self._moving), key)
+        self._places = {each[1].job: each for each in self._resting}
 
     def _come(self, job: JobView, key: Key, rests: Callable[[JobView], bool]) -> None:
         if job.phase in HOLDING:

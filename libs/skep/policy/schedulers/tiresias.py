@@ -7,7 +7,8 @@ distribution of the service that jobs need.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -141,11 +142,11 @@ class TiresiasG(Preemptive, frozen=True):
     def key(self, view: VcView) -> Key:
         """Return the negative index, then when the job began."""
         quantum = round(self.quantum * NS_PER_SECOND)
-        index = self._index(view, quantum)
+        index: Callable[[int], float] = cache(self._index(view, quantum).at)
 
         def key(job: JobView) -> tuple[float, bool, int]:
             quanta = job.attained(view.now) // quantum
-            return -index.at(quanta * quantum), not job.began_at, job.began_at
+            return -index(quanta * quantum), not job.began_at, job.began_at
 
         return key
 
