@@ -17,7 +17,7 @@ from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
 from skep.policy.registry import POLICIES
 from skep.policy.view import HOLDING, JobView, Phase, VcView
-from skep.units import Instant, after, seconds
+from skep.units import NS_PER_SECOND, Instant, after, seconds
 from skep.wire.admin import SetVcs
 from skep.wire.changes import AskResume, AskSuspend, GpusRegained
 from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -33,6 +33,7 @@ from tests.kit import (
     cancel_asked,
     exited,
     facts_of,
+    heartbeat,
     joined,
     spec,
     started,
@@ -401,6 +402,19 @@ def test_a_deep_queue_is_told_why_it_waits_bit_by_bit() -> None:
     waiting = [each for each in decide.machine.state.jobs.values() if each.state is State.QUEUED]
     held = [each for each in waiting if each.waits and each.waits[0] is Reason.HELD_BY_POLICY]
     assert held == []
+
+
+def test_a_policy_says_once_why_all_others_wait() -> None:
+    decide = under("las", fill=False)
+    begins = -(at(0) // NS_PER_SECOND) % 360
+    decide(heartbeat(), begins + 359)
+    for number in range(1, 5):
+        decide(job(number, gpus=4), begins + 359)
+    waiting = [decide.machine.state.jobs[f"j{number}"] for number in range(1, 5)]
+    assert {each.waits for each in waiting} == {(Reason.WAITS_BEHIND, "")}
+    effects = decide.tick(begins + 360)
+    assert of(effects, JobBound) == ["j1"]
+    assert why(effects) == []
 
 
 def test_a_snapshot_of_jobs_whose_service_was_not_counted_begins_to_count() -> None:

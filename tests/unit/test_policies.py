@@ -205,13 +205,13 @@ def test_las_weighs_what_jobs_ran_until_their_round_began() -> None:
     for late in (0, 3, 6):
         ran = msgspec.structs.replace(runs, since=Instant(begins - seconds(358)))
         seen = view([waits, ran], nodes=1, size=1, now=Instant(begins + seconds(late)))
-        assert plan("las", seen) == "?j1", late
+        assert plan("las", seen) == "", late
         leaves = msgspec.structs.replace(
             ran, since=Instant(begins - seconds(500)), phase=Phase.STOPPING
         )
         assert plan("las", msgspec.structs.replace(seen, jobs=(waits, leaves))) == "+j1@n1", late
         never = msgspec.structs.replace(leaves, since=Instant(0))
-        assert plan("las", msgspec.structs.replace(seen, jobs=(waits, never))) == "?j1", late
+        assert plan("las", msgspec.structs.replace(seen, jobs=(waits, never))) == "", late
 
 
 @pytest.mark.parametrize("fill", [True, False])
@@ -220,11 +220,19 @@ def test_las_tells_those_whose_turn_it_is_not_that_others_come_first(fill: bool)
     jobs = [job("j1", on=[("n1", 1)], since=10, ran=10), job("j2", ran=100), job("j3", ran=200)]
     begins = Instant(NOW // seconds(360) * seconds(360))
     at_first = shown(make("las", {"fill": fill}), view(jobs, nodes=1, size=1, now=begins))
-    assert {hold.job: hold.why for hold in at_first.holds} == dict.fromkeys(
-        ("j2", "j3"), Reason.WAITS_BEHIND
-    )
     later = shown(make("las", {"fill": fill}), view(jobs, nodes=1, size=1))
-    assert told(later) == "+j2 +j3" if fill else later.holds == at_first.holds
+    assert told(at_first) == ""
+    assert told(later) == ("+j2 +j3" if fill else "")
+    assert at_first.behind is later.behind is Reason.WAITS_BEHIND
+
+
+def test_las_gives_turns_to_the_first_and_to_those_that_could_fit() -> None:
+    runs, wide = job("j1", on=[("n1", 1)], since=10, ran=10), job("j2", 2, ran=10)
+    others = [wide, *(job(f"j{number}", ran=20) for number in range(3, 500))]
+    full = shown(make("las"), view([runs, *others], nodes=1, size=1))
+    assert [turn.job for turn in full.turns] == [each.job for each in others[:200]]
+    free = shown(make("las"), view([runs, *others[1:], wide], nodes=1, size=2))
+    assert [turn.job for turn in free.turns] == [each.job for each in others]
 
 
 def test_orders_of_sched2() -> None:

@@ -127,7 +127,8 @@ class Plan(_Part, frozen=True):
     With `strict` a job that does not fit blocks all jobs behind it; without, the next one is tried.
     A new plan is made after every event in the VC, so plans should be stable: for the same view, a
     policy proposes the same. `look_at` is when to plan again if no event comes before; None: no
-    time is set.
+    time is set. `behind` is why waiting jobs wait that the plan does not name; None: the policy
+    holds them back.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -135,3 +136,4 @@ class Plan(_Part, frozen=True):
     actions: tuple[Action, ...] = ()
     holds: tuple[Withheld, ...] = ()
     look_at: Instant | None = None
+    behind: Reason | None = None

@@ -454,7 +454,8 @@ def _hold(
 ) -> None:
     """Say of jobs without a turn why they wait."""
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
-    usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
+    held = Reason.HELD_BY_POLICY, planned.policy.name
+    usual, told = held if plan.behind is None else (plan.behind, ""), 0
     freed = views.freed(tx.state, planned.vc)
     for name in _unsaid(tx, planned, turns, said):
         if planned.views[name] is None or name in tx.state.parked:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import ClassVar
 
 from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
 from skep.policy.parts import LATE_DIVISOR, check_one_or_more, turns_for
-from skep.policy.plan import Plan, Withheld
+from skep.policy.plan import Plan
 from skep.policy.preempt import QUEUED, preempt_for
-from skep.policy.roster import MOVING, Roster
+from skep.policy.roster import MOVING, Order, Roster
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
+
+
+FIRST = 200
+"""Waiting jobs that have a turn within a round although no GPU is free."""
 
 
 class Las(Policy, frozen=True):
@@ -65,15 +69,12 @@ class Las(Policy, frozen=True):
             lambda job: (ran_until(job, began), job.phase in QUEUED),
             lambda job: job.phase not in MOVING,
         )
-        first = [job for _, job in order]
         if view.now - began <= length // LATE_DIVISOR:
             why, because = Reason.LEAST_TIME, Reason.SLICE_OVER
             plan = preempt_for(view, roster, order, why, because=because, look_at=following)
-            return _with_others_behind(plan, first)
-        if not self.fill:
-            return _with_others_behind(Plan(look_at=following), first)
-        turns = turns_for((job for job in first if job.phase in QUEUED), Reason.LEAST_TIME)
-        return Plan(turns=turns, strict=False, look_at=following)
+            return replace(plan, behind=Reason.WAITS_BEHIND)
+        turns = turns_for(_next(view, order), Reason.LEAST_TIME) if self.fill else ()
+        return Plan(turns=turns, strict=False, look_at=following, behind=Reason.WAITS_BEHIND)
 
 
 def ran_until(job: JobView, at: Instant) -> int:
@@ -90,12 +91,19 @@ def ran_until(job: JobView, at: Instant) -> int:
     return job.served + (max(at - job.since, 0) if runs else 0)
 
 
-def _with_others_behind(plan: Plan, jobs: Iterable[JobView]) -> Plan:
-    """Withhold the jobs without a turn, with the reason of a job that has a turn and no place.
+def _next(view: VcView, order: Order) -> Iterator[JobView]:
+    """Yield the waiting jobs that need no more GPUs than are free, and the first in any case.
 
-    Else the reasons of a long queue would change at the beginning and at the end of each window.
+    If jobs of other VCs have GPUs of this one, those go back to the first. Idle GPUs of others are
+    lent in the order of turns.
     """
-    named = {turn.job for turn in plan.turns} | {hold.job for hold in plan.holds}
-    behind = (job.job for job in jobs if job.phase in QUEUED and job.job not in named)
-    others = tuple(Withheld(name, Reason.WAITS_BEHIND) for name in behind)
-    return replace(plan, holds=plan.holds + others)
+    free, count = view.free_for(), 0
+    most = max(free.values())
+    for _, job in order:
+        if job.phase not in QUEUED:
+            continue
+        if count < FIRST or job.gpus <= free.get(job.pin, 0):
+            yield job
+        elif most <= 0:
+            return
+        count += 1
