@@ -286,11 +286,18 @@ class JobState(msgspec.Struct):
     @property
     def can(self) -> tuple[str, ...]:
         """Return what every part of the attempt can do; nothing before all have said so."""
-        parts = [self.learned.get(name) for name in self.live if not self.outside(name)]
-        if not parts or any(part is None for part in parts):
-            return ()
-        first, *others = (part.can for part in parts if part is not None)
-        return tuple(each for each in first if all(each in other for other in others))
+        common: tuple[str, ...] | None = None
+        for name, part in self.parts.items():
+            if part is Part.GONE or self.outside(name):
+                continue
+            learned = self.learned.get(name)
+            if learned is None:
+                return ()
+            if common is None:
+                common = learned.can
+            elif common != learned.can:
+                common = tuple(each for each in common if each in learned.can)
+        return common or ()
 
     @property
     def over(self) -> bool:

@@ -10,6 +10,7 @@ from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
+    cellwork,
     coming_back,
     leaving,
     moving,
@@ -87,7 +88,7 @@ def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) 
     Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover. On
     other `nodes` it goes on if it can migrate, and else at home whatever they are.
     """
-    if job.change is not None or job.successor is not None:
+    if job.change is not None or job.successor is not None or _hopeless(tx, job):
         return 0
     if nodes and not all(name in nodes for name in job.live):
         awaited = tx.soft.planned[job.spec.vc].awaited
@@ -98,9 +99,22 @@ def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) 
 
 def borrow(tx: Transaction, job: JobState, now: Instant) -> int:
     """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
-    if job.change is not None or job.successor is not None:
+    if job.change is not None or job.successor is not None or _hopeless(tx, job):
         return 0
     return coming_back.returns_now(tx, job, now) or _elsewhere(tx, job, (), now, turn=False)
+
+
+def _hopeless(tx: Transaction, job: JobState) -> bool:
+    """Return whether too few GPUs for a suspended job are idle, and none are lent to any job.
+
+    Then it can go on nowhere. One that may be moved again later is not told so: its policy is to
+    be asked then.
+    """
+    if any(tx.state.cells.borrowed.values()) or job.job in tx.soft.planned[job.spec.vc].tried:
+        return False
+    live = (job.members[name] for name in job.live)
+    there = sum(len(gpus) for each in live for gpus in each.devices)
+    return cellwork.idle_gpus(tx.state) < min(there, job.size * job.spec.resources.gpus)
 
 
 def _home(tx: Transaction, job: JobState, now: Instant) -> int:
