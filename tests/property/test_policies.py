@@ -11,7 +11,7 @@ from skep.policy.plan import Plan, Preempt, Resize, Suspend
 from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.registry import POLICIES, make
 from skep.policy.view import HOLDING, JobView, Phase, VcView
-from skep.units import Instant, seconds
+from skep.units import Instant, after, seconds
 from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view, without_nodes
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -121,9 +121,9 @@ def test_what_a_planner_keeps_changes_no_plan(
     policy, now = make(name, options), Instant(0)
     planner = policy.planner()
     for each, later in data:
-        now = max(now, each.now) + seconds(later)
+        now = after(max(now, each.now), seconds(later))
         seen = each if policy.sees_nodes else without_nodes(each)
-        seen = replace(seen, now=Instant(now))
+        seen = replace(seen, now=now)
         assert planner(seen) == policy.plan(seen), brief(seen)
 
 

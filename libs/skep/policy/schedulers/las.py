@@ -16,7 +16,6 @@ from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
-
 FIRST = 200
 """Waiting jobs that have a turn within a round although no GPU is free."""
 
