@@ -27,7 +27,7 @@ from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.ids import AttemptId
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.watch import ROUND_GPUS
+from skep.machines.allocator.cell_watch import ROUND_GPUS
 from skep.machines.base import Record, Restarted, Tick
 from skep.units import GIB, Instant
 from skep.wire import codec

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from benchmarks._allocator import TimedAllocator
-from skep.machines.allocator import views
+from skep.machines.allocator.policies import policy_views
 from skep.wire.cluster import VirtualCluster
 from skep.wire.spec import JobSpec, Resources, SizeHint
 
@@ -66,7 +66,7 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
     if planned is not None:
         began = time.thread_time()
         for _ in range(100):
-            views.of_vc(bench.machine.tx, planned, bench.now)
+            policy_views.of_vc(bench.machine.tx, planned, bench.now)
         told["view_us"] = round((time.thread_time() - began) * 1e4, 1)
     return told
 

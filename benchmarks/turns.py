@@ -24,7 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks._sample import percentiles
-from skep.machines.allocator import views
+from skep.machines.allocator.policies import policy_views
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.units import seconds
 from skep.wire.admin import SetVcs
@@ -114,9 +114,9 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
     world = World(jobs, uniform(nodes, NODE_GPUS, GPU), settings, speeds)
     machine, begun = world.allocator, world.now
     policy = Gandiva(introspect=introspect)
-    decide, view, plan = Timed(machine.decide), Timed(views.of_vc), Timed(policy.planner())
+    decide, view, plan = Timed(machine.decide), Timed(policy_views.of_vc), Timed(policy.planner())
     machine.decide = decide  # type: ignore[method-assign, assignment]
-    views.of_vc = view  # type: ignore[assignment]
+    policy_views.of_vc = view  # type: ignore[assignment]
     ruled = False
     for now in world.steps():
         if not ruled and now - begun >= seconds(FILL_S + 10):

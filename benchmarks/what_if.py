@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from benchmarks._sample import percentiles
-from skep.machines.allocator import AllocatorMachine, cellwork
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.placement import job_cells
 from skep.machines.base import Restarted
 from skep.units import Duration, Instant
 from skep.wire import codec
@@ -28,7 +29,7 @@ from skep.wire.drafts import Answer, Question
 from skep.wire.facts import Admitted
 from skep.wire.node import Gpu, MemberStarted, NodeJoined
 from skep.wire.spec import JobSpec, Resources
-from skep_services.drafts import Drafter
+from skep_services.what_if import Drafter
 
 GPUS = 8
 BEGIN = Instant(1_700_000_000_000_000_000)
@@ -79,7 +80,7 @@ def full(nodes: int, waiting: int) -> AllocatorMachine:
             BEGIN,
         )
     if machine.tx.soft.resolve_at is not None:
-        cellwork.resolve(machine.tx, machine.state.asked)
+        job_cells.resolve(machine.tx, machine.state.asked)
     sizes = (1, 1, 2, 4, 8)
     left, number = nodes * GPUS, 0
     while left > 0 or waiting > 0:

@@ -12,7 +12,7 @@ from skep.machines.agent import (
     RunsListed,
     TellRank,
 )
-from skep.machines.agent.drives import ORDERS_PER_SERIAL
+from skep.machines.agent.change_progress import ORDERS_PER_SERIAL
 from skep.machines.base import Call, Effect
 from skep.wire import talk
 from skep.wire.commands import BindJob, Change, ChangeJob, Hold, Move, Suspend, Target

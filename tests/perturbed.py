@@ -16,7 +16,7 @@ from skep.cells.forest import Forest
 from skep.ids import AttemptId
 from skep.ledger.queue import Head, JobQueue
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cellwork
+from skep.machines.allocator.placement import job_cells
 from skep.wire.reasons import Reason
 
 Patches = list[tuple[Any, str, Any]]
@@ -86,13 +86,13 @@ def other_clean_cells() -> Patches:
 
 def dearest_victims() -> Patches:
     """Put those aside that lose most, and of several places take the dearest."""
-    whole = cellwork.loss
+    whole = job_cells.loss
 
     def loss(state: ClusterState, now: Any) -> Callable[[AttemptId], float]:
         lost = whole(state, now)
         return lambda name: -lost(name)
 
-    return [(cellwork, "loss", loss)]
+    return [(job_cells, "loss", loss)]
 
 
 def newest_first() -> Patches:
@@ -115,10 +115,10 @@ def nothing_chosen() -> Patches:
     return [
         (bad_cells, "next_steps", refuse),
         (bad_cells, "choose_leader", refuse),
-        (cellwork, "decide_outcome", refuse),
+        (job_cells, "decide_outcome", refuse),
         (placement, "find_placement", refuse),
         (cover, "Draft", refuse),
-        (cellwork, "loss", refuse),
+        (job_cells, "loss", refuse),
         (Forest, "deficits", refuse),
         (Forest, "can_serve_one_more", refuse),
         (Forest, "clean_cells", refuse),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from skep.machines.agent.drives import Phase
+from skep.machines.agent.change_progress import Phase
 from skep.wire.commands import Checkpoint, Move, Resize, Resume, Suspend, Target
 from skep.wire.node import (
     Manner,

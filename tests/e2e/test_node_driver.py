@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveNode]:
-    monkeypatch.setattr("skep.machines.agent.known.KNOWN_AFTER", seconds(0.5))
+    monkeypatch.setattr("skep.machines.agent.capabilities.KNOWN_AFTER", seconds(0.5))
     live = LiveNode(tmp_path)
     await live.begin()
     try:

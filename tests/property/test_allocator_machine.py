@@ -14,9 +14,10 @@ from skep.cells.state import Cells
 from skep.ids import attempt_id, job_of
 from skep.ledger.attempts import request
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, Kept, cellwork
-from skep.machines.allocator.placing import _limit
-from skep.machines.allocator.quota import borrows
+from skep.machines.allocator import AllocatorMachine, Kept
+from skep.machines.allocator.placement import job_cells
+from skep.machines.allocator.placement.placing import _limit
+from skep.machines.allocator.placement.quota import borrows
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
@@ -613,7 +614,7 @@ class Allocator(RuleBasedStateMachine):
                 limit = _limit(machine.state, job, asked.priority)
                 assert (
                     placement.find_placement(
-                        machine.state.cells, asked, cellwork.loss(machine.state, now), limit
+                        machine.state.cells, asked, job_cells.loss(machine.state, now), limit
                     )
                     is None
                 ), asked

@@ -87,11 +87,11 @@ def _draw(
     if len(on) > 1 or not draw(st.booleans()):
         return [each]
     guest = replace(each, job=f"{name}0", sequence=each.sequence * 100, partners=(name,))
-    pair = {"mate_milli": 1600} if not each.trial and draw(st.booleans()) else {}
+    pair = {"proven_milli": 1600} if not each.trial and draw(st.booleans()) else {}
     mates = [name, guest.job] if pair else ["", ""]
     return [
-        replace(each, partners=(guest.job,), mate=mates[1], **pair),
-        replace(guest, mate=mates[0], **pair),
+        replace(each, partners=(guest.job,), proven_partner=mates[1], **pair),
+        replace(guest, proven_partner=mates[0], **pair),
     ]
 
 
@@ -100,9 +100,13 @@ def _stands(draw: st.DrawFn, each: JobView) -> list[JobView]:
     if len(each.nodes) > 1 or draw(st.booleans()):
         return [each]
     mate = replace(
-        each, job=f"{each.job}0", sequence=each.sequence * 100, mate=each.job, mate_milli=1600
+        each,
+        job=f"{each.job}0",
+        sequence=each.sequence * 100,
+        proven_partner=each.job,
+        proven_milli=1600,
     )
-    return [replace(each, mate=mate.job, mate_milli=1600), mate]
+    return [replace(each, proven_partner=mate.job, proven_milli=1600), mate]
 
 
 def _on(
@@ -225,9 +229,9 @@ class Cluster:
             jobs[name] = replace(jobs[name], partners=rest, trial=0)
 
     def _part(self, each: JobView, jobs: dict[str, JobView]) -> None:
-        for name in (each.job, each.mate):
+        for name in (each.job, each.proven_partner):
             if name in jobs:
-                jobs[name] = replace(jobs[name], mate="", mate_milli=0)
+                jobs[name] = replace(jobs[name], proven_partner="", proven_milli=0)
 
     def judge(self, kept: bool) -> bool:
         """Have the oldest open trial of this cluster be over; return whether there was one."""
@@ -246,7 +250,9 @@ class Cluster:
             first, second = tried
             if kept:
                 for each, other in ((first, second), (second, first)):
-                    jobs[each.job] = replace(jobs[each.job], mate=other.job, mate_milli=1600)
+                    jobs[each.job] = replace(
+                        jobs[each.job], proven_partner=other.job, proven_milli=1600
+                    )
             else:
                 self._leave(second, jobs)
                 jobs[second.job] = replace(
@@ -347,7 +353,7 @@ def _packs(action: Pack, each: JobView, host: JobView, nodes: dict[str, NodeView
         assert 0 < each.memory + host.memory <= nodes[node].gpu_memory
         assert min(each.rate_milli, host.rate_milli) > 0
     else:
-        assert each.mate == host.job
+        assert each.proven_partner == host.job
 
 
 def _resizes(action: Resize, each: JobView, nodes: dict[str, NodeView]) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.otel import FLUSH_MAX, GATHERED_MAX, OtelTracer
-from skep_services.drafts import end, fork
 from skep_services.ports import Delivery
+from skep_services.what_if import end, fork
 from tests.collector import collecting
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"

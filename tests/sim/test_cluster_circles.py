@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from skep.machines.allocator.planned import Planned
+from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.base import Send
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn

@@ -251,7 +251,7 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     assert ended[scales] < LENGTH / 1.8 + 60
     assert ended[flat] == pytest.approx(2 * LENGTH, abs=20)
     assert world.allocator.state.tries.undoing == {}
-    pauses = world.allocator.state.lately.pauses
+    pauses = world.allocator.state.move_costs.pauses
     assert pauses["all seeks"] == [seconds(3)]
     assert pauses["vc:all"] == [seconds(3)] * 3
     assert truth.counts == {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from skep.machines.allocator import lending, views
+from skep.machines.allocator.placement import lending
+from skep.machines.allocator.policies import policy_views
 from skep.units import Duration, in_seconds
 from skep_lab.simulator.settings import IDEAL, Costs
 from skep_lab.studies import strict
@@ -47,7 +48,7 @@ def test_jobs_that_cannot_be_stored_are_no_later_either() -> None:
 def test_a_scheduler_that_lets_later_jobs_overtake_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(views, "lines", lambda _machine: {})
+    monkeypatch.setattr(policy_views, "lines", lambda _machine: {})
     found = [strict.compare(seed, "even", IDEAL) for seed in range(8)]
     assert sum(each.later for each in found) > 0
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from skep.machines.allocator.planned import Planned
+from skep.machines.allocator.policies.policy_memory import Planned
 from skep.units import in_seconds, seconds
 from skep.wire.changes import AskResume, AskSuspend
 from skep_lab.simulator.run import run

@@ -3,8 +3,8 @@
 import pytest
 
 from skep.machines.agent import FreezeRun, PublishEvent, RankStats, RunFrozen, RunThawed, ThawRun
-from skep.machines.agent.drives import STRAY
-from skep.machines.agent.known import KNOWN_AFTER
+from skep.machines.agent.capabilities import KNOWN_AFTER
+from skep.machines.agent.change_progress import STRAY
 from skep.machines.base import Call
 from skep.units import after, in_seconds
 from skep.wire import talk

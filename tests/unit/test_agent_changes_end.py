@@ -16,7 +16,7 @@ from skep.machines.agent import (
     StopRun,
     ThawRun,
 )
-from skep.machines.agent.drives import common_step
+from skep.machines.agent.change_progress import common_step
 from skep.machines.base import Call, Effect, Record
 from skep.units import Instant
 from skep.wire import talk

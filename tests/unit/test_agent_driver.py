@@ -14,7 +14,7 @@ from skep.machines.agent import (
     RunThawed,
     ThawRun,
 )
-from skep.machines.agent.known import KNOWN_AFTER
+from skep.machines.agent.capabilities import KNOWN_AFTER
 from skep.units import after, in_seconds
 from skep.wire.commands import BindJob, Resume, Suspend
 from skep.wire.node import Manner, Tier

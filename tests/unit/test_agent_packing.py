@@ -18,7 +18,7 @@ from skep.machines.agent import (
     SweepDevices,
     ThawRun,
 )
-from skep.machines.agent.drives import ORDERS_PER_SERIAL, TOLD_IN, Phase
+from skep.machines.agent.change_progress import ORDERS_PER_SERIAL, TOLD_IN, Phase
 from skep.machines.agent.parts import DevicesSeen, DeviceUse
 from skep.machines.base import Call, Effect, Record
 from skep.units import GIB

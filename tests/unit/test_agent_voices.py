@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from skep.machines.agent.voices import Voices, merged
+from skep.machines.agent.rank_processes import Voices, merged
 from skep.wire import talk
 from skep.wire.reports import RankProgress
 from skep.wire.talk import Said

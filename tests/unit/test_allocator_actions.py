@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import pytest
 
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, acting
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.policies import policy_actions
 from skep.machines.base import Effect
 from skep.policy.api import Policy
 from skep.policy.plan import Action, Migrate, Pack, Plan, Preempt, Resize, Suspend, Turn, Unpack
@@ -301,7 +302,7 @@ def test_who_goes_home_has_its_vcs_cells_there_whatever_that_breaks_up() -> None
     decide(exited("j1", outcome=Outcome.SUCCEEDED), 12)
     decide.thorough = False
     job = machine.state.jobs["j2"]
-    assert acting.go_on(machine.tx, job, (), at(13))
+    assert policy_actions.go_on(machine.tx, job, (), at(13))
     assert not job.released
     assert job.job not in machine.state.borrowed
     machine.check()

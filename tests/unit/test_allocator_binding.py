@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.placing import MEMBERS_BOUND_MAX
+from skep.machines.allocator.placement.placing import MEMBERS_BOUND_MAX
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice

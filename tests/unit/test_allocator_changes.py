@@ -6,8 +6,8 @@ import pytest
 
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.rounds import ROUNDS_MAX
-from skep.machines.allocator.suspending import RESUMES_MAX
+from skep.machines.allocator.changes.rounds import ROUNDS_MAX
+from skep.machines.allocator.changes.suspension import RESUMES_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import (
     Ask,

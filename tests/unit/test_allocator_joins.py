@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine, cellwork
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.placement import job_cells
 from skep.wire.admin import SetVcs
 from skep.wire.facts import CellsSet, JobBound, NodeAdded
 from tests.kit import Driver, admitted, facts_of, joined, vcs
 
 MANY = 100
-START = cellwork.JOINS_AT_ONCE
+START = job_cells.JOINS_AT_ONCE
 
 
 def node(number: int) -> Any:
@@ -49,7 +50,7 @@ def test_the_timer_asks_for_it_within_a_quarter_of_a_second() -> None:
     decide = many(START + 1)
     wake_at = decide.machine.wake_at()
     assert wake_at is not None
-    assert 0 < wake_at - decide.now <= cellwork.JOINS_WITHIN
+    assert 0 < wake_at - decide.now <= job_cells.JOINS_WITHIN
 
 
 def test_a_lone_node_is_told_at_once() -> None:

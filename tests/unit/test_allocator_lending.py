@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import AllocatorMachine, lending, outcome, placing
+from skep.machines.allocator import AllocatorMachine, outcome
+from skep.machines.allocator.placement import lending, placing
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Effect, Tick
 from skep.units import Instant

@@ -7,7 +7,8 @@ import pytest
 
 from skep.ids import AttemptId
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, cellwork
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.placement import job_cells
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.bearing import CarriedHold
@@ -195,7 +196,7 @@ def test_a_change_of_too_many_running_jobs_at_once_is_refused(
     for number in (1, 2, 3):
         decide(admitted(number, gpus=1))
     before = decide.machine.state.cells
-    monkeypatch.setattr(cellwork, "CELLS_SET_BYTES_MAX", 300)
+    monkeypatch.setattr(job_cells, "CELLS_SET_BYTES_MAX", 300)
     (fact,) = facts_of(decide(SetVcs(vcs=vcs(nlp=1))))
     assert isinstance(fact, ClusterRefused)
     assert fact.problems[0].reason is Reason.TOO_LARGE

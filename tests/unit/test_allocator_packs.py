@@ -8,7 +8,7 @@ import pytest
 
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.packing import JOBS_PER_GPU_MAX
+from skep.machines.allocator.changes.packing import JOBS_PER_GPU_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.changes import (

@@ -61,14 +61,14 @@ def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, ke
     decide(judged(kept=kept), 20)
     (planned,) = decide.machine.tx.soft.planned.values()
     shown = {
-        name: (each.mate, each.mate_milli)
+        name: (each.proven_partner, each.proven_milli)
         for name, each in planned.views.items()
-        if each is not None and each.mate
+        if each is not None and each.proven_partner
     }
     assert shown == ({"j1": ("j2", 1310), "j2": ("j1", 1310)} if kept else {})
     if kept:
         assert of(do(decide, Unpack("j2", WHY), second=21), JobChanging)
-        assert {job.mate for job in decide.machine.state.jobs.values()} == {""}
+        assert {job.proven_partner for job in decide.machine.state.jobs.values()} == {""}
     decide.machine.check()
 
 
@@ -80,5 +80,5 @@ def test_where_no_policy_plans_nobody_is_noted_to_be_seen_anew() -> None:
     machine.tx.soft.planned, machine.tx.soft.touched = {}, {}
     pairs.parted(machine.state, machine.state.jobs["j1"])
     caches.follow(machine.state.jobs, machine.tx.soft, Delta(views=("j1", MoveCost("j1"))))
-    assert {job.mate for job in machine.state.jobs.values()} == {""}
+    assert {job.proven_partner for job in machine.state.jobs.values()} == {""}
     assert machine.tx.soft.touched == {}

@@ -8,10 +8,11 @@ import pytest
 
 from skep.ledger.job_state import State
 from skep.ledger.snapshot import JobKept
-from skep.machines.allocator import AllocatorMachine, views
-from skep.machines.allocator.planned import Planned
-from skep.machines.allocator.plans import HOLDS_TOLD
-from skep.machines.allocator.views import of_vc
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.policies import policy_views
+from skep.machines.allocator.policies.policy_memory import Planned
+from skep.machines.allocator.policies.policy_plans import HOLDS_TOLD
+from skep.machines.allocator.policies.policy_views import of_vc
 from skep.machines.base import Effect, Send
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
@@ -373,7 +374,7 @@ def test_who_stood_with_his_gpus_waited_for_none() -> None:
     decide(known("j1"))
 
     def stood() -> bool:
-        views.bring_up(decide.machine.tx, due=False)
+        policy_views.bring_up(decide.machine.tx, due=False)
         seen = decide.machine.tx.soft.planned["nlp"].views["j1"]
         return seen is not None and seen.stood
 
@@ -485,7 +486,7 @@ def test_many_who_may_only_borrow_are_told_why_they_wait_bit_by_bit() -> None:
 
 
 def test_what_is_known_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "FITS_MAX", 5, raising=False)
+    monkeypatch.setattr(policy_views, "FITS_MAX", 5, raising=False)
     decide = under("srtf")
     for number in range(1, 20):
         decide(job(number, cpus=number), 1)

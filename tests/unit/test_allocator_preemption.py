@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, placing
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.placement import placing
 from skep.machines.base import Effect, Record, Send
 from skep.units import GIB
 from skep.wire.admin import SetVcs

@@ -9,7 +9,7 @@ import pytest
 from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.spanning import ROUNDS_MAX
+from skep.machines.allocator.changes.resizing_across_nodes import ROUNDS_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import AskResize, AskSuspend, Goal, JobChanging, Result
 from skep.wire.commands import BindJob, ChangeJob, RankPlan, Resize, StopJob, Suspend

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, packing
-from skep.machines.allocator.placing import MEMBERS_BOUND_MAX
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.changes import packing
+from skep.machines.allocator.placement.placing import MEMBERS_BOUND_MAX
 from skep.machines.allocator.schedule import STAGES
 from skep.machines.allocator.stages import Stage
 from skep.machines.base import Effect, Record

@@ -5,7 +5,8 @@ import pytest
 
 from skep.ledger import records, trial_facts
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, Kept, paces, settings, trials, tries
+from skep.machines.allocator import AllocatorMachine, Kept, settings
+from skep.machines.allocator.policies import job_rates, trial_limits, trials
 from skep.machines.base import Effect, Restarted, Send
 from skep.policy.plan import Pack
 from skep.policy.registry import POLICIES
@@ -151,7 +152,7 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     ]
     leaves(decide, effects, 41)
     # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
-    (cools,) = tries.cooling(decide.machine.state, "nlp", at(41))
+    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", at(41))
     assert cools.until == at(40) + records.COOLS
 
 
@@ -174,11 +175,11 @@ def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made()
     decide(exited("j1", outcome=Outcome.PORT_BUSY), 31)
     job = machine.state.jobs["j1"]
     assert (job.attempt, job.mixed, machine.state.tries.solo["j1"]) == (2, False, PACE)
-    assert paces.solo(machine.tx, job) == PACE
+    assert job_rates.solo(machine.tx, job) == PACE
     decide(started("j1", attempt=2), 40)
     pace = JobPace(job="j1", attempt=2, steps=10, rate_milli=PACE // 2)
     decide(Outlook(at=at(50), jobs=(pace,), families=(BERT,)), 50)
-    assert paces.solo(machine.tx, job) == PACE // 2
+    assert job_rates.solo(machine.tx, job) == PACE // 2
 
 
 def test_a_failed_attempt_makes_its_trial_void() -> None:
@@ -261,7 +262,7 @@ def test_whoever_joins_without_a_trial_makes_it_void() -> None:
     decide = begun()
     effects = do(decide, Pack("j3", "j1", WHY), second=20)
     assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
-    (cools,) = tries.cooling(decide.machine.state, "nlp", at(21))
+    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", at(21))
     assert cools.until == at(20) + trial_facts.COOLS_VOID
 
 
@@ -278,7 +279,7 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
     assert of(do(decide, TRY, second=11), TrialBegun)
     assert [each.trial_after for each in Does.seen[-1].jobs] == [0, 0, 0]
     decide.machine.state.tries.begun["vc:nlp"] = [at(9)] * trial_facts.VC_LEAST
-    assert tries.limits(decide.machine.state, "vc:nlp") == {
+    assert trial_limits.limits(decide.machine.state, "vc:nlp") == {
         "trial_after": at(9 + hour),
         "move_after": 0,
     }
@@ -324,7 +325,7 @@ def test_a_larger_vc_may_try_more() -> None:
     }
     vc = machine.state.cells.cluster.vcs["nlp"]
     machine.state.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
-    assert tries.limits(machine.state, "vc:nlp") == {
+    assert trial_limits.limits(machine.state, "vc:nlp") == {
         "trial_after": 0,
         "move_after": at(9) + trial_facts.HOUR,
     }
@@ -336,7 +337,7 @@ def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() ->
     machine = decide.machine
     machine.state.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
     assert not of(do(decide, TRY), TrialBegun)
-    (tired,) = tries.cooling(machine.state, "nlp", at(10))
+    (tired,) = trial_limits.cooling(machine.state, "nlp", at(10))
     assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + trial_facts.HOUR)
     assert of(do(decide, msgspec.structs.replace(TRY, job="j3"), second=11), TrialBegun)
 
@@ -347,8 +348,8 @@ def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
     begun = decide.machine.state.tries.begun
     earlier = [at(6 - 3600)] * trial_facts.PAIR_MAX
     begun["pair nlp j1 j2"], begun["pair nlp j8 j9"] = list(earlier), list(earlier)
-    assert tries.cooling(decide.machine.state, "nlp", at(5))
-    assert not tries.cooling(decide.machine.state, "nlp", at(6))
+    assert trial_limits.cooling(decide.machine.state, "nlp", at(5))
+    assert not trial_limits.cooling(decide.machine.state, "nlp", at(6))
     assert of(do(decide, TRY, second=10), TrialBegun)
     assert begun["pair nlp j1 j2"] == [at(10)]
     assert "pair nlp j8 j9" not in begun
@@ -364,7 +365,7 @@ def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
     machine = decide.machine
     for number in range(1_000):
         machine.state.tries.begun[f"x{number}"] = [at(number)] * trial_facts.JOB_MAX
-        machine.state.lately.pauses[f"vc:x{number}"] = [number]
+        machine.state.move_costs.pauses[f"vc:x{number}"] = [number]
     kept = [msgspec.json.encode(each) for each in machine.snapshot()]
     assert max(map(len, kept)) < 64 * KIB
     for number in range(20):
@@ -376,8 +377,11 @@ def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
     for piece in kept:
         restored: Kept = msgspec.json.decode(piece, type=Kept)
         again.apply(restored)
-    assert (again.state.tries, again.state.lately) == (machine.state.tries, machine.state.lately)
-    assert list(again.state.lately.pauses) == list(machine.state.lately.pauses)
+    assert (again.state.tries, again.state.move_costs) == (
+        machine.state.tries,
+        machine.state.move_costs,
+    )
+    assert list(again.state.move_costs.pauses) == list(machine.state.move_costs.pauses)
 
 
 def test_families_with_blanks_do_not_share_a_cool_down() -> None:

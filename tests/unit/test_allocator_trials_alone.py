@@ -7,7 +7,8 @@ from msgspec import structs
 
 from skep.ledger import sharing
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, paces, trials
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.policies import job_rates, trials
 from skep.machines.base import Effect
 from skep.perf.progress import WINDOW
 from skep.policy.plan import Pack
@@ -152,7 +153,7 @@ def test_what_was_told_while_gpus_were_shared_is_never_taken_as_of_a_job_alone()
     late = PARTED + 3 * SETTLES
     waits(decide, PARTED + 5, late)
     assert decide.machine.tx.soft.paces["j1"][0].rate_milli == PACE // 3
-    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
+    assert job_rates.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, late + 1)
     waits(decide, late + 2, late + 2 + AGAIN_AFTER)
     before = host(do(decide, AGAIN, second=late + 3 + AGAIN_AFTER))
@@ -176,10 +177,10 @@ def test_a_rate_told_at_once_is_still_of_gpus_that_were_shared() -> None:
     decide = parted()
     paced(decide, PACE // 3, PARTED + AGAIN_AFTER)
     waits(decide, PARTED + SETTLES, PARTED + 2 * SETTLES)
-    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
+    assert job_rates.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE
     paced(decide, PACE // 2, PARTED + 2 * SETTLES + 1)
     waits(decide, PARTED + 2 * SETTLES + 2, PARTED + 2 * SETTLES + 2 + AGAIN_AFTER)
-    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
+    assert job_rates.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
@@ -187,7 +188,7 @@ def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
     decide.restart(PARTED + 1)
     paced(decide, PACE // 2, PARTED + SETTLES)
     waits(decide, PARTED + SETTLES + 2, PARTED + SETTLES + 2)
-    assert paces.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
+    assert job_rates.solo(decide.machine.tx, decide.machine.state.jobs["j1"]) == PACE // 2
 
 
 def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:

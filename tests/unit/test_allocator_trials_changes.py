@@ -7,7 +7,8 @@ from msgspec import structs
 
 from skep.ledger import trial_facts
 from skep.ledger.job_state import State
-from skep.machines.allocator import AllocatorMachine, settings, trials
+from skep.machines.allocator import AllocatorMachine, settings
+from skep.machines.allocator.policies import trials
 from skep.machines.base import Effect
 from skep.policy.plan import Migrate, Preempt, Resize, Suspend
 from skep.policy.registry import POLICIES
@@ -139,7 +140,7 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
     decide(admitted(2, gpus=4, size=SizeHint(family="gpt")), 40)
     assert [job.pause for job in Does.seen[-1].jobs] == [seconds(3)] * 2
     assert Does.seen[-1].quiet_since == decide.machine.state.jobs["j2"].submitted_at
-    assert decide.machine.state.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
+    assert decide.machine.state.move_costs.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
 
 
 def test_a_trial_is_compared_with_the_mean_of_many_windows_where_there_is_one() -> None:

@@ -14,7 +14,7 @@ from skep.cells.forest import Draft
 from skep.cells.patrol import Patrol, unsafe_levels
 from skep.cells.state import Cells
 from skep.ledger.snapshot import AllocatorKept
-from skep.machines.allocator import AllocatorMachine, soft, watch
+from skep.machines.allocator import AllocatorMachine, cell_watch, soft
 from skep.machines.base import Effect, Restarted, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import SetVcs
@@ -249,4 +249,4 @@ def test_alarms_are_bounded() -> None:
     for leaf in range(24):
         made.chain.forest.busy[1][leaf] ^= 1
     counts = [len(alarms(made(Tick(), 1.0))) for _ in range(3)]
-    assert max(counts) == watch.ALARMS_AT_ONCE
+    assert max(counts) == cell_watch.ALARMS_AT_ONCE

@@ -6,7 +6,7 @@ from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.cells.state import Cells
 from skep.ids import AttemptId
-from skep.machines.allocator.demand import SHAPES_MAX, Demand
+from skep.machines.allocator.policies.demand import SHAPES_MAX, Demand
 from skep_lab.simulator.build import uniform
 
 

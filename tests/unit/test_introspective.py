@@ -222,8 +222,8 @@ def test_a_pack_counts_once_and_stays_while_others_take_turns() -> None:
 def mates(first: JobView, second: JobView) -> list[JobView]:
     """Return two of which it is known that they go well together."""
     return [
-        replace(first, mate=second.job, mate_milli=1600),
-        replace(second, mate=first.job, mate_milli=1600),
+        replace(first, proven_partner=second.job, proven_milli=1600),
+        replace(second, proven_partner=first.job, proven_milli=1600),
     ]
 
 
@@ -234,7 +234,7 @@ def test_who_goes_well_together_stands_and_goes_on_together() -> None:
     away = mates(stood("j1", 0, 300), stood("j2", 0, 300))
     # Who leads has a turn, and the other follows it: without a trial, in overload or not.
     assert told(plan(seen(away, 1))) == "+j1@n1"
-    leads = replace(runs("j1", 0, 300, since=1), mate="j2", mate_milli=1600)
+    leads = replace(runs("j1", 0, 300, since=1), proven_partner="j2", proven_milli=1600)
     shown = seen([leads, away[1], due], 1)
     assert tries(shown) == [Pack("j2", "j1", Reason.BEST_PACKING)]
     # What keeps it from that for long is not waited for: it has a turn of its own.
@@ -264,7 +264,7 @@ def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
         return shares(replace(shown, jobs=turning), policy.weigh)
 
     assert shared(both) == pytest.approx({"j1": 5 / 9, "j3": 4 / 9})
-    alone = replace(runs("j1", 0, 300), mate="j9", mate_milli=1600)
+    alone = replace(runs("j1", 0, 300), proven_partner="j9", proven_milli=1600)
     units = Units(RULES)
     assert shared(seen([alone, stood("j3", 0, 900)], 1)) == pytest.approx({"j1": 0.5, "j3": 0.5})
 

@@ -154,7 +154,7 @@ def test_a_pack_that_goes_about_as_when_it_was_kept_stays(apart: int) -> None:
 
 def test_what_nobody_measured_is_held_against_nothing() -> None:
     shown = goes(TOGETHER + 2 * OTHERWISE)
-    apart = [replace(each, mate="", mate_milli=0) for each in shown.jobs]
+    apart = [replace(each, proven_partner="", proven_milli=0) for each in shown.jobs]
     assert tries(replace(shown, jobs=tuple(apart))) == []
     blind = [replace(each, rates=()) for each in shown.jobs]
     assert tries(replace(shown, jobs=tuple(blind))) == []

@@ -179,7 +179,7 @@ class NodeState:
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
 
-    def haunted(self, attempt: Attempt, identity: str, order: int) -> bool:
+    def has_orphan(self, attempt: Attempt, identity: str, order: int) -> bool:
         """Return whether an agent's report is about a part of an orphan.
 
         Args:

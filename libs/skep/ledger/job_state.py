@@ -204,9 +204,9 @@ class JobState(msgspec.Struct):
     """What the attempt was told last: its share of each device's memory, and beside which jobs."""
     mixed: bool = False
     """The attempt shared GPUs at some time: its end says nothing about them."""
-    mate: str = ""
+    proven_partner: str = msgspec.field(default="", name="mate")
     """The job beside which it made more than in turns, when that was tried."""
-    mate_milli: int = 0
+    proven_milli: int = msgspec.field(default=0, name="mate_milli")
     """What both made together, in thousandths of one alone."""
 
     served: int = 0

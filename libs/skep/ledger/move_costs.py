@@ -25,7 +25,7 @@ def came(state: ClusterState, job: JobState) -> None:
     """Take over that a job has come."""
     vc = job.spec.vc
     if not job.spec.opportunistic:
-        known = state.lately.came
+        known = state.move_costs.came
         known[vc] = max(known.get(vc, Instant(0)), job.submitted_at)
 
 
@@ -34,7 +34,7 @@ def changed(state: ClusterState, job: JobState, change: OpenChange, fact: JobCha
     moved = fact.goal is Goal.MIGRATE and fact.result is Result.DONE
     if not (moved and change.stops_at and job.state is State.RUNNING):
         return
-    pause, pauses = max(0, fact.at - change.stops_at), state.lately.pauses
+    pause, pauses = max(0, fact.at - change.stops_at), state.move_costs.pauses
     for name in known_under(job):
         kept = pauses.pop(name, [])
         pauses[name] = [*kept[1 - KEPT :], pause]
@@ -53,7 +53,7 @@ def pause(state: ClusterState, job: JobState) -> Duration:
         Nanoseconds: the median of the latest moves of the job, else of its family in its VC, else
         of its VC; 0: none of them was moved.
     """
-    pauses = state.lately.pauses
+    pauses = state.move_costs.pauses
     if not pauses:
         return Duration(0)
     known = next((pauses[name] for name in known_under(job) if name in pauses), None)
@@ -62,7 +62,7 @@ def pause(state: ClusterState, job: JobState) -> Duration:
 
 def ended(state: ClusterState, name: str) -> None:
     """Forget a job that is over."""
-    state.lately.pauses.pop(name, None)
+    state.move_costs.pauses.pop(name, None)
 
 
 def known_under(job: JobState) -> tuple[str, ...]:

@@ -23,23 +23,23 @@ def judged(state: ClusterState, fact: TrialOver, needed_milli: int) -> None:
     for job, other in zip(pair, reversed(fact.jobs), strict=True):
         if job is None:
             continue
-        if kept or job.mate == other:
+        if kept or job.proven_partner == other:
             parted(state, job)
         if kept:
-            job.mate, job.mate_milli = other, max(MILLI, needed_milli + fact.gain_milli)
+            job.proven_partner, job.proven_milli = other, max(MILLI, needed_milli + fact.gain_milli)
 
 
 def parted(state: ClusterState, job: JobState) -> None:
     """Forget the proven partner of a job: its rates may not say so any more."""
-    other = state.jobs.get(job.mate)
-    if other is not None and other.mate == job.job:
-        other.mate, other.mate_milli = "", 0
+    other = state.jobs.get(job.proven_partner)
+    if other is not None and other.proven_partner == job.job:
+        other.proven_partner, other.proven_milli = "", 0
         state.delta.views += (other.job,)
-    job.mate, job.mate_milli = "", 0
+    job.proven_partner, job.proven_milli = "", 0
 
 
 def shown(state: ClusterState, job: JobState) -> dict[str, Any]:
     """Return what of a job's view is known of this."""
-    if job.mate not in state.jobs:
+    if job.proven_partner not in state.jobs:
         return {}
-    return {"mate": job.mate, "mate_milli": job.mate_milli}
+    return {"proven_partner": job.proven_partner, "proven_milli": job.proven_milli}

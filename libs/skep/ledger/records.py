@@ -9,7 +9,7 @@ from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun
 
 
-class Lately(msgspec.Struct):
+class MoveCosts(msgspec.Struct):
     """What was measured of each."""
 
     pauses: dict[str, list[int]] = {}

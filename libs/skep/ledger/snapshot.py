@@ -16,7 +16,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.ledger import cell_facts
 from skep.ledger.job_state import JobState, State
-from skep.ledger.records import Cooling, Lately, Suspicion, Tries
+from skep.ledger.records import Cooling, MoveCosts, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
@@ -43,13 +43,13 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     last_asked: int = 0
     served: dict[str, list[int]] = {}
     tries: Tries = msgspec.field(default_factory=Tries)
-    lately: Lately = msgspec.field(default_factory=Lately)
+    lately: MoveCosts = msgspec.field(default_factory=MoveCosts)
     rules: int = 1
     unstated: bool = False
 
 
 class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
-    """A part of `Tries` and `Lately`, as there."""
+    """A part of `Tries` and `MoveCosts`, as there."""
 
     begun: dict[str, list[Instant]] = {}
     solo: dict[str, int] = {}
@@ -106,7 +106,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         last_asked=state.last_asked,
         served=state.served,
         tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}),
-        lately=msgspec.structs.replace(state.lately, pauses={}),
+        lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
     )
@@ -133,7 +133,7 @@ def _tried(state: ClusterState) -> Iterator[TriedKept]:
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
         yield TriedKept(cooling=each)
-    for each in _pieces(state.lately.pauses, PIECE):
+    for each in _pieces(state.move_costs.pauses, PIECE):
         yield TriedKept(pauses=each)
 
 
@@ -177,7 +177,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.rules, state.unstated = kept.rules, kept.unstated
             state.last_queued, state.asked = kept.last_queued, kept.asked
             state.last_asked, state.served = kept.last_asked, kept.served
-            state.tries, state.lately = kept.tries, kept.lately
+            state.tries, state.move_costs = kept.tries, kept.lately
             for vc, opportunistic in kept.queues:
                 state.queue_of(vc, opportunistic=opportunistic)
             state.suspicion = kept.suspicion
@@ -189,7 +189,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.tries.cooling.update(kept.cooling)
             if state.rules > 1:
                 raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
-            state.lately.pauses.update(kept.pauses)
+            state.move_costs.pauses.update(kept.pauses)
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)

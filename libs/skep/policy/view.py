@@ -82,9 +82,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It runs on idle GPUs outside its VC's cells."""
     partners: tuple[str, ...] = ()
     """Jobs on the same GPUs."""
-    mate: str = ""
+    proven_partner: str = ""
     """The job beside which it made more than in turns, by a trial on the same GPUs."""
-    mate_milli: int = 0
+    proven_milli: int = 0
     """What both made together in that trial: the sum of their rates, in thousandths of each
     alone."""
     can: tuple[str, ...] = ()

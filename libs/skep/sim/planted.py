@@ -25,23 +25,17 @@ from skep.ledger.snapshot import NodeKept
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.agent.parts import PartState
-from skep.machines.allocator import (
-    AllocatorMachine,
-    cellwork,
-    changes,
-    leaving,
-    moving,
-    outbox,
-    placing,
-    plans,
+from skep.machines.allocator import AllocatorMachine, outbox, soft, upkeep
+from skep.machines.allocator.changes import (
+    change_ends,
+    making_room,
+    migration,
     resize_ends,
-    returns,
-    soft,
-    suspending,
-    trials,
-    upkeep,
-    views,
+    resume_places,
+    suspension,
 )
+from skep.machines.allocator.placement import job_cells, placing
+from skep.machines.allocator.policies import policy_plans, policy_views, trials
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.sim.driver import Process
@@ -172,16 +166,16 @@ def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
                     manner=Manner.BOUNDARY,
                 )
                 machine.record(told)
-    moving.conclude(machine, job, now)
+    migration.conclude(machine, job, now)
 
 
 def _moves_apart(machine: Any, job: Any, successor: Any, now: Any) -> None:
-    moving._send(machine, job, successor, now)
+    migration._send(machine, job, successor, now)
 
 
 def _wakes_up(machine: Any, job: Any, now: Any, why: Any, detail: str = "") -> None:
     outbox.drop(machine, job, now, why, detail)
-    moving._tell(machine, job, Resume(), now, undoing=True, detail=detail)
+    migration._tell(machine, job, Resume(), now, undoing=True, detail=detail)
 
 
 def _resizes_anyhow(machine: Any, job: Any, _refused: str, now: Any) -> None:
@@ -206,7 +200,7 @@ def _counts_each(self: Any, request: Any, on: AttemptId, leaves: Any) -> None:
 
 def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any, *_: Any) -> None:
     if asked is not None:
-        changes.over(machine, asked, Result.DONE, now)
+        change_ends.over(machine, asked, Result.DONE, now)
 
 
 def _places_the_held(machine: Any, planned: Any, plan: Any, _turns: Any, now: Any) -> None:
@@ -223,7 +217,7 @@ _answered, _record = AdmissionMachine._answered, Transaction.record
 _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
-_owed, _send, _conclude = changes.owed, moving._send, resize_ends.conclude
+_owed, _send, _conclude = change_ends.owed, migration._send, resize_ends.conclude
 _part, _share = sets.leave_set, Cells.share
 _told_once: dict[int, None] = {}
 
@@ -276,17 +270,17 @@ PLANTS = (
     ),
     Plant("claimed GPUs count as idle", ChainState, "is_idle", _idle_whoever_claims, ("I0", "I2")),
     Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing, ("I0",)),
-    Plant("a change is told once and never again", changes, "owed", _owes_once, ("I10",)),
+    Plant("a change is told once and never again", change_ends, "owed", _owes_once, ("I10",)),
     Plant(
         "a part that refused counts as suspended",
-        suspending,
+        suspension,
         "refusals",
         _refuses_nothing,
         ("I12",),
     ),
     Plant(
         "a suspended job returns to GPUs that others use",
-        cellwork,
+        job_cells,
         "home",
         _any_home,
         ("I0", "I2", "I12"),
@@ -300,35 +294,35 @@ PLANTS = (
     ),
     Plant(
         "who goes on with other GPUs is not told with which",
-        returns,
+        resume_places,
         "plans",
         _told_nothing,
         ("I2", "I4"),
     ),
     Plant(
         "a job goes on with other GPUs that never said it can",
-        returns,
+        resume_places,
         "moves",
         _goes_anywhere,
         ("I15",),
     ),
     Plant(
         "a job moves before its successor has its state",
-        moving,
+        migration,
         "_send",
         _commits_early,
         ("I0", "I13"),
     ),
     Plant(
         "a gang on several nodes moves without standing first",
-        moving,
+        migration,
         "_ready",
         _moves_apart,
         ("I0", "I10", "I13"),
     ),
     Plant(
         "a job that was suspended goes on when its move fails",
-        moving,
+        migration,
         "undo",
         _wakes_up,
         ("I0", "I12"),
@@ -358,11 +352,15 @@ PLANTS = (
         ("I0", "I2"),
     ),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
-    Plant("a job is said to be unpacked and stays", leaving, "leave", _says_it_left, ("I16",)),
+    Plant("a job is said to be unpacked and stays", making_room, "leave", _says_it_left, ("I16",)),
     Plant(
-        "a policy's jobs are also served by their queue", views, "rules", lambda *_: False, ("I17",)
+        "a policy's jobs are also served by their queue",
+        policy_views,
+        "rules",
+        lambda *_: False,
+        ("I17",),
     ),
-    Plant("who is held by a policy is placed", plans, "_hold", _places_the_held, ("I17",)),
+    Plant("who is held by a policy is placed", policy_plans, "_hold", _places_the_held, ("I17",)),
     Plant("a trial without a verdict stays open", trials, "review", _does_nothing, ("I18",)),
     Plant("a move that is undone stays", trials, "_goes_back", lambda *_: "", ("I18",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),

@@ -25,7 +25,8 @@ from skep.cells.check import safe
 from skep.cells.decide import placement
 from skep.cells.holds import Request
 from skep.ids import NO_ATTEMPT
-from skep.machines.allocator import AllocatorMachine, quota
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.placement import quota
 from skep.units import Duration, Instant, in_seconds, seconds
 from skep.wire.changes import JobChanging
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster

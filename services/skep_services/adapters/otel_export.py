@@ -51,7 +51,7 @@ class _ExporterHere(trace_exporter.OTLPSpanExporter):
 class OtlpExport:
     """Repeats finished spans to the SDK, which samples and exports them.
 
-    The SDK starts its thread anew in every copy of this process (`skep_services.drafts`): there
+    The SDK starts its thread anew in every copy of this process (`skep_services.what_if`): there
     it is stopped at once.
     """
 

@@ -9,9 +9,9 @@ from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
 from skep_services.adapters.compaction import keep_small
 from skep_services.adapters.wiring import Log, serve
-from skep_services.drafts import JudgeOnly
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
+from skep_services.what_if import JudgeOnly
 
 FOLLOW = (
     Follow(subjects.ADMIN),

@@ -25,7 +25,7 @@ import msgspec
 
 from skep.ids import run_token
 from skep.machines.agent import RankSaid, RankStats
-from skep.machines.agent.voices import merged
+from skep.machines.agent.rank_processes import merged
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.reports import RankProgress

@@ -11,9 +11,9 @@ from skep.wire.changes import ChangeAsked
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.wiring import Log, serve
-from skep_services.drafts import Drafter
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
+from skep_services.what_if import Drafter
 
 FOLLOW = (
     Follow(subjects.ADMIN),

@@ -22,13 +22,13 @@ from skep_services.gateway.api import (
     raw_response,
     unknown_job,
 )
-from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
 from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
+from skep_services.gateway.what_if import Drafts
 from skep_services.gateway.why import explain
 from skep_services.ports import Clock
 

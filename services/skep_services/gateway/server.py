@@ -16,7 +16,6 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.cluster import Cluster
-from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -30,6 +29,7 @@ from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
+from skep_services.gateway.what_if import Drafts
 from skep_services.links import Followed, ForeignSeen
 from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings

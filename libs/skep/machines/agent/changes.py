@@ -23,8 +23,18 @@ from collections.abc import Mapping
 import msgspec
 
 from skep.ids import run_token
-from skep.machines.agent.devices import excess
-from skep.machines.agent.drives import (
+from skep.machines.agent.capabilities import Abilities
+from skep.machines.agent.change_phases import (
+    back_again,
+    clock,
+    holds_none,
+    meets_here,
+    phases_of,
+    refusal_of,
+    settle,
+    standing_answer,
+)
+from skep.machines.agent.change_progress import (
     HANDLED,
     TIMED,
     TOLD_IN,
@@ -47,7 +57,7 @@ from skep.machines.agent.drives import (
     stray,
     within,
 )
-from skep.machines.agent.known import Abilities
+from skep.machines.agent.devices import excess
 from skep.machines.agent.owner import Owner
 from skep.machines.agent.parts import (
     EvictRun,
@@ -61,16 +71,6 @@ from skep.machines.agent.parts import (
     StoreOpened,
     TellRank,
     ThawRun,
-)
-from skep.machines.agent.planning import (
-    back_again,
-    clock,
-    holds_none,
-    meets_here,
-    phases_of,
-    refusal_of,
-    settle,
-    standing_answer,
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds

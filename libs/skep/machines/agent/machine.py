@@ -13,9 +13,10 @@ from __future__ import annotations
 import msgspec
 
 from skep.ids import attempt_of_run, run_token
+from skep.machines.agent.change_phases import apply_change
+from skep.machines.agent.change_progress import joining, newcomers
 from skep.machines.agent.changes import Changes
 from skep.machines.agent.devices import also_used, in_the_way, troubles
-from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
     DevicesSeen,
@@ -44,7 +45,6 @@ from skep.machines.agent.parts import (
     part_facts,
     told_message,
 )
-from skep.machines.agent.planning import apply_change
 from skep.machines.agent.reporting import progress_of
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds

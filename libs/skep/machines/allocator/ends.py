@@ -8,7 +8,8 @@ import msgspec
 
 from skep.ledger import job_state
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import changing, outbox, timers
+from skep.machines.allocator import outbox, timers
+from skep.machines.allocator.changes import node_answers
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.facts import End, JobEnded, JobRequeued, MemberGone
@@ -124,7 +125,7 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
         failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
         if (failed or job.deserted) and job.state is not State.STOPPING:
             outbox.stop(tx, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
-        changing.conclude(tx, job, now)
+        node_answers.conclude(tx, job, now)
         return
     outbox.abandon(tx, job, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, job.attempt))

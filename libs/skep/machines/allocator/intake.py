@@ -7,17 +7,10 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import (
-    cellwork,
-    changing,
-    ends,
-    moving,
-    outbox,
-    requests,
-    spanning,
-    timers,
-)
+from skep.machines.allocator import ends, outbox, timers
+from skep.machines.allocator.changes import migration, node_answers, requests, resizing_across_nodes
 from skep.machines.allocator.ends import ended, part_gone
+from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems
 from skep.units import Instant
@@ -87,13 +80,13 @@ def operator(tx: Transaction, event: Admin) -> None:
             if problems:
                 tx.record(ClusterRefused(problems=problems))
             else:
-                cellwork.resolve(tx, event.cluster, may_refuse=True)
+                job_cells.resolve(tx, event.cluster, may_refuse=True)
         case DrainNode():
             node = tx.state.nodes.get(event.node)
             if node is not None and node.drained != event.drain:
                 tx.record(NodeDrained(node=event.node, drain=event.drain))
         case QuarantineGpu():
-            cellwork.quarantine(tx, event)
+            job_cells.quarantine(tx, event)
 
 
 def member_started(tx: Transaction, event: MemberStarted, now: Instant) -> None:
@@ -119,18 +112,18 @@ def member_started(tx: Transaction, event: MemberStarted, now: Instant) -> None:
 def member_exited(tx: Transaction, event: MemberExited, now: Instant) -> None:
     """Take in that a part of an attempt is over, or what was left of an earlier one."""
     node, attempt = tx.state.nodes.get(event.node), (event.job, event.attempt)
-    if node is not None and node.haunted(attempt, event.identity, event.order):
+    if node is not None and node.has_orphan(attempt, event.identity, event.order):
         tx.record(GhostGone(job=event.job, attempt=event.attempt, node=event.node))
         return
     job = tx.state.jobs.get(event.job)
     if job is None or job.attempt != event.attempt:
         if job is not None:
-            moving.exited(tx, job, event, now)
+            migration.exited(tx, job, event, now)
             requests.follow(tx, job, now)
     elif job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(tx.state, job, event):
         pass  # Said again, or of an earlier part.
-    elif spanning.exited(tx, job, event, now):
-        changing.after_change(tx, job, now)
+    elif resizing_across_nodes.exited(tx, job, event, now):
+        node_answers.after_change(tx, job, now)
     else:
         tx.record(part_gone(job, event))
         tx.soft.cancel_timer(timers.Resend(event.node, job.job, job.attempt))

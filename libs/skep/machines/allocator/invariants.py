@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from skep.ledger import invariants
-from skep.machines.allocator import trials, views
+from skep.machines.allocator.policies import policy_views, trials
 from skep.machines.allocator.transaction import Transaction
 
 
@@ -15,7 +15,7 @@ def check(tx: Transaction) -> None:
     trials.check(tx.state)
     for planned in tx.soft.planned.values():
         shown = {
-            name: views.of_job(tx, job) if name not in planned.misfits else None
+            name: policy_views.of_job(tx, job) if name not in planned.misfits else None
             for name, job in tx.state.jobs.items()
             if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)
         }

@@ -11,17 +11,9 @@ from __future__ import annotations
 
 from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import (
-    changing,
-    intake,
-    invariants,
-    nodes,
-    paces,
-    schedule,
-    trials,
-    upkeep,
-    watch,
-)
+from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep
+from skep.machines.allocator.changes import node_answers
+from skep.machines.allocator.policies import job_rates, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
 from skep.machines.allocator.transaction import Transaction
@@ -112,7 +104,7 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
         trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
         trials.tell(tx, now)
     tx.enter(Stage.CHECKS)
-    watch.look(tx, now)
+    cell_watch.look(tx, now)
 
 
 def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Instant) -> None:
@@ -134,7 +126,7 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
         case MemberExited():
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
-            changing.heard(tx, event, now)
+            node_answers.heard(tx, event, now)
         case QueueAdvice() | Outlook() | Judged():
             _take_advice(tx, event, now)
         case Tick():
@@ -151,6 +143,6 @@ def _take_advice(tx: Transaction, event: QueueAdvice | Outlook | Judged, now: In
         case QueueAdvice():
             schedule.advised(tx, event, now)
         case Outlook():
-            paces.heard(tx, event, now)
+            job_rates.heard(tx, event, now)
         case Judged():
             trials.judged(tx, event, now)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from skep.cells.nodes import NodeState
 from skep.ledger.job_state import State
-from skep.machines.allocator import cellwork, ends, moving, outbox, settings, suspects
+from skep.machines.allocator import ends, gpu_suspects, outbox, settings
+from skep.machines.allocator.changes import migration
+from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Record, Send
 from skep.units import Instant, after, seconds
@@ -49,7 +51,7 @@ def heartbeat(tx: Transaction, event: Heartbeat, now: Instant) -> None:
     if node.lost:
         _back(tx, event.node, now)
     elif event.trouble:
-        suspects.troubled(tx, event)
+        gpu_suspects.troubled(tx, event)
 
 
 def _ask_to_join(tx: Transaction, event: Heartbeat) -> None:
@@ -79,7 +81,7 @@ def joined(tx: Transaction, event: NodeJoined, now: Instant) -> None:
         tx.soft.check_at = after(now, tx.settings.node_check_every)
     if node is None or node.joined != event:
         tx.record(NodeAdded(joined=event, clear=tx.state.order if replaced else 0))
-        cellwork.follow_join(tx, now)
+        job_cells.follow_join(tx, now)
     if node is not None and node.lost:
         _back(tx, event.node, now)
     elif node is not None:
@@ -150,7 +152,7 @@ def _lose(tx: Transaction, name: str, now: Instant) -> None:
             continue
         job = tx.state.jobs[job_name]
         if job.succeeds(attempt):
-            moving.undo(tx, job, now, Reason.NOT_TAKEN, f"{name} was lost")
+            migration.undo(tx, job, now, Reason.NOT_TAKEN, f"{name} was lost")
             continue
         if job.state is not State.STOPPING:
             outbox.stop(tx, job, Reason.NODE_LOST, now, name)

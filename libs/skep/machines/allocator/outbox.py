@@ -6,7 +6,8 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.ledger import size_facts
 from skep.ledger.job_state import GIVES_WAY, JobState, Part, State, Successor
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import changes, ranks, timers
+from skep.machines.allocator import timers
+from skep.machines.allocator.changes import change_ends, ranks
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
@@ -58,7 +59,7 @@ def stop(tx: Transaction, job: JobState, why: Reason, now: Instant, detail: str 
 def abandon(tx: Transaction, job: JobState, now: Instant) -> None:
     """End whatever was to be changed of an attempt."""
     drop(tx, job, now, Reason.OVERTAKEN)
-    changes.overtake(tx, job, now)
+    change_ends.overtake(tx, job, now)
 
 
 def drop(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str = "") -> None:
@@ -130,7 +131,7 @@ def _owed(
         return _stop_command(state, node, key, job.order, grace_s)
     if job.parts[name] is Part.BOUND:
         return _bind_command(state, job, name, job)
-    return changes.owed(state, job, node, state.epoch)
+    return change_ends.owed(state, job, node, state.epoch)
 
 
 def _stop_command(

@@ -17,17 +17,11 @@ from skep.cells.holds import Placement
 from skep.ledger.job_state import JobState, State
 from skep.ledger.queue import Entry, Head
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import (
-    cellwork,
-    coming_back,
-    lending,
-    outcome,
-    packing,
-    placing,
-    plans,
-    views,
-)
+from skep.machines.allocator import outcome
+from skep.machines.allocator.changes import packing, resumption
 from skep.machines.allocator.outcome import Done
+from skep.machines.allocator.placement import job_cells, lending, placing
+from skep.machines.allocator.policies import policy_plans, policy_views
 from skep.machines.allocator.stages import NONE, Progress, Stage, spending
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
@@ -49,7 +43,7 @@ def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
     for advice in event.jobs:
         job = tx.state.jobs.get(advice.job)
         if tx.soft.planned and job is not None:
-            views.predicted(tx, job, advice)
+            policy_views.predicted(tx, job, advice)
         if job is not None and job.state is State.QUEUED:
             orders.setdefault(job.queue, []).append(job.entry)
     for key, queue in tx.state.queues.items():
@@ -109,12 +103,12 @@ def _reservations(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 def _policies(tx: Transaction, now: Instant, room: int) -> Progress:
     """Carry out the plans of VCs with a policy."""
-    return spending(plans.serve(tx, now, room))
+    return spending(policy_plans.serve(tx, now, room))
 
 
 def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
     """Serve the guaranteed queues; jobs that were lent GPUs have their turns among the others."""
-    lent, spent = views.lines(tx), 0
+    lent, spent = policy_views.lines(tx), 0
     if _some_wait(tx):
         spent = _serve_queues(tx, lent, now, room, opportunistic=False)
         if spent >= room:
@@ -124,13 +118,13 @@ def _guaranteed(tx: Transaction, now: Instant, room: int) -> Progress:
 
 def _suspended(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Give suspended jobs idle GPUs of their nodes."""
-    coming_back.come_back(tx, now)
+    resumption.come_back(tx, now)
     return NONE
 
 
 def _lend(tx: Transaction, now: Instant, room: int) -> Progress:
     """Lend idle GPUs to jobs that a policy leaves waiting."""
-    return spending(plans.lend(tx, now, room))
+    return spending(policy_plans.lend(tx, now, room))
 
 
 def _lend_idle(tx: Transaction, now: Instant, room: int) -> Progress:
@@ -169,10 +163,10 @@ STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
     (Stage.SHARING, lambda tx: tx.soft.reshare, _share),
     (Stage.RETURNS, lambda tx: tx.soft.returning, _returns),
     (Stage.RESERVATIONS, lambda tx: tx.soft.ripe, _reservations),
-    (Stage.POLICIES, plans.has_plans, _policies),
+    (Stage.POLICIES, policy_plans.has_plans, _policies),
     (Stage.GUARANTEED, _some_have_turns, _guaranteed),
     (Stage.SUSPENDED, lambda tx: tx.state.away, _suspended),
-    (Stage.LENDING, plans.has_plans, _lend),
+    (Stage.LENDING, policy_plans.has_plans, _lend),
     (Stage.IDLE, _some_wait, _lend_idle),
     (Stage.OPPORTUNISTIC, _some_wait, _opportunistic),
     (Stage.PROMOTION, lambda tx: tx.state.borrowed, _promotion),
@@ -265,12 +259,12 @@ def _take_back(tx: Transaction, now: Instant) -> None:
     """
     for name in list(tx.soft.returning):
         job = tx.state.jobs.get(name)
-        lent = views.lines(tx)
+        lent = policy_views.lines(tx)
         waits = job is not None and job.away and job.change is None
-        if job is not None and waits and not views.behind(tx, job, lent):
-            if coming_back.returns_now(tx, job, now):
+        if job is not None and waits and not policy_views.behind(tx, job, lent):
+            if resumption.returns_now(tx, job, now):
                 placing.promote(tx, job, now, home=job.lent)
-            elif coming_back.reclaim(tx, job, now, lent):
+            elif resumption.reclaim(tx, job, now, lent):
                 continue  # The others have yet to leave.
         del tx.soft.returning[name]
         tx.soft.changes += 1  # Those GPUs are no longer kept for it.
@@ -281,7 +275,7 @@ def _held_back(tx: Transaction, vc: str) -> bool:
 
     Its policy places its jobs, or a suspended job of it takes back what its cells cover.
     """
-    if views.rules(tx, vc):
+    if policy_views.rules(tx, vc):
         return True
     names = tx.soft.returning
     return any(tx.state.jobs[name].spec.vc == vc for name in names if name in tx.state.jobs)
@@ -347,7 +341,7 @@ def _finish(tx: Transaction, now: Instant) -> int:
                 ripe[key] = None  # There may be more to stop than one decision does.
         else:
             where = Placement(hold.chain, hold.spots)
-            made = cellwork.members(tx.state, where)
+            made = job_cells.members(tx.state, where)
             if not placing.has_room(tx.state, job, made):
                 ripe[key] = None
                 placing.more_victims(tx, job, made, now)
@@ -374,11 +368,11 @@ def _serve(tx: Transaction, head: Head, now: Instant, room: int) -> int:
 
 def _promote(tx: Transaction, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where no job of the VC waits for them."""
-    lent = views.lines(tx)
+    lent = policy_views.lines(tx)
     for job in list(tx.state.borrowed.values()):
-        if views.rules(tx, job.spec.vc) and views.borrowing(tx.state, job):
+        if policy_views.rules(tx, job.spec.vc) and policy_views.borrowing(tx.state, job):
             continue  # It has its turn in its policy's plan.
-        if views.lent(tx, job):
+        if policy_views.lent(tx, job):
             continue  # It has its turn in the order of its queue.
-        if job.state is not State.STOPPING and not views.behind(tx, job, lent):
+        if job.state is not State.STOPPING and not policy_views.behind(tx, job, lent):
             placing.promote(tx, job, now)

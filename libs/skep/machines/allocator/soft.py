@@ -11,8 +11,8 @@ from skep.cells.holds import Request
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.ledger.state import Place
-from skep.machines.allocator.line import Line
-from skep.machines.allocator.planned import Planned
+from skep.machines.allocator.placement.lending_line import Line
+from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.timers import Timer
 from skep.units import Duration, Instant
 from skep.wire import codec
@@ -116,7 +116,7 @@ class Soft:
         self.unmade: dict[str, str] = {}
         """VCs whose policy cannot be made, and why: another version took its options."""
         self.planned_for: Cluster | None = None
-        """The cluster that `planned` was made for."""
+        """The cluster that `policy_memory` was made for."""
         self.touched: dict[str, None] = {}
         """Jobs of any VC about which something was recorded since the views were last brought up
         to date."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from skep import ids
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import cellwork, moving, nodes, outbox, settings, suspects, watch
+from skep.machines.allocator import cell_watch, gpu_suspects, nodes, outbox, settings
+from skep.machines.allocator.changes import migration
+from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.soft import Soft
 from skep.machines.allocator.timers import (
     ClearNode,
@@ -28,9 +30,9 @@ def restarted(tx: Transaction, now: Instant) -> None:
     if tx.state.nodes:
         soft.check_at = after(now, tx.settings.node_check_every)
     soft.ripe = dict.fromkeys(tx.state.reserved)
-    cellwork.state_bad_cells(tx)
+    job_cells.state_bad_cells(tx)
     # Nodes may have joined that the cells had yet to follow.
-    cellwork.resolve(tx, tx.state.asked)
+    job_cells.resolve(tx, tx.state.asked)
     for job in tx.state.jobs.values():
         if job.lent and job.state is State.STOPPING:
             soft.anew[job.job] = None
@@ -68,12 +70,12 @@ def tick(tx: Transaction, now: Instant) -> None:
     for timer in soft.timers.pop_due(now):
         _due(tx, timer, now)
     if soft.resolve_at is not None and soft.resolve_at <= now:
-        cellwork.resolve(tx, tx.state.asked)
+        job_cells.resolve(tx, tx.state.asked)
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, tx.settings.node_check_every)
         nodes._look_for_lost_nodes(tx, now)
-        suspects.convict(tx, now)
-        watch.go_round(tx, now)
+        gpu_suspects.convict(tx, now)
+        cell_watch.go_round(tx, now)
 
 
 def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
@@ -90,7 +92,7 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
         case SuccessorDeadline(name, attempt):
             job = tx.state.jobs.get(name)
             if job is not None and job.succeeds(attempt):
-                moving.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
+                migration.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
         case YieldDeadline(name, attempt):
             job = tx.state.jobs.get(name)
             if job is not None:

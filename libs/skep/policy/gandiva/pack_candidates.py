@@ -129,5 +129,5 @@ class PackCandidates:
 
 
 def _alone(job: JobView) -> bool:
-    free = not (job.trial or job.partners or job.mate_milli or job.borrows)
+    free = not (job.trial or job.partners or job.proven_milli or job.borrows)
     return free and len(job.nodes) == 1 and "release" in job.can and profiled(job)

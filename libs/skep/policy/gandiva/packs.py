@@ -107,7 +107,7 @@ class Units:
                 if job is not None:
                     self._count(job, sign, pins)
                     stale[job.job] = None
-                    if job.mate:
+                    if job.proven_partner:
                         paired[job.job] = None
                     if job.partners or job.job in self._named_by:
                         shared.update(dict.fromkeys((job.job, *job.partners)))
@@ -221,7 +221,7 @@ class Units:
                     stale[each] = None
         for name in paired:
             job = self._jobs.get(name)
-            other = self._jobs.get(job.mate) if job is not None else None
+            other = self._jobs.get(job.proven_partner) if job is not None else None
             if job is None or other is None or name in self._leader_of_pair:
                 continue
             couple = _leader_and_follower(job, other, self._now, self.rules)
@@ -261,8 +261,8 @@ class Units:
             if most <= job.spec.priority:
                 # A job that may wait does not disturb a trial.
                 job = replace(job, can=tuple(each for each in job.can if each != "release"))
-        if job.mate_milli and not pairs:
-            job = replace(job, mate_milli=0)
+        if job.proven_milli and not pairs:
+            job = replace(job, proven_milli=0)
         return job, replace(job, partners=()) if yields else job
 
     def _show(self, units: dict[str, tuple[JobView, JobView] | None]) -> None:
@@ -330,9 +330,9 @@ def weight(job: JobView) -> float:
     then makes as much as a job that takes turns alone.
 
     Args:
-        job: The leader, with the total of the pack (`mate_milli`).
+        job: The leader, with the total of the pack (`proven_milli`).
     """
-    return 2 * MILLI / job.mate_milli
+    return 2 * MILLI / job.proven_milli
 
 
 def _packs(some: Iterable[JobView]) -> dict[str, Members]:
@@ -364,7 +364,7 @@ def _leader_and_follower(
     able = [
         not (each.partners or each.borrows) and each.phase in _PAIR_PHASES for each in (job, other)
     ]
-    if other.mate != job.job or not all(able):
+    if other.proven_partner != job.job or not all(able):
         return None
     leads, guest = (other, job) if _follows(job, other) else (job, other)
     follows = guest.phase is Phase.AWAY and _stay_together(leads, guest, now, rules)
@@ -388,7 +388,7 @@ def _stay_together(leads: JobView, guest: JobView, now: Instant, rules: Rules) -
 
 def _are_partners(members: Sequence[JobView]) -> bool:
     """Return whether a pack is of two proven partners."""
-    return len(members) == 2 and members[0].mate == members[1].job
+    return len(members) == 2 and members[0].proven_partner == members[1].job
 
 
 def _pack_as_job(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, bool]:
@@ -421,4 +421,4 @@ def _slower_than_turns(members: Members, rules: Rules) -> bool:
         total += MILLI * job.rate_milli // alone
     if total < min(turns_give(job, rules) for job in members) - UNDO_MARGIN:
         return True
-    return _are_partners(members) and abs(total - members[0].mate_milli) > OTHERWISE
+    return _are_partners(members) and abs(total - members[0].proven_milli) > OTHERWISE

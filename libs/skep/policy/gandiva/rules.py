@@ -43,7 +43,7 @@ def movable(job: JobView, how: str = "migrate") -> bool:
         job: The job.
         how: The change, one of `JobView.can`.
     """
-    free = not (job.trial or job.partners or job.mate_milli or job.borrows)
+    free = not (job.trial or job.partners or job.proven_milli or job.borrows)
     return free and job.phase is Phase.RUNNING and how in job.can
 
 

@@ -160,7 +160,7 @@ class Gandiva(Policy, frozen=True):
             return 1.0
         value = job.spec.labels.get(self.label)
         label_weight = next((weight for name, weight in self.weights if name == value), 1.0)
-        return label_weight * weight(job) if self.introspect and job.mate_milli else label_weight
+        return label_weight * weight(job) if self.introspect and job.proven_milli else label_weight
 
 
 class _Turns:

@@ -1,0 +1,1 @@
+"""Where jobs get GPUs: from the cells of their virtual cluster, or lent from idle ones."""

@@ -1,0 +1,537 @@
+"""Giving one job its place: where, at whose expense, and what it waits for.
+
+A job that must be stopped first is stopped under a reservation: the cells are the job's from the
+decision on. Which job is next is decided by `schedule`, or by `policy_plans` where a VC has a
+policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from skep import ids
+from skep.cells.decide import placement
+from skep.cells.decide.cover import find_cover
+from skep.cells.decide.cover_cost import cover_cost
+from skep.cells.decide.fair_share import place_yielding
+from skep.cells.decide.search import Limit
+from skep.cells.holds import CellHold, Placement, Request, Spot
+from skep.cells.nodes import NodeState
+from skep.ledger import attempts
+from skep.ledger.job_state import JobState, Part, State
+from skep.ledger.state import ClusterState
+from skep.machines.allocator import gpu_suspects
+from skep.machines.allocator.changes import (
+    making_room,
+    migration,
+    parameter_servers,
+    resume_places,
+    rounds,
+)
+from skep.machines.allocator.outbox import command
+from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
+from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.transaction import Transaction
+from skep.units import Instant
+from skep.wire.changes import Goal
+from skep.wire.commands import Checkpoint
+from skep.wire.facts import (
+    CellsReserved,
+    JobBound,
+    JobDemoted,
+    JobPromoted,
+    JobWaits,
+    Member,
+    ReservationDropped,
+)
+from skep.wire.reasons import Reason
+from skep.wire.spec import GANG_NODES_MAX, suits
+
+MEMBERS_BOUND_MAX = 150
+"""Parts of gangs bound, and victims named or stopped, in one decision: their facts and those of the
+event itself fit one record (500 bytes for a job of one part, less for each further part and each
+victim). A gang that alone has more comes first in a decision, or in the next one."""
+
+
+def serve(
+    tx: Transaction,
+    job: JobState,
+    ranked: Reason,
+    now: Instant,
+    room: int,
+    only: tuple[str, ...] | None = None,
+) -> Outcome:
+    """Bind a job or reserve cells for it; else say why it waits.
+
+    Args:
+        tx: Its cells, nodes and jobs are read; facts and commands are added.
+        job: It waits in a queue.
+        ranked: Why it comes now.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+        only: Given at a turn in the plan of the VC's policy: the nodes of the turn, empty for any.
+            Then priorities in the VC count for nothing, as its policy says which job yields; and
+            the job borrows nothing here, but later (`borrow`).
+
+    Returns:
+        `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
+    """
+    soft, attempt = tx.soft, job.following
+    asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    if only is not None:
+        asked = asked._replace(priority=0)
+    where = _place(tx, job, asked, now, only)
+    if where is None and quota.borrows(job) and only is None:
+        where = _place(tx, job, attempts.request(job, attempt, guaranteed=False), now, only)
+    made = job_cells.members(tx.state, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        why, needs, aside = job_cells.why_not(tx, job, asked)
+        wait(tx, job, why, needs, aside=aside)
+        if not aside and only is None:
+            soft.failed[job.queue] = job.job, soft.changes
+        return done(int(aside))
+    return _give(tx, job, where, made, ranked, now=now, room=room)
+
+
+def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
+    """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
+    asked = attempts.request(job, job.following, guaranteed=False)
+    where = _place(tx, job, asked, now, ())
+    made = job_cells.members(tx.state, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        return BLOCKED
+    return _give(tx, job, where, made, Reason.ARRIVAL, now=now, room=room)
+
+
+def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
+    """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
+    asked = attempts.request(job, job.following, guaranteed=False)
+    where = gpu_suspects.place(tx.state, job, asked, _open_to(tx, job, asked), now)
+    made = job_cells.members(tx.state, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        return BLOCKED
+    return _give(tx, job, where, made, Reason.LENT_MEANWHILE, now=now, room=room)
+
+
+def find(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Placement | None:
+    """Return where a guaranteed request would go, or None if it has to wait."""
+    return _place(tx, job, asked, now, None)
+
+
+def share(state: ClusterState, vc: str) -> float:
+    """Return what a VC has of what is idle, by its weight."""
+    return state.cells.borrowed.get(vc, 0) / state.cells.cluster.vcs[vc].weight
+
+
+def take_up(
+    tx: Transaction, job: JobState, now: Instant, room: int, only: tuple[str, ...]
+) -> Outcome:
+    """Have a job that borrows go on in its VC's cells, as its turn has come.
+
+    It stays where it is if that is as good to its VC as what it would be given; else it stores its
+    state, and begins anew there. Returns what `serve` does, or `LEAVING`: then the cells are kept
+    for it, as it would have them if it had not borrowed.
+    """
+    if job.state is State.RESERVED:
+        asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+        if _place(tx, job, asked, now, only) is None:
+            return BLOCKED
+        tx.record(ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS))
+        return serve(tx, job, Reason.BY_POLICY, now, room, only)
+    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+    where = _place(tx, job, asked, now, only)
+    if where is None:
+        return BLOCKED
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    if hold is not None and job.state is not State.STOPPING and promote(tx, job, now):
+        return Done(1)
+    return LEAVING if _leaves(tx, job, now) else BLOCKED
+
+
+def _leaves(tx: Transaction, job: JobState, now: Instant) -> bool:
+    """Have a job leave what it borrows, its state stored; return whether it does, or is about to.
+
+    One that cannot store its state would lose its work: it goes on borrowing.
+    """
+    if job.state is State.BOUND or job.state is State.STOPPING:
+        return True
+    if job.state is not State.RUNNING or job.cancelled:
+        return False
+    if job.change is not None:
+        return job.change.why in making_room.MAKES_ROOM
+    if not job.known:
+        return True
+    if "checkpoint" not in job.can:
+        return False
+    rounds.begin(tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.TO_OWN_CELLS)
+    return True
+
+
+def _give(
+    tx: Transaction,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    ranked: Reason,
+    *,
+    now: Instant,
+    room: int,
+) -> Outcome:
+    """Bind a job to a place, or reserve it; returns what `serve` does."""
+    soft = tx.soft
+    if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
+        soft.check_at = now
+        return DEFERRED
+    why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
+    for name in where.demoted:
+        tx.record(
+            JobDemoted(
+                job=ids.job_of(name),
+                attempt=ids.number_of(name),
+                why=Reason.PREEMPTED,
+                detail=f"for {job.job}",
+                at=now,
+            )
+        )
+    for name in where.cancels:
+        other = tx.state.jobs[ids.job_of(name)]
+        tx.record(ReservationDropped(job=other.job, attempt=other.following, why=Reason.PREEMPTED))
+        soft.returned[other.queue] = None
+    if where.victims or not has_room(tx.state, job, made):
+        return Done(_reserve(tx, job, where, made, ranked, why=why, now=now))
+    return bind(tx, job, where, made, why, ranked=ranked, now=now)
+
+
+def _place(
+    tx: Transaction, job: JobState, asked: Request, now: Instant, only: tuple[str, ...] | None
+) -> Placement | None:
+    """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    limit = _open_to(tx, job, asked)
+    if only:
+        limit = _within(only, limit, job.size)
+    where = gpu_suspects.place(tx.state, job, asked, limit, now)
+    if where is None and not asked.guaranteed:
+        where = _yielding(tx.state, job, asked, limit, now)
+    return where
+
+
+def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
+    """Return how many workers of a job each node may have, by its CPUs and awaited jobs."""
+    limit = _limit(tx.state, job, asked.priority)
+    if not asked.guaranteed and (kept := resume_places.kept(tx)):
+        limit = _without(kept, limit, job.size)
+    return limit
+
+
+def _within(only: tuple[str, ...], limit: Limit, workers: int) -> Limit:
+    """Return a limit that leaves only some nodes."""
+    names = dict.fromkeys(only)
+
+    def within(name: str) -> int:
+        if name not in names:
+            return 0
+        return workers if limit is None else limit(name)
+
+    return within
+
+
+def _without(names: dict[str, None], limit: Limit, workers: int) -> Limit:
+    """Return a limit that leaves out some nodes."""
+
+    def without(name: str) -> int:
+        if name in names:
+            return 0
+        return workers if limit is None else limit(name)
+
+    return without
+
+
+def _yielding(
+    state: ClusterState, job: JobState, asked: Request, limit: Limit, now: Instant
+) -> Placement | None:
+    """Return a place for which opportunistic jobs of tenants above their share are stopped."""
+    cells = state.cells
+    used = dict.fromkeys(cells.cluster.vcs, 0)
+    going = {
+        name: None
+        for name, hold in cells.holds.items()
+        if not hold.guaranteed and hold.vc in used and _goes_on(state, name)
+    }
+    for name in going:
+        used[cells.holds[name].vc] += cells.holds[name].gpus
+    if job.spec.vc not in used or sum(used.values()) == used[job.spec.vc]:
+        return None
+    shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
+    for chain in cells.chains.values():
+        if suits(asked.gpu, chain.topology.gpu):
+            found = place_yielding(
+                chain,
+                cells.holds,
+                asked,
+                shares,
+                job_cells.loss(state, now),
+                limit=limit,
+                stoppable=going.__contains__,
+            )
+            if found is not None:
+                return found
+    return None
+
+
+def _goes_on(state: ClusterState, name: ids.AttemptId) -> bool:
+    """Return whether an attempt runs or is about to, and is not to stop."""
+    job = state.jobs.get(ids.job_of(name))
+    if job is None or job.state is State.STOPPING:
+        return False
+    attempt = job.following if job.state is State.RESERVED else job.attempt
+    return ids.attempt_id(job.job, attempt) == name
+
+
+def bind(
+    tx: Transaction,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    why: Reason,
+    *,
+    ranked: Reason,
+    now: Instant,
+) -> Outcome:
+    """Give a job its GPUs and tell its nodes, unless it has to wait for a port."""
+    first = made[0].node
+    port = tx.state.nodes[first].port()
+    if port is None:
+        # One is free as soon as any job there ends, and the gang keeps its turn.
+        tx.soft.failed[job.queue] = job.job, tx.soft.changes
+        wait(tx, job, Reason.WAITS_FOR_PORT, first)
+        return BLOCKED
+    tx.record(
+        JobBound(
+            job=job.job,
+            attempt=job.following,
+            order=tx.state.order + 1,
+            members=made,
+            master_port=port,
+            why=why,
+            at=now,
+            ranked=ranked,
+            trace=job.trace,
+            chain=where.chain,
+            secret=parameter_servers.secret(tx, job),
+        )
+    )
+    for name in job.members:
+        command(tx, name, job.job, job.attempt, now)
+    return Done(len(made))
+
+
+def _reserve(
+    tx: Transaction,
+    job: JobState,
+    where: Placement,
+    made: tuple[Member, ...],
+    ranked: Reason,
+    *,
+    why: Reason,
+    now: Instant,
+) -> int:
+    """Claim the cells, then stop the jobs that still use them; return what that costs."""
+    users = _with_partners(tx.state, where)
+    victims = tuple(ids.job_of(name) for name in users)
+    needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
+    if victims == (job.job,):
+        needs = "its earlier attempt"  # On a node that was lost, and came back with it.
+    wait(tx, job, Reason.WAITS_FOR_VICTIMS, needs)
+    tx.record(
+        CellsReserved(
+            job=job.job,
+            attempt=job.following,
+            chain=where.chain,
+            members=made,
+            victims=victims,
+            at=now,
+            why=why,
+            ranked=ranked,
+        )
+    )
+    cost = len(made) + len(victims)
+    stop_all(tx, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
+    if not has_room(tx.state, job, made):
+        more_victims(tx, job, made, now)
+    return cost
+
+
+def users(tx: Transaction, job: JobState) -> list[ids.AttemptId]:
+    """Return the attempts that use what a job claims."""
+    hold = tx.state.cells.holds[ids.attempt_id(job.job, job.following)]
+    return tx.state.cells.users(hold.chain, hold.spots)
+
+
+def _with_partners(state: ClusterState, where: Placement) -> list[ids.AttemptId]:
+    """Return the victims of a placement, and beside each the jobs that share its GPUs."""
+    cells = state.cells
+    users = cells.users(where.chain, where.spots)
+    by_hold: dict[ids.AttemptId, list[ids.AttemptId]] = {name: [] for name in where.victims}
+    for name in users:
+        hold = cells.hold_of(name)
+        assert hold is not None, name
+        by_hold[hold.job].append(name)
+    return [name for names in by_hold.values() for name in names]
+
+
+def stop_all(
+    tx: Transaction, job: JobState, names: Iterable[ids.AttemptId], now: Instant, most: int
+) -> int:
+    """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
+    stopped = 0
+    for name in names:
+        if stopped >= most:
+            tx.soft.check_at = now
+            break
+        stopped += stop_victim(tx, name, job, now)
+    return stopped
+
+
+def stop_victim(
+    tx: Transaction, name: ids.AttemptId, job: JobState, now: Instant, *, memory: bool = False
+) -> bool:
+    """Have one attempt leave what a job claims; return whether that begins with this."""
+    victim = tx.state.jobs.get(ids.job_of(name))
+    current = victim is not None and ids.attempt_id(victim.job, victim.attempt) == name
+    if victim is not None and current:
+        return making_room.give_way(tx, victim, now, f"for {job.job}", memory=memory)
+    if victim is not None and victim.succeeds(ids.number_of(name)):
+        migration.undo(tx, victim, now, Reason.NOT_TAKEN, f"{job.job} needed the GPUs")
+        return True
+    return False
+
+
+def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False) -> bool:
+    """Let a job that borrows GPUs have its VC's cells, if they can cover them.
+
+    One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
+    them, a job that is at home there too would take them back, and this one from it, again and
+    again. No other job has cells on nodes that are kept for jobs that are about to go on there.
+    """
+    changes = tx.soft.changes
+    known = tx.soft.uncovered.get(job.job) == changes and not home
+    if job.job not in tx.state.borrowed or known:
+        return False
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    anywhere = home or _returned(job)
+    cover = partial(find_cover, tx.state.cells) if anywhere else partial(_cover, tx, job)
+    away = not home and not resume_places.kept(tx).keys().isdisjoint(job.live)
+    spots = cover(hold) if hold is not None and not away else None
+    if spots is None:
+        tx.soft.uncovered[job.job] = changes
+        return False
+    tx.record(
+        JobPromoted(
+            job=job.job, attempt=job.attempt, levels=tuple(spot.level for spot in spots), at=now
+        )
+    )
+    return True
+
+
+def _returned(job: JobState) -> bool:
+    """Return whether an attempt had its VC's cells, was suspended, and is back on its nodes.
+
+    Its processes are there, so it cannot be placed anew: it has the cells that cover it there.
+    """
+    return job.suspended_at > 0 and job.began_at > 0
+
+
+def _cover(tx: Transaction, job: JobState, hold: CellHold) -> tuple[Spot, ...] | None:
+    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
+
+    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
+    gang would wait for a whole one: such a job goes on borrowing.
+    """
+    spots = find_cover(tx.state.cells, hold)
+    if spots is None:
+        return None
+    asked = attempts.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = placement.find_placement(tx.state.cells, asked)
+    if anew is None or anew.chain != hold.chain:
+        return spots
+    chain = tx.state.cells.chains[hold.chain]
+    pool = chain.pools[hold.vc, hold.pin]
+    return spots if cover_cost(chain, pool, spots) <= cover_cost(chain, pool, anew.spots) else None
+
+
+def wait(tx: Transaction, job: JobState, why: Reason, needs: str, *, aside: bool = False) -> None:
+    """Say why a job waits, if that is news; `aside`: no job waits behind it."""
+    if job.waits != (why, needs) or aside:
+        tx.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
+
+
+# --- CPUs and memory ---------------------------------------------------------------------------
+
+
+def _limit(state: ClusterState, job: JobState, priority: int) -> Limit:
+    """Return how many workers a node's CPUs and memory serve, if the job asks for any.
+
+    For a guaranteed job what opportunistic ones hold counts as free: they can be stopped. What
+    reservations wait for is theirs, as their GPUs are.
+    """
+    wanted = job.spec.resources
+    if not (wanted.cpus or wanted.memory):
+        return None
+    owed = job_cells.owed(state)
+
+    def limit(name: str) -> int:
+        node = state.nodes.get(name)
+        if node is None:
+            return 0
+        cpus, memory = owed.get(name, (0, 0))
+        if priority >= 0:
+            for (other, attempt), holding in node.holdings.items():
+                if _yields(state, other, attempt):
+                    cpus, memory = cpus + holding.cpus, memory + holding.memory
+        return node.workers(wanted, cpus, memory)
+
+    return limit
+
+
+def _yields(state: ClusterState, job: str, attempt: int) -> bool:
+    """Return whether an attempt uses GPUs that are in no cells of its VC."""
+    hold = state.cells.hold_of(ids.attempt_id(job, attempt))
+    if hold is None:
+        return job in state.away and state.away[job].attempt == attempt
+    return not hold.guaranteed
+
+
+def has_room(state: ClusterState, job: JobState, made: tuple[Member, ...]) -> bool:
+    """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
+    wanted = job.spec.resources
+    if not (wanted.cpus or wanted.memory):
+        return True
+    return all(state.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
+
+
+def more_victims(tx: Transaction, job: JobState, made: tuple[Member, ...], now: Instant) -> None:
+    """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
+    loss = job_cells.loss(tx.state, now)
+    for part in made:
+        node = tx.state.nodes[part.node]
+        coming = _coming(tx.state, node)
+        names = [ids.attempt_id(*attempt) for attempt in node.holdings]
+        for name in sorted(names, key=loss):
+            if node.workers(job.spec.resources, *coming) >= len(part.devices):
+                break
+            other = tx.state.jobs.get(ids.job_of(name))
+            if other is not None and _yields(tx.state, other.job, other.attempt):
+                stop_victim(tx, name, job, now, memory=True)
+                coming = _coming(tx.state, node)
+
+
+def _coming(state: ClusterState, node: NodeState) -> tuple[int, int]:
+    """Return the CPUs and memory of a node that come free because their jobs are being stopped."""
+    cpus = memory = 0
+    for (name, _), holding in node.holdings.items():
+        other = state.jobs.get(name)
+        gone = other is None or other.state is State.STOPPING
+        if gone or other is None or other.parts.get(node.joined.node) is Part.GONE:
+            cpus, memory = cpus + holding.cpus, memory + holding.memory
+    return cpus, memory

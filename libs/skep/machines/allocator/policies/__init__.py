@@ -1,0 +1,1 @@
+"""What policies of virtual clusters are shown, and how their plans and trials are carried out."""

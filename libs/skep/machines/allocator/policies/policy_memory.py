@@ -1,0 +1,126 @@
+"""What is kept of a virtual cluster with a policy, from one plan to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from skep.ids import AttemptId
+from skep.ledger.job_state import JobState, State
+from skep.machines.allocator.policies.demand import Demand
+from skep.machines.allocator.policies.node_views import Seats
+from skep.policy.api import Policy
+from skep.policy.view import JobView
+from skep.units import Duration, Instant, after, seconds
+
+TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
+"""How long a move that came to nothing is not tried again: twice as long each time, up to the most.
+A successor that cannot start costs GPUs and facts every time."""
+
+RUNS_LEAST, TAKES_WITHIN = seconds(1), seconds(60)
+"""What a job whose GPUs its policy took runs for before they are taken again; and how long it may
+take to run at all, once it has others. Plans that contradict each other cost no more than that."""
+
+
+class Planned:
+    """What is kept of a VC that has a policy, from one plan to the next."""
+
+    def __init__(self, vc: str, policy: Policy) -> None:
+        """Start with everything to be looked at."""
+        self.vc = vc
+        self.policy = policy
+        self.plan = policy.planner()
+        self.views: dict[str, JobView | None] = {}
+        """Its guaranteed jobs in the order of arrival; None: not for the policy."""
+        self.due = True
+        """Whether something happened since the last plan was made."""
+        self.look_at: Instant | None = None
+        """When to ask again if nothing happens before."""
+        self.changes = -1
+        """`Soft.changes` when the last plan was carried out."""
+        self.open = False
+        """Whether a job of the last plan's turns waits still."""
+        self.outside = False
+        """Whether what such a job waits for may be in others' hands."""
+        self.fallen = False
+        """Whether the last plan failed: its queue is served first come, first served."""
+        self.misfits: dict[str, None] = {}
+        """Its jobs that its cells would not hold if nothing else ran: they are no policy's
+        business, and have what they may borrow."""
+        self.held: dict[str, tuple[int, int]] = {}
+        """By job: how often a plan held it, and `freed` when it last did."""
+        self.line: tuple[str, ...] = ()
+        """The jobs that had a turn in the last plan."""
+        self.lent_at = -1
+        """`Soft.changes` when nothing idle was left for its waiting jobs."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs for which others leave the GPUs that they had."""
+        self.awaited: dict[str, None] = {}
+        """Nodes that jobs of the VC leave for others of it that have a turn in the last plan."""
+        self.leaving: dict[AttemptId, str] = {}
+        """Attempts that leave the VC's cells to a suspended job that moves there, and which."""
+        self.going: dict[str, None] = {}
+        """Those that go on where they were, and have yet to have the VC's cells there."""
+        self.tried: dict[str, tuple[int, Instant]] = {}
+        """Suspended jobs that were to go on elsewhere: how often, and when that may be tried again
+        if it comes to nothing."""
+        self.taken: dict[str, Instant] = {}
+        """Jobs from which the policy has taken GPUs, and when it last did."""
+        self.fits: dict[Any, bool] = {}
+        """By what was asked for: whether its cells would hold it."""
+        self.demand = Demand()
+        self.whole = False
+        """Whether the last plan's turns were all taken, as far as there was room for anybody."""
+        self.unsaid: dict[str, None] = {}
+        """Jobs of which there may be something new to be said, if they have no turn."""
+        self.borrowers: dict[str, None] = {}
+        """Its jobs that would have idle GPUs while they wait."""
+        self.seats = Seats()
+
+    def try_elsewhere(self, name: str, now: Instant) -> bool:
+        """Return whether a job may be moved now; says when to ask again if it may not."""
+        count, soonest = self.tried.get(name, (0, now))
+        if soonest > now:
+            self.look_at = min(self.look_at or soonest, soonest)
+            return False
+        delay = min(TRY_AGAIN << min(count, TRIES_DOUBLED), TRY_AGAIN_MAX)
+        self.tried[name] = count + 1, after(now, Duration(delay))
+        return True
+
+    def rests(self, job: JobState, now: Instant) -> bool:
+        """Return whether a job from which GPUs were taken is to be let be, as it has others now.
+
+        It is until it has run for RUNS_LEAST, or TAKES_WITHIN has passed: so each job is taken
+        from a bounded number of times within any time, whatever is planned, and at an instant once.
+        """
+        taken = self.taken.get(job.job)
+        if taken is None or now < taken:
+            return False  # A clock that was set back protects no job for longer.
+        runs = job.state is State.RUNNING and job.since >= taken
+        until = after(taken, TAKES_WITHIN)
+        if runs:
+            until = min(until, after(job.since, RUNS_LEAST))
+        if until <= now:
+            return False
+        self.look_at = min(self.look_at or until, until)
+        return True
+
+    def hold(self, name: str, freed: int) -> None:
+        """Count that a job is held, once for each time that something of the VC had come free."""
+        count, last = self.held.get(name, (0, -1))
+        view = self.views[name]
+        if view is not None and last != freed:
+            self.held[name] = count + 1, freed
+            self.views[name] = replace(view, held=count + 1)
+
+    def forget(self, name: str) -> None:
+        """Take over that a job is over."""
+        self.misfits.pop(name, None)
+        self.held.pop(name, None)
+        self.tried.pop(name, None)
+        self.taken.pop(name, None)
+        self.unsaid.pop(name, None)
+        self.borrowers.pop(name, None)
+        self.demand.leave(name)
+        self.seats.move(name, self.views.pop(name), None)

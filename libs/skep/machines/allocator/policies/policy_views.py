@@ -1,0 +1,395 @@
+"""What the policy of a VC is shown of it, made of the machine's state and kept up to date.
+
+Everything here is soft: after a restart it is made anew. A job's view is made again when a fact
+about the job was applied or the advisor said something new of it, so a plan costs what changed and
+the length of its queue. What never can run as things are, and what its owner keeps suspended, is no
+policy's business and is not shown.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from skep import ids
+from skep.cells.chain import ChainState
+from skep.cells.pools import Pool
+from skep.ledger import move_costs, pairs, sharing, trial_facts
+from skep.ledger.job_state import GIVES_WAY, JobState, State
+from skep.ledger.state import ClusterState
+from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.policies import cell_views, job_rates, trial_limits
+from skep.machines.allocator.policies.policy_memory import Planned
+from skep.machines.allocator.transaction import Transaction
+from skep.policy.registry import NoPolicy, make
+from skep.policy.view import JobView, Phase, PinView, VcView
+from skep.units import Duration, Instant, seconds
+from skep.wire.advice import JobAdvice
+from skep.wire.changes import AskResume, Goal
+from skep.wire.cluster import FIFO
+from skep.wire.commands import Resume, Suspend
+from skep.wire.reasons import Reason
+
+FITS_MAX = 1000
+"""Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
+queue has. To find out again costs one attempt."""
+
+
+def rules(tx: Transaction, vc: str) -> bool:
+    """Return whether a VC's guaranteed jobs are placed by its policy alone."""
+    planned = tx.soft.planned.get(vc)
+    return planned is not None and not planned.fallen
+
+
+def borrowing(state: ClusterState, job: JobState) -> bool:
+    """Return whether a guaranteed job has GPUs for now, and yet waits for its VC's cells.
+
+    Its policy decides about it as about any that waits, so borrowing changes no order. What
+    its tenant has suspended, or is sharing or moving, is left as it is.
+    """
+    if job.state is State.RESERVED:
+        hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
+        return not hold.guaranteed and not job.spec.opportunistic
+    runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
+    shares = job.mixed and sharing.shares(state, job)
+    return runs and job.job in state.borrowed and job.successor is None and not shares
+
+
+def comes_anew(tx: Transaction, job: JobState) -> bool:
+    """Return whether a job that makes room had better store its state, and be placed anywhere.
+
+    One that has only ever borrowed would go back, suspended, to nodes that are none of its VC's.
+    """
+    only = rules(tx, job.spec.vc) and borrowing(tx.state, job) and not job.began_at
+    return (only or lent(tx, job)) and job.state is State.RUNNING and "checkpoint" in job.can
+
+
+def lent(tx: Transaction, job: JobState) -> bool:
+    """Return whether a job of a VC without a policy has idle GPUs until its turn, by default.
+
+    So it is too while it stands without GPUs, or is stopped, as others needed them. What its
+    tenant has suspended, or is changing, is left as it is.
+    """
+    if not job.lent or job.spec.over_quota != "auto":
+        return False
+    if job.cancelled or rules(tx, job.spec.vc):
+        return False
+    change = job.change
+    if job.state is State.STOPPING:
+        return job.stopped_why in GIVES_WAY
+    if job.state is State.SUSPENDED:
+        returns = change is not None and change.goal is Goal.RESUME
+        return goes_on(job) and (job.away if change is None else returns)
+    return (change is None or change.why in GIVES_WAY) and borrowing(tx.state, job)
+
+
+def lines(tx: Transaction) -> dict[str, list[JobState]]:
+    """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end."""
+    found: dict[str, list[JobState]] = {}
+    anew = tx.soft.anew
+    for name in list(anew):
+        if name not in tx.state.jobs or tx.state.jobs[name].state is not State.STOPPING:
+            del anew[name]
+    begins_anew = [tx.state.jobs[name] for name in anew if name not in tx.state.borrowed]
+    for job in (*tx.state.borrowed.values(), *tx.state.away.values(), *begins_anew):
+        if job.lent and lent(tx, job):
+            found.setdefault(job.spec.vc, []).append(job)
+    for line in found.values():
+        line.sort(key=lambda job: job.entry, reverse=True)
+    return found
+
+
+def waits(tx: Transaction, vc: str) -> bool:
+    """Return whether a job waits that the VC's policy would have placed."""
+    return tx.soft.planned[vc].open
+
+
+def behind(tx: Transaction, job: JobState, lent_jobs: dict[str, list[JobState]]) -> bool:
+    """Return whether another job of its VC waits for the VC's cells, and comes before this one.
+
+    `lent_jobs` are those of `lines`: they wait for these cells too, and are in no queue.
+    """
+    if rules(tx, job.spec.vc):
+        return waits(tx, job.spec.vc)
+    line = lent_jobs.get(job.spec.vc)
+    if line and line[-1].entry < job.entry:
+        return True
+    queue = tx.state.queues.get((job.spec.vc, False))
+    head = queue.head() if queue is not None else None
+    return head is not None and head.claim < job.entry
+
+
+# --- what happened -------------------------------------------------------------------------------
+
+
+def predicted(tx: Transaction, job: JobState, advice: JobAdvice) -> None:
+    """Take over how long a job still has to run, as the advisor sees it."""
+    soft = tx.soft
+    if advice.remaining is None or job.spec.vc not in soft.planned:
+        return
+    told = advice.remaining, job.served
+    if soft.left.get(job.job) != told:
+        soft.left[job.job] = told
+        soft.touched[job.job] = None
+
+
+def bring_up(tx: Transaction, *, due: bool) -> None:
+    """Make the views again of jobs about which something is new; `due`: that asks for a plan."""
+    soft = tx.soft
+    if soft.planned_for is not tx.state.cells.cluster:
+        _take_up(tx)
+    if not soft.planned or not soft.touched:
+        return
+    touched, soft.touched = soft.touched, {}
+    for name in touched:
+        job = tx.state.jobs.get(name)
+        if job is None:
+            soft.left.pop(name, None)
+            job_rates.forget(tx, name)
+            for planned in soft.planned.values():
+                if name in planned.views:
+                    planned.forget(name)
+                    planned.due = planned.due or due
+        elif job.spec.vc in soft.planned and not job.spec.opportunistic:
+            planned = soft.planned[job.spec.vc]
+            if job.state is State.QUEUED:
+                job_rates.forget(tx, name)
+            _show(tx, planned, job)
+            planned.due = planned.due or due
+
+
+def _take_up(tx: Transaction) -> None:
+    """Follow the cluster: a VC whose policy is another than before begins anew."""
+    soft, cluster = tx.soft, tx.state.cells.cluster
+    soft.planned_for = cluster
+    before, soft.planned, soft.unmade = soft.planned, {}, {}
+    for name, vc in cluster.vcs.items():
+        if vc.policy == FIFO:
+            continue
+        try:
+            policy = make(vc.policy, vc.options)
+        except NoPolicy as error:
+            # What another version took: its queue is served, and everybody is told.
+            soft.unmade[name] = str(error)
+            continue
+        known = before.get(name)
+        if known is None or known.policy != policy:
+            soft.planned[name] = Planned(name, policy)
+        else:
+            soft.planned[name] = known
+            known.due = True
+            known.fits.clear()
+    for job in tx.state.jobs.values() if soft.planned else ():
+        planned = soft.planned.get(job.spec.vc)
+        if planned is not None and not job.spec.opportunistic:
+            _show(tx, planned, job)
+
+
+# --- a job ---------------------------------------------------------------------------------------
+
+
+def _show(tx: Transaction, planned: Planned, job: JobState) -> None:
+    """Take over how a job is to be seen."""
+    name, view = job.job, of_job(tx, job)
+    planned.misfits.pop(name, None)
+    if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
+        shape = job.spec.resources, job.size
+        if shape not in planned.fits:
+            if len(planned.fits) >= FITS_MAX:
+                planned.fits.clear()
+            planned.fits[shape] = job_cells.fits_own(tx, job)
+        if not planned.fits[shape]:
+            planned.misfits[name], view = None, None
+    if view is not None and name in planned.held:
+        view = replace(view, held=planned.held[name][0])
+    if view is None or view.phase is Phase.RUNNING:
+        planned.tried.pop(name, None)
+    planned.unsaid[name] = None
+    if quota.borrows(job):
+        planned.borrowers[name] = None
+    if view is not None and (view.phase is Phase.AWAY or borrowing(tx.state, job)):
+        planned.demand.come(name, None)  # Where it is or was matters: no shape tells.
+    elif view is not None and view.phase is Phase.WAITING:
+        # What is idle is lent in the order of a plan: that is to be of now.
+        lends = quota.borrows(job)
+        asks = job.spec.resources, job.spec.over_quota, ()
+        planned.demand.come(name, None if lends else asks)
+    else:
+        planned.demand.leave(name)
+    planned.seats.move(name, planned.views.get(name), view)
+    planned.views[name] = view
+
+
+def of_job(tx: Transaction, job: JobState) -> JobView | None:
+    """Return what a policy sees of a job; None if there is nothing to be decided about it."""
+    waits = borrowing(tx.state, job)
+    phase = Phase.WAITING if waits else _phase(job)
+    if phase is None or job.job in tx.state.parked:
+        return None
+    spec, gpus = job.spec, job.spec.resources.gpus
+    expected = spec.size.run_time
+    attempt = job.job, job.attempt
+    partners = sharing.partners(tx.state, job.live, attempt) if job.mixed else ()
+    since, served, pace = job.since, job.served, job_rates.shown(tx, job)
+    if job.state is State.RUNNING and phase is not Phase.RUNNING and not waits:
+        # It runs until its change is done; what it had when that began counts.
+        assert job.change is not None, job.job
+        since = max(since, job.change.begun_at)
+        served += since - job.since
+    return JobView(
+        job=job.job,
+        sequence=job.sequence,
+        spec=spec,
+        submitted_at=job.submitted_at,
+        phase=phase,
+        gpus=job.size * gpus,
+        workers=job.size,
+        since=since,
+        served=Duration(served),
+        began_at=job.began_at,
+        waiting_since=job.waiting_since,
+        owed=job.owed,
+        owed_at=job.owed_at,
+        owed_ran=Duration(job.owed_ran),
+        stood=job.stayed,
+        starts=job.starts,
+        expected=seconds(expected) if isinstance(expected, float | int) else None,
+        left=_left(tx, job, served),
+        nodes=() if phase is Phase.WAITING else _nodes(tx.state, job),
+        devices=() if phase in (Phase.WAITING, Phase.RESERVED) else _devices(job),
+        chain=job.chain,
+        borrows=job.job in tx.state.borrowed and not waits,
+        partners=tuple(dict.fromkeys(name for name, _ in partners)),
+        can=tuple(each for each in job.can if each != "rebind" or not job.tied),
+        pause=move_costs.pause(tx.state, job),
+        trial=trial_facts.number(tx.state, job),
+        measured=job_rates.solo(tx, job, pace) > 0,
+        **trial_limits.limits(tx.state, job.job),
+        **pairs.shown(tx.state, job),
+        **pace,
+    )
+
+
+def _phase(job: JobState) -> Phase | None:
+    """Return the phase of a job, as a policy sees it."""
+    change = job.change
+    match job.state:
+        case State.QUEUED:
+            return Phase.WAITING
+        case State.RESERVED:
+            return Phase.RESERVED
+        case State.BOUND:
+            return Phase.STARTING
+        case State.STOPPING:
+            return Phase.STOPPING
+        case State.RUNNING:
+            return Phase.STOPPING if _leaves(job) else Phase.RUNNING
+        case State.SUSPENDED:
+            pass
+    if job.released and change is None:
+        return Phase.AWAY if goes_on(job) else None
+    if change is None:
+        return Phase.SUSPENDED
+    if _leaves(job):
+        return Phase.STOPPING
+    goes = isinstance(change.change, Resume) or change.goal is Goal.MIGRATE
+    return Phase.STARTING if goes else Phase.SUSPENDED
+
+
+def goes_on(job: JobState) -> bool:
+    """Return whether a suspended attempt goes on once there are GPUs for it."""
+    resumes = job.asked is not None and isinstance(job.asked.ask, AskResume)
+    return resumes or job.held is not Reason.REQUESTED
+
+
+def _leaves(job: JobState) -> bool:
+    """Return whether an attempt is about to be without its GPUs."""
+    change = job.change
+    if change is None or change.goal not in (Goal.SUSPEND, Goal.CHECKPOINT):
+        return False
+    return change.why in GIVES_WAY or (isinstance(change.change, Suspend) and change.change.release)
+
+
+def _left(tx: Transaction, job: JobState, served: int) -> Duration | None:
+    """Return how long a job has still to run, if a prediction says it."""
+    told = tx.soft.left.get(job.job)
+    return None if told is None else Duration(max(0, told[0] - (served - told[1])))
+
+
+def _nodes(state: ClusterState, job: JobState) -> tuple[tuple[str, int], ...]:
+    """Return the nodes of a job, and how many of its GPUs are on each."""
+    if job.state is not State.RESERVED:
+        return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
+    hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
+    shape, counts = state.cells.chains[hold.chain].topology, dict[str, int]()
+    for spot in hold.spots:
+        node = shape.node(spot.leaves[0])
+        counts[node] = counts.get(node, 0) + len(spot.leaves)
+    return tuple(counts.items())
+
+
+def _devices(job: JobState) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the GPUs of a job, by node."""
+    return tuple(
+        (name, tuple(each for devices in member.devices for each in devices))
+        for name, member in job.members.items()
+    )
+
+
+# --- a VC ----------------------------------------------------------------------------------------
+
+
+def freed(state: ClusterState, vc: str) -> int:
+    """Return how often something of a VC's cells came free, whatever others did."""
+    return sum(
+        pool.freed
+        for chain in state.cells.chains.values()
+        for (owner, _), pool in chain.pools.items()
+        if owner == vc
+    )
+
+
+def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
+    """Return a VC as its policy sees it."""
+    whole = 0
+    parts: dict[str, PinView] = {}
+    for chain in tx.state.cells.chains.values():
+        for (vc, pin), pool in chain.pools.items():
+            if vc != planned.vc:
+                continue
+            whole = max(whole, chain.topology.node_size)
+            gpus, free = _of_pool(chain, pool)
+            known = parts.get(pin)
+            if known is not None:
+                gpus, free = gpus + known.gpus, free + known.free
+            parts[pin] = PinView(pin, gpus, free)
+    return VcView(
+        vc=planned.vc,
+        now=now,
+        jobs=tuple(filter(None, planned.views.values())),
+        gpus=sum(part.gpus for part in parts.values()),
+        free=sum(part.free for part in parts.values()),
+        pins=tuple(part for pin, part in parts.items() if pin),
+        node_gpus=whole or 8,
+        nodes=planned.seats.views(tx.state, planned.vc) if planned.policy.sees_nodes else (),
+        free_cells=cell_views.free_cells(tx.state, planned.vc) if planned.policy.sees_cells else {},
+        changed=freed(tx.state, planned.vc),
+        ended=tuple(tx.state.served.get(planned.vc, ())),
+        cooling=trial_limits.cooling(tx.state, planned.vc, now)
+        if planned.policy.sees_rates
+        else (),
+        **trial_limits.limits(tx.state, f"vc:{planned.vc}"),
+        quiet_since=tx.state.move_costs.came.get(planned.vc, Instant(0)),
+    )
+
+
+def _of_pool(chain: ChainState, pool: Pool) -> tuple[int, int]:
+    """Return the GPUs of a VC's cells whose hardware works, and those that none of its jobs has."""
+    shape, firm = chain.topology, chain.forest.firm
+    gpus = sum(count * shape.size[level] for level, count in enumerate(pool.total))
+    free = sum(count * shape.size[level] for level, count in enumerate(pool.left))
+    for level, index in pool.bound:
+        free += shape.size[level] - firm[level][index]
+    for leaf in chain.bad:
+        cell = chain.cell_of(leaf)
+        gpus -= cell is not None and cell.pool is pool
+    return gpus, free

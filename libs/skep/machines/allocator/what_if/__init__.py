@@ -1,0 +1,1 @@
+"""What would happen: answers from a copy of the allocator, which is then thrown away."""
