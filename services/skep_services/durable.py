@@ -7,9 +7,16 @@ import os
 
 
 def write(path: str, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
-    """Replace a file atomically; with `sync` it is on disk under its name on return.
+    """Replace a file atomically.
 
-    Raises OSError that names the file, which is then as it was.
+    Args:
+        path: The file.
+        data: All of its new content.
+        mode: Its permissions.
+        sync: It is on disk under its name on return.
+
+    Raises:
+        OSError: The file cannot be written, and is as it was; the error names it.
     """
     draft = f"{path}.{os.getpid()}.draft"
     try:

@@ -65,9 +65,12 @@ class Links:
     """Where a reader stands in the chain of a fact stream."""
 
     def __init__(self, name: str, rivals: int = 1) -> None:
-        """Stand before the first record; `name` is how errors call the log.
+        """Stand before the first record.
 
-        So many `rivals` that continue each other, and not the chain, are foreign.
+        Args:
+            name: How errors call the log.
+            rivals: How many messages that continue each other, and not the chain, count as foreign.
+                One more is the sign of a damaged log.
         """
         self.name = name
         self._rivals = rivals
@@ -88,8 +91,12 @@ class Links:
     def foreign(self, payload: bytes, sequence: int) -> str:
         """Return why a message is not the owner's next record, or "" if it is to be read as that.
 
-        Each message that comes behind the last record is told once, in order. Raises
-        CorruptLogError if more messages than the `rivals` continue each other and not this chain.
+        Args:
+            payload: The message. Each one behind the last record is given once, in order.
+            sequence: Its place in the stream.
+
+        Raises:
+            CorruptLogError: More messages than the `rivals` continue each other and not this chain.
         """
         head = head_of(payload)
         if head is not None and head.n == self.counter + 1 and head.prev == self.digest:
@@ -168,7 +175,11 @@ class Followed:
         """Follow behind `position`: reading begins at `begin`.
 
         The message at the position is read once more: it is the record that was taken last, so the
-        chain is known from there. `foreign` is told of foreign messages.
+        chain is known from there.
+
+        Args:
+            position: The place of the record that was taken last; 0: none was.
+            foreign: Takes note of foreign messages.
         """
         self.position = position
         self.begin = max(0, position - 1)
@@ -180,8 +191,10 @@ class Followed:
     def takes(self, payload: bytes, sequence: int) -> bool:
         """Return whether a message is a record to be followed.
 
-        False for what comes again before the position, and for foreign messages. Raises
-        CorruptLogError.
+        False for what comes again before the position, and for foreign messages.
+
+        Raises:
+            CorruptLogError: The stream is damaged (`Links.foreign`).
         """
         why = self._foreign(payload, sequence)
         if why:

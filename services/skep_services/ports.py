@@ -56,9 +56,17 @@ class Bus(Protocol):
     ) -> int:
         """Publish into a stream and return its sequence once the server stored it durably.
 
-        `key` becomes Nats-Msg-Id. Retries for ever on timeouts and leaderless streams, with the
-        same key. Raises RefusedError for an answer that no repetition changes (size, permission,
-        no such stream), FullError if the stream holds as much as it may.
+        Retries for ever on timeouts and leaderless streams, with the same key.
+
+        Args:
+            subject: A subject that a stream keeps.
+            key: Becomes Nats-Msg-Id.
+            headers: The other headers.
+
+        Raises:
+            RefusedError: The answer is one that no repetition changes (size, permission).
+            FullError: The stream holds as much as it may.
+            MissingStreamError: No stream keeps `subject`.
         """
         ...
 
@@ -70,13 +78,21 @@ class Bus(Protocol):
         subjects: Sequence[str] = (),
         known: int = 0,
     ) -> Subscription:
-        """Deliver every message of `stream` with sequence > `after`, in order, exactly once.
+        """Deliver every message of a stream behind a sequence, in order, exactly once.
 
-        `subjects` filters. Raises CorruptLogError if the stream ends before `after`, or before
-        `known`, up to which it was read at an earlier time. Survives reconnects, server restarts
-        and gaps without missing or repeating. Raises MissingStreamError if the stream does not
-        exist. What `deliver` raises ends the follow and goes to what takes this process's fatal
-        errors.
+        Survives reconnects, server restarts and gaps without missing or repeating.
+
+        Args:
+            after: The sequence behind which delivery begins.
+            deliver: Takes each message. What it raises ends the follow and goes to what takes this
+                process's fatal errors.
+            subjects: The subjects that are delivered; empty: every subject.
+            known: The sequence up to which the stream was read at an earlier time; 0: none is
+                known.
+
+        Raises:
+            MissingStreamError: The stream does not exist.
+            CorruptLogError: The stream ends before `after` or `known`.
         """
         ...
 
@@ -87,7 +103,7 @@ class Bus(Protocol):
     async def request(
         self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> Delivery | None:
-        """Return the answer to a core request, or None if none came in time."""
+        """Return the answer to a core request, or None if none came within `timeout_s`."""
         ...
 
 
@@ -115,16 +131,25 @@ class FactLog(Protocol):
     def replay(self) -> AsyncIterator[LogRecord]:
         """Yield every record in order, having verified counter and hash chain.
 
-        A standby calls it again and again: each call yields what was appended since the one
-        before. Raises CorruptLogError on a gap, a regression or a broken chain, MissingLogError if
-        the log should exist and does not.
+        A standby calls it again and again: each call yields what was appended since the one before.
+
+        Raises:
+            CorruptLogError: There is a gap, a regression or a broken chain.
+            MissingLogError: The log should exist and does not.
         """
         ...
 
     async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
         """Win the log for this process and return the epoch's record (facts: one EpochBegan).
 
-        Called once, after replay. Raises SupersededError if another process appended meanwhile.
+        Called once, after replay.
+
+        Args:
+            owner: The process, in the record.
+            at: The time (wall-clock ns).
+
+        Raises:
+            SupersededError: Another process appended meanwhile.
         """
         ...
 
@@ -133,7 +158,14 @@ class FactLog(Protocol):
     ) -> LogRecord:
         """Make `facts` durable as one record and return it.
 
-        Raises SupersededError if another process owns the log: this process must exit.
+        Args:
+            facts: The facts; they may be none.
+            positions: The input positions consumed by then, by stream.
+            at: The time (wall-clock ns).
+            noted: What was decided on (`wire.inputs`); empty: nothing is noted.
+
+        Raises:
+            SupersededError: Another process owns the log: this process must exit.
         """
         ...
 
@@ -146,7 +178,13 @@ class Keeper(Protocol):
     ) -> Awaitable[None]:
         """Encode a snapshot of the state as of the last append, and return what stores it.
 
-        `facts` is how many facts it stands for. Storing raises what publishing does.
+        Storing raises what publishing does.
+
+        Args:
+            entries: The state.
+            positions: The input positions consumed by then, by stream.
+            at: The time (wall-clock ns).
+            facts: How many facts it stands for.
         """
         ...
 

@@ -94,9 +94,17 @@ UNREADABLE = (UnreachableError, exported.ExportError, CorruptLogError, MissingSt
 
 
 def read_from(source: str, home: str | None) -> Streams:
-    """Return the streams of the cluster here (`live`), or of an export.
+    """Return the streams of a cluster.
 
-    Raises UnreachableError, ExportError, MissingStreamError, OSError.
+    Args:
+        source: `live` for the cluster here, else the path of an export.
+        home: The cluster's folder; None: the usual one, or the bus that SKEP_NATS_URL names.
+
+    Raises:
+        UnreachableError: There is no bus to read from.
+        ExportError: The file is no export.
+        MissingStreamError: A stream does not exist.
+        OSError: The file cannot be read.
     """
     if source == LIVE:
         return asyncio.run(read_live(home))
@@ -106,7 +114,9 @@ def read_from(source: str, home: str | None) -> Streams:
 async def read_live(home: str | None) -> Streams:
     """Return the streams of the cluster in `home`, or of the bus that SKEP_NATS_URL names.
 
-    Raises UnreachableError.
+    Raises:
+        UnreachableError: No cluster runs there, or its streams cannot be read.
+        MissingStreamError: A stream does not exist.
     """
     options = link_options(home)
     lost: list[Exception] = []
@@ -123,7 +133,12 @@ async def read_live(home: str | None) -> Streams:
 def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
     """Return how to reach the bus of the cluster in `home`, or the one that SKEP_NATS_URL names.
 
-    Raises UnreachableError if no cluster runs there.
+    Args:
+        home: The cluster's folder; None: the bus of SKEP_NATS_URL, without one the usual folder.
+        identity: The identity to log in with.
+
+    Raises:
+        UnreachableError: No cluster runs there.
     """
     url = os.environ.get("SKEP_NATS_URL", "")
     if url and home is None:
@@ -147,7 +162,11 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:
-    """Return a service's records, without foreign messages; raises CorruptLogError."""
+    """Return a service's records, without foreign messages.
+
+    Raises:
+        CorruptLogError: Its log is damaged.
+    """
     which = SERVICES[service]
     chain = Chain(f"fact log {which.stream}", which.facts)
     found = [chain.read_at(one.payload, one.sequence) for one in streams[which.stream]]
@@ -156,7 +175,11 @@ def records(streams: Streams, service: str) -> list[LogRecord]:
 
 
 def log_of(streams: Streams, service: str) -> Log:
-    """Return what a service decided on, and what it recorded; raises CorruptLogError."""
+    """Return what a service decided on, and what it recorded.
+
+    Raises:
+        CorruptLogError: Its log is damaged.
+    """
     messages = {
         stream: {
             one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence, one.at)
@@ -168,7 +191,11 @@ def log_of(streams: Streams, service: str) -> Log:
 
 
 def noted_bytes(streams: Streams) -> dict[str, dict[str, int]]:
-    """Return by service how many bytes its log has, and how many of them are noted inputs."""
+    """Return by service how many bytes its log has, and how many of them are noted inputs.
+
+    Raises:
+        CorruptLogError: A log is damaged.
+    """
     told = {}
     for name, service in SERVICES.items():
         found = records(streams, name)

@@ -64,7 +64,11 @@ class NameTakenError(Exception):
 
 
 def settings(service: str, environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings in the environment; raises ConfigurationError."""
+    """Return the settings in the environment; the state folder is made if there is none.
+
+    Raises:
+        ConfigurationError: A variable is missing or wrong.
+    """
 
     def need(name: str, what: str) -> str:
         value = environment.get(name, "")
@@ -92,7 +96,11 @@ def settings(service: str, environment: Mapping[str, str] = os.environ) -> Setti
 
 
 def _password(environment: Mapping[str, str]) -> str:
-    """Return what the file SKEP_NATS_PASSWORD_FILE holds, or nothing if none is named."""
+    """Return what the file SKEP_NATS_PASSWORD_FILE holds, or nothing if none is named.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is empty.
+    """
     path = environment.get("SKEP_NATS_PASSWORD_FILE", "")
     if not path:
         return ""
@@ -208,7 +216,11 @@ class Fatal:
             self._raised.set_exception(error)
 
     async def guard(self, work: Awaitable[None]) -> None:
-        """Await `work`, or raise what was taken, whichever comes first."""
+        """Await `work`, or raise what was taken, whichever comes first.
+
+        Raises:
+            BusLostError: What was taken is an error that `run` has no exit code of its own for.
+        """
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._raised), return_when=asyncio.FIRST_COMPLETED)

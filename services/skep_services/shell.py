@@ -91,7 +91,11 @@ class NoCalls:
     """For machines that call nothing."""
 
     def start(self, command: Any, answer: Callable[[Any], Awaitable[None]]) -> None:
-        """Refuse: there is no adapter for any command."""
+        """Refuse: there is no adapter for any command.
+
+        Raises:
+            AssertionError: A bug: a machine without an adapter for its calls made one.
+        """
         text = f"nothing carries out {command!r}"
         raise AssertionError(text)
 
@@ -145,13 +149,22 @@ class Shell(Generic[EventT, FactT]):
         listen: Sequence[str] = (),
         notes: InputNotes | None = None,
     ) -> None:
-        """Take the machine and its ports; `facts` is None for a machine that records nothing.
+        """Take the machine and its ports.
 
-        `owner` names this process in its epoch record. `failures` remembers, from one process to
-        the next, on which messages `decide` raised. `foreign` counts what others wrote into fact
-        streams. `turn` makes it stand by first. With a
-        `keeper` the machine has a `snapshot`, and it is kept now and then. With `notes` what is
-        decided on is noted beside the facts.
+        Args:
+            machine: What decides.
+            bus: Where its messages come from and go to.
+            observer: Sees every decision.
+            owner: Names this process in its epoch record.
+            failures: Remembers, from one process to the next, on which messages `decide` raised.
+            foreign: Counts what others wrote into fact streams.
+            facts: The fact log; None: the machine records nothing.
+            keeper: Keeps a snapshot now and then; the machine has a `snapshot`. None: none is kept.
+            calls: Carries out the machine's calls; None: it makes none.
+            turn: Tells when to take over: the process stands by first. None: it takes over at once.
+            follow: The streams that the machine reads.
+            listen: The subjects of core messages that it hears.
+            notes: What is decided on is noted there, beside the facts; None: it is not noted.
         """
         self.machine = machine
         self.epoch = 0
@@ -202,9 +215,13 @@ class Shell(Generic[EventT, FactT]):
         }
 
     async def run(self) -> None:
-        """Recover, then decide for ever.
+        """Recover, then decide for ever; raise what the ports raise.
 
-        Raises what the ports raise: SupersededError, CorruptLogError, MissingStreamError.
+        Raises:
+            SupersededError: Another process owns the log.
+            CorruptLogError: The log, or a stream that is followed, is damaged.
+            MissingStreamError: A stream does not exist.
+            UndecidedError: `decide` raised on a message from outside.
         """
         await self._recover()
         await self._step([Item(Restarted(self.epoch))])
@@ -357,7 +374,9 @@ class Shell(Generic[EventT, FactT]):
     def _decide(self, item: Item, now: Instant) -> tuple[list[Effect], list[Any], int]:
         """Return the effects of an event, the facts among them, and these facts' bytes.
 
-        Raises UndecidedError, having noted it durably, where that fails on a message from outside.
+        Raises:
+            MemoryError: There is not enough memory, which says nothing about the message.
+            UndecidedError: It fails on a message from outside; that is noted durably.
         """
         began = time.perf_counter_ns()
         try:
@@ -464,8 +483,9 @@ class Shell(Generic[EventT, FactT]):
 def _event(delivery: Delivery) -> Any:
     """Return the event a delivery is, Unreadable if a sender outside may have sent it wrong.
 
-    Raises CorruptLogError for another service's record that cannot be read: to pass over it would
-    be to decide on a truth with a hole in it.
+    Raises:
+        CorruptLogError: Another service's record cannot be read: to pass over it would be to decide
+            on a truth with a hole in it.
     """
     try:
         event = codec.read(

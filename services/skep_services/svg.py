@@ -37,9 +37,15 @@ def document(
     size: int = 12,
     fill: str = TEXT,
 ) -> str:
-    """Return a picture that stands by itself; the title is what is shown when it is pointed at.
+    """Return a picture that stands by itself.
 
-    Text that says nothing else has this size and colour.
+    Args:
+        width: Its width (pixels).
+        height: Its height (pixels).
+        title: What is shown when it is pointed at.
+        parts: Its elements as SVG.
+        size: The size of text that says no other (pixels).
+        fill: The colour of text that says no other.
     """
     return "\n".join(
         [
@@ -60,7 +66,15 @@ def page(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 
 
 def axis(x: Callable[[int], float], begin: int, end: int, top: float, bottom: float) -> list[str]:
-    """Return lines and labels for round seconds since `begin`, over all of the height."""
+    """Return lines and labels for round seconds since `begin`.
+
+    Args:
+        x: Returns the x of a moment.
+        begin: The first moment (ns).
+        end: The last moment (ns).
+        top: Where the lines begin (y).
+        bottom: Where they end (y); the labels are below.
+    """
     parts = []
     length_s = (end - begin) / NS
     step = next((s for s in STEPS_S if length_s / s <= MARKS_MAX), STEPS_S[-1])
@@ -83,7 +97,15 @@ def box(
     stroke: str = "",
     hint: str = "",
 ) -> str:
-    """Return a rectangle; `hint` is shown when it is pointed at."""
+    """Return a rectangle.
+
+    Args:
+        fill: Its colour.
+        radius: Of its corners; 0: they are square.
+        opacity: From 0 to 1.
+        stroke: The colour of its frame; empty: it has none.
+        hint: What is shown when it is pointed at; empty: nothing.
+    """
     more = (f' rx="{radius}"' if radius else "") + (f' opacity="{opacity}"' if opacity < 1 else "")
     more += f' stroke="{stroke}"' if stroke else ""
     end = f"><title>{escape(hint)}</title></rect>" if hint else "/>"
@@ -94,7 +116,11 @@ def box(
 
 
 def line(x1: float, y1: float, x2: float, y2: float, stroke: str, more: str = "") -> str:
-    """Return a line; `more` are attributes as they stand."""
+    """Return a line.
+
+    Args:
+        more: Further attributes as they stand, with a space before each.
+    """
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"{more}/>'
     )
@@ -103,7 +129,15 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, more: str = ""
 def text(
     x: float, y: float, words: str, *, fill: str = "", size: int = 0, anchor: str = "start"
 ) -> str:
-    """Return a line of text, in the document's size and colour unless others are given."""
+    """Return a line of text.
+
+    Args:
+        x: Where `anchor` is.
+        y: The line that letters stand on.
+        fill: Its colour; empty: the document's.
+        size: Its size (pixels); 0: the document's.
+        anchor: Which part of it is at `x`: `start`, `middle` or `end`.
+    """
     more = (f' font-size="{size}"' if size else "") + (f' fill="{fill}"' if fill else "")
     more += f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(words)}</text>'

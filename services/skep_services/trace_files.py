@@ -35,10 +35,17 @@ def load(
     measured: str | None = None,
     past: str | None = None,
 ) -> Trace:
-    """Return the trace of a file (`-`: standard input) or of `GENERATOR[:option=value,...]`.
+    """Return the trace of a file or of a generator.
 
-    A file goes before a generator of the same name. `measured` is a file of Gavel's speeds or a
-    folder of Pollux's; `past` a trace of Philly that HiveD's workload is drawn from.
+    A file goes before a generator of the same name.
+
+    Args:
+        text: The file (`-`: standard input), or `GENERATOR[:option=value,...]`.
+        form: The file's format; None: its first line decides.
+        seed: Of the generator.
+        lenient: Problems of the file are in the result, and are no error.
+        measured: A file of Gavel's speeds or a folder of Pollux's; None: as in SKEP_SHARED_DATA.
+        past: A trace of Philly that HiveD's workload is drawn from.
 
     Raises:
         NoTraceError: Neither is there, or an option is wrong; it says what there is.
@@ -62,11 +69,14 @@ def is_generated(text: str) -> bool:
 
 
 def lines_of(path: str) -> Iterator[str]:
-    """Return the lines of a file, one that ends in .gz unpacked, or of standard input.
+    """Yield the lines of a file, one that ends in .gz unpacked, or of standard input.
+
+    Args:
+        path: The file; `-`: standard input.
 
     Raises:
-        NoTraceError: a .gz file is truncated or damaged.
-        OSError: it cannot be opened.
+        NoTraceError: A .gz file is truncated or damaged.
+        OSError: The file cannot be opened.
     """
     if path == "-":
         yield from sys.stdin
@@ -96,7 +106,11 @@ def lengths_in(measured: str | None) -> Callable[[TraceJob], float] | None:
 
 
 def _measured(place: Path) -> list[Callable[[TraceJob], float]]:
-    """Raise NoTraceError where there is nothing of the kind."""
+    """Return run times by each of the measurements that a place holds.
+
+    Raises:
+        NoTraceError: It holds none, or they cannot be read.
+    """
     try:
         if place.is_file():
             return [lengths.gavel(lines_of(str(place)))]

@@ -2,8 +2,8 @@
 
 A submission brings a traceparent (or gets one derived from its position); every fact, command and
 event of the job carries it, so each service adds its spans to the same trace without asking. The
-span that the traceparent names is the client's own; where Skep made the traceparent, whoever made
-it up (the gateway, or admission) also tells that one span, the root of all others.
+span that the traceparent names is the client's own; where Skep made the traceparent, the service
+that made it (the gateway, or admission) also tells that one span, the root of all others.
 """
 
 from __future__ import annotations
@@ -33,13 +33,27 @@ class Tracer(Protocol):
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
-        """Note one span of the trace that `trace` (a traceparent) names, below its span."""
+        """Note one span of a trace, below the span that `trace` names.
+
+        Args:
+            trace: A traceparent.
+            start_ns: When it began (wall-clock ns).
+            end_ns: When it ended (wall-clock ns).
+            attributes: What it is about.
+        """
         ...
 
     def root(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
-        """Note the span that `trace` (a traceparent made here) itself names."""
+        """Note the span that `trace` itself names.
+
+        Args:
+            trace: A traceparent that was made here.
+            start_ns: When it began (wall-clock ns).
+            end_ns: When it ended (wall-clock ns).
+            attributes: What it is about.
+        """
         ...
 
     async def flush(self) -> None:

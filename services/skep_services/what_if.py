@@ -168,7 +168,15 @@ def _fitting(answer: Answer) -> bytes:
 
 
 def fork(work: Callable[[], bytes]) -> tuple[int, int]:
-    """Have a copy of this process do something; return its id and where its result comes out."""
+    """Have a copy of this process do something.
+
+    Args:
+        work: What it does; the bytes that this returns are the result.
+
+    Returns:
+        The copy's process id, and the descriptor that its result can be read from. The caller
+        closes the descriptor and ends the copy.
+    """
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -235,7 +243,12 @@ def _write(into: int, data: bytes) -> None:
 
 
 async def _read(pipe: int, within_s: float) -> bytes:
-    """Return all that comes out of a pipe. Raises CopyError for nothing, TimeoutError in time."""
+    """Return all that comes out of a pipe.
+
+    Raises:
+        CopyError: Nothing came out of it.
+        TimeoutError: It was not closed within `within_s`.
+    """
     os.set_blocking(pipe, False)
     loop, pieces = asyncio.get_running_loop(), list[bytes]()
     over: asyncio.Future[None] = loop.create_future()

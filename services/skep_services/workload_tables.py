@@ -28,7 +28,16 @@ class TableError(Exception):
 
 
 def read(folder: Path | None, only: Sequence[str] = ()) -> Tables:
-    """Read every table that the folder has, or those named. Raises TableError, OSError."""
+    """Read the tables that the folder has.
+
+    Args:
+        folder: The folder; None: there is none, and every table is absent.
+        only: The tables to read by name; empty: every table.
+
+    Raises:
+        TableError: A file is there, and is not what was published.
+        OSError: A file cannot be read.
+    """
     tables, absent = [], {}
     for name, (needed, reader) in READERS.items():
         if only and name not in only:
@@ -46,7 +55,17 @@ def read(folder: Path | None, only: Sequence[str] = ()) -> Tables:
 
 
 def models(folder: Path | None, *, node_gpus: int = 8, types: Sequence[str] = ()) -> Models:
-    """Return `Speeds` of all that is there. Raises TableError, OSError."""
+    """Return `Speeds` of all that is there.
+
+    Args:
+        folder: The folder; None: there is none.
+        node_gpus: GPUs of a node.
+        types: The cluster's GPU types; empty: every type is equally fast for a job without one.
+
+    Raises:
+        TableError: A file is there, and is not what was published.
+        OSError: A file cannot be read.
+    """
     return Models(read(folder).tables, node_gpus=node_gpus, types=types)
 
 

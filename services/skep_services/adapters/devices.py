@@ -83,10 +83,17 @@ class CpuSlots:
     """Slots that stand for GPUs on machines without any: training runs on the CPU."""
 
     def __init__(self, count: int, kind: str, cpus: Sequence[int] = ()) -> None:
-        """Offer `count` slots called `kind`, each with an equal share of the host's memory.
+        """Offer slots, each with an equal share of the host's memory.
 
-        Of these `cpus`, if any, each slot has an equal part, which others share if there are fewer
-        of them than slots: the processes of a slot are kept on its own.
+        Args:
+            count: How many slots.
+            kind: The GPU type that they are called by.
+            cpus: Processors, of which each slot has an equal part. If there are fewer of them than
+                slots, slots share them. The processes of a slot are kept on its part. Empty: they
+                run on any.
+
+        Raises:
+            DeviceError: `count` is not 1 to SLOTS_MAX.
         """
         if not 1 <= count <= SLOTS_MAX:
             text = f"{count} CPU slots: ask for 1 to {SLOTS_MAX}"
@@ -129,7 +136,16 @@ class FakeGpus:
     """CPU slots that behave like GPUs: contention, utilisation, memory (`skep_job.devices`)."""
 
     def __init__(self, slots: CpuSlots, folder: Path, memory: int) -> None:
-        """Make the devices in `folder`, `memory` bytes each. Raises DeviceError."""
+        """Make the devices.
+
+        Args:
+            slots: The CPU slots that they are.
+            folder: Where they are kept.
+            memory: What each of them has (bytes).
+
+        Raises:
+            DeviceError: They cannot be kept in the folder.
+        """
         self._slots, self._folder, self._memory = slots, str(folder), memory
         self._seen: dict[int, tuple[int, int]] = {}
         try:
@@ -241,7 +257,11 @@ class NvmlGpus:
     """The GPUs the NVIDIA driver sees, by its management library (the `nvidia-ml-py` package)."""
 
     def __init__(self) -> None:
-        """Open the library; raises DeviceError where there is no driver or no GPU."""
+        """Open the library.
+
+        Raises:
+            DeviceError: There are no bindings, there is no driver, or the driver sees no GPU.
+        """
         try:
             import pynvml  # noqa: PLC0415  # Present only on GPU nodes.
         except ImportError as error:
@@ -335,10 +355,17 @@ class NvmlGpus:
 
 
 def open_devices(environment: Mapping[str, str], state: Path) -> Devices:
-    """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for; raises DeviceError.
+    """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for.
 
     With SKEP_PIN_SLOTS the processes of a CPU slot are kept on its part of the processors. Fake
-    ones have SKEP_GPU_MEMORY bytes each and are kept in the folder `state`.
+    ones have SKEP_GPU_MEMORY bytes each.
+
+    Args:
+        environment: Where these variables are.
+        state: The folder below which fake devices are kept.
+
+    Raises:
+        DeviceError: A variable is wrong, or the devices are not there.
     """
     device = environment.get("SKEP_DEVICE", "cpu")
     if device == "cuda":

@@ -144,7 +144,15 @@ class Engine:
         )
 
     def create(self, plan: RunPlan, said_path: str, mounts: Mounts) -> None:
-        """Make a run's container, which sees `mounts`. Raises EngineRefusedError."""
+        """Make a run's container.
+
+        Args:
+            said_path: The file in which the container says what becomes of its command.
+            mounts: What it sees of its host.
+
+        Raises:
+            EngineRefusedError: The engine does not make it.
+        """
         docker = _sdk()
 
         def create(api: Any) -> None:
@@ -188,7 +196,11 @@ class Engine:
         self._order(create, plan.image)
 
     def start(self, token: str) -> None:
-        """Start a container that was created. Raises EngineRefusedError."""
+        """Start a container that was created.
+
+        Raises:
+            EngineRefusedError: The engine does not start it.
+        """
         self._order(lambda api: api.start(self.name(token)), "")
 
     def kill(self, token: str, signal: int) -> bool:
@@ -248,7 +260,11 @@ class Engine:
             raise EngineRefusedError(_explained(error, image)) from error
 
     def _ask(self, call: Any) -> Any:
-        """Return what `call` returns, None for what is not there or on its way out."""
+        """Return what `call` returns, None for what is not there or on its way out.
+
+        Raises:
+            EngineGoneError: No engine answers, or it answers with another error.
+        """
         docker = _sdk()
         try:
             return self._do(call)
@@ -259,7 +275,12 @@ class Engine:
             raise EngineGoneError(_gone(self._host, error)) from error
 
     def _do(self, call: Any) -> Any:
-        """Return what `call` returns of the API; raises APIError for any other answer than yes."""
+        """Return what `call` returns of the API.
+
+        Raises:
+            EngineGoneError: No engine answers.
+            docker.errors.APIError: The engine answers anything else than yes.
+        """
         docker, requests = _sdk(), _requests()
 
         try:

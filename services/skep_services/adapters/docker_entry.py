@@ -69,5 +69,11 @@ exec "$@"
 
 
 def entrypoint(log_path: str, said_path: str, python_path: str) -> Sequence[str]:
-    """Return what to execute in a container before its command, the container's arguments."""
+    """Return what to execute in a container before its command, the container's arguments.
+
+    Args:
+        log_path: The log, which output is appended to.
+        said_path: The file in which it says what becomes of the command.
+        python_path: What comes first in PYTHONPATH; empty: the image's is kept.
+    """
     return (SHELL, "-c", _SCRIPT, "skep", log_path, said_path, python_path)

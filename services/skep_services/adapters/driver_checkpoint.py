@@ -57,9 +57,17 @@ class _RefusedError(Exception):
 async def open_checkpoint(
     environment: Mapping[str, str], state: Path, devices: Devices
 ) -> tuple[DriverCheckpoint | None, str]:
-    """Return the driver's checkpoint if it is allowed and there; else None, and why not if allowed.
+    """Return the driver's checkpoint if it is allowed and there.
 
-    Raises ConfigurationError for a setting that means nothing.
+    Args:
+        environment: Where SKEP_DRIVER_CHECKPOINT and PATH are.
+        state: The folder below which it is noted what is evicted.
+
+    Returns:
+        The checkpoint and an empty text; or None and why not, which is empty if it is not allowed.
+
+    Raises:
+        ConfigurationError: SKEP_DRIVER_CHECKPOINT has a value that means nothing.
     """
     wanted = environment.get(VARIABLE, "")
     if not wanted:
@@ -88,9 +96,15 @@ class DriverCheckpoint:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def evict(self, token: str, devices: Sequence[int], max_bytes: int) -> tuple[int, str]:
-        """Move what a run has on its one device into the host's memory, `max_bytes` at most.
+        """Move what a run has on its one device into the host's memory.
 
-        Returns how many bytes it was, and why it was not done: then it is as it was before.
+        Args:
+            devices: Its devices, by index.
+            max_bytes: More than this is not moved.
+
+        Returns:
+            How many bytes were moved (0: none were there), and an empty text; or 0 and why it was
+            not done: then the run is as it was before.
         """
         async with self._lock(token):
             known = self._noted(token)
@@ -140,7 +154,11 @@ class DriverCheckpoint:
     # --- the utility ------------------------------------------------------------------------------
 
     async def _put_away(self, pid: int) -> None:
-        """Lock and checkpoint a process; it runs on if either fails. Raises _RefusedError."""
+        """Lock and checkpoint a process; it runs on if either fails.
+
+        Raises:
+            _RefusedError: Either fails; the text says it if the process could not be unlocked.
+        """
         await self._act(
             pid, "lock", "--timeout", str(LOCK_TIMEOUT_MS), within_s=2 * LOCK_TIMEOUT_MS / 1000
         )
@@ -221,7 +239,11 @@ def _holder(
 
 
 async def _run(tool: str, *words: str, within_s: float) -> str:
-    """Return what the utility printed; raises _RefusedError if it fails or takes too long."""
+    """Return what the utility printed.
+
+    Raises:
+        _RefusedError: It cannot be started, fails, or takes longer than `within_s`.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             tool, *words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT

@@ -35,7 +35,15 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def write(path: Path, streams: Mapping[str, Sequence[Delivery]]) -> None:
-    """Write the messages of streams; raises OSError."""
+    """Write the messages of streams.
+
+    Args:
+        path: The file; it is packed if its name ends in .gz.
+        streams: The messages by stream, in order.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     encoder = msgspec.json.Encoder()
     lines = (encoder.encode(_line(stream, one)) for stream in streams for one in streams[stream])
     with _open(path, "wb") as file:
@@ -53,7 +61,11 @@ def _line(stream: str, one: Delivery) -> _Line:
 
 
 def is_export(path: str) -> bool:
-    """Return whether a file begins like an export; raises OSError."""
+    """Return whether a file begins like an export.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
     with _open(Path(path), "rb") as file:
         try:
             return file.read(len(BEGINNING)) == BEGINNING
@@ -62,7 +74,12 @@ def is_export(path: str) -> bool:
 
 
 def read(path: Path) -> dict[str, list[Delivery]]:
-    """Return the messages by stream; raises OSError, ExportError."""
+    """Return the messages by stream.
+
+    Raises:
+        ExportError: The file is no export, or is cut short.
+        OSError: The file cannot be read.
+    """
     decoder = msgspec.json.Decoder(_Line)
     found: dict[str, list[Delivery]] = {stream: [] for stream in STREAMS}
     with _open(path, "rb") as file:

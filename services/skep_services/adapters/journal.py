@@ -67,8 +67,12 @@ class JournalFactLog:
     async def replay(self) -> AsyncIterator[LogRecord]:
         """Take ownership and yield every record in order, having verified counter and hash chain.
 
-        Creates the journal on a node that never had one. Raises SupersededError if another process
-        owns it, MissingLogError if it existed and is gone, CorruptLogError.
+        Creates the journal on a node that never had one.
+
+        Raises:
+            SupersededError: Another process owns the journal.
+            MissingLogError: The journal existed and is gone.
+            CorruptLogError: The journal is damaged before its end, or does not continue its chain.
         """
         assert not self._owner, "what this process appends it has applied"
         if self._replayed:
@@ -165,7 +169,11 @@ class JournalFactLog:
             os.fsync(self._lock_fd)
 
     def _read(self) -> Iterator[LogRecord]:
-        """Yield the records; cut off a torn one at the end."""
+        """Yield the records; cut off a torn one at the end.
+
+        Raises:
+            CorruptLogError: The file is no journal of this version, or is damaged.
+        """
         with self.path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 message = f"{self.path} does not begin like a journal of this version"
@@ -180,7 +188,11 @@ class JournalFactLog:
             self._cut(rest)
 
     def _cut(self, rest: bytes) -> None:
-        """Remove `rest`, what one interrupted append left; raise if it is anything more."""
+        """Remove `rest`, what one interrupted append left.
+
+        Raises:
+            CorruptLogError: It is more than one append leaves: the journal is damaged.
+        """
         if len(rest) > FRAME_BYTES_MAX or _holds_frame(rest):
             message = (
                 f"{self.path} is damaged at byte {self.size}, before its end; "

@@ -107,7 +107,11 @@ class MemoryBroker:
         self._wake(name)
 
     def stream(self, name: str) -> _Stream:
-        """Return a stream. Raises MissingStreamError."""
+        """Return a stream.
+
+        Raises:
+            _missing: A MissingStreamError: there is no such stream.
+        """
         found = self._streams.get(name)
         if found is None:
             raise _missing(name)
@@ -127,7 +131,16 @@ class MemoryBroker:
         return heard
 
     def store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
-        """Append to the stream of `subject`, once per key, and return the sequence."""
+        """Append to the stream of `subject`, once per key, and return the sequence.
+
+        Args:
+            subject: A subject that a stream keeps.
+            headers: Its headers, among them KEY_HEADER.
+
+        Raises:
+            RefusedError: The payload is larger than the stream takes.
+            MissingStreamError: No stream keeps `subject`.
+        """
         name, stream = self._stream_of(subject)
         if len(payload) > stream.message_max:
             message = f"{subject} ({len(payload)} bytes): {name} takes {stream.message_max}"
@@ -333,7 +346,11 @@ class _Follow(_Pump):
         self._subjects = subjects
 
     def next(self) -> Delivery | None:
-        """Raises MissingStreamError, and so ends the follow, once the stream is gone."""
+        """Return what to deliver next, or None if nothing waits.
+
+        Raises:
+            MissingStreamError: The stream is gone; that ends the follow.
+        """
         messages = self._broker.stream(self.stream).messages
         while self._after < len(messages):
             delivery = messages[self._after]

@@ -151,10 +151,18 @@ class Pauses:
 
 
 async def ask(link: Link, verb: str, body: Any, reply: type[Reply]) -> Reply:
-    """Return JetStream's answer to `$JS.API.<verb>`, asking until there is one.
+    """Return JetStream's answer, asking until there is one.
 
-    The answer may carry an error that no repetition changes. Raises RefusedError for want of
-    permission.
+    The answer may carry an error that no repetition changes.
+
+    Args:
+        verb: What is asked, behind `$JS.API.`.
+        body: What is sent as JSON; None: nothing.
+        reply: The type of the answer.
+
+    Raises:
+        RefusedError: This identity may not ask it.
+        ConnectionError: The link was closed.
     """
     payload = b"" if body is None else msgspec.json.encode(body)
     pauses = Pauses()
@@ -171,7 +179,20 @@ async def ask(link: Link, verb: str, body: Any, reply: type[Reply]) -> Reply:
 async def publish_once(
     link: Link, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float
 ) -> PubAck | Silence:
-    """Publish into a stream once; without an answer it may or may not be stored."""
+    """Publish into a stream once.
+
+    Args:
+        subject: A subject that the stream keeps.
+        timeout_s: How long the acknowledgement is waited for (seconds).
+
+    Returns:
+        The acknowledgement, which may carry an error, or why there is none: then the message may or
+        may not be stored.
+
+    Raises:
+        RefusedError: This identity may not publish there, or no server would take the message.
+        ConnectionError: The link was closed.
+    """
     message = await link.call(subject, payload, headers, timeout_s)
     if isinstance(message, Msg):
         return msgspec.json.decode(message.data, type=PubAck)
@@ -185,7 +206,12 @@ async def latest(link: Link, stream: str, subject: str) -> bytes:
 
 
 async def stream_info(link: Link, stream: str) -> StreamInfo:
-    """Return what is known of `stream`. Raises MissingStreamError if it does not exist."""
+    """Return what is known of `stream`.
+
+    Raises:
+        missing: A MissingStreamError: the stream does not exist.
+        refused: A RefusedError: the server does not tell.
+    """
     info = await ask(link, f"STREAM.INFO.{stream}", None, StreamInfo)
     if info.error is None:
         return info

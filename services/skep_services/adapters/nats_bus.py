@@ -61,7 +61,12 @@ class NatsBus:
 
     @classmethod
     async def connect(cls, options: LinkOptions, on_fatal: OnFatal) -> NatsBus:
-        """Return a connected bus; see `Link.connect` for what it raises."""
+        """Return a connected bus.
+
+        Raises:
+            RefusedError: As `Link.connect`.
+            ConnectionError: As `Link.connect`.
+        """
         return cls(await Link.connect(options, on_fatal))
 
     @property
@@ -91,8 +96,11 @@ class NatsBus:
         publish is in flight can store its repetition as well (seen with nats-server 2.15.1, three
         replicas): a reader of the stream must know the keys it has seen.
 
-        Raises MissingStreamError if no stream keeps `subject`, RefusedError for what else no
-        repetition changes, ConnectionError once the bus was closed.
+        Raises:
+            unclaimed: A MissingStreamError: no stream keeps `subject`.
+            refused: A RefusedError: the server's answer is another one that no repetition changes;
+                a FullError if the stream is full.
+            ConnectionError: The bus was closed.
         """
         stamped = {**headers, KEY_HEADER: key or self.link.new_inbox()}
         async with self._publishing:

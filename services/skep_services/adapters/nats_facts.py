@@ -151,8 +151,11 @@ class NatsFactLog:
         """Yield every record in order that no earlier call yielded, counter and chain verified.
 
         The first call that finds any opens a reader, which stays open until the epoch begins.
-        Raises CorruptLogError, or MissingFactStreamError (a MissingLogError and a
-        MissingStreamError).
+
+        Raises:
+            CorruptLogError: The log does not begin at 1, ends before what was stored, or has a
+                record that does not continue the chain.
+            MissingFactStreamError: The stream does not exist.
         """
         assert not self._owner, "what this process appends it has applied"
         info = await self._look()
@@ -200,7 +203,12 @@ class NatsFactLog:
             await asyncio.sleep(STALE_LOOK_S)
 
     async def _look(self) -> StreamInfo:
-        """Return the stream's state; raises CorruptLogError if it ends before what was stored."""
+        """Return the stream's state.
+
+        Raises:
+            MissingFactStreamError: The stream does not exist.
+            CorruptLogError: It ends before what was stored.
+        """
         deadline = time.monotonic() + STALE_S
         while True:
             try:
@@ -215,7 +223,14 @@ class NatsFactLog:
             await asyncio.sleep(STALE_LOOK_S)
 
     def _refuse(self, wrong: str) -> None:
-        """Raise CorruptLogError if anything is wrong."""
+        """Refuse the log if anything is wrong with it.
+
+        Args:
+            wrong: What is wrong, in words; empty: nothing.
+
+        Raises:
+            CorruptLogError: Something is wrong.
+        """
         if wrong:
             message = (
                 f"{self._chain.name}: {wrong}: the bus lost acknowledged records. Restore it from "
@@ -311,7 +326,14 @@ class NatsFactLog:
         return record
 
     async def _store(self, payload: bytes, key: str) -> int:
-        """Store `payload` directly behind the last known record and return its sequence."""
+        """Store `payload` directly behind the last known record and return its sequence.
+
+        Raises:
+            refused: A RefusedError: the server's answer is one that no repetition changes.
+            SupersededError: Another process continued the log.
+            MissingStreamError: The stream is gone.
+            CorruptLogError: The stream ends before the last known record.
+        """
         pauses = Pauses()
         own = key
         while True:
@@ -343,8 +365,11 @@ class NatsFactLog:
     async def _find_own(self, key: str, payload: bytes) -> bool:
         """Return whether the message behind the known end is our own.
 
-        If it is foreign or was taken out, the known end moves behind it. Raises SupersededError if
-        another process continued the log, CorruptLogError if the stream ends before it.
+        If it is foreign or was taken out, the known end moves behind it.
+
+        Raises:
+            SupersededError: Another process continued the log.
+            CorruptLogError: The stream ends before the known end.
         """
         sequence = self._sequence + 1
         stored = await self._stored_from(sequence)
@@ -369,6 +394,11 @@ class NatsFactLog:
         """Return the message at `sequence`, or the first one behind if it was taken out.
 
         None if it was taken out and is the last. Waits for a replica that lags behind.
+
+        Raises:
+            MissingFactStreamError: The stream is gone.
+            refused: A RefusedError: the server does not tell.
+            CorruptLogError: The stream ends before the last known record.
         """
         asked = {"seq": sequence, "next_by_subj": self._subject}
         deadline = time.monotonic() + STALE_S

@@ -130,6 +130,18 @@ class Follow:
         batch: Batch = WHOLE_BATCH,
         on_close: Callable[[Follow], None] = lambda _: None,
     ) -> None:
+        """Follow a stream; nothing is asked of the bus before `start`.
+
+        Args:
+            link: The connection, whose identity the consumer is named after.
+            after: The sequence behind which delivery begins.
+            deliver: Takes each message; while it waits, nothing more is asked for.
+            subjects: The subjects that are delivered; empty: every subject.
+            known: The sequence up to which the stream was read at an earlier time: it must reach so
+                far. 0: none is known.
+            batch: How much is asked for at once.
+            on_close: Is called when this is closed.
+        """
         assert after >= 0, after
         self.stream = stream
         self.restarts = 0
@@ -152,10 +164,15 @@ class Follow:
     async def start(self) -> None:
         """Begin to deliver.
 
-        Raises MissingStreamError, RefusedError, or CorruptLogError if the stream ends before
-        `after` or begins behind what should come next: going on would lose messages unseen. SUBMIT
-        may begin later, as decided submissions are taken out (`compaction`), but not later than
-        what a reader of all of it has decided: then the reader's log is older than it was.
+        SUBMIT may begin behind what should come next, as decided submissions are taken out
+        (`compaction`), but not behind what a reader of all of it has decided: then the reader's log
+        is older than it was.
+
+        Raises:
+            MissingStreamError: The stream does not exist.
+            RefusedError: This identity may not follow it.
+            CorruptLogError: The stream ends before `after` or `known`, or begins behind what should
+                come next: going on would lose messages unseen.
         """
         await self._begin()
         self._link.on_up(self, lambda: self._end_round(self._round, "the connection was lost"))

@@ -84,7 +84,17 @@ class NatsSnapshots:
         facts: int,
         owner: str,
     ) -> Prepared:
-        """Return the bytes of a snapshot that stands up to the record where `chain` is."""
+        """Return the bytes of a snapshot that stands up to the record where `chain` is.
+
+        Args:
+            entries: The machine's state.
+            chain: The log's chain, which is read only.
+            sequence: The place of its last record in the stream.
+            positions: The input positions consumed by then, by stream.
+            at: When it is taken (wall-clock ns).
+            facts: How many facts it stands for.
+            owner: The process that writes the log.
+        """
         name = f"{owner}-{chain.counter}"
         pieces = tuple(
             self._encoder.encode(_Piece(name, index, msgspec.Raw(body)))
@@ -122,7 +132,9 @@ class NatsSnapshots:
     async def store(self, prepared: Prepared) -> None:
         """Store a snapshot durably, then drop all but it and the one stored before it.
 
-        Raises RefusedError if the stream is full, MissingStreamError if it does not exist.
+        Raises:
+            RefusedError: The stream is full.
+            MissingStreamError: The stream does not exist.
         """
         whole = prepared.whole
         first = 0

@@ -145,9 +145,14 @@ class Link:
     async def connect(cls, options: LinkOptions, on_fatal: OnFatal) -> Link:
         """Return a connected link.
 
-        Raises RefusedError if the server refuses the login or its identity has too many
-        connections, ConnectionError if no server answered within `connect_within_s`. `on_fatal` is
-        called at most once, with the reason why this process should end; it must not raise.
+        Args:
+            options: How to reach the bus.
+            on_fatal: Is called at most once, with the reason why this process should end; it must
+                not raise.
+
+        Raises:
+            RefusedError: The server refuses the login, or its identity has too many connections.
+            ConnectionError: No server answered within `connect_within_s`.
         """
         link = cls(options, on_fatal)
         await link._connect()
@@ -218,7 +223,11 @@ class Link:
     async def wait_up(self, timeout_s: float | None = None) -> bool:
         """Return True once the link is up, False if it is not within `timeout_s`.
 
-        Raises ConnectionError once the link was closed.
+        Args:
+            timeout_s: How long is waited (seconds); None: for ever.
+
+        Raises:
+            _closed: A ConnectionError: the link was closed.
         """
         if self.connected:
             return True
@@ -241,7 +250,12 @@ class Link:
     ) -> bool:
         """Hand a core message to the library and return True, or False if it was dropped.
 
-        Raises RefusedError for a message that no server would take.
+        Args:
+            reply: Where an answer goes; empty: there is none.
+
+        Raises:
+            RefusedError: No server would take the message: it is too large, or its subject or a
+                header is not valid.
         """
         try:
             await self._client.publish(
@@ -267,8 +281,11 @@ class Link:
     ) -> Msg | Silence:
         """Send a request and return its answer, or why there is none within `timeout_s`.
 
-        Waits for the link first. Raises RefusedError for want of permission, ConnectionError once
-        the link was closed.
+        Waits for the link first.
+
+        Raises:
+            RefusedError: This identity may not ask it, or no server would take the request.
+            ConnectionError: The link was closed.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         if not await self.wait_up(timeout_s):
@@ -316,7 +333,11 @@ class Link:
         """Have `receive` called, in the loop and in order, for every message on `subject`.
 
         Returns when the server has taken the subscription, or at once while disconnected: the
-        library subscribes again on every reconnect. Raises RefusedError for want of permission.
+        library subscribes again on every reconnect.
+
+        Raises:
+            RefusedError: This identity may not listen there, or `subject` is no subject.
+            ConnectionError: The link was closed.
         """
         self._refused_subscriptions.discard(subject.lower())
         raw = await self._subscribe_raw(subject, receive)

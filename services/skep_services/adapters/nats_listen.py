@@ -37,7 +37,11 @@ class Listen:
         self._pump: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Subscribe. Raises RefusedError for want of permission."""
+        """Subscribe.
+
+        Raises:
+            RefusedError: This identity may not listen on the subject.
+        """
         self._raw = await self._link.subscribe(self.subject, self._take)
         self._pump = asyncio.create_task(self._run(), name=f"listen {self.subject}")
 

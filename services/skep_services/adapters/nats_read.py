@@ -13,7 +13,12 @@ WITHIN_S = 120.0
 
 
 async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
-    """Return every message of a stream; raises MissingStreamError, TimeoutError."""
+    """Return every message of a stream.
+
+    Raises:
+        missing: A MissingStreamError: the server has no such stream.
+        TimeoutError: The messages did not come within WITHIN_S.
+    """
     found: list[Delivery] = []
     verb, asked = f"STREAM.INFO.{stream}", {"deleted_details": True}
     info = await ask(bus.link, verb, asked, StreamInfo)
@@ -41,7 +46,8 @@ async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
 async def take_out(bus: NatsBus, stream: str, sequence: int) -> None:
     """Delete a message, and overwrite it on disk.
 
-    Raises RefusedError: for want of permission, or because the stream denies it for ever.
+    Raises:
+        refused: A RefusedError: this identity may not, or the stream denies it for ever.
     """
     asked = {"seq": sequence, "no_erase": False}
     answer = await ask(bus.link, f"STREAM.MSG.DELETE.{stream}", asked, Answer)

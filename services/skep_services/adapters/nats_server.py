@@ -45,7 +45,8 @@ assert STORE_BYTES_MIN <= STORE_BYTES_MAX
 def binary() -> Path:
     """Return the server to run: $NATS_SERVER_BIN, the one beside this Python, or one on PATH.
 
-    Raises FileNotFoundError with the remedy.
+    Raises:
+        FileNotFoundError: There is none; the text has the remedy.
     """
     named = os.environ.get(BINARY_VARIABLE)
     if named:
@@ -88,12 +89,19 @@ def config_text(
     store_bytes_max: int = STORE_BYTES_MAX,
     cluster: Membership | None = None,
 ) -> str:
-    """Return a server's configuration, standalone without `cluster`.
+    """Return a server's configuration.
 
     It holds passwords: no other user may read it.
 
     Every acknowledged write is on disk (`sync_interval: always`): with the default of two minutes a
     power failure takes acknowledged messages, and sometimes whole streams, with it.
+
+    Args:
+        store_dir: The folder of the streams.
+        accounts: The accounts, with their users.
+        host: The address that the server listens on.
+        store_bytes_max: What the streams may fill (bytes).
+        cluster: What it knows of the other servers; None: it stands alone.
     """
     return f"""\
 server_name: {json.dumps(server_name)}
@@ -232,8 +240,13 @@ class Server:
     async def wait_healthy(self, identity: str, within_s: float = HEALTHY_WITHIN_S) -> None:
         """Return once `identity` can log in and JetStream answers it.
 
-        `identity` needs the right to ask `$JS.API.INFO`. Raises RuntimeError with the server's last
-        words if the process ended, TimeoutError if it was not healthy in time.
+        Args:
+            identity: A user with the right to ask `$JS.API.INFO`.
+            within_s: How long is waited (seconds).
+
+        Raises:
+            RuntimeError: The process ended; the text has the server's last words.
+            TimeoutError: The server was not healthy in time.
         """
         users = (user for account in self._accounts for user in account.users)
         password = next(user.password for user in users if user.name == identity)

@@ -29,8 +29,8 @@ def move_streams(store_dir: Path) -> bool:
         Whether there was anything to move.
 
     Raises:
-        StoreError: if both accounts have streams.
-        OSError: if the folder cannot be renamed; it is then as it was.
+        StoreError: Both accounts have streams.
+        OSError: The folder cannot be renamed; it is then as it was.
     """
     accounts = store_dir / "jetstream"
     before, after = accounts / GLOBAL_ACCOUNT, accounts / SERVICES_ACCOUNT

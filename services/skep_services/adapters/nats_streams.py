@@ -138,8 +138,18 @@ async def bootstrap_streams(
 
     One that an earlier version made, which kept fewer subjects, is made to keep all of them.
 
-    `marker` (JSON, in the state folder) names the streams created so far. Raises
-    MissingStreamError if a stream named there is gone, DriftedStreamError if one differs.
+    Args:
+        bus: The bus, as `bootstrap`.
+        marker: The file (JSON, in the state folder) that names the streams created so far. New ones
+            are added to it.
+        replicas: How many servers keep each stream.
+        plans: The streams.
+
+    Raises:
+        missing: A MissingStreamError: a stream that the marker names is gone.
+        refused: A RefusedError: the server does not make or change a stream.
+        DriftedStreamError: A stream is not as planned.
+        ValueError: The marker cannot be read.
     """
     created = _read_marker(marker)
     for plan in plans:

@@ -27,7 +27,11 @@ class ServerVersionError(Exception):
 
 
 def version_of(binary: Path) -> Version:
-    """Return the version that a server says it has. Raises ServerVersionError."""
+    """Return the version that a server says it has.
+
+    Raises:
+        ServerVersionError: It does not run, or does not tell its version.
+    """
     try:
         done = subprocess.run(
             [binary, "--version"],
@@ -50,7 +54,10 @@ def version_of(binary: Path) -> Version:
 def accept(binary: Path, folder: Path) -> Version:
     """Note that a server is about to open the store in `folder`; return its version.
 
-    Raises ServerVersionError, and then nothing was changed; OSError if the note cannot be written.
+    Raises:
+        ServerVersionError: It is too old, for Skep or for the store, or does not tell its version.
+            Nothing was changed.
+        OSError: The note cannot be written.
     """
     version = version_of(binary)
     if version < OLDEST:

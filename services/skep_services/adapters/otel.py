@@ -43,7 +43,14 @@ class OtelTracer:
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
-        """Note one finished span below the one that `trace` names."""
+        """Note one finished span below the one that `trace` names; see the port.
+
+        Args:
+            trace: A traceparent; one whose flags say that it is not sampled gets no spans.
+            start_ns: When it began (wall-clock ns).
+            end_ns: When it ended (wall-clock ns).
+            attributes: What it is about; what is no whole number is kept as text.
+        """
         _, trace_id, parent_id, flags = trace.split("-")
         if int(flags, 16) & SAMPLED:
             span_id = f"{random.getrandbits(64) or 1:016x}"
@@ -52,7 +59,14 @@ class OtelTracer:
     def root(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
-        """Note the finished span that `trace` itself names, which has no parent."""
+        """Note the finished span that `trace` itself names, which has no parent; see the port.
+
+        Args:
+            trace: A traceparent that was made here.
+            start_ns: When it began (wall-clock ns).
+            end_ns: When it ended (wall-clock ns).
+            attributes: What it is about; what is no whole number is kept as text.
+        """
         _, trace_id, span_id, _ = trace.split("-")
         self._keep((trace_id, span_id, ""), name, (start_ns, end_ns), attributes)
 

@@ -151,6 +151,9 @@ class ProcessRuntime:
         """Stop every run, wait until all are gone and end the runner. Then only `close` is left.
 
         The ends go to the next process that opens this state folder.
+
+        Args:
+            grace_s: How long a run may take to end before it is killed (seconds).
         """
         await self._ask({"do": "shutdown", "grace_s": grace_s}, _SHUTDOWN)
 
@@ -238,7 +241,11 @@ class ProcessRuntime:
             return False
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the runner, starting it if there is none."""
+        """Connect to the runner, starting it if there is none.
+
+        Raises:
+            RunnerLostError: No runner can be started, or none can be reached.
+        """
         pause = CONNECT_PAUSE_SECONDS
         for attempt in range(CONNECT_ATTEMPTS_MAX):
             if attempt > 0:
@@ -277,7 +284,11 @@ class ProcessRuntime:
             os.close(folder)
 
     async def _launch(self) -> None:
-        """Start a runner; do nothing if one holds the lock. Raises RunnerLostError if it fails."""
+        """Start a runner; do nothing if one holds the lock.
+
+        Raises:
+            RunnerLostError: It cannot be started, fails, or takes longer than LAUNCH_SECONDS_MAX.
+        """
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._interpreter,

@@ -71,6 +71,14 @@ class Chain:
         """Return the next record and its bytes; the chain moves on only with `advance`.
 
         A record above RECORD_BYTES_MAX is the caller's bug: the shell splits batches.
+
+        Args:
+            facts: The record's facts.
+            positions: The input positions consumed by then, by stream.
+            at: When it is written (wall-clock ns).
+            epoch: The epoch that it is written in.
+            noted: What was decided on, as JSON (`wire.inputs`); empty: the service does not note
+                that.
         """
         counter = self.counter + 1
         record = LogRecord(counter, epoch, at, dict(positions), tuple(facts), noted=noted)
@@ -104,7 +112,12 @@ class Chain:
     def read(self, payload: bytes, where: str) -> LogRecord:
         """Return the record in `payload`, having verified that it continues the chain.
 
-        Raises CorruptLogError; `where` says in it which bytes are meant.
+        Args:
+            payload: The record's bytes.
+            where: Which bytes are meant, for the error.
+
+        Raises:
+            CorruptLogError: It is no record of this log, or does not continue the chain.
         """
         try:
             envelope = self._envelopes.decode(payload)
@@ -130,8 +143,11 @@ class Chain:
     def read_at(self, payload: bytes, sequence: int) -> LogRecord | str:
         """Return the record in a stream's message, or why the message is not the owner's.
 
-        The next call tells of the message behind it. Raises CorruptLogError for a message that is
-        the next record and cannot be read, and where the log is damaged.
+        The next call tells of the message behind it.
+
+        Raises:
+            CorruptLogError: The message is the next record and cannot be read, or the log is
+                damaged.
         """
         try:
             record = self.read(payload, f"sequence {sequence}")
@@ -144,7 +160,11 @@ class Chain:
         return record
 
     def refuse_doubt(self) -> None:
-        """Raise CorruptLogError if what stands behind the last record may be a damaged log's."""
+        """Return if nothing behind the last record may be a damaged log's.
+
+        Raises:
+            CorruptLogError: What stands there may be a damaged log's.
+        """
         doubt = self.links.doubt()
         if doubt:
             message = f"{self.name}, {doubt}"

@@ -45,7 +45,16 @@ class Log(msgspec.Struct, frozen=True):
 
 
 async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
-    """Return the bus under the service's identity."""
+    """Return the bus under the service's identity.
+
+    Args:
+        chosen: The service's settings.
+        fatal: Takes the reason why this process cannot go on.
+
+    Raises:
+        RefusedError: The server refuses the login.
+        ConnectionError: No server answered in time.
+    """
     servers = tuple(chosen.nats_url.split(","))
     options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
     return await NatsBus.connect(options, fatal)
@@ -67,10 +76,17 @@ async def serve(
     answers: Answers | None = None,
     beside: Beside | None = None,
 ) -> None:
-    """Connect, recover and serve until cancelled; raises what stops the service.
+    """Connect, recover and serve until cancelled; raise what stops the service.
 
-    `answers`: what makes the part that is asked what the machine would decide, once it is active.
-    `beside`: what else the process does meanwhile; nothing of it may end the service.
+    Args:
+        chosen: The service's settings.
+        log: Its logger (structlog's).
+        machine: What decides.
+        follow: The streams that the machine reads.
+        listen: The subjects of core messages that it hears.
+        keeps: Where its facts are kept; None: it records none.
+        answers: Makes the part that is asked what the machine would decide, once it is active.
+        beside: What else the process does meanwhile; nothing of it may end the service.
     """
     fatal = Fatal()
     bus = await connect(chosen, fatal)
@@ -123,7 +139,22 @@ async def drive(
 ) -> None:
     """Run a machine's shell on these adapters until cancelled; then close them.
 
-    `prepare` opens what puts further events into the shell.
+    Args:
+        chosen: The service's settings.
+        log: Its logger (structlog's).
+        machine: What decides.
+        bus: The connection, which is closed at the end.
+        fatal: What it takes ends the service.
+        facts: The fact log; None: the machine records nothing.
+        foreign: Counts the foreign messages in fact streams; None: one is made.
+        keeper: Keeps snapshots beside the fact log; None: none are kept.
+        calls: Carries out the machine's calls; None: it makes none.
+        follow: The streams that the machine reads.
+        listen: The subjects of core messages that it hears.
+        notes: What the machine decides on is noted there; None: it is not noted.
+        prepare: Opens what puts further events into the shell.
+        answers: Makes the part that is asked what the machine would decide, once it is active.
+        beside: What else the process does meanwhile; nothing of it may end the service.
     """
     tracer = OtelTracer(chosen.service, chosen.identity, bus)
     peers = Peers(bus.link, chosen.identity, chosen.peers) if chosen.peers else None

@@ -57,7 +57,15 @@ class AgentJournal(JournalFactLog):
 
 
 def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
-    """Return what this node has to offer; raises ConfigurationError."""
+    """Return what this node has to offer.
+
+    Args:
+        chosen: The agent's settings.
+        devices: The node's devices.
+
+    Raises:
+        ConfigurationError: SKEP_NODE is no name, or SKEP_PORTS is no range.
+    """
     env = chosen.environment
     node = env.get("SKEP_NODE", "")
     if not is_token(node):
@@ -101,7 +109,13 @@ def _identity(state: Path) -> str:
 
 
 async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
-    """Tell the machine about the devices for ever; returns at once where they cannot tell."""
+    """Tell the machine about the devices for ever; returns at once where they cannot tell.
+
+    Args:
+        devices: The devices.
+        shell: The shell of the agent's machine.
+        log: Told of each trouble of a device when it is new.
+    """
     known: dict[int, tuple[str, ...]] = {}
     while True:
         seen = await asyncio.to_thread(devices.look)
@@ -117,7 +131,11 @@ async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
 
 
 async def main(chosen: Settings, log: Any) -> None:
-    """Serve until cancelled; the jobs go on without the agent."""
+    """Serve until cancelled; the jobs go on without the agent.
+
+    Raises:
+        ConfigurationError: A setting is wrong, or the devices cannot be used.
+    """
     try:
         devices = open_devices(chosen.environment, chosen.state)
     except DeviceError as error:

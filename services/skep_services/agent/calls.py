@@ -54,7 +54,16 @@ class AgentCalls:
         inherited: Mapping[str, str],
         fatal: Callable[[Exception], None],
     ) -> None:
-        """Take the ports; `inherited` is the agent's environment, `fatal` takes last words."""
+        """Take the ports.
+
+        Args:
+            bus: Where events go.
+            runtime: What executes processes and containers.
+            devices: The node's devices.
+            state: The agent's state folder.
+            inherited: The agent's environment.
+            fatal: Takes last words: the agent has to end.
+        """
         self._bus, self._runtime, self._devices = bus, runtime, devices
         self._state, self._inherited, self._fatal = state, inherited, fatal
         self._outbox: asyncio.Queue[tuple[machine.PublishEvent, Answer]] = asyncio.Queue(OUTBOX_MAX)
@@ -79,7 +88,11 @@ class AgentCalls:
         self._sender = self._spawn(self._publish_in_order())
 
     def sweep_checkpoints(self, lives: Callable[[str], bool]) -> None:
-        """Remove what no job wrote to for long."""
+        """Remove what no job wrote to for long.
+
+        Args:
+            lives: Says whether a job has processes here; what such a job has stored stays.
+        """
         self._checkpoints.sweep(lives)
 
     async def close(self) -> None:
@@ -92,7 +105,15 @@ class AgentCalls:
         await self._runtime.close()
 
     def start(self, command: Any, answer: Answer) -> None:
-        """Begin a call."""
+        """Begin a call.
+
+        Args:
+            command: What the agent's machine calls for.
+            answer: Takes what comes of it, later.
+
+        Raises:
+            AssertionError: A bug: the machine calls for what no agent can do.
+        """
         match command:
             case machine.PublishEvent():
                 self._publish(command, answer)

@@ -30,7 +30,14 @@ MODE = 0o700
 
 
 def checkpoints_dir(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder an operator named, None if none is; raises ConfigurationError."""
+    """Return the folder an operator named, None if none is.
+
+    Args:
+        environment: The agent's environment.
+
+    Raises:
+        ConfigurationError: What is named is no folder by its full path, or cannot be written to.
+    """
     text = environment.get(VARIABLE, "")
     if not text:
         return None
@@ -56,7 +63,15 @@ class Checkpoints:
         return self._root / job
 
     def provide(self, job: str, *, whole: bool = False) -> None:
-        """Make the folder of a job; `whole`: all of the job runs on this node. Raises OSError."""
+        """Make the folder of a job.
+
+        Args:
+            job: The job's id.
+            whole: All of the job runs on this node: its success then removes the folder.
+
+        Raises:
+            OSError: The folder cannot be made.
+        """
         self.path(job).mkdir(mode=MODE, parents=True, exist_ok=True)
         if whole:
             self._whole[job] = None
@@ -68,9 +83,15 @@ class Checkpoints:
             _remove(self.path(job))
 
     def sweep(self, lives: Callable[[str], bool]) -> list[str]:
-        """Remove what was not written to for long, and return whose it was.
+        """Remove what was not written to for long.
 
         Not from a folder that other nodes use: a job may run there.
+
+        Args:
+            lives: Says whether a job has processes here; its folder stays.
+
+        Returns:
+            The ids of the jobs whose folders are removed.
         """
         if self._shared or not self._root.is_dir():
             return []

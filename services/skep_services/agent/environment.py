@@ -62,7 +62,14 @@ def log_path(state: Path, job: str, attempt: int, rank: int) -> Path:
 
 
 def log_bytes_max(environment: Mapping[str, str]) -> int:
-    """Return how large one rank's log may become; raises ConfigurationError."""
+    """Return how large one rank's log may become (bytes).
+
+    Args:
+        environment: The agent's environment.
+
+    Raises:
+        ConfigurationError: SKEP_LOG_BYTES_MAX is no number, or too small a one.
+    """
     text = environment.get("SKEP_LOG_BYTES_MAX", "")
     if not text:
         return LOG_BYTES_MAX
@@ -75,7 +82,13 @@ def log_bytes_max(environment: Mapping[str, str]) -> int:
 def container_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the folders that every container sees, by an operator's wish.
 
-    They are for data sets and environments that no image has. Raises ConfigurationError.
+    They are for data sets and environments that no image has.
+
+    Args:
+        environment: The agent's environment.
+
+    Raises:
+        ConfigurationError: One is not a full path, or is the root.
     """
     paths = [path for path in environment.get(CONTAINER_FOLDERS, "").split(":") if path]
     for path in paths:
@@ -91,7 +104,14 @@ def container_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
 def run_plan(
     start: StartRank, state: Path, devices: Devices, inherited: Mapping[str, str]
 ) -> RunPlan:
-    """Return the process to execute for one rank of a gang, or the container."""
+    """Return the process to execute for one rank of a gang, or the container.
+
+    Args:
+        start: The rank, and the job's part on this node.
+        state: The agent's state folder.
+        devices: The node's devices.
+        inherited: The agent's environment, of which a job sees only what does no harm.
+    """
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
@@ -171,7 +191,7 @@ def provide_job_library(state: Path) -> None:
     """Copy `JOB_LIBRARIES` to where containers find them, unless they are there.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
     wanted = job_library_path(state)
     if wanted.exists():

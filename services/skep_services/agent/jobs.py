@@ -164,7 +164,14 @@ class JobSocket:
         put: Callable[[RankStats | RankSaid], Awaitable[None]],
         access: RankAccess,
     ) -> None:
-        """Prepare to listen; `put` takes the events, `access` knows which process may speak."""
+        """Prepare to listen.
+
+        Args:
+            state: The agent's state folder.
+            clock: The time, also of what jobs say.
+            put: Takes the events.
+            access: Knows which process may speak for which rank.
+        """
         self._path, self._earlier = socket_path(state), state / "jobs.sock"
         self._clock, self._put, self._access = clock, put, access
         self._server: asyncio.Server | None = None
@@ -265,7 +272,11 @@ class JobSocket:
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, seat: _Seat
     ) -> None:
-        """Read one process's messages until it closes. Raises _Refusal for what it may not say."""
+        """Read one process's messages until it closes.
+
+        Raises:
+            _Refusal: The process says what it may not say, or does not say hello in time.
+        """
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 hello = await _next(reader)
@@ -289,7 +300,11 @@ class JobSocket:
             await self._hang_up(line)
 
     async def _hear(self, line: _Line, message: Said) -> None:
-        """Take a message of a process that has said hello. Raises _Refusal."""
+        """Take a message of a process that has said hello.
+
+        Raises:
+            _Refusal: The message is another hello, or is not of the rank that said hello.
+        """
         if isinstance(message, Hello) or _who(message) != _who(line.hello):
             why = f"a process of {_name(line.hello)} spoke for {_name(message)}"
             raise _Refusal(why)
@@ -309,7 +324,11 @@ class JobSocket:
             await self._clock.sleep_until(Instant(until))
 
     async def _greet(self, writer: asyncio.StreamWriter, message: Said, peer: Peer) -> _Line:
-        """Return the line that begins with a message. Raises _Refusal."""
+        """Return the line that begins with a message.
+
+        Raises:
+            _Refusal: The message is no hello, or the process may not speak for the rank it names.
+        """
         if not isinstance(message, Hello):
             why = f"process {peer.pid} did not say hello first"
             raise _Refusal(why)
@@ -420,7 +439,8 @@ def _is_bounded(values: dict[str, float]) -> bool:
 async def _next(reader: asyncio.StreamReader) -> Said | None:
     """Return the next message, None for one of a kind that this version does not know.
 
-    Raises _Refusal for what is no message of the job's end of Skep.
+    Raises:
+        _Refusal: What came is no message of the job's end of Skep.
     """
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > MESSAGE_BYTES_MAX:

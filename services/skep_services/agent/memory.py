@@ -13,9 +13,16 @@ KEPT_FREE = 8
 
 
 def host_budget(environment: Mapping[str, str], memory: int) -> int:
-    """Return the bytes that suspended state may take on this node; raises ConfigurationError.
+    """Return the bytes that suspended state may take on this node.
 
     Half of its memory, unless the operator says otherwise.
+
+    Args:
+        environment: The agent's environment.
+        memory: The node's memory (bytes).
+
+    Raises:
+        ConfigurationError: SKEP_HOST_STATE_BYTES is no number, or is more than there is.
     """
     text = environment.get(VARIABLE, "")
     if not text:

@@ -34,7 +34,15 @@ class Mps:
     """The control daemon of one agent. `open` before use, `close` after."""
 
     def __init__(self, state: Path, environment: Mapping[str, str]) -> None:
-        """Raises ConfigurationError unless the setting is `on`, `off` or absent."""
+        """Read the settings.
+
+        Args:
+            state: The agent's state folder.
+            environment: The agent's environment.
+
+        Raises:
+            ConfigurationError: The setting is there, and neither `on` nor `off`.
+        """
         setting = environment.get(SETTING, "off") or "off"
         if setting not in {"on", "off"}:
             text = f"{SETTING} is {setting!r}: it must be `on` or `off`"
@@ -61,7 +69,11 @@ class Mps:
             log.warning("packed jobs run without MPS: %s", self.trouble)
 
     async def close(self, *, busy: bool) -> None:
-        """End the daemon, unless processes that may be its clients go on."""
+        """End the daemon, unless processes that may be its clients go on.
+
+        Args:
+            busy: There may be such processes.
+        """
         if not self.trouble and not busy:
             failed = await self._call(said="quit")
             if failed:

@@ -89,7 +89,11 @@ def run_named(variables: dict[bytes, bytes]) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process, zombies included, or None if there is none."""
+    """Return when a process started, zombies included, or None if there is none.
+
+    Returns:
+        Clock ticks since boot.
+    """
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
@@ -155,6 +159,9 @@ def marked(number: int) -> Iterator[None]:
     environment. It is the soft limit of RLIMIT_RTTIME, the microseconds of processor time that a
     real-time process may use without blocking: a number at least MARK_MIN limits nothing.
     Where that limit is bounded already, nothing is carried.
+
+    Args:
+        number: The number, at least MARK_MIN.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if hard != resource.RLIM_INFINITY:
@@ -186,6 +193,13 @@ def tree(everything: dict[int, Process], roots: Iterable[int]) -> dict[int, Proc
 
     Sessions matter because a process that outlives its parent goes to another, but keeps its
     session until it makes one of its own.
+
+    Args:
+        everything: The living processes by pid.
+        roots: Pids; those of processes that are gone are passed over.
+
+    Returns:
+        The processes by pid.
     """
     by_parent: dict[int, list[int]] = {}
     by_session: dict[int, list[int]] = {}

@@ -56,7 +56,11 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def node_key(state: Path) -> bytes:
-    """Return the random key of a state folder, made once (0600). Raises OSError."""
+    """Return the random key of a state folder, made once (0600).
+
+    Raises:
+        OSError: The key can be neither read nor made.
+    """
     path = state / KEY_FILE
     try:
         key = path.read_bytes()
@@ -73,7 +77,12 @@ class RankAccess:
     """The runs that live on this node, as far as the runtime has told, and their secrets."""
 
     def __init__(self, key: bytes, uid: int | None = None) -> None:
-        """Derive secrets from `key`; let in processes of `uid` (the agent's) and of root."""
+        """Derive secrets from a key; let in processes of one user, and of root.
+
+        Args:
+            key: The key of this node.
+            uid: The user's number; None: the agent's own.
+        """
         self._key = key
         self._uids = (os.geteuid() if uid is None else uid, 0)
         self._mains: dict[str, RunStarted] = {}
@@ -145,7 +154,10 @@ class RankAccess:
     def refusal(self, peer: Peer, token: str, said: str) -> str:
         """Return why a process may not speak for a run, or an empty text if it may.
 
-        `said` is the secret that it showed.
+        Args:
+            peer: The process.
+            token: The name of the run.
+            said: The secret that the process showed.
         """
         if not hmac.compare_digest(self.secret(token).encode(), said.encode()):
             return f"{SECRET_VARIABLE} is not the secret of run {token}"

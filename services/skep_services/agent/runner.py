@@ -317,7 +317,11 @@ class Server:
 
 
 def main(arguments: list[str]) -> int:
-    """Detach and serve, unless another runner does so already; return the exit status."""
+    """Detach and serve, unless another runner does so already; return the exit status.
+
+    Args:
+        arguments: The state folder, and after how many seconds without work the runner ends.
+    """
     state, idle_seconds = os.path.realpath(arguments[0]), float(arguments[1])
     lock = os.open(os.path.join(state, "runner.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -375,7 +379,11 @@ def _detach(state: str) -> None:
 
 
 def _prepare() -> None:
-    """Take what children inherit back to its defaults, and become their reaper."""
+    """Take what children inherit back to its defaults, and become their reaper.
+
+    Raises:
+        OSError: The kernel does not let this process be a reaper.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")

@@ -27,7 +27,11 @@ Members = Callable[[], list[proc.Process]]
 
 
 def group_for(mark: int) -> str:
-    """Return the path of the group for the run of that number, made if need be; empty if none."""
+    """Return the path of the group for a run, made if need be; empty if there can be none.
+
+    Args:
+        mark: The number that the run's processes carry.
+    """
     home = _home()
     if not home:
         return ""
@@ -49,6 +53,10 @@ def freeze_group(path: str, members: Members) -> str:
 
     The group is frozen before anything is moved into it, so what is moved stops at once and what
     it forked before is found in the next look.
+
+    Args:
+        path: The group.
+        members: Returns the living processes of the tree, each time it is called.
     """
     until = time.monotonic() + FREEZE_SECONDS_MAX
     try:
@@ -89,7 +97,11 @@ def remove(path: str) -> None:
 
 
 def stop_all(members: Members) -> str:
-    """Stop every process of a tree; return what would not be, or an empty text."""
+    """Stop every process of a tree; return what would not be, or an empty text.
+
+    Args:
+        members: Returns the living processes of the tree, each time it is called.
+    """
     until = time.monotonic() + FREEZE_SECONDS_MAX
     stopped: dict[tuple[int, int], bool] = {}
     while True:

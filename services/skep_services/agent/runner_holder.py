@@ -135,7 +135,14 @@ class Holder:
     # --- requests -----------------------------------------------------------------------------
 
     def start(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Start a run, or say what it became if its token was started before."""
+        """Start a run, or say what it became if its token was started before.
+
+        Args:
+            plan: Its `token`, `argv`, `env`, `workdir`, `script`, `log_path` and `log_bytes_max`.
+
+        Returns:
+            The answer to the client: what was `started`, or in words why it is `not_started`.
+        """
         token = plan["token"]
         known = self._record.runs.get(token)
         if known is not None:
@@ -165,7 +172,12 @@ class Holder:
         return {"started": _started(known)}
 
     def stop(self, token: str, grace_s: float) -> None:
-        """Ask a run's tree to end, and kill it after `grace_s`. Unknown and ended runs are fine."""
+        """Ask a run's tree to end, and kill it later. Unknown and ended runs are fine.
+
+        Args:
+            token: The name of the run.
+            grace_s: What the tree gets before it is killed (seconds); 0: nothing.
+        """
         run = self.live.get(token)
         if run is None:
             return

@@ -11,11 +11,20 @@ from collections.abc import Mapping, Sequence
 def launch(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, stdin: int, output: int
 ) -> int | str:
-    """Execute `argv` in a session of its own and return its pid, or what was wrong.
+    """Execute a program in a session of its own.
 
-    With SKEP_CPUS in `env` it is kept on those processors, and so is whatever it starts.
-    `output` becomes stdout and stderr. Every other descriptor of this process must be
-    close-on-exec. The caller reaps the pid.
+    Every other descriptor of this process must be close-on-exec. The caller reaps the pid.
+
+    Args:
+        argv: The program and its arguments.
+        env: The environment. With SKEP_CPUS in it the process is kept on those processors, and so
+            is whatever it starts.
+        workdir: Where the process begins.
+        stdin: A descriptor.
+        output: A descriptor, which becomes stdout and stderr.
+
+    Returns:
+        The pid, or in words what was wrong.
     """
     kept = _keep_on(env.get("SKEP_CPUS", ""))
     try:
@@ -55,7 +64,14 @@ def _keep_on(cpus: str) -> set[int]:
 
 
 def explain(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:
-    """Return in words why executing `program` failed, with the paths that were tried."""
+    """Return in words why executing a program failed, with the paths that were tried.
+
+    Args:
+        error: How it failed.
+        program: The first word of the command.
+        env: The environment, by whose PATH a name is looked up.
+        workdir: Where the process was to begin.
+    """
     match error.errno:
         case errno.EAGAIN:
             return (
@@ -89,6 +105,10 @@ def script_trouble(script: str, workdir: str) -> str | None:
     """Return what is wrong with a script that an interpreter is to read, or None.
 
     Its interpreter would say so too, but in the log, and with a status that any script may have.
+
+    Args:
+        script: The path, also from `workdir`; empty: there is no script.
+        workdir: Where the process is to begin.
     """
     path = os.path.normpath(os.path.join(workdir, script))
     if not script or workdir_trouble(workdir):

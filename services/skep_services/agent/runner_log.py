@@ -27,7 +27,15 @@ LOG_BYTES_MIN = 4096
 
 
 class RunLog:
-    """The log of one run. `path` is created with its folders; raises OSError where it cannot be."""
+    """The log of one run.
+
+    Args:
+        path: The file; it is created with its folders.
+        bytes_max: The bound (bytes); at least LOG_BYTES_MIN holds.
+
+    Raises:
+        OSError: The file cannot be created, or something else is in its place.
+    """
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self.path = path
@@ -69,7 +77,15 @@ class RunLog:
 
 
 def open_file(path: str, flags: int) -> int:
-    """Return a descriptor of a log; raises OSError where a job put something else in its place."""
+    """Return a descriptor of a log.
+
+    Args:
+        path: The file.
+        flags: Those of `os.open`.
+
+    Raises:
+        OSError: The file cannot be opened, or a job put something else in its place.
+    """
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     file = os.open(path, flags | safe, 0o644)
     if not stat.S_ISREG(os.fstat(file).st_mode):

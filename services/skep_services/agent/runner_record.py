@@ -86,8 +86,14 @@ class Known:
 class Record:
     """The file at `path`; `runs` is what it says.
 
-    Runs of an earlier boot come without pids, because those identify nothing in this one. Raises
-    OSError where the file cannot be read or written.
+    Runs of an earlier boot come without pids, because those identify nothing in this one.
+
+    Args:
+        path: The file.
+        boot: The name of this boot.
+
+    Raises:
+        OSError: The file cannot be read or written.
     """
 
     def __init__(self, path: str, boot: str) -> None:
@@ -102,14 +108,28 @@ class Record:
         self._file = self._rewrite()
 
     def began(self, token: str, mark: int, log: str, log_bytes_max: int) -> Known:
-        """Note that `token` is about to be executed."""
+        """Note that `token` is about to be executed.
+
+        Args:
+            token: The name of the run.
+            mark: The number that its processes carry.
+            log: The path of its log.
+            log_bytes_max: The bound of the log (bytes).
+        """
         known = Known(token, mark, log, log_bytes_max)
         self._append(known.lines()[0])
         self.runs[token] = known
         return known
 
     def started(self, known: Known, pid: int, ticks: int, at: int) -> None:
-        """Note which process it became."""
+        """Note which process it became.
+
+        Args:
+            known: The run; it is changed.
+            pid: The main process.
+            ticks: When the process started (clock ticks since boot).
+            at: The time (ns since 1970).
+        """
         known.pid, known.ticks, known.at = pid, ticks, at
         self._append(known.lines()[1])
 
@@ -119,7 +139,12 @@ class Record:
         self._append({"not_started": token})
 
     def frozen(self, known: Known, group: str) -> None:
-        """Note that its tree is about to be frozen, and in which control group, if in one."""
+        """Note that its tree is about to be frozen.
+
+        Args:
+            known: The run; it is changed.
+            group: The control group that it is frozen in; empty: in none.
+        """
         known.frozen, known.group = True, group
         self._append({"frozen": known.token, "group": group})
 
@@ -131,7 +156,15 @@ class Record:
     def exited(
         self, known: Known, code: int | None, leftovers: int, at: int, left: Sequence[str] = ()
     ) -> None:
-        """Note its end; `left` names leftovers."""
+        """Note its end.
+
+        Args:
+            known: The run; it is changed.
+            code: The exit code of its main process, negative for a signal; None: not known.
+            leftovers: How many processes outlived the main process.
+            at: The time (ns since 1970).
+            left: The first of those, in words.
+        """
         known.code, known.leftovers, known.ended_at = code, leftovers, at
         known.left = list(left)
         self._append(known.lines()[-1])

@@ -28,7 +28,12 @@ class Stores:
         self._lock = asyncio.Lock()
 
     async def open(self, address: str, port: int) -> str:
-        """Return once ranks can meet there, or why they cannot; an empty text if they can."""
+        """Return once ranks can meet there, or why they cannot; an empty text if they can.
+
+        Args:
+            address: The address to listen at.
+            port: The port to listen at.
+        """
         key = address, port
         async with self._lock:
             known = self._open.pop(key, None)

@@ -16,10 +16,17 @@ def leaks(
     attempt: int,
     shared: Sequence[int] = (),
 ) -> Sequence[str]:
-    """Return in words what a job left on `devices`: by which process, where, how much.
+    """Return in words what a job left on devices: by which process, where, how much.
 
-    A process of another run may be there by right: devices are shared where that is decided. On
-    those that are `shared`, one that does not say whose it is may be the partner's.
+    A process of another run may be there by right: devices are shared where that is decided.
+
+    Args:
+        seen: The state of all devices.
+        devices: The indexes of those that the job has left.
+        job: The job's id.
+        attempt: The number of its attempt.
+        shared: Those that were shared: a process there that does not say whose it is may be the
+            partner's.
     """
     texts = []
     for device, one in ((d.index, p) for d in seen if d.index in devices for p in d.processes):

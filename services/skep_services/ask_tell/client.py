@@ -26,7 +26,12 @@ class SearchClient:
         self._client = client or Client(find_target(home), PATIENCE_FOLLOWING_S)
 
     def begin(self, spec: Mapping[str, Any], key: str = "") -> str:
-        """Begin a search and return its id; the same `key` again returns the same search."""
+        """Begin a search and return its id; the same `key` again returns the same search.
+
+        Args:
+            spec: The search, as a file for `skep search submit` has it.
+            key: The idempotency key; empty: a random one.
+        """
         return str(self._post("", spec, key)["search"])
 
     def show(self, search: str) -> Any:
@@ -47,7 +52,11 @@ class SearchClient:
     ) -> tuple[int, dict[str, Any]]:
         """Add a trial; return its number and parameters, drawn from the space if none are given.
 
-        `outside`: the caller runs it himself, and tells how it goes.
+        Args:
+            search: The search's id.
+            params: The parameters; None: they are drawn.
+            outside: The caller runs the trial itself, and tells how it goes.
+            key: The idempotency key; empty: a random one.
         """
         asked = {"outside": outside, **({} if params is None else {"params": dict(params)})}
         told = self._post(f"/{quote(search)}/trials", asked, key)
@@ -56,7 +65,18 @@ class SearchClient:
     def tell(
         self, search: str, trial: int, *, step: int = 0, value: float | None = None, over: str = ""
     ) -> None:
-        """Tell the metric of a trial that runs outside, or that it is over (`done`, `failed`)."""
+        """Tell the metric of a trial that runs outside, or that it is over.
+
+        Args:
+            search: The search's id.
+            trial: The number of the trial.
+            step: Mini-batches so far.
+            value: The metric at that step; None: not told now.
+            over: `done` or `failed`; empty: the trial goes on.
+
+        Raises:
+            CommandError: The value is not finite, or the gateway refuses.
+        """
         if value is not None and not math.isfinite(value):
             text = f"`value` must be a finite number, not {value}"
             raise CommandError(exits.USAGE, text, Reason.BAD_VALUE)

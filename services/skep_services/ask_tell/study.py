@@ -39,7 +39,16 @@ class SkepStudy:
     def __init__(
         self, study: optuna.Study, spec: Mapping[str, Any], client: SearchClient | None = None
     ) -> None:
-        """Prepare; `run` begins the search. Raises ValueError where study and spec disagree."""
+        """Prepare; `run` begins the search.
+
+        Args:
+            study: Optuna's study, whose trials are told here.
+            spec: The search, as a file for `skep search submit` has it.
+            client: The cluster; None: the one of SKEP_API and SKEP_TOKEN, or of the state folder.
+
+        Raises:
+            ValueError: Study and spec disagree.
+        """
         direction = spec.get("direction", "minimize")
         if study.direction.name.lower() != direction:
             text = f"the study is to {study.direction.name.lower()}, the search to {direction}"
@@ -65,8 +74,13 @@ class SkepStudy:
     ) -> Any:
         """Run the search to its end and return it as the gateway shows it.
 
-        `suggestion` returns a trial's parameters; by default they are drawn from the spec's
-        `space`. `watch` sees the search after every look. Raises CommandError.
+        Args:
+            suggestion: Returns a trial's parameters; None: they are drawn from the spec's `space`.
+            watch: Sees the search after every look.
+            sleep: Waits for so many seconds between two looks.
+
+        Raises:
+            CommandError: The gateway cannot be reached, or refuses.
         """
         draw = suggestion or suggest(self.spec["space"])
         self.search = self.search or self._client.begin(self.spec)
@@ -82,7 +96,11 @@ class SkepStudy:
             sleep(LOOK_EVERY_S)
 
     def _ask(self, draw: Suggest) -> None:
-        """Have as many trials as there may be."""
+        """Have as many trials as there may be.
+
+        Raises:
+            CommandError: The gateway refuses another trial, and not because the search has ended.
+        """
         most, live = int(self.spec["budget"]["trials"]), int(self.spec.get("live", 64))
         while len(self.trials) < most and len(self.trials) - len(self._over) < live:
             trial = self.study.ask()
@@ -97,7 +115,14 @@ class SkepStudy:
             self.trials[number] = trial
 
     def take(self, shown: Any) -> None:
-        """Take over what is new of every trial, and demote or promote as the pruner says."""
+        """Take over what is new of every trial, and demote or promote as the pruner says.
+
+        Args:
+            shown: The search as the gateway shows it.
+
+        Raises:
+            CommandError: The gateway refuses a change, and not because the search has ended.
+        """
         news = [self._news(row) for row in shown["rows"] if row["trial"] in self.trials]
         if not any(news) or shown["state"] != "active":
             return

@@ -11,7 +11,11 @@ from skep_services.cli.options import Command, no_options, print_json
 
 
 def run_version(arguments: Namespace) -> int:
-    """Print Skep's and Python's version."""
+    """Print Skep's and Python's version.
+
+    Returns:
+        The exit code: always 0.
+    """
     versions = {"skep": skep.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     if arguments.json:
         print_json(versions)

@@ -25,7 +25,14 @@ def options_cells(parser: ArgumentParser) -> None:
 
 
 def run_cells(arguments: Namespace) -> int:
-    """Print what comes of each event of a script: with --json one JSON value on a line each."""
+    """Print what comes of each event of a script: with --json one JSON value on a line each.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The script or a file that it names cannot be read, or has mistakes.
+    """
     from skep.cells.replay import Replay
     from skep.cells.script import parse_script
     from skep_services.cli.clusters import read_document, refuse_document

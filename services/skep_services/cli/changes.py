@@ -33,7 +33,12 @@ DONE = {
 
 
 def options_change(parser: ArgumentParser, targets: str = "jobs that run") -> None:
-    """Add what all of them take."""
+    """Add what all of them take.
+
+    Args:
+        parser: The command's parser; it is changed.
+        targets: The help text of the jobs.
+    """
     parser.add_argument("jobs", metavar="JOB", nargs="+", help=targets)
     parser.add_argument(
         "-w", "--wait", action="store_true", help="wait until it is done, or is known not to be"
@@ -106,44 +111,76 @@ def options_pack(parser: ArgumentParser) -> None:
 
 
 def run_suspend(arguments: Namespace) -> int:
-    """Ask for a suspension."""
+    """Ask for a suspension.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     return _run(arguments, "suspend", {"release": True} if arguments.release else {})
 
 
 def run_resume(arguments: Namespace) -> int:
-    """Ask for a suspended job's return."""
+    """Ask for a suspended job's return.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     return _run(arguments, "resume", {})
 
 
 def run_checkpoint(arguments: Namespace) -> int:
-    """Ask for a checkpoint."""
+    """Ask for a checkpoint.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     return _run(arguments, "checkpoint", {})
 
 
 def run_migrate(arguments: Namespace) -> int:
-    """Ask for a move."""
+    """Ask for a move.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     return _run(arguments, "migrate", {"to": arguments.to} if arguments.to else {})
 
 
 def run_resize(arguments: Namespace) -> int:
-    """Ask for another size."""
+    """Ask for another size.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     sizes = {"workers": arguments.workers, "servers": arguments.servers}
     return _run(arguments, "resize", {name: n for name, n in sizes.items() if n is not None})
 
 
 def run_pack(arguments: Namespace) -> int:
-    """Ask that jobs run on GPUs that another holds."""
+    """Ask that jobs run on GPUs that another holds.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     share = {"share": arguments.share} if arguments.share else {}
     return _run(arguments, "pack", {"beside": arguments.beside, **share})
 
 
 def run_unpack(arguments: Namespace) -> int:
-    """Ask that jobs leave GPUs that they share."""
+    """Ask that jobs leave GPUs that they share.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
     return _run(arguments, "unpack", {})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
-    """Ask for a change of every job. The worst outcome among them is the exit code."""
+    """Ask for a change of every job. The worst outcome among them is the exit code.
+
+    Raises:
+        CommandError: The cluster cannot be reached.
+    """
     client = client_of(arguments, *((PATIENCE_FOLLOWING_S,) if arguments.wait else ()))
     deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
     results: list[dict[str, Any]] = []
@@ -179,10 +216,14 @@ def outcome_of(
     """Wait for the end of a change; return what came of it, and the exit code that says so.
 
     Args:
-        client: the gateway.
-        job: the job's id.
-        answer: what the gateway answered to the request.
-        deadline: when to give up (monotonic seconds); None waits for ever.
+        client: The gateway.
+        job: The job's id.
+        answer: What the gateway answered to the request.
+        deadline: When to give up (monotonic seconds); None waits for ever.
+
+    Returns:
+        The answer with the change's `result` (None: not in time) and the job's `state`; and the
+        exit code 0 where the change is done, 1 where it is not, 5 after the deadline.
     """
     number = answer["number"]
     while True:

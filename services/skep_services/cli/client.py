@@ -52,7 +52,15 @@ class Target(NamedTuple):
 
 
 def find_target(given_home: str | None) -> Target:
-    """Return the cluster to use. Raises CommandError when there is none."""
+    """Return the cluster to use.
+
+    Args:
+        given_home: The state folder that the command line names; None: the cluster of `SKEP_API`,
+            or else the one in `SKEP_HOME` or `~/.skep`.
+
+    Raises:
+        CommandError: There is no cluster, or its file cannot be used.
+    """
     url = os.environ.get("SKEP_API", "")
     if url and given_home is None:
         return Target(url, os.environ.get("SKEP_TOKEN", ""), "")
@@ -89,7 +97,15 @@ def quote(text: str) -> str:
 
 
 class Client:
-    """Requests to one gateway."""
+    """Requests to one gateway.
+
+    Args:
+        target: The gateway.
+        patience_s: For how long a request is repeated while the gateway is away (seconds).
+
+    Raises:
+        CommandError: The target's address is none.
+    """
 
     def __init__(self, target: Target, patience_s: float = PATIENCE_S) -> None:
         self.target = target
@@ -106,11 +122,24 @@ class Client:
         return self._connection.address
 
     def get(self, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Return the JSON answer to GET. Raises CommandError for every other outcome."""
+        """Return the JSON answer to GET.
+
+        Args:
+            path: The path with its query.
+            timeout_s: How long each wait for the gateway may take (seconds).
+
+        Raises:
+            CommandError: There is any other outcome.
+        """
         return decoded(self.get_bytes(path, timeout_s))
 
     def get_bytes(self, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
-        """Return the body of the answer to GET."""
+        """Return the body of the answer to GET.
+
+        Args:
+            path: The path with its query.
+            timeout_s: How long each wait for the gateway may take (seconds).
+        """
         return self.send("GET", path, timeout_s=timeout_s)[1]
 
     def post(self, path: str, value: Any, headers: Mapping[str, str] | None = None) -> Any:
@@ -129,7 +158,19 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> tuple[int, bytes]:
-        """Return status and body of a successful answer; CommandError for every other one."""
+        """Return status and body of a successful answer.
+
+        Args:
+            method: The method of HTTP.
+            path: The path with its query.
+            body: JSON; empty: the request has no body.
+            headers: Headers of this request; None: only those of every request.
+            timeout_s: How long each wait for the gateway may take (seconds).
+
+        Raises:
+            CommandError: The gateway cannot be reached, or does not answer in time.
+            refusal: A CommandError: the status of the answer is 300 or above.
+        """
         deadline = time.monotonic() + self.patience_s
         sent = {**(headers or {}), **({"Content-Type": "application/json"} if body else {})}
         while True:
@@ -151,7 +192,16 @@ class Client:
             time.sleep(pause_s)
 
     def stream(self, path: str, timeout_s: float | None) -> Answer:
-        """Return an answer whose body arrives over time; reading it may raise OSError."""
+        """Return an answer whose body arrives over time; reading it may raise OSError.
+
+        Args:
+            path: The path with its query.
+            timeout_s: How long each wait for the gateway may take (seconds); None: for ever.
+
+        Raises:
+            CommandError: The gateway cannot be reached.
+            refusal: A CommandError: the status of the answer is 300 or above.
+        """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -281,7 +331,11 @@ class EventParser:
 
 
 def decoded(data: bytes) -> Any:
-    """Return a JSON answer. Raises CommandError for anything else."""
+    """Return a JSON answer.
+
+    Raises:
+        CommandError: The answer is not JSON.
+    """
     try:
         return json.loads(data)
     except ValueError as error:

@@ -39,7 +39,15 @@ def options_cluster(parser: ArgumentParser) -> None:
 
 
 def run_cluster(arguments: Namespace) -> int:
-    """Propose a cluster file, check one, or make one of a configuration of HiveD's."""
+    """Propose a cluster file, check one, or make one of a configuration of HiveD's.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The command line is wrong, no node has joined, or the file cannot be read,
+            written or used.
+    """
     verb = arguments.verb
     if verb == "init" and arguments.file:
         raise CommandError(exits.USAGE, "`skep cluster init` takes no file but by --out")
@@ -139,6 +147,12 @@ def check(arguments: Namespace) -> int:
     """Say everything that is wrong with a cluster file, or what it comes to.
 
     A file without chains is measured by the nodes that have joined, if a cluster can be asked.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The file cannot be read or has mistakes; the text names all of them.
     """
     from skep.cells.clustercheck import cluster_remarks
 
@@ -157,7 +171,14 @@ def check(arguments: Namespace) -> int:
 
 
 def read(name: str) -> Cluster:
-    """Return the cluster that a file describes. Raises CommandError that names all mistakes."""
+    """Return the cluster that a file describes.
+
+    Args:
+        name: The file; `-` is standard input.
+
+    Raises:
+        CommandError: The file cannot be read or has mistakes; the text names all of them.
+    """
     return _parsed(read_document(name))
 
 
@@ -180,7 +201,11 @@ def _has_keys(tree: dict[Any, Any]) -> bool:
 def _with_nodes(
     arguments: Namespace, document: Document, cluster: Cluster, warnings: list[dict[str, Any]]
 ) -> Cluster:
-    """Return the cluster with chains of what joined; CommandError when that is too little."""
+    """Return the cluster with chains of what joined.
+
+    Raises:
+        CommandError: The virtual clusters own more GPUs than have joined, or the gateway refuses.
+    """
     from skep.cells.clustercheck import problem
     from skep.cells.propose import resolve
     from skep.wire.reasons import Reason
@@ -288,7 +313,14 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def read_document(name: str) -> Document:
-    """Return the one document of a file; an empty one is a document without anything."""
+    """Return the one document of a file; an empty one is a document without anything.
+
+    Args:
+        name: The file; `-` is standard input.
+
+    Raises:
+        CommandError: The file cannot be read or parsed, or holds several documents.
+    """
     from skep_services.cli import specs
 
     try:
@@ -322,7 +354,16 @@ def _told(document: Document, one: Problem) -> dict[str, Any]:
 
 
 def refuse_document(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
-    """Raise CommandError that tells everything wrong with a document, each with its line."""
+    """Tell everything wrong with a document, each with its line, by an error.
+
+    Args:
+        document: The document.
+        problems: What is wrong, one at least.
+        head: The first line of the text.
+
+    Raises:
+        CommandError: Always.
+    """
     told = [_told(document, one) for one in problems]
     lines = [f"{one['where']}: {problem_text(one)}" for one in told]
     text = "\n  ".join([head, *lines])

@@ -78,7 +78,11 @@ class Answer:
         self.done = self._left == 0
 
     def read(self) -> bytes:
-        """Return the whole body. Raises LostError when it is cut short or far too large."""
+        """Return the whole body.
+
+        Raises:
+            LostError: The body is cut short, or far too large.
+        """
         parts: list[bytes] = []
         size = 0
         for piece in self.pieces():
@@ -90,7 +94,11 @@ class Answer:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the body as it arrives. Raises LostError when it ends before its end."""
+        """Yield the body as it arrives.
+
+        Raises:
+            LostError: The connection ends before the body does.
+        """
         if self.done:
             return
         if self._chunked:
@@ -151,8 +159,16 @@ class Connection:
     ) -> Answer:
         """Send a request and return the answer's beginning; read its body before the next request.
 
-        `timeout_s` bounds each wait for the network, not the whole exchange. Raises OSError
-        (LostError among them, TimeoutError too) when the gateway cannot be reached.
+        Args:
+            method: The method of HTTP.
+            path: The path with its query, without the prefix of the address.
+            timeout_s: The bound of each wait for the network (seconds), not of the whole exchange;
+                None: no bound.
+            body: What is sent; empty: nothing.
+            headers: Headers beside those of every request.
+
+        Raises:
+            OSError: The gateway cannot be reached; a LostError or a TimeoutError is one, too.
         """
         if self._last is not None and not (self._last.done and self._last.keeps_alive):
             self.close()

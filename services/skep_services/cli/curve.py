@@ -27,7 +27,14 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print the latest numbers, or draw all."""
+    """Print the latest numbers, or draw all.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The job has said nothing about its training.
+    """
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}/curve"
     if arguments.json and not arguments.svg:
@@ -72,7 +79,12 @@ def _number(value: float | None) -> str:
 
 
 def picture(job: str, points: list[dict[str, Any]]) -> str:
-    """Return one plot for each number, as SVG."""
+    """Return one plot for each number, as SVG.
+
+    Args:
+        job: The title.
+        points: What the job said: each with its `step`, `attempt` and `values` by name.
+    """
     names = _names(points)
     height = HEIGHT + ROW * len(names)
     parts: list[str] = []

@@ -284,7 +284,13 @@ def supervised_checks(home: str) -> Iterator[Check]:
 
 
 def check_child(home: str, name: str, child: dict[str, Any]) -> Check:
-    """Say what is known of one supervised process."""
+    """Say what is known of one supervised process.
+
+    Args:
+        home: The state folder.
+        name: The name of the process.
+        child: Its entry in `pids.json`.
+    """
     log = folder.service_log_path(home, name)
     restarts = render.plural(child.get("restarts", 0), "restart")
     detail = child.get("detail") or ""
@@ -336,7 +342,13 @@ def service_checks(client: Client) -> Iterator[Check]:
 
 
 def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[Check]:
-    """Yield what a service that works has met and passed over."""
+    """Yield what a service that works has met and passed over.
+
+    Args:
+        identity: The service.
+        health: What the gateway says of it.
+        log: Where its log is, for people.
+    """
     passed = health.get("passed_over", 0)
     if passed:
         text = f"{render.plural(passed, 'message')} passed over, at last {health['passed_latest']}"
@@ -378,7 +390,11 @@ def limit_checks(client: Client) -> Iterator[Check]:
 
 
 def cells_check(alarms: Sequence[dict[str, Any]]) -> Check:
-    """Say whether the allocator found its cells in order."""
+    """Say whether the allocator found its cells in order.
+
+    Args:
+        alarms: What it found out of order, the first in each entry's `text`; empty: nothing.
+    """
     if not alarms:
         return Check("cells", OK, "in order")
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
@@ -390,7 +406,15 @@ def cells_check(alarms: Sequence[dict[str, Any]]) -> Check:
 
 
 def clock_skew_s(date: str, now_s: float) -> float | None:
-    """Return how far the clock of a `Date` header is ahead of `now_s`, None if there is none."""
+    """Return how far the clock of a `Date` header is ahead of another, None if there is none.
+
+    Args:
+        date: The header; it has whole seconds.
+        now_s: The other clock (seconds since 1970).
+
+    Returns:
+        Seconds, negative where the header is behind; None: there is no date in the header.
+    """
     import calendar
 
     try:

@@ -40,7 +40,15 @@ def options_down(parser: ArgumentParser) -> None:
 
 
 def run_down(arguments: Namespace) -> int:
-    """Stop the cluster. Jobs are kept, and go on at the next `up`."""
+    """Stop the cluster. Jobs are kept, and go on at the next `up`.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: Jobs would lose what they did, the folder's file is damaged, or another `up`
+            or `down` is at work in the folder.
+    """
     home = folder.home_folder(arguments.home)
     cluster = _read_for_down(home, wipe=arguments.wipe)
     if cluster is None:
@@ -88,7 +96,11 @@ def run_down(arguments: Namespace) -> int:
 
 
 def _leave(home: str, cluster: dict[str, Any], arguments: Namespace) -> leaving.Leave:
-    """Suspend the jobs that can be; raise CommandError if others may not lose what they did."""
+    """Suspend the jobs that can be, and return what becomes of all.
+
+    Raises:
+        CommandError: Others would lose what they did, and may not; or the gateway refuses.
+    """
     from skep_services.supervisor import boot
 
     before, client = kept.read(home), None
@@ -116,7 +128,11 @@ def _leave(home: str, cluster: dict[str, Any], arguments: Namespace) -> leaving.
 
 
 def _read_for_down(home: str, *, wipe: bool) -> dict[str, Any] | None:
-    """Return the cluster; one whose file is damaged can still be wiped."""
+    """Return the cluster; one whose file is damaged can still be wiped.
+
+    Raises:
+        CommandError: The file is damaged, and is not to be wiped.
+    """
     try:
         return folder.read_cluster(home)
     except ValueError as error:

@@ -25,7 +25,11 @@ HELP = """exit codes:
 class CommandError(Exception):
     """Why a command ends early: exit code, text for people, and the error for `--json`.
 
-    `text` says what is wrong, where, and what to do; it may have several lines.
+    Args:
+        code: The exit code.
+        text: What is wrong, where, and what to do; it may have several lines.
+        reason: What programs know the error by; empty: what the exit code is called.
+        more: Further keys of the error for `--json`.
     """
 
     def __init__(self, code: int, text: str, reason: str = "", **more: Any) -> None:

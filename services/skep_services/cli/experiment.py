@@ -65,7 +65,11 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run the experiment, tell, and return the exit code."""
+    """Run the experiment, tell, and return the exit code.
+
+    Raises:
+        CommandError: The command line is wrong, or the process of a run died.
+    """
     from skep_lab.experiments.catalogue import EXPERIMENTS
     from skep_services.simulations import inputs, pool
 

@@ -17,10 +17,18 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 def interpreter(given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the interpreter that a job of this shell runs on, None for the cluster's own.
+    """Return the interpreter that a job of this shell runs on.
 
-    It is what `--python` says (a path, or a name that is looked up in PATH), else the one of the
-    environment that is active. Raises CommandError for a name that is not in PATH.
+    Args:
+        given: What `--python` says: a path, or a name that is looked up in PATH; None: the one of
+            the environment that is active.
+        environment: The shell's variables.
+
+    Returns:
+        The full path; None: the cluster's own.
+
+    Raises:
+        CommandError: The name is not in PATH.
     """
     if given is not None:
         if "/" in given:
@@ -43,6 +51,9 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what a spec names and this machine lacks: where in the spec, and in words.
 
     Of a container's files only its workdir can be looked for.
+
+    Args:
+        tree: The spec.
     """
     found: list[tuple[str, str]] = []
     workdir, script, python = tree.get("workdir"), tree.get("script"), tree.get("python")
@@ -60,8 +71,14 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
 def check_files(documents: list[Document], *, local: bool, done: str = "submitted") -> None:
     """Look for the files that specs name, before anything is `done` with them.
 
-    Where the cluster is this machine (`local`), raises CommandError if one is missing. Else the
-    nodes may have it all the same, and a line says that they need it.
+    Args:
+        documents: The specs.
+        local: The cluster is this machine. Else the nodes may have a file that is missing here, and
+            a line says that they need it.
+        done: The participle in the text of the error.
+
+    Raises:
+        CommandError: A file is missing, and the cluster is this machine.
     """
     told = [
         f"{document.where(path)}: {text}"

@@ -43,7 +43,11 @@ def options_ps(parser: ArgumentParser) -> None:
 
 
 def run_ps(arguments: Namespace) -> int:
-    """List jobs."""
+    """List jobs.
+
+    Returns:
+        The exit code: always 0.
+    """
     # Ten thousand rows are a hundred thousand objects that all live until the end: looking for
     # garbage among them again and again would take a third of the time.
     gc.disable()
@@ -71,7 +75,12 @@ def run_ps(arguments: Namespace) -> int:
 
 
 def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
-    """Return the table of jobs, one list per column."""
+    """Return the table of jobs, one list per column.
+
+    Args:
+        rows: The jobs as the gateway lists them.
+        now_ns: The time (ns since 1970), to which jobs that have not ended are counted.
+    """
 
     def ran(row: dict[str, Any]) -> str:
         return duration((row["ended_at"] or now_ns) - row["started_at"])
@@ -112,12 +121,25 @@ def place(row: dict[str, Any]) -> str:
 
 
 def eta(left_s: float | None) -> str:
-    """Return the predicted time to the end, if there is a prediction."""
+    """Return the predicted time to the end, if there is a prediction.
+
+    Args:
+        left_s: The time that is left (seconds); None: no prediction.
+    """
     return "-" if left_s is None else render.duration(int(left_s * 1_000_000_000))
 
 
 def why(state: str, reason: str | None, needs: str) -> str:
-    """Return the reason behind a job's state, and what it waits for."""
+    """Return the reason behind a job's state, and what it waits for.
+
+    Args:
+        state: The state.
+        reason: The code of the reason; None: there is none.
+        needs: What the job waits for; empty: nothing that has a name.
+
+    Returns:
+        One line; empty: the state says it all.
+    """
     if not reason or state == reason:
         return ""
     return f"{reason}: {needs}" if needs else reason
@@ -129,7 +151,11 @@ def why_of(row: dict[str, Any]) -> str:
 
 
 def positive(text: str) -> int:
-    """Return a count of at least 1 from the command line."""
+    """Return a count of at least 1 from the command line.
+
+    Raises:
+        ValueError: The text is no whole number from 1 on.
+    """
     count = int(text)
     if count < 1:
         raise ValueError(text)
@@ -145,7 +171,11 @@ def options_cancel(parser: ArgumentParser) -> None:
 
 
 def run_cancel(arguments: Namespace) -> int:
-    """Ask for the end of jobs. The worst outcome among them is the exit code."""
+    """Ask for the end of jobs. The worst outcome among them is the exit code.
+
+    Raises:
+        CommandError: The cluster cannot be reached.
+    """
     client = client_of(arguments)
     results: list[dict[str, Any]] = []
     worst = exits.OK
@@ -170,7 +200,11 @@ def run_cancel(arguments: Namespace) -> int:
 
 
 def ask_cancel(client: Client, job: str) -> None:
-    """Ask the gateway to cancel a job. Raises CommandError when it does not take that."""
+    """Ask the gateway to cancel a job.
+
+    Raises:
+        CommandError: The gateway cannot be reached, or refuses.
+    """
     client.send("DELETE", f"/v1/jobs/{quote(job)}")
 
 
@@ -196,7 +230,11 @@ def options_wait(parser: ArgumentParser) -> None:
 
 
 def run_wait(arguments: Namespace) -> int:
-    """Wait until every job has ended (or started): 0 if none failed, 1 if one did, 5 in time."""
+    """Wait until every job has ended (or started).
+
+    Returns:
+        The exit code: 0 if no job failed, 1 if one did, 5 if the time was too short.
+    """
     client = client_of(arguments, PATIENCE_FOLLOWING_S)
     deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
     jobs: list[dict[str, Any]] = []
@@ -217,7 +255,14 @@ def run_wait(arguments: Namespace) -> int:
 
 
 def poll(client: Client, job: str, until: str, deadline: float | None) -> dict[str, Any]:
-    """Return the job once it has started (or ended), or as it is at `deadline` (monotonic s)."""
+    """Return the job once it has started (or ended), or as it is at a deadline.
+
+    Args:
+        client: The gateway.
+        job: The job's id or unique name.
+        until: `started` or `ended`.
+        deadline: When to give up (monotonic seconds); None waits for ever.
+    """
     while True:
         left_s = float(POLL_S) if deadline is None else deadline - time.monotonic()
         # The gateway waits whole seconds; the last part of one is waited for here.
@@ -232,7 +277,12 @@ def poll(client: Client, job: str, until: str, deadline: float | None) -> dict[s
 
 
 def reached(row: dict[str, Any], until: str) -> bool:
-    """Return whether a job has started (or ended)."""
+    """Return whether a job has started (or ended).
+
+    Args:
+        row: The job as the gateway shows it.
+        until: `started` or `ended`; what has ended has started, too.
+    """
     return row["state"] in ENDED or (until == "started" and row["started_at"] is not None)
 
 
@@ -249,7 +299,11 @@ def ended_text(row: dict[str, Any]) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return a length of time from the command line in seconds: `90`, `90s`, `15m`, `2h`, `1d`."""
+    """Return a length of time from the command line in seconds: `90`, `90s`, `15m`, `2h`, `1d`.
+
+    Raises:
+        ValueError: The text is no length of time, or one of more than a year.
+    """
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     unit = units.get(text[-1:])
     length_s = float(text[:-1]) * unit if unit else float(text)

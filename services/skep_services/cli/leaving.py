@@ -45,16 +45,19 @@ class Leave(NamedTuple):
 def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Client]:
     """Suspend what can be suspended; return what becomes of every job.
 
-    Args:
-        home: the state folder.
-        cluster: its `cluster.json`.
-        before: what an earlier `down` kept and no `up` has taken back yet.
-
     What does not come to its end is undone, also where the command is interrupted. What cannot be
     undone is noted for the next `up`.
 
+    Args:
+        home: The state folder.
+        cluster: Its `cluster.json`.
+        before: What an earlier `down` kept and no `up` has taken back yet.
+
+    Returns:
+        What becomes of the jobs, and a client of the cluster with which it can be undone.
+
     Raises:
-        CommandError: the gateway does not answer (`UNREACHABLE`) or refuses the operator, or what
+        CommandError: The gateway does not answer (`UNREACHABLE`) or refuses the operator, or what
             is to be closed cannot be noted.
     """
     gateway = cluster["gateway"]
@@ -70,7 +73,11 @@ def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Cl
 
 
 def note(home: str, keep: Kept) -> None:
-    """Note what is kept, and which nodes are closed. Raises CommandError."""
+    """Note what is kept, and which nodes are closed.
+
+    Raises:
+        CommandError: The note cannot be written.
+    """
     if keep == Kept():
         kept.forget(home)
         return

@@ -32,7 +32,11 @@ def options_ledger(parser: ArgumentParser) -> None:
 
 
 def run_ledger(arguments: Namespace) -> int:
-    """List trials and what they came to."""
+    """List trials and what they came to.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments)
     path = query(
         "/v1/trials",

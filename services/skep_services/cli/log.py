@@ -64,7 +64,12 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Check or repair; exit code 1 if something is left to do."""
+    """Check or repair; exit code 1 if something is left to do.
+
+    Raises:
+        CommandError: The command line is wrong, the logs cannot be read, or a message cannot be
+            taken out.
+    """
     from skep_services.replaying import UNREADABLE, UnreachableError
 
     if arguments.verb == "check" and (arguments.yes or arguments.doubtful or arguments.keep):
@@ -171,7 +176,11 @@ async def _read(home: str | None, identity: str) -> Streams:
 
 
 async def _take_out(home: str | None, wanted: list[tuple[str, Odd]]) -> None:
-    """Delete messages, one after the other; raises CommandError at the first that stays."""
+    """Delete messages, one after the other.
+
+    Raises:
+        CommandError: The bus refuses to delete a message; it stays, and so do those after it.
+    """
     from skep_services.adapters.nats_bus import NatsBus
     from skep_services.adapters.nats_read import take_out
     from skep_services.ports import RefusedError
@@ -192,7 +201,11 @@ async def _take_out(home: str | None, wanted: list[tuple[str, Odd]]) -> None:
 
 
 def _keep(arguments: Namespace, streams: Streams, wanted: list[tuple[str, Odd]]) -> str:
-    """Write a copy of what is taken out, as an export; return where it is."""
+    """Write a copy of what is taken out, as an export; return where it is.
+
+    Raises:
+        CommandError: The copy cannot be written.
+    """
     from skep_services.adapters import exported
     from skep_services.supervisor import home as folder
 

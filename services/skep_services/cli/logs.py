@@ -48,7 +48,11 @@ def options_logs(parser: ArgumentParser) -> None:
 
 
 def run_logs(arguments: Namespace) -> int:
-    """Print a job's output. `--json` prints one object per piece, with rank and text."""
+    """Print a job's output. `--json` prints one object per piece, with rank and text.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.follow else PATIENCE_S)
     row = client.get(f"/v1/jobs/{quote(arguments.job)}")
     arguments.job = row["job"]  # Another job may get the same name meanwhile.
@@ -69,7 +73,15 @@ def run_logs(arguments: Namespace) -> int:
 
 
 def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
-    """Return the ranks a person asked for."""
+    """Return the ranks a person asked for.
+
+    Args:
+        text: The number of a rank, or `all`, which is the first RANKS_MAX at most.
+        row: The job as the gateway shows it.
+
+    Raises:
+        CommandError: The text is neither, or the job has no such rank.
+    """
     if text == "all":
         return list(range(min(max(row["workers"], 1), RANKS_MAX)))
     if not text.isascii() or not text.isdecimal():
@@ -81,7 +93,15 @@ def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
 
 
 def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: int = 0) -> str:
-    """Return where a rank's output is read."""
+    """Return where a rank's output is read.
+
+    Args:
+        job: The job's id.
+        rank: The rank.
+        attempt: The number of the attempt, or `latest`.
+        follow: The answer goes on until the output ends.
+        offset: How many bytes of the output are passed over.
+    """
     return query(
         f"/v1/jobs/{quote(job)}/logs",
         rank=rank,
@@ -92,7 +112,11 @@ def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: 
 
 
 def takers(ranks: list[int]) -> dict[int, Take]:
-    """Return what writes each rank's output: as it comes, or line by line with the rank before."""
+    """Return what writes each rank's output: as it comes, or line by line with the rank before.
+
+    Args:
+        ranks: The ranks, in ascending order.
+    """
     if len(ranks) == 1:
         return {ranks[0]: _write}
     return {rank: Prefixed(rank, len(str(ranks[-1]))) for rank in ranks}
@@ -138,7 +162,17 @@ class Prefixed:
 def follow_ranks(
     arguments: Namespace, client: Client, ranks: list[int], take: dict[int, Take]
 ) -> None:
-    """Follow ranks until their job has ended. Raises what stopped the first of them that failed."""
+    """Follow ranks until their job has ended.
+
+    Args:
+        arguments: The `job`, and the one `attempt` that is asked for (None: all).
+        client: The gateway; each of several ranks has a connection of its own.
+        ranks: The ranks.
+        take: What gets the output, by rank.
+
+    Raises:
+        Exception: What stopped the first rank that failed.
+    """
     if len(ranks) == 1:
         follow(client, arguments.job, ranks[0], take[ranks[0]], arguments.attempt)
         return
@@ -165,7 +199,15 @@ def follow_ranks(
 
 
 def follow(client: Client, job: str, rank: int, take: Take, only: int | None = None) -> None:
-    """Give a rank's output to `take` until the job has ended, or the one attempt asked for."""
+    """Give a rank's output to `take` until the job has ended, or the one attempt asked for.
+
+    Args:
+        client: The gateway.
+        job: The job's id.
+        rank: The rank.
+        take: What gets the output; an empty piece is the end of an attempt's.
+        only: The number of the one attempt; None: the current one and all that follow.
+    """
     row = poll(client, job, "started", None)
     number = only or max(row["attempt"], 1)
     while row["attempt"]:
@@ -219,7 +261,11 @@ def options_events(parser: ArgumentParser) -> None:
 
 
 def run_events(arguments: Namespace) -> int:
-    """Print what happened. With `-f`, `--json` prints one event per line."""
+    """Print what happened. With `-f`, `--json` prints one event per line.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.follow else PATIENCE_S)
     if arguments.follow:
         return _follow_events(client, arguments)

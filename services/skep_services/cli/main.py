@@ -80,7 +80,11 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors a user can cause are printed."""
+    """Run one command and return its exit code. Errors a user can cause are printed.
+
+    Args:
+        argv: The words after `skep`; None: those of this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         if words[:1] == ["help"] and words[1:2] and words[1] in COMMANDS:

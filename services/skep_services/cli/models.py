@@ -69,7 +69,15 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """List the models, or print the speeds of one."""
+    """List the models, or print the speeds of one.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: `--svg` comes without a model, or the folder of measurements cannot be read.
+        _unknown: A CommandError: no table knows the model.
+    """
     from skep_lab.workloads.models import Models
 
     folder, read = _read(arguments)
@@ -179,7 +187,15 @@ def speeds_of(models: Models, arguments: Namespace) -> dict[str, Any]:
 
 
 def splits(gpus_max: int, node_gpus: int) -> list[tuple[int, ...]]:
-    """Return even spreads of 1, 2, 4, ... GPUs: over as few nodes as hold them, and doublings."""
+    """Return even spreads of 1, 2, 4, ... GPUs: over as few nodes as hold them, and doublings.
+
+    Args:
+        gpus_max: The most GPUs of a spread.
+        node_gpus: GPUs of a node.
+
+    Returns:
+        The GPUs on each node, of every spread.
+    """
     from skep_lab.workloads.table import fewest
 
     found = []

@@ -20,7 +20,14 @@ def options_gpu(parser: ArgumentParser) -> None:
 
 
 def run_gpu(arguments: Namespace) -> int:
-    """List every GPU and the jobs that hold it, or have one count as bad."""
+    """List every GPU and the jobs that hold it, or have one count as bad.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The command line is wrong.
+    """
     if arguments.verb == "ls":
         if arguments.node or arguments.undo:
             raise exits.CommandError(exits.USAGE, "`skep gpu ls` takes nothing")
@@ -92,7 +99,14 @@ def options_node(parser: ArgumentParser) -> None:
 
 
 def run_node(arguments: Namespace) -> int:
-    """List nodes, close them to further work, or open them again."""
+    """List nodes, close them to further work, or open them again.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The command line names no node.
+    """
     if arguments.verb == "ls":
         return _list(arguments)
     if not arguments.nodes:

@@ -36,7 +36,14 @@ def options_plan(parser: ArgumentParser) -> None:
 
 
 def run_plan(arguments: Namespace) -> int:
-    """Say of each spec what would become of it if it alone were submitted now."""
+    """Say of each spec what would become of it if it alone were submitted now.
+
+    Returns:
+        The exit code: 0, or that of the last spec that would be refused.
+
+    Raises:
+        CommandError: A spec cannot be read or is wrong, or the cluster cannot be reached.
+    """
     from skep_services.cli.submit import check, encode, prepare, where
 
     documents = [document for name in arguments.files for document in specs.read(name)]
@@ -103,7 +110,12 @@ def _named(option: dict[str, Any]) -> str:
 
 
 def start_text(outcome: dict[str, Any], now_ns: int) -> str:
-    """Return when and where a job would start."""
+    """Return when and where a job would start.
+
+    Args:
+        outcome: The allocator's word on a start, as the gateway tells it.
+        now_ns: The time (ns since 1970).
+    """
     borrowed = ", on borrowed GPUs" if outcome["borrows"] else ""
     more = outcome["nodes"] - len(outcome["place"].split())
     others = f" and {more} more nodes" if more > 0 else ""
@@ -126,7 +138,12 @@ def start_text(outcome: dict[str, Any], now_ns: int) -> str:
 
 
 def end_text(outcome: dict[str, Any], now_ns: int) -> str:
-    """Return when a job would end."""
+    """Return when a job would end.
+
+    Args:
+        outcome: The allocator's word on an end, as the gateway tells it.
+        now_ns: The time (ns since 1970).
+    """
     most = outcome["ends_most"]
     latest = f", or in {duration(most - now_ns)} at the latest (its limit)" if most else ""
     if outcome["ends_at"]:
@@ -135,7 +152,7 @@ def end_text(outcome: dict[str, Any], now_ns: int) -> str:
 
 
 def effects(outcome: dict[str, Any]) -> list[str]:
-    """Return a line for each way in which others are touched."""
+    """Return a line for each way in which other jobs are touched."""
     lines = []
     for what, text in WHAT.items():
         touched = [one for one in outcome["others"] if one["what"] == what]

@@ -17,7 +17,14 @@ def options_policies(parser: ArgumentParser) -> None:
 
 
 def run_policies(arguments: Namespace) -> int:
-    """List the policies, each with its options, their defaults and the paper it is from."""
+    """List the policies, each with its options, their defaults and the paper it is from.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: There is no policy of that name.
+    """
     known = policies()
     if arguments.name is not None:
         known = [one for one in known if one["policy"] == arguments.name]

@@ -41,10 +41,15 @@ COLOURS = {
 
 
 class Column:
-    """One column: its title, its cells, and what may happen to it when the terminal is narrow.
+    """One column, and what may happen to it when the terminal is narrow.
 
-    `narrow` is the width down to which cells may be cut (0: never); columns are left out by
-    descending `drop` (0: never). `coloured` cells are states.
+    Args:
+        title: What stands above the cells.
+        cells: One text for each row.
+        right: The cells are numbers made by this program, and stand on the right.
+        narrow: The width down to which cells may be cut (terminal columns); 0: never.
+        drop: Columns are left out by descending `drop`; 0: never.
+        coloured: The cells are states.
     """
 
     def __init__(
@@ -75,7 +80,14 @@ class Column:
 
 
 def table(columns: Sequence[Column], width: int, *, colour: bool) -> str:
-    """Return the columns as text of at most `width` columns, with a title line."""
+    """Return the columns as text of at most `width` columns, with a title line.
+
+    Args:
+        columns: The columns; their `width` becomes what they get.
+        width: Columns of the terminal. The text is wider where columns can neither be cut nor left
+            out.
+        colour: Cells that are states get their colours.
+    """
     shown = _fit(list(columns), width)
     padded: list[list[str]] = []
     formats: list[str] = []
@@ -174,7 +186,11 @@ def printable(text: str) -> str:
 
 
 def terminal_width(stream: Any = None) -> int:
-    """Return the columns of the terminal behind standard output; UNLIMITED when there is none."""
+    """Return the columns of the terminal behind standard output; UNLIMITED when there is none.
+
+    Args:
+        stream: Another stream in place of standard output; None: that one.
+    """
     given = os.environ.get("COLUMNS", "")
     stream = stream or sys.stdout
     if not is_terminal(stream):
@@ -196,7 +212,11 @@ def is_terminal(stream: Any) -> bool:
 
 
 def colour_wanted(stream: Any = None) -> bool:
-    """Return whether to colour what goes to `stream` (see no-color.org)."""
+    """Return whether to colour what goes to `stream` (see no-color.org).
+
+    Args:
+        stream: Where it goes; None: standard output.
+    """
     stream = stream or sys.stdout
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
@@ -204,7 +224,13 @@ def colour_wanted(stream: Any = None) -> bool:
 
 
 def paint(text: str, code: str, *, colour: bool) -> str:
-    """Return `text` in an ANSI colour, if colours are wanted."""
+    """Return `text` in an ANSI colour, if colours are wanted.
+
+    Args:
+        text: The text.
+        code: The number of the colour, such as `31`.
+        colour: Colours are wanted.
+    """
     return f"\x1b[{code}m{text}\x1b[0m" if colour else text
 
 
@@ -223,7 +249,11 @@ def show_table(columns: Sequence[Column]) -> None:
 
 
 def duration(length_ns: int | None) -> str:
-    """Return a length of time in two units at most: `340ms`, `8.2s`, `3m12s`, `2h05m`, `3d04h`."""
+    """Return a length of time in two units at most: `340ms`, `8.2s`, `3m12s`, `2h05m`, `3d04h`.
+
+    Args:
+        length_ns: The length (ns); None: it is not known, and `-` is returned.
+    """
     if length_ns is None:
         return "-"
     if length_ns < 60_000_000_000:
@@ -245,7 +275,12 @@ def duration(length_ns: int | None) -> str:
 
 
 def clock_time(at_ns: int | None, *, date: bool = False) -> str:
-    """Return a wall-clock instant in local time: `14:03:07.250`, or with its date."""
+    """Return a wall-clock instant in local time: `14:03:07.250`, or with its date.
+
+    Args:
+        at_ns: The instant (ns since 1970); None: it is not known, and `-` is returned.
+        date: With its date.
+    """
     if at_ns is None:
         return "-"
     parts = time.localtime(at_ns // 1_000_000_000)
@@ -254,7 +289,11 @@ def clock_time(at_ns: int | None, *, date: bool = False) -> str:
 
 
 def rate(rate_milli: int | None) -> str:
-    """Return mini-batches per second from thousandths of them."""
+    """Return mini-batches per second from thousandths of them.
+
+    Args:
+        rate_milli: Thousandths of a mini-batch per second; None and 0: not known.
+    """
     if not rate_milli:
         return "-"
     if rate_milli >= 100_000:
@@ -265,7 +304,12 @@ def rate(rate_milli: int | None) -> str:
 
 
 def progress(steps: int | None, total: int | None) -> str:
-    """Return the mini-batches done, of how many if that is known."""
+    """Return the mini-batches done, of how many if that is known.
+
+    Args:
+        steps: Mini-batches that are done; None and 0: none.
+        total: Mini-batches of the whole job; None and 0: not known.
+    """
     if not steps and not total:
         return "-"
     if not total:
@@ -274,7 +318,11 @@ def progress(steps: int | None, total: int | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Return an amount of memory: `512MiB`, `15.5GiB`."""
+    """Return an amount of memory: `512MiB`, `15.5GiB`.
+
+    Args:
+        count: Bytes; None and 0: not known.
+    """
     if not count:
         return "-"
     for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -89,7 +89,11 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Replay, tell, and return the exit code: 1 if a decision came out otherwise."""
+    """Replay, tell, and return the exit code: 1 if a decision came out otherwise.
+
+    Raises:
+        CommandError: The command line is wrong, or the log cannot be read or used.
+    """
     from skep_lab.live_log.live_run import NothingError
     from skep_services.replaying import UNREADABLE, UnreachableError
     from skep_services.simulations.inputs import WrongError
@@ -424,7 +428,11 @@ def _window(arguments: Namespace) -> tuple[Instant, Instant] | None:
 
 
 def _time(text: str, option: str) -> int:
-    """Return an instant (ns) of a time of day or a length of time ago."""
+    """Return an instant (ns) of a time of day or a length of time ago.
+
+    Raises:
+        CommandError: The text is neither.
+    """
     ago = AGO.fullmatch(text)
     if ago is not None:
         return time.time_ns() - round(float(ago[1]) * UNIT_S[ago[2]] * 1e9)

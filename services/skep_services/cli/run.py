@@ -107,7 +107,11 @@ def run_run(arguments: Namespace) -> int:
 
 
 def spec_of(arguments: Namespace) -> dict[str, Any]:
-    """Return the spec the command line describes. Raises CommandError if it is incomplete."""
+    """Return the spec the command line describes.
+
+    Raises:
+        CommandError: There is no command, or this shell lacks a program or variable that is named.
+    """
     words = list(arguments.command)
     if words[:1] == ["--"]:
         del words[0]
@@ -153,7 +157,16 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def attached(client: Client, job: str, arguments: Namespace) -> int:
-    """Print the job's output until it has ended; on an interrupt ask whether to cancel it."""
+    """Print the job's output until it has ended; on an interrupt ask whether to cancel it.
+
+    Args:
+        client: The gateway; its connection is closed by an interrupt.
+        job: The job's id.
+        arguments: The `rank` whose output is wanted, and whether as `json`.
+
+    Returns:
+        The exit code: 0 if the job succeeded, 1 if it ended otherwise, 130 after an interrupt.
+    """
     try:
         row = _wait_started(client, job)
         ranks = logs.ranks_of(arguments.rank, row)

@@ -79,7 +79,14 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do what the verb says."""
+    """Do what the verb says.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The command line or the spec is wrong, or the gateway refuses.
+    """
     verb = arguments.verb
     if len(arguments.what) != TAKES[verb]:
         takes = VERBS[verb].split(":")[0] if TAKES[verb] else "nothing more"
@@ -95,7 +102,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _submit(arguments: Namespace) -> int:
-    """Begin one search; its spec is checked here first."""
+    """Begin one search; its spec is checked here first.
+
+    Raises:
+        CommandError: The file does not hold exactly one search, or the search is wrong.
+    """
     client = client_of(arguments)
     documents = specs.read(arguments.what[0])
     if len(documents) != 1:
@@ -123,7 +134,11 @@ def _submit(arguments: Namespace) -> int:
 
 
 def check(document: specs.Document) -> None:
-    """Check a spec as the cluster will. Raises CommandError with every problem."""
+    """Check a spec as the cluster will.
+
+    Raises:
+        CommandError: The spec is wrong; the error has every problem.
+    """
     from skep.wire.search import parse_search_tree
 
     read = parse_search_tree(document.tree)
@@ -297,7 +312,11 @@ def _ask(arguments: Namespace) -> int:
 
 
 def _assigned(text: str) -> tuple[str, Any]:
-    """Return a parameter's name and value, which is JSON where it is valid JSON."""
+    """Return a parameter's name and value, which is JSON where it is valid JSON.
+
+    Raises:
+        CommandError: The text is not NAME=VALUE.
+    """
     name, mark, value = text.partition("=")
     if not mark or not name:
         raise CommandError(exits.USAGE, f"--param {text}: write NAME=VALUE, as lr=0.1")

@@ -18,7 +18,11 @@ WORDS_MAX = 34
 
 
 def picture(found: dict[str, Any]) -> str:
-    """Return curves above, and below a bar for each trial's mini-batches, with the rungs."""
+    """Return curves above, and below a bar for each trial's mini-batches, with the rungs.
+
+    Args:
+        found: The search as the gateway shows it, with its trials in `rows`.
+    """
     rows = found["rows"]
     shown = sorted(rows, key=lambda row: (-row["step"], row["trial"]))[:TRIALS_SHOWN]
     bars = TOP + CURVES + 80
@@ -55,7 +59,12 @@ def _legend(left: float) -> list[str]:
 
 
 def colour_of(row: dict[str, Any], best: int) -> str:
-    """Return a trial's colour: how it stands, or how it ended."""
+    """Return a trial's colour: how it stands, or how it ended.
+
+    Args:
+        row: The trial.
+        best: The number of the best trial, which has a colour of its own; 0: none is.
+    """
     if row["trial"] == best:
         return BEST
     if row["end"] is not None:

@@ -19,7 +19,11 @@ LABEL_COLUMNS = 11
 
 
 def run_show(arguments: Namespace) -> int:
-    """Print everything about one job."""
+    """Print everything about one job.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}"
     if arguments.json:
@@ -221,7 +225,11 @@ def options_why(parser: ArgumentParser) -> None:
 
 
 def run_why(arguments: Namespace) -> int:
-    """Print the reasons behind a job's state and what would change it."""
+    """Print the reasons behind a job's state and what would change it.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}/why"
     if arguments.what_if:

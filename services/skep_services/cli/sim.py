@@ -131,7 +131,13 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Simulate, tell, and return the exit code."""
+    """Simulate, tell, and return the exit code.
+
+    Raises:
+        CommandError: The command line is wrong, the log of the cluster here cannot be used, or the
+            process of a run died.
+        refused: A CommandError: the trace cannot be used.
+    """
     from skep_lab.traces.problems import BadTraceError
     from skep_services.replaying import UnreachableError
     from skep_services.simulations.inputs import WrongError
@@ -203,7 +209,12 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
 
 
 def _asked(arguments: Namespace) -> Any:
-    """Return what the command line asks for. Raises WrongError, CommandError."""
+    """Return what the command line asks for.
+
+    Raises:
+        CommandError: Options do not go together.
+        WrongError: The value of an option makes no sense.
+    """
     from skep_services.simulations import inputs
     from skep_services.simulations.ordering import Asked
 
@@ -244,7 +255,12 @@ def _asked(arguments: Namespace) -> Any:
 
 
 def _place(text: str, home: str | None) -> Any:
-    """Return the cluster of a shape or file. Raises WrongError, CommandError."""
+    """Return the cluster of a shape or file.
+
+    Raises:
+        CommandError: The file cannot be read or has mistakes.
+        WrongError: The cluster cannot be simulated.
+    """
     from skep_services.cli import clusters
     from skep_services.simulations import inputs, sources
 

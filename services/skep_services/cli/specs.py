@@ -44,7 +44,11 @@ class Document(NamedTuple):
 def read(name: str) -> list[Document]:
     """Return the documents of a file, at least one, or of standard input for `-`.
 
-    Raises CommandError: exit code 2 where there is no such file, 1 where it cannot be parsed.
+    Args:
+        name: The file.
+
+    Raises:
+        CommandError: There is no such file (exit code 2), or it is empty or cannot be parsed (1).
     """
     documents = read_any(name)
     if not documents:
@@ -54,7 +58,15 @@ def read(name: str) -> list[Document]:
 
 
 def read_any(name: str) -> list[Document]:
-    """Return the documents of a file as `read` does; none for an empty one."""
+    """Return the documents of a file as `read` does; none for an empty one.
+
+    Args:
+        name: The file; `-` is standard input.
+
+    Raises:
+        CommandError: There is no such file (exit code 2), or it is too large or cannot be parsed
+            (1).
+    """
     source = "standard input" if name == "-" else name
     try:
         if name == "-":
@@ -76,7 +88,15 @@ def read_any(name: str) -> list[Document]:
 
 
 def parse(text: str, source: str) -> list[Document]:
-    """Return the documents in a text: JSON values one after another, or YAML documents."""
+    """Return the documents in a text: JSON values one after another, or YAML documents.
+
+    Args:
+        text: The text.
+        source: What the text is called in errors; with `.json` or `.jsonl` it is never YAML.
+
+    Raises:
+        CommandError: The text is neither.
+    """
     if text.lstrip()[:1] == "{":
         documents = _json(text, source)
         # YAML may begin with a brace as well; then it is YAML that has to say what is wrong.
@@ -88,7 +108,15 @@ def parse(text: str, source: str) -> list[Document]:
 
 
 def put(tree: Any, assignment: str) -> None:
-    """Set `a.b=value` in a tree. The value is JSON where it is valid JSON, and text otherwise."""
+    """Set `a.b=value` in a tree. The value is JSON where it is valid JSON, and text otherwise.
+
+    Args:
+        tree: The spec; it is changed.
+        assignment: The key and the value.
+
+    Raises:
+        CommandError: The text is no assignment, or a key on the way has a value that is no object.
+    """
     path, mark, text = assignment.partition("=")
     keys = path.split(".")
     if not mark or not all(keys):
@@ -116,6 +144,9 @@ def settle_paths(tree: dict[str, Any]) -> None:
     """Make `workdir` absolute, from the current folder, which it also is where none is given.
 
     So is a `python` that is a path; a name is looked up where the job runs.
+
+    Args:
+        tree: The spec; it is changed.
     """
     workdir = tree.get("workdir")
     if workdir is None:
@@ -204,6 +235,9 @@ def _walk(
 
     `sizes` holds finished nodes, and 0 for those being walked: an alias to one of those is a value
     that contains itself.
+
+    Raises:
+        CommandError: A value contains itself, a key is given twice, or there are too many values.
     """
     import yaml
 

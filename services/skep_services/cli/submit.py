@@ -44,7 +44,11 @@ def options_spec(parser: ArgumentParser) -> None:
 
 
 def run_submit(arguments: Namespace) -> int:
-    """Hand in specs: all of them are checked before the first one is sent."""
+    """Hand in specs: all of them are checked before the first one is sent.
+
+    Returns:
+        The exit code: 1 if the cluster refused one, else 0.
+    """
     documents = [document for name in arguments.files for document in specs.read(name)]
     client = client_of(arguments)
     for document in documents:
@@ -66,7 +70,13 @@ def run_submit(arguments: Namespace) -> int:
 
 
 def prepare(document: Document, arguments: Namespace, client: Client) -> None:
-    """Apply the command line to a spec, and fill in its virtual cluster and folder."""
+    """Apply the command line to a spec, and fill in its virtual cluster and folder.
+
+    Args:
+        document: The spec; its tree is changed.
+        arguments: The command line.
+        client: The gateway, which is asked for the virtual cluster where none is named.
+    """
     tree = document.tree
     if not isinstance(tree, dict):
         return
@@ -81,7 +91,11 @@ def prepare(document: Document, arguments: Namespace, client: Client) -> None:
 
 
 def default_vc(client: Client) -> str:
-    """Return the VC of a job that names none: `SKEP_VC`, the only one there is, or `default`."""
+    """Return the VC of a job that names none: `SKEP_VC`, the only one there is, or `default`.
+
+    Raises:
+        CommandError: There are several and none is called `default`, or there is none.
+    """
     if named := os.environ.get("SKEP_VC"):
         return named
     vcs = [str(one["vc"]) for one in client.get("/v1/vcs")["vcs"]]
@@ -97,7 +111,12 @@ def default_vc(client: Client) -> str:
 def check(documents: list[Document], done: str = "submitted") -> None:
     """Check specs as the cluster will, before anything is `done` with them.
 
-    Raises CommandError with every problem of every spec.
+    Args:
+        documents: The specs.
+        done: The participle in the text of the error.
+
+    Raises:
+        CommandError: A spec is wrong; the error has every problem of every spec.
     """
     from skep.wire.parse import parse_tree
     from skep.wire.spec import SPEC_BYTES_MAX
@@ -136,7 +155,15 @@ def _suggestion(path: str, text: str) -> str:
 def send(client: Client, document: Document, key: str | None) -> dict[str, Any]:
     """Submit one spec; return `{name, job, accepted, ...}`, where `accepted` is None until judged.
 
-    A random key makes repeating safe: however often the request is sent, it makes one job.
+    Args:
+        client: The gateway.
+        document: The spec.
+        key: The idempotency key; None: a random one. Either makes repeating safe: however often the
+            request is sent, it makes one job.
+
+    Raises:
+        CommandError: The gateway cannot be reached, or the key or TRACEPARENT is not printable
+            ASCII.
     """
     headers = {"Idempotency-Key": key or os.urandom(16).hex()}
     if trace := os.environ.get("TRACEPARENT"):
@@ -170,7 +197,12 @@ def encode(tree: Any) -> bytes:
 
 
 def tell(result: dict[str, Any], *, quiet: bool) -> None:
-    """Print what became of a submission."""
+    """Print what became of a submission.
+
+    Args:
+        result: What `send` returned.
+        quiet: Print no more than the job's id.
+    """
     job = result.get("job")
     if result["accepted"] is False:
         say("\n".join(f"refused: {line}" for line in result["where"]))

@@ -51,7 +51,11 @@ def options_trace(parser: ArgumentParser) -> None:
 
 
 def run_trace(arguments: Namespace) -> int:
-    """Print where a job's time went."""
+    """Print where a job's time went.
+
+    Returns:
+        The exit code: always 0.
+    """
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}/trace"
     if arguments.json:
@@ -75,12 +79,23 @@ def run_trace(arguments: Namespace) -> int:
 
 
 def bounds(spans: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the first start and the last end."""
+    """Return the first start and the last end of spans (ns since 1970).
+
+    Args:
+        spans: The spans, one at least.
+    """
     return min(one["start_ns"] for one in spans), max(one["end_ns"] for one in spans)
 
 
 def waterfall(spans: list[dict[str, Any]], width: int, scale: str, *, colour: bool) -> str:
-    """Return the waterfall of spans, at most `width` columns wide where that is possible."""
+    """Return the waterfall of spans, at most `width` columns wide where that is possible.
+
+    Args:
+        spans: The spans, one at least.
+        width: Columns of the terminal.
+        scale: The axis: `linear`, `log`, or `auto` for the one that shows more.
+        colour: Each service's bars have a colour.
+    """
     begin, end = bounds(spans)
     lines = with_gaps(in_tree_order(spans), end - begin)
     service_columns = max([len(line.service) for line in lines] + [len("SERVICE")])
@@ -145,7 +160,12 @@ def in_tree_order(spans: list[dict[str, Any]]) -> list[Line]:
 
 
 def with_gaps(lines: list[Line], total_ns: int) -> list[Line]:
-    """Return the lines with one more before each span that begins after nothing was going on."""
+    """Return the lines with one more before each span that begins after nothing was going on.
+
+    Args:
+        lines: The lines, one at least.
+        total_ns: The time from the first start to the last end, of which a gap is a part (ns).
+    """
     gaps: dict[int, Line] = {}
     covered = min(line.start_ns for line in lines)
     threshold = max(GAP_NS_MIN, int(total_ns * GAP_SHARE))
@@ -165,7 +185,15 @@ def with_gaps(lines: list[Line], total_ns: int) -> list[Line]:
 def axis(
     lines: list[Line], begin: int, end: int, columns: int, scale: str
 ) -> tuple[Callable[[int], int], bool]:
-    """Return what turns an instant into a column, and whether the axis is logarithmic."""
+    """Return what turns an instant into a column, and whether the axis is logarithmic.
+
+    Args:
+        lines: The lines, by whose lengths `auto` decides.
+        begin: The first instant (ns since 1970).
+        end: The last instant (ns since 1970).
+        columns: Columns of the longest bar.
+        scale: `linear`, `log` or `auto`.
+    """
     total = max(end - begin, 1)
     narrow = sum(1 for line in lines if line.end_ns - line.start_ns < total / columns)
     log = scale == "log" or (scale == "auto" and narrow > SMALL_SHARE * len(lines))
@@ -182,7 +210,15 @@ def axis(
 
 
 def ruler(begin: int, end: int, columns: int, position: Callable[[int], int], *, log: bool) -> str:
-    """Return marks of time above the bars."""
+    """Return marks of time above the bars.
+
+    Args:
+        begin: The first instant (ns since 1970).
+        end: The last instant (ns since 1970).
+        columns: Columns of the longest bar.
+        position: Turns an instant into a column.
+        log: The axis is logarithmic.
+    """
     total = end - begin
     step = 10**6
     marks = [0]

@@ -68,7 +68,15 @@ def options_traces(parser: ArgumentParser) -> None:
 
 
 def run_traces(arguments: Namespace) -> int:
-    """Do what the verb says."""
+    """Do what the verb says.
+
+    Returns:
+        The exit code: 1 if `check` finds anything wrong without `--lenient`, else 0.
+
+    Raises:
+        CommandError: The command line is wrong, or there is no such file or generator.
+        refused: A CommandError: the trace cannot be used.
+    """
     from skep_lab.traces.problems import BadTraceError
     from skep_services.trace_files import NoTraceError
 

@@ -65,7 +65,15 @@ def options_up(parser: ArgumentParser) -> None:
 
 
 def run_up(arguments: Namespace) -> int:
-    """Start the cluster, or say that it is up already."""
+    """Start the cluster, or say that it is up already.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The cluster cannot be as it is asked for, or is not up in time.
+        KeyboardInterrupt: A person interrupted it; what was started is stopped.
+    """
     home = folder.home_folder(arguments.home)
     wishes = _wishes(arguments)
     lock = lock_folder(home)
@@ -180,7 +188,17 @@ def _warnings(cluster: Cluster) -> list[str]:
 
 
 def lock_folder(home: str) -> int | None:
-    """Return the held lock of a state folder, or None where another process holds it."""
+    """Return the held lock of a state folder, or None where another process holds it.
+
+    Args:
+        home: The folder; it is made if there is none.
+
+    Returns:
+        A descriptor, which the caller closes; None: another process holds the lock.
+
+    Raises:
+        CommandError: The folder cannot be made or written to.
+    """
     try:
         os.makedirs(home, mode=folder.FOLDER_MODE, exist_ok=True)
         lock = os.open(folder.lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -269,7 +287,12 @@ def _find_ports(cluster: Cluster, wishes: Wishes) -> None:
 
 
 def _accept_server(home: str) -> None:
-    """Refuse a bus server that is too old, before it opens the store. Raises OSError."""
+    """Refuse a bus server that is too old, before it opens the store.
+
+    Raises:
+        CommandError: There is no server, or it is too old.
+        OSError: The folder of the store cannot be made.
+    """
     from skep_services.adapters import nats_server, nats_version
     from skep_services.supervisor import boot
 
@@ -335,7 +358,14 @@ class Progress:
         self._told: dict[str, bool] = {}
 
     def wait_up(self, nodes: int) -> None:
-        """Return once every process is ready and every node has joined, or raise CommandError."""
+        """Return once every process is ready and every node has joined.
+
+        Args:
+            nodes: How many nodes the cluster has.
+
+        Raises:
+            CommandError: The supervisor ended, a process gave up, or the time is up.
+        """
         while not self._all_ready():
             self._check_time()
             time.sleep(LOOK_EVERY_S)
@@ -356,7 +386,7 @@ class Progress:
                 time.sleep(LOOK_EVERY_S)
 
     def seconds(self) -> float:
-        """Return how long it has taken."""
+        """Return how long it has taken (seconds)."""
         return time.monotonic() - self.begin_s
 
     def _all_ready(self) -> bool:

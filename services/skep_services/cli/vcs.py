@@ -42,7 +42,14 @@ def options_vc(parser: ArgumentParser) -> None:
 
 
 def run_vc(arguments: Namespace) -> int:
-    """Show virtual clusters and cells, or check, plan and apply a cluster file."""
+    """Show virtual clusters and cells, or check, plan and apply a cluster file.
+
+    Returns:
+        The exit code: always 0.
+
+    Raises:
+        CommandError: The command line is wrong, the file has mistakes, or the gateway refuses.
+    """
     verb, what = arguments.verb, arguments.what
     if verb in ("ls", "tree") and what:
         raise CommandError(exits.USAGE, f"`skep vc {verb}` takes no file and no name")

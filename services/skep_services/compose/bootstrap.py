@@ -29,7 +29,12 @@ EXIT_LOG = 72
 
 
 def main() -> int:
-    """Return the exit code: 64 for bad configuration, 72 if a stream is gone or not as planned."""
+    """Make the streams and the VCs.
+
+    Returns:
+        The exit code: 0: they are there; 1: they could not be made within PATIENCE_S; 64: bad
+        configuration; 72: a stream is gone or not as planned.
+    """
     needed = ("SKEP_HOME", "SKEP_NATS_URL", "SKEP_STATE")
     home, url, state = (os.environ.get(name, "") for name in needed)
     try:

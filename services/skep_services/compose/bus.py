@@ -44,7 +44,15 @@ EXIT_SIGNALLED = 128
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code."""
+    """Run a bus server until it ends.
+
+    Args:
+        arguments: The command line, without the program's name.
+
+    Returns:
+        The exit code: the server's (128 and more: the signal that ended it); 75: it was ended here;
+        64: its version is not to be run; 1: its version cannot be noted beside the store.
+    """
     parser = argparse.ArgumentParser(description="Run a bus server; end it if it stores nothing.")
     parser.add_argument("config")
     parser.add_argument("--monitor", default=f"http://{MONITOR[0]}:{MONITOR[1]}")

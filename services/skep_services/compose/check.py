@@ -22,7 +22,7 @@ ANSWER_BYTES_MAX = 1 << 20
 
 
 def main(arguments: list[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Return the exit code; what is wrong goes to standard error."""
+    """Return the exit code (0 or 1); what is wrong goes to standard error."""
     try:
         match arguments:
             case ["--nats"]:
@@ -39,7 +39,11 @@ def main(arguments: list[str], environment: Mapping[str, str] = os.environ) -> i
 
 
 def nats_health() -> str:
-    """Return what the server says of itself; raises OSError if it is not well."""
+    """Return what the server says of itself.
+
+    Raises:
+        OSError: It is not well, or does not answer.
+    """
     with socket.create_connection(MONITOR, TIMEOUT_S) as connection:
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         answer = b""
@@ -52,7 +56,11 @@ def nats_health() -> str:
 
 
 def door_health(port: int) -> str:
-    """Return what a bus server says through the door on this machine; raises OSError if none."""
+    """Return what a bus server says through the door on this machine.
+
+    Raises:
+        OSError: No bus server answers through the door.
+    """
     with (
         socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection,
         connection.makefile("rb") as file,
@@ -65,7 +73,11 @@ def door_health(port: int) -> str:
 
 
 def service_health(environment: Mapping[str, str]) -> str:
-    """Return what the service answers on the bus; raises OSError if no server has an answer."""
+    """Return what the service answers on the bus.
+
+    Raises:
+        OSError: No bus server has an answer, or the password cannot be read.
+    """
     identity = environment["SKEP_NATS_USER"]
     password = Path(environment["SKEP_NATS_PASSWORD_FILE"]).read_text(encoding="utf-8").strip()
     trouble = "no bus server is named"

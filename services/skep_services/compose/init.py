@@ -63,7 +63,14 @@ EXIT_BAD_OPTIONS = 64
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files; return the exit code."""
+    """Write the files.
+
+    Args:
+        arguments: The command line, without the program's name.
+
+    Returns:
+        The exit code: 0, or 64 for bad options or a folder that cannot be written.
+    """
     parser = argparse.ArgumentParser(description="Make the credentials of a cluster of containers.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gpus", type=int, help="of each of the two nodes")
@@ -142,11 +149,20 @@ def write(
     accounts: bool = True,
     door: bool = True,
 ) -> Cluster:
-    """Write all files into `target`; return the cluster. Raises ConfigError, OSError.
+    """Write all files; return the cluster.
 
-    `more` are virtual clusters whose people get credentials, although they are set elsewhere.
-    Without `accounts` all are in one, as streams that cannot be moved need it. Without `door`
-    tenants connect to the bus servers themselves.
+    Args:
+        target: The folder.
+        wishes: What the cluster is to have.
+        nats_port: The first of four ports of the bus on this machine, one after the other.
+        more: Virtual clusters whose people get credentials, although they are set elsewhere.
+        accounts: Tenants and nodes have accounts of their own. Without it all are in one account,
+            as streams that cannot be moved need it.
+        door: Tenants come through the door. Without it they connect to the bus servers themselves.
+
+    Raises:
+        ConfigError: The wishes cannot be met, or `nats_port` is no such port.
+        OSError: A file cannot be written.
     """
     if not 0 < nats_port <= 65536 - PUBLISHED:
         text = f"--nats-port {nats_port}: four ports from --nats-port on are 1 to 65535"

@@ -27,7 +27,12 @@ BACKLOG = 512
 
 
 async def main(chosen: Settings, log: Any) -> None:
-    """Serve until cancelled."""
+    """Serve until cancelled.
+
+    Raises:
+        ConfigurationError: SKEP_LISTEN or SKEP_NATS_URL is missing or wrong.
+        ConnectionError: The door cannot listen there, or no bus server answers it.
+    """
     host, _, port = chosen.environment.get("SKEP_LISTEN", "").rpartition(":")
     urls = tuple(chosen.nats_url.split(","))
     servers = deque((str(one.hostname or ""), one.port or 0) for one in map(urlsplit, urls))

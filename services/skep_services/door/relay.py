@@ -32,10 +32,18 @@ class ProtocolError(Exception):
 
 
 def message_end(data: bytearray, start: int) -> int:
-    """Return where the message ends that begins at `start`, 0 if it is not whole yet.
+    """Return where the message ends that begins at `start`.
 
-    Raises ProtocolError for a line or a payload that the server would refuse as too long, and for
-    a line feed inside a line: for the server the line would end there.
+    Args:
+        data: What a client said; it may end within a message.
+        start: Where the message begins in it.
+
+    Returns:
+        The place behind its last byte; 0: it is not whole yet.
+
+    Raises:
+        ProtocolError: A line or a payload is longer than the server takes, or a line has a line
+            feed inside: for the server the line would end there.
     """
     line = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
     if line < 0:
@@ -226,6 +234,10 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
 
     A tenant's password becomes the one by which the server knows it. What is no login that can
     succeed counts as one tenant's.
+
+    Args:
+        login: The line, as the client said it.
+        secret: The door's own password.
     """
     verb, _, text = login.partition(b" ")
     try:

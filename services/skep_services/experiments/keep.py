@@ -26,7 +26,13 @@ SAID = ("experiments/catalogue.py", "experiments/gandivafigures.py", "experiment
 
 
 def get(folder: Path, setting: Setting | Scene, seed: int) -> Outcome | Played | None:
-    """Return what was kept, if it was."""
+    """Return what was kept, or None if nothing was.
+
+    Args:
+        folder: Where outcomes are kept.
+        setting: What was run.
+        seed: The seed of that run.
+    """
     kind: type[Any] = Played if isinstance(setting, Scene) else Outcome
     try:
         found: Outcome | Played = msgspec.json.decode(

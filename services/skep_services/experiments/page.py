@@ -29,7 +29,14 @@ HOW = {
 
 
 def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: str) -> str:
-    """Return the report as one HTML file that loads nothing."""
+    """Return the report as one HTML file that loads nothing.
+
+    Args:
+        experiment: What was run.
+        results: The outcomes by setting.
+        lines: The paper's figures beside ours.
+        told: How it was run, in words.
+    """
     heads = "".join(
         f"<th>{each}</th>" for each in ("Figure", "Paper", "Ours: mean ± deviation (least to most)")
     )

@@ -36,7 +36,13 @@ class Task(NamedTuple):
 
 
 def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
-    """Return everything that is to be run, seed by seed: an early stop leaves whole seeds."""
+    """Return everything that is to be run, seed by seed: an early stop leaves whole seeds.
+
+    Args:
+        experiment: What is to be run.
+        seeds: The seeds.
+        days: The length of each run (days of submissions); None: as each setting has it.
+    """
     settings = experiment.settings(days)
     return [
         Task(experiment.name, place, seed, days) for seed in seeds for place in range(len(settings))
@@ -52,8 +58,16 @@ def run_all(
 ) -> dict[Task, Outcome | Played]:
     """Return what came of each task; what was not done when `stop` was asked is left out.
 
-    In a `folder` each outcome is kept, and found again by the same program: also by another
-    experiment with the same setting. Raises DiedError.
+    Args:
+        todo: The tasks.
+        processes: How many run at a time.
+        tell: Told how many tasks are done, every so often.
+        stop: Once it is asked for, no further outcome is waited for.
+        folder: Where each outcome is kept, and found again by the same program: also by another
+            experiment with the same setting. None: nowhere.
+
+    Raises:
+        DiedError: The process of a run ended without a result.
     """
     done = _kept(folder, todo) if folder is not None else {}
     todo = [task for task in todo if task not in done]
@@ -86,7 +100,12 @@ def one(task: Task) -> Outcome | Played:
 
 
 def results(settings: Sequence[Setting | Scene], done: dict[Task, Outcome | Played]) -> Results:
-    """Return outcomes by setting, of the seeds for which every setting was run."""
+    """Return outcomes by setting, of the seeds for which every setting was run.
+
+    Args:
+        settings: The settings of the experiment.
+        done: What came of the tasks that were done.
+    """
     seeds = sorted({task.seed for task in done})
     whole = [seed for seed in seeds if sum(task.seed == seed for task in done) == len(settings)]
     by = {(task.setting, task.seed): outcome for task, outcome in done.items()}

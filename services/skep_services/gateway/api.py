@@ -63,7 +63,15 @@ class Tokens:
     """The callers by bearer token. Those of a file are read again when it changes."""
 
     def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
-        """Take {token: identity}; raises ConfigurationError for an identity that is none."""
+        """Take the tokens.
+
+        Args:
+            tokens: The identity (`operator` or `vc-<vc>`) by token.
+            path: The file that they are from, which `refresh` reads again; None: they never change.
+
+        Raises:
+            ConfigurationError: An identity is neither, or a token is empty.
+        """
         self._callers = self._checked(tokens)
         self._path, self._seen = path, _state(path)
 
@@ -80,7 +88,11 @@ class Tokens:
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """Return the tokens in a JSON file; raises ConfigurationError."""
+        """Return the tokens in a JSON file.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or does not hold identities by token.
+        """
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, str]), path)
         except (OSError, *UNDECODABLE) as error:
@@ -99,7 +111,7 @@ class Tokens:
         self._seen = state
 
     def caller(self, authorization: str) -> Caller | None:
-        """Return the caller with this Authorization header, or None."""
+        """Return the caller with this Authorization header; None if it has no known token."""
         scheme, _, given = authorization.partition(" ")
         found = None
         secret = given.strip().encode("utf-8", "surrogateescape")
@@ -122,7 +134,11 @@ def _state(path: Path | None) -> tuple[int, int, int]:
 def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]) -> Any:
     """Return the middleware that authenticates, measures, and turns errors into JSON.
 
-    `count` gets every request that has a token, and raises ApiError for one too many.
+    Args:
+        tokens: The callers; they are read again when their file has changed.
+        metrics: Every request is counted in it.
+        count: Takes the caller of each request that has a token. It raises ApiError for one too
+            many.
     """
 
     @web.middleware
@@ -178,7 +194,15 @@ def raw_response(body: bytes, status: int = 200) -> web.Response:
 
 
 def number(request: web.Request, name: str, default: int, most: int = QUERY_NUMBER_MAX) -> int:
-    """Return a query parameter that must be 0 or more; above `most` it is `most`."""
+    """Return a query parameter that is a whole number of 0 or more.
+
+    Args:
+        default: What is returned if the request does not have it.
+        most: What is returned for any larger number.
+
+    Raises:
+        ApiError: It is no such number (400).
+    """
     text = request.query.get(name, "")
     if not text:
         return default

@@ -36,10 +36,14 @@ HIDDEN = "?"
 
 
 def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
-    """Return every chain with its levels and its tree of cells (or just one chain).
+    """Return every chain with its levels and its tree of cells.
 
-    Nodes and cells within them that are alike throughout (idle, or used by one job) come
-    without their children, so that a large idle cluster is a short answer.
+    Nodes and cells within them that are alike throughout (idle, or used by one job) come without
+    their children, so that a large idle cluster is a short answer.
+
+    Args:
+        vc: The tenant that asks; empty: an operator.
+        chain: The only chain to return; empty: every chain.
     """
     return [
         {
@@ -247,7 +251,12 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
 
 
 def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
-    """Yield where a VC's cells are for now, and the jobs inside."""
+    """Yield where a VC's cells are for now, and the jobs inside.
+
+    Args:
+        vc: The VC whose cells they are.
+        asking: The tenant that asks; empty: an operator.
+    """
     for name, chain in cells.chains.items():
         shape = chain.topology
         for pool in chain.pools.values():
@@ -307,7 +316,12 @@ def resolved(fold: Fold, asked: Cluster) -> Cluster:
 
 
 def fates(kept: CellsSnapshot, after: Cluster) -> list[ReconfiguredJob]:
-    """Return what other cells would mean for each job that holds GPUs."""
+    """Return what other cells would mean for each job that holds GPUs.
+
+    Args:
+        kept: The cells as they are.
+        after: The cluster whose cells would replace them.
+    """
     return reconfigure(restore_cells(kept, AT_ONCE), after)[1]
 
 
@@ -315,6 +329,12 @@ def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Reconfig
     """Return what a sound cluster would mean: for each job that holds GPUs, and for each VC.
 
     `missing` are nodes of it that have not joined: their cells count as bad until they do.
+
+    Args:
+        fold: The cluster as it is.
+        asked: The cluster that an operator has in mind.
+        after: What it would be with the nodes that have joined (`resolved`).
+        changes: What it would mean for jobs (`fates`).
     """
     before = fold.state.cells.cluster
     jobs = []

@@ -32,13 +32,21 @@ from skep_services.gateway.texts import place_of
 
 
 def asked(job: Job, fact: ChangeAsked) -> None:
-    """Take over a request that admission passed on."""
+    """Note in a job a request that admission passed on."""
     one = job.asked(fact.number)
     one.ask, one.asked_at = name_of(fact.ask), fact.at
 
 
 def apply(job: Job, fact: ChangeFact) -> State | None:
-    """Take over what the allocator says about a change; return the state that the job enters."""
+    """Take over what the allocator says about a change.
+
+    Args:
+        job: The job, which is changed.
+        fact: What the allocator says.
+
+    Returns:
+        The state that the job enters; None: it stays in its state.
+    """
     match fact:
         case AskTaken():
             one = job.asked(fact.number)
@@ -100,7 +108,7 @@ def _gave_back(job: Job, fact: JobChanged) -> None:
 
 
 def move(job: Job, fact: MoveFact) -> None:
-    """Take over what the allocator says about an attempt that is to go on elsewhere."""
+    """Change a job by what the allocator says about an attempt that is to go on elsewhere."""
     match fact:
         case SuccessorBound():
             attempt = job.attempt(fact.attempt)
@@ -127,7 +135,7 @@ def move(job: Job, fact: MoveFact) -> None:
 
 
 def resize(job: Job, fact: ResizeFact) -> None:
-    """Take over that an attempt has further GPUs, or gives some back."""
+    """Change a job whose attempt has further GPUs, or gives some back."""
     attempt = job.attempt(fact.attempt)
     match fact:
         case GangWidened(member=more):
@@ -163,7 +171,7 @@ def _place(attempt: Attempt) -> str:
 
 
 def begin_again(job: Job) -> None:
-    """Count the workers that every attempt begins with."""
+    """Set a job's size to the workers that every attempt begins with."""
     row = job.row
     if job.begins_with:
         row.gpus = row.gpus // max(1, row.workers) * job.begins_with

@@ -140,7 +140,11 @@ class Cluster:
         return json_response({"vcs": vcs_view(fold, vc), "alarms": alarms_view(fold, vc)})
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
-        """Answer one virtual cluster's cells: where they are and the jobs inside."""
+        """Answer one virtual cluster's cells: where they are and the jobs inside.
+
+        Raises:
+            ApiError: There is no such virtual cluster, or the caller may not see it (404).
+        """
         name, vc = request.match_info["vc"], caller_of(request).vc
         rows = [one for one in vcs_view(self._indexer.fold, vc) if one["vc"] == name]
         if not rows:
@@ -172,7 +176,11 @@ class Cluster:
         return frozen(self._indexer.fold.state.cells)
 
     def _tree(self, request: web.Request) -> Callable[[], list[dict[str, Any]]]:
-        """Return what makes the tree of cells that is asked for, as they are now: in a thread."""
+        """Return what makes the tree of cells that is asked for, as they are now: in a thread.
+
+        Raises:
+            ApiError: There is no such chain (404).
+        """
         fold, chain = self._indexer.fold, request.query.get("chain", "")
         if chain and chain not in fold.state.cells.cluster.chains:
             raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
@@ -194,7 +202,12 @@ class Cluster:
         return json_response(done.body, done.status)
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
-        """Publish that an operator wants a node drained, or open again."""
+        """Publish that an operator wants a node drained, or open again.
+
+        Raises:
+            ApiError: There is no such node (404), the caller is no operator (403), the body is
+                wrong (400, 422), or the bus does not take it (503).
+        """
         body = await _operators(request, DrainBody)
         node = self._indexer.fold.state.nodes.get(body.node)
         if node is None:
@@ -204,7 +217,12 @@ class Cluster:
         return json_response(done.body, done.status)
 
     async def quarantine(self, request: web.Request) -> web.StreamResponse:
-        """Publish that an operator wants a GPU to count as bad, or as good again."""
+        """Publish that an operator wants a GPU to count as bad, or as good again.
+
+        Raises:
+            ApiError: There is no such node or GPU (404), the caller is no operator (403), the body
+                is wrong (400, 422), or the bus does not take it (503).
+        """
         body = await _operators(request, QuarantineBody)
         node = self._indexer.fold.state.nodes.get(body.node)
         if node is None:
@@ -224,7 +242,11 @@ async def _apart(make: Callable[[], Any]) -> bytes:
 
 
 def _sound(body: VcsBody) -> SetVcs:
-    """Return what an operator wants if it can be. Raises ApiError."""
+    """Return what an operator wants if it can be.
+
+    Raises:
+        ApiError: It cannot be; the error has every problem (422).
+    """
     wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins, quarantine=body.quarantine)
     problems = tuple(cluster_problems(wish.cluster))
     if problems:
@@ -233,7 +255,12 @@ def _sound(body: VcsBody) -> SetVcs:
 
 
 async def _operators(request: web.Request, kind: type[Body]) -> Body:
-    """Return the body of a request only operators may make. Raises ApiError."""
+    """Return the body of a request that only operators may make.
+
+    Raises:
+        ApiError: The caller is no operator (403), or the body is no JSON (400).
+        _bad: An ApiError (422): the body is JSON, but not of this kind.
+    """
     caller = caller_of(request)
     if caller.vc:
         text = f"only an operator may do this; this token is for VC {caller.vc}"

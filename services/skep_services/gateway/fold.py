@@ -162,7 +162,12 @@ class Fold:
         self.newest = newest
 
     def restore_state(self, kept: Iterable[Kept], alarms_raised: int) -> None:
-        """Begin with a kept state of the ledger, which may be older than the rows."""
+        """Begin with a kept state of the ledger, which may be older than the rows.
+
+        Args:
+            kept: The pieces of the state.
+            alarms_raised: How many alarms there had been by then.
+        """
         for piece in kept:
             ledger_fold.apply(self.state, piece)
         self.alarms_raised = alarms_raised
@@ -173,7 +178,12 @@ class Fold:
             self._follow(fact)
 
     def apply(self, event: Any, at: Instant) -> None:
-        """Take over one message of a followed stream, as `codec.read` returned it."""
+        """Take over one message of a followed stream.
+
+        Args:
+            event: The message, as `codec.read` returned it.
+            at: When the stream stored it (wall-clock ns).
+        """
         match event:
             case codec.Facts(service="allocator"):
                 for fact in event.facts:
@@ -229,7 +239,14 @@ class Fold:
                 del self.recent[name]
 
     def note(self, message: Any, at: Instant, line: Line | None, job: Job | None) -> None:
-        """Keep `line` as an event about `job`, if there is a line."""
+        """Keep a line as an event.
+
+        Args:
+            message: What the line is about; its tag is the event's kind.
+            at: When it happened (wall-clock ns).
+            line: The line; None: there is no event.
+            job: The job that it is about; None: it is about no job.
+        """
         if line is None:
             return
         self.event_seq += 1

@@ -38,7 +38,11 @@ class Hub:
         self._more = asyncio.Event()
 
     def show(self, events: Sequence[tuple[int, str, str, bytes]]) -> None:
-        """Let readers see events that were just stored."""
+        """Let readers see events that were just stored.
+
+        Args:
+            events: Number, job, VC and JSON of each, by number.
+        """
         if not events:
             return
         self._ring.extend(Shown(*event) for event in events)
@@ -61,7 +65,11 @@ class Hub:
         return list(islice(reversed(self._ring), missing))[::-1]
 
     async def wait(self, seq: int, timeout_s: float) -> bool:
-        """Return True once there are events after `seq` or the hub is closed, False in between."""
+        """Wait for events after `seq`.
+
+        Returns:
+            True: there are some, or the hub is closed; False: none came within `timeout_s`.
+        """
         if self.newest > seq or self.closed:
             return True
         try:

@@ -191,7 +191,11 @@ class Indexer:
     # --- what is written -----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write what changed, again and again. Raises sqlite3.Error when the disk fails."""
+        """Write what changed, again and again.
+
+        Raises:
+            sqlite3.Error: The disk fails.
+        """
         while True:
             await self._dirty.wait()
             began = time.monotonic()
@@ -286,16 +290,16 @@ class Indexer:
         return await self._read(self.model.ended, query)
 
     async def events(self, query: EventQuery) -> list[tuple[int, bytes]]:
-        """Return stored events."""
+        """Return stored events: number and JSON of each, in order."""
         return await self._read(self.model.events, query)
 
     async def spans(self, trace: str) -> list[bytes]:
-        """Return the spans of a trace."""
+        """Return the spans of a trace by their start, each as JSON."""
         await self.settle()
         return await self._read(self.model.spans, trace)
 
     async def spec(self, job: Job) -> bytes | None:
-        """Return a job's spec as it was admitted, or published if it was not."""
+        """Return a job's spec as it was admitted, else as published; None if none is stored."""
         await self.settle()
         return self.model.spec(job.sequence)
 

@@ -76,7 +76,11 @@ class Jobs:
         ]
 
     async def listing(self, request: web.Request) -> web.StreamResponse:
-        """Answer the jobs that match, the newest where the limit cuts."""
+        """Answer the jobs that match, the newest where the limit cuts.
+
+        Raises:
+            ApiError: A query parameter is wrong (400), or names another tenant's VC (403).
+        """
         vc = tenant(request)
         state = request.query.get("state", "active")
         order = request.query.get("order", "submitted")
@@ -97,7 +101,12 @@ class Jobs:
         return raw_response(_table(active, listed, order, limit))
 
     async def submit(self, request: web.Request) -> web.StreamResponse:
-        """Publish a spec and answer its verdict."""
+        """Publish a spec and answer its verdict.
+
+        Raises:
+            ApiError: The spec is refused, or the bus does not take it (503).
+            too_large: An ApiError (413): the body is larger than any that the gateway reads.
+        """
         answer = "unpublished"
         try:
             try:
@@ -136,7 +145,11 @@ class Jobs:
 
     @staticmethod
     def _reached(request: web.Request, until: str) -> Callable[[Job], bool]:
-        """Return the test of whether a job is as a request waits for. Raises ApiError."""
+        """Return the test of whether a job is as a request waits for.
+
+        Raises:
+            ApiError: `until` is not started, ended or asked, or `number` is no number (400).
+        """
         match until:
             case "started" | "ended":
                 states = STARTED if until == "started" else ENDED
@@ -157,7 +170,12 @@ class Jobs:
         return json_response({"job": job.row.job, "points": [point._asdict() for point in points]})
 
     async def ask(self, request: web.Request) -> web.StreamResponse:
-        """Ask for a change of a running job."""
+        """Ask for a change of a running job.
+
+        Raises:
+            ApiError: The body is no JSON object (400), there is no such job (404), the change is
+                refused (409, 422), or the bus does not take it (503).
+        """
         body = await request.read()
         try:
             options = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
@@ -186,7 +204,12 @@ class Jobs:
         return json_response(told)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
-        """Answer what would become of a spec, without submitting it."""
+        """Answer what would become of a spec, without submitting it.
+
+        Raises:
+            ApiError: The spec would be refused, or there is no answer (429, 503).
+            too_large: An ApiError (413): the body is larger than any that the gateway reads.
+        """
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -210,7 +233,12 @@ class Jobs:
         return raw_response(head + b',"spans":[' + spans + b"]}")
 
     async def job(self, request: web.Request) -> Job:
-        """Return the job a request is about. Raises ApiError if the caller may not see one."""
+        """Return the job a request is about.
+
+        Raises:
+            ApiError: There is no such job, or the caller may not see it (404), or several jobs have
+                this name (409).
+        """
         return await self.named(caller_of(request), request.match_info["job"])
 
     async def named(self, caller: Caller, name: str) -> Job:
@@ -219,7 +247,8 @@ class Jobs:
         A name means the caller's active job of that name; if none is active, the ended one.
 
         Raises:
-            ApiError: there is no such job (404), or several have this name (409).
+            ApiError: Several jobs have this name (409).
+            unknown_job: An ApiError (404): there is no such job, or the caller may not see it.
         """
         if job_sequence(name) is not None:
             return self._by_id(caller, name)
@@ -275,7 +304,11 @@ class Jobs:
 
 
 def tenant(request: web.Request) -> str:
-    """Return the tenant that a request may look at: the `vc` it names, or its own; empty: all."""
+    """Return the tenant that a request may look at: the `vc` it names, or its own; empty: all.
+
+    Raises:
+        ApiError: `vc` is no name (400), or is another tenant's (403).
+    """
     caller: Caller = caller_of(request)
     vc = request.query.get("vc", "")
     if vc and not is_token(vc):

@@ -61,7 +61,7 @@ class Asked(NamedTuple):
     verdict: str = ""
 
     def takes(self, tried: Tried) -> bool:
-        """Return whether a trial is one of those."""
+        """Return whether a trial is one of those by VC, kind and verdict; `job` does not count."""
         return (
             (not self.vc or tried.vc == self.vc)
             and (not self.kind or tried.kind == self.kind)

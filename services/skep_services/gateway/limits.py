@@ -80,7 +80,11 @@ class Limits:
         """How often each tenant was beyond a limit."""
 
     def request(self, caller: Caller) -> None:
-        """Count a request. Raises ApiError (429) beyond the rate of its tenant."""
+        """Count a request.
+
+        Raises:
+            ApiError: The tenant makes more requests than it may (429).
+        """
         if not caller.vc:
             return
         now = self._now()
@@ -99,7 +103,19 @@ class Limits:
 
     @contextlib.contextmanager
     def one_of(self, caller: Caller, what: str, most: int) -> Iterator[None]:
-        """Count an answer that goes on while it does. Raises ApiError (429) if there are `most`."""
+        """Count an answer that goes on while it does.
+
+        Args:
+            caller: The caller. There is no limit for an operator.
+            what: The kind of answer, as in `MOST`.
+            most: How many of them one tenant may have open.
+
+        Yields:
+            Nothing; the answer goes on within the context.
+
+        Raises:
+            ApiError: The tenant has `most` of them open (429).
+        """
         key = (caller.vc, what)
         if caller.vc and self._open.get(key, 0) >= most:
             text = (
@@ -129,7 +145,8 @@ class Limits:
     def near(self, only: str = "") -> list[str]:
         """Return a sentence for each limit of which a tenant uses four fifths or more.
 
-        Of the tenant `only`, or of all.
+        Args:
+            only: The tenant; empty: all tenants.
         """
         told = []
         for (vc, what), count in sorted(self._open.items()):

@@ -63,14 +63,14 @@ class Live:
         return now - self.heard.get(node, self._since) > SILENT_AFTER
 
     def turns(self, now: Instant) -> dict[str, int]:
-        """Return the advised position of queued jobs; empty when the advice has expired."""
+        """Return the advised position (from 0) of queued jobs; empty if the advice has expired."""
         advice = self._advice
         if advice is None or now >= advice.expires_at:
             return {}
         return {one.job: turn for turn, one in enumerate(advice.jobs)}
 
     def remaining(self, now: Instant) -> dict[str, Duration]:
-        """Return the predicted run time of queued jobs, as far as the advisor knows it."""
+        """Return the predicted run time (ns) of queued jobs, as far as the advisor knows it."""
         advice = self._advice
         if advice is None or now >= advice.expires_at:
             return {}

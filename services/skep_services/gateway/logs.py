@@ -38,9 +38,16 @@ class Logs:
         self._bus, self._fold, self._watch = bus, fold, watch
 
     def open(self, job: Job, *, attempt: int | None, rank: int, offset: int, follow: bool) -> Tail:
-        """Return the output of a rank; `attempt` None means the latest, and (following) later ones.
+        """Return the output of a rank.
 
-        Raises ApiError if there is no such attempt or rank and waiting would not help.
+        Args:
+            attempt: The attempt's number; None: the latest and, with `follow`, the later ones too.
+            rank: The rank, from 0.
+            offset: Where the output begins (bytes).
+            follow: The output goes on until the attempt is over (without `attempt`: the job).
+
+        Raises:
+            ApiError: There is no such attempt or rank, and waiting would not help (404).
         """
         name, workers = job.row.job, job.row.workers
         chosen = job.row.attempt if attempt is None else attempt
@@ -71,7 +78,11 @@ class Tail:
         self._over = False
 
     async def first(self) -> bytes:
-        """Return the first piece. Raises ApiError if the node does not answer a mere reader."""
+        """Return the first piece; empty if there is none yet.
+
+        Raises:
+            ApiError: The node does not answer, and the reader does not follow (503).
+        """
         if self._part() is None:
             return b""
         piece = await self._ask()

@@ -46,7 +46,12 @@ class Use(NamedTuple):
 
 
 def picture(chains: Sequence[Plain], vcs: Sequence[str]) -> str:
-    """Return the chains (as `cells_view` returns them) as one SVG document."""
+    """Return the chains as one SVG document.
+
+    Args:
+        chains: The chains, as `cells_view` returns them.
+        vcs: The VCs that have a colour each, in this order.
+    """
     colours = {vc: COLOURS[at % len(COLOURS)] for at, vc in enumerate(vcs)}
     parts: list[str] = []
     top = 34.0
@@ -191,7 +196,7 @@ class _Chain:
     # --- too many of them ----------------------------------------------------------------------
 
     def bars(self, top: float) -> tuple[list[str], float]:
-        """Return one bar for each cell of the lowest level with few enough cells."""
+        """Return a bar for each cell of the lowest level with few enough, and how high that is."""
         few = [
             at
             for at in range(self.node, len(self.names))

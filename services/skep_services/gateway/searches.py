@@ -101,12 +101,21 @@ class SearchesView:
                 self._watch.wake((fact.search,))
 
     def find(self, name: str) -> tuple[Search, SearchOver | None] | None:
-        """Return a search and how it ended, or None if there is none of this id."""
+        """Return a search and how it ended.
+
+        Returns:
+            The search, and its end (None: it is not over); None: there is none of this id.
+        """
         active = self._machine.searches.get(name)
         return (active, None) if active is not None else self.over.get(name)
 
     def listed(self, vc: str, state: str) -> list[tuple[Search, SearchOver | None]]:
-        """Return the searches of a VC (all, if empty), the oldest first."""
+        """Return searches, each with its end (None: it is not over), the oldest first.
+
+        Args:
+            vc: Their VC; empty: every VC.
+            state: One of STATES.
+        """
         found: list[tuple[Search, SearchOver | None]] = []
         if state != "active":
             found += self.over.values()
@@ -155,7 +164,12 @@ class Gauges(Collector):
 
 
 def summary(search: Search, end: SearchOver | None, now: Instant) -> dict[str, Any]:
-    """Return a search without its trials."""
+    """Return a search without its trials.
+
+    Args:
+        end: How it ended; None: it is not over.
+        now: Until when GPU time is counted if it is not over (wall-clock ns).
+    """
     spec, best = search.spec, search.best()
     stands = [trial.stand for trial in search.trials.values()]
     state = "over" if end is not None else "ending" if search.ending is not None else "active"
@@ -240,7 +254,11 @@ class Searches:
         ]
 
     async def listing(self, request: web.Request) -> web.StreamResponse:
-        """Answer searches without their trials."""
+        """Answer searches without their trials.
+
+        Raises:
+            ApiError: A query parameter is wrong (400), or names another tenant's VC (403).
+        """
         vc, state = tenant(request), request.query.get("state", "all")
         if state not in STATES:
             raise ApiError(400, Reason.BAD_VALUE, f"`state` is one of {', '.join(STATES)}")
@@ -249,7 +267,12 @@ class Searches:
         return json_response({"searches": found})
 
     async def show(self, request: web.Request) -> web.StreamResponse:
-        """Answer a search with all of its trials and its spec; `wait=over` waits for its end."""
+        """Answer a search with all of its trials and its spec; `wait=over` waits for its end.
+
+        Raises:
+            ApiError: There is no such search, or the caller may not see it (404), or a query
+                parameter is wrong (400).
+        """
         search, end = self._search(request)
         until = request.query.get("wait", "")
         if until not in ("", "over"):
@@ -264,7 +287,12 @@ class Searches:
         return json_response({**summary(search, end, now), "spec": search.spec, "rows": trials})
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
-        """Begin a search: the body is its spec."""
+        """Begin a search: the body is its spec.
+
+        Raises:
+            ApiError: The spec is wrong (413, 422) or another tenant's (403), or the request is
+                refused or not answered (400, 409, 503).
+        """
         body = await _body(request)
         parsed = parse_search(body)
         if not isinstance(parsed, SearchSpec):
@@ -279,7 +307,12 @@ class Searches:
         return json_response({"search": name, "accepted": True, "repeated": repeated}, 201)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """End a search and all of its trials."""
+        """End a search and all of its trials.
+
+        Raises:
+            ApiError: There is no such search, or the caller may not see it (404), it is over (409),
+                or the request is refused or not answered (400, 422, 503).
+        """
         search, end = self._search(request)
         if end is not None:
             text = f"{search.search} is over already: {end.why}"
@@ -323,7 +356,11 @@ class Searches:
         return json_response({"search": search.search, "trial": int(trial), "accepted": True})
 
     def _search(self, request: web.Request) -> tuple[Search, SearchOver | None]:
-        """Return the search a request is about. Raises ApiError if the caller may not see one."""
+        """Return the search a request is about, and its end (None: it is not over).
+
+        Raises:
+            ApiError: There is no such search, or the caller may not see it (404).
+        """
         name = request.match_info["search"]
         found = self._view.find(name) if is_search_id(name) else None
         if found is None or not caller_of(request).may(found[0].spec.vc):
@@ -331,7 +368,12 @@ class Searches:
         return found
 
     async def _asked(self, request: web.Request, vc: str, what: dict[str, Any]) -> SearchVerdict:
-        """Publish a request; return the verdict if it is one that accepts. Raises ApiError."""
+        """Publish a request; return the verdict, which accepts it.
+
+        Raises:
+            ApiError: The verdict refuses the request (404, 409 or 422), none came in time (503),
+                the key is wrong (400), or the bus does not take the request (503).
+        """
         key = request.headers.get("Idempotency-Key")
 
         def known(number: int, key: str) -> SearchVerdict | None:

@@ -64,10 +64,19 @@ class Gateway:
         self._foreign = ForeignSeen(log.error)
 
     async def open(self, host: str, port: int) -> int:
-        """Follow, listen and serve HTTP; return the port.
+        """Follow, listen and serve HTTP.
 
-        Raises MissingStreamError, or ConnectionError if the address is taken: a process that is
-        just ending may still have it, so trying again can help.
+        Args:
+            host: The address to listen at.
+            port: The port; 0: any that is free.
+
+        Returns:
+            The port.
+
+        Raises:
+            MissingStreamError: A stream does not exist.
+            ConnectionError: The address is taken. A process that is just ending may still have it,
+                so trying again can help.
         """
         try:
             await self._follow()
@@ -96,7 +105,11 @@ class Gateway:
         return address[1]
 
     async def serve(self) -> None:
-        """Write what is folded until cancelled. Raises sqlite3.Error when the disk fails."""
+        """Write what is folded until cancelled.
+
+        Raises:
+            sqlite3.Error: The disk fails.
+        """
         await self.indexer.run()
 
     async def close(self) -> None:
@@ -216,7 +229,11 @@ class Gateway:
 
 
 def listen_address(chosen: Settings) -> tuple[str, int]:
-    """Return host and port of SKEP_LISTEN; raises ConfigurationError."""
+    """Return host and port of SKEP_LISTEN.
+
+    Raises:
+        ConfigurationError: SKEP_LISTEN is not HOST:PORT.
+    """
     text = chosen.environment.get("SKEP_LISTEN") or LISTEN_DEFAULT
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -227,7 +244,11 @@ def listen_address(chosen: Settings) -> tuple[str, int]:
 
 
 def tokens_of(chosen: Settings) -> Tokens:
-    """Return the tokens of the file SKEP_TOKENS; raises ConfigurationError."""
+    """Return the tokens of the file SKEP_TOKENS.
+
+    Raises:
+        ConfigurationError: SKEP_TOKENS is not set, or its file does not hold tokens.
+    """
     path = chosen.environment.get("SKEP_TOKENS", "")
     if not path:
         message = 'SKEP_TOKENS is not set: it must name a JSON file {"<token>": "operator"}'
@@ -236,7 +257,20 @@ def tokens_of(chosen: Settings) -> Tokens:
 
 
 async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer: Tracer) -> None:
-    """Serve until cancelled."""
+    """Serve until cancelled.
+
+    Args:
+        chosen: The settings.
+        log: The service's logger (structlog's).
+        bus: The connection to the bus; it stays open at the end.
+        tracer: Takes the gateway's spans.
+
+    Raises:
+        ConfigurationError: SKEP_LISTEN or SKEP_TOKENS is wrong.
+        ConnectionError: The address is taken.
+        MissingStreamError: A stream does not exist.
+        sqlite3.Error: The read model cannot be written.
+    """
     host, port = listen_address(chosen)
     path = chosen.state / MODEL_FILE
     gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)

@@ -114,7 +114,13 @@ class Streams:
     # --- logs ----------------------------------------------------------------------------------
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """Answer a rank's output, or (`follow`) go on until its attempt (or job) is over."""
+        """Answer a rank's output, or (`follow`) go on until its attempt (or job) is over.
+
+        Raises:
+            ApiError: There is no such job, attempt or rank (404), several jobs have this name
+                (409), a query parameter is wrong (400), too many logs are followed (429: by this
+                tenant; 503), or the node does not answer (503).
+        """
         job = await self._jobs.job(request)
         latest = request.query.get("attempt", "latest") == "latest"
         follow = flag(request, "follow")
@@ -154,7 +160,11 @@ class Streams:
 
 
 def flag(request: web.Request, name: str) -> bool:
-    """Return a query parameter that is 0 or 1."""
+    """Return whether a query parameter is 1; without it: False.
+
+    Raises:
+        ApiError: It is neither 0 nor 1 (400).
+    """
     text = request.query.get(name, "0")
     if text not in {"0", "1"}:
         raise ApiError(400, Reason.BAD_VALUE, f"`{name}` is 0 or 1")
@@ -180,7 +190,11 @@ def _streaming(content_type: str) -> web.StreamResponse:
 
 
 async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Write, and cut the connection of a client that takes nothing. Raises ConnectionError."""
+    """Write, and cut the connection of a client that takes nothing.
+
+    Raises:
+        ConnectionResetError: The client is gone, or took nothing for STALL_S.
+    """
     try:
         async with asyncio.timeout(STALL_S):
             await response.write(data)

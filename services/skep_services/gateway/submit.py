@@ -81,7 +81,18 @@ class Submitter:
         await self._bus.listen(subjects.reply("*", f"{self._asker}.*"), self._verdict)
 
     async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
-        """Publish a spec and return its verdict. Raises ApiError."""
+        """Publish a spec and return its verdict.
+
+        Args:
+            body: The spec as JSON.
+            key: The idempotency key; None: one is made.
+            trace: The client's traceparent; if it is not valid, one is made.
+
+        Raises:
+            ApiError: The spec is wrong or refused (413, 422), its VC is another tenant's (403), the
+                key is wrong (400) or was used for another VC (409), or the bus does not take it
+                (503).
+        """
         vc = vc_of(body)
         if not caller.may(vc):
             text = f"this token is for VC {caller.vc}, the spec names {vc}"
@@ -109,7 +120,13 @@ class Submitter:
             await self._tracer.flush()
 
     async def cancel(self, caller: Caller, job: Job) -> Answer:
-        """Publish a cancellation and return what became of it. Raises ApiError."""
+        """Publish a cancellation and return what became of it.
+
+        Raises:
+            ApiError: The job has already ended (409), or the bus does not take it (503).
+            refused: An ApiError (409): admission refuses it.
+            unknown_job: An ApiError (404): admission knows no such job.
+        """
         row = job.row
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
@@ -133,10 +150,20 @@ class Submitter:
         raise refused(409, verdict.reason, verdict.problems, row.job)
 
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
-        """Publish a request for a change and return the verdict on it. Raises ApiError.
+        """Publish a request for a change and return the verdict on it.
 
-        `number` in the answer names the request; what comes of it is in the job's `asks`.
-        What the allocator refuses at once is refused here.
+        `number` in the answer names the request; what comes of it is in the job's `asks`. What the
+        allocator refuses at once is refused here.
+
+        Args:
+            name: The change, one of `ASKS`.
+            options: The other fields of the request.
+
+        Raises:
+            ApiError: The job has already ended, or the allocator refuses the change at once (409),
+                or the bus does not take it (503).
+            refused: An ApiError (409 or 422): the request is wrong, or admission refuses it.
+            unknown_job: An ApiError (404): admission knows no such job.
         """
         row = job.row
         if row.state in ENDED:
@@ -176,10 +203,19 @@ class Submitter:
         key: str | None,
         known: Callable[[int, str], SearchVerdict | None],
     ) -> SearchVerdict | None:
-        """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
+        """Publish what is asked of a VC's searches.
 
-        What the bus takes for a repetition gets no answer: `known` says it, by the number and the
-        key of the request, what came of the first one, if that is known. Raises ApiError.
+        Args:
+            request: The request as JSON.
+            key: The idempotency key; None: one is made.
+            known: Returns, by the number and the key of the request, what came of it as far as the
+                facts say it. What the bus takes for a repetition gets no other answer.
+
+        Returns:
+            The verdict; None: none came in time.
+
+        Raises:
+            ApiError: The key is wrong (400), or the bus does not take the request (503).
         """
         key = _checked_key(key)
         inbox, pending = self._ask(vc)
@@ -197,7 +233,15 @@ class Submitter:
             del self._pending[inbox], self._of_searches[inbox]
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
-        """Publish an operator's change. Raises ApiError."""
+        """Publish an operator's change.
+
+        Args:
+            verb: The change, as in the subject it is published on.
+            message: What is published.
+
+        Raises:
+            ApiError: The bus does not take it (503).
+        """
         log.info("change asked for", verb=verb, by=caller.name)
         payload = codec.encode(message)
         await self._publish(subjects.admin(verb), payload, secrets.token_hex(16), {})
@@ -279,7 +323,11 @@ def _taken(job: Job, number: int) -> bool:
 
 
 def _raise_if_refused(job: Job, number: int) -> None:
-    """Raise ApiError (409) if the allocator has refused the change that has this number."""
+    """Stop at a change that the allocator has refused.
+
+    Raises:
+        ApiError: The allocator has refused the change that has this number (409).
+    """
     for one in job.asks:
         if one.number == number and one.result == Result.REFUSED:
             reason = one.why or Result.REFUSED
@@ -289,7 +337,12 @@ def _raise_if_refused(job: Job, number: int) -> None:
 
 
 def vc_of(body: bytes) -> str:
-    """Return the VC a spec is for. Raises ApiError with the spec's problems if it names none."""
+    """Return the VC a spec is for.
+
+    Raises:
+        too_large: An ApiError (413): the spec has more than SPEC_BYTES_MAX bytes.
+        refused: An ApiError (422): the spec names no VC; the error has all of its problems.
+    """
     if len(body) > SPEC_BYTES_MAX:
         raise too_large()
     try:
@@ -321,6 +374,12 @@ def _checked_key(key: str | None) -> str:
 
 
 def refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
-    """Return the answer to what was refused, with what is wrong with it."""
+    """Return the answer to what was refused, with what is wrong with it.
+
+    Args:
+        reason: Why it was refused; None: `refused` stands there.
+        problems: What is wrong with it; the first one is the text.
+        job: The job that it is about; None: there is no job.
+    """
     first = problems[0].text if problems else (TEXT[reason] if reason is not None else "refused")
     return ApiError(status, reason or "refused", first, problems, job=job)

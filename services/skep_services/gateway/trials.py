@@ -42,7 +42,12 @@ class Trials:
         )
 
     def _asked(self, request: web.Request) -> Asked:
-        """Return what a request asks for. Raises ApiError, with what may have been meant."""
+        """Return what a request asks for.
+
+        Raises:
+            ApiError: A kind or a verdict is unknown (400), the VC is another tenant's (403), or
+                there is no such VC or job (404); the text has what may have been meant.
+        """
         fold, caller = self._indexer.fold, caller_of(request)
         wanted = {name: request.query.get(name, "") for name in Asked._fields}
         for name, words in (("kind", tuple(Kind)), ("verdict", VERDICTS)):

@@ -52,7 +52,12 @@ class Drafts:
         """Virtual clusters (empty: operators) with a question at the allocator."""
 
     async def what_if(self, caller: Caller, job: Job) -> dict[str, Any]:
-        """Return what would start a job that waits. Raises ApiError."""
+        """Return what would start a job that waits.
+
+        Raises:
+            ApiError: Another question of the caller is being answered (429), or a service does not
+                answer (503).
+        """
         name = job.row.job
         question = Question(job=name, remaining=self._remaining(), others=not caller.vc)
         answer = await self._answer(question, caller)
@@ -80,7 +85,14 @@ class Drafts:
         }
 
     async def plan(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """Return what would become of a spec. Raises ApiError as submitting it would."""
+        """Return what would become of a spec.
+
+        Raises:
+            ApiError: The spec names another tenant's VC (403), another question of the caller is
+                being answered (429), or a service does not answer (503).
+            refused: An ApiError (422): the spec would not be admitted.
+            too_large: An ApiError (413): the spec has more than SPEC_BYTES_MAX bytes.
+        """
         if len(body) > SPEC_BYTES_MAX:
             raise too_large()
         vc = vc_of(body)
@@ -106,7 +118,12 @@ class Drafts:
     # --- asking ----------------------------------------------------------------------------------
 
     async def _answer(self, question: Question, caller: Caller) -> Answer:
-        """Have the allocator answer: one question of a VC at a time, or others never come to it."""
+        """Have the allocator answer: one question of a VC at a time, or others never come to it.
+
+        Raises:
+            ApiError: Another question of the VC is being answered (429), or the allocator does not
+                answer (503).
+        """
         if caller.vc in self._asking:
             text = f"another what-if or plan of {caller.name} is being answered: ask again"
             raise ApiError(429, "too-many-questions", text)

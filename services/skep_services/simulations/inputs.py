@@ -33,7 +33,7 @@ class WrongError(Exception):
 
 
 class Place(NamedTuple):
-    """A cluster and what it is called; `pooled` if nobody divided it among VCs."""
+    """A cluster and what it is called; `pooled` if it is not divided among VCs."""
 
     name: str
     cluster: Cluster
@@ -48,7 +48,11 @@ def is_shape(text: str) -> bool:
 def shape(text: str) -> Place:
     """Return the cluster of a shape: NODESxGPUS, then `:TYPE`, then `/VC=NODES,...`.
 
-    Raises WrongError.
+    Args:
+        text: The shape, which `is_shape` knows.
+
+    Raises:
+        WrongError: The numbers or the virtual clusters make no sense.
     """
     match = SHAPE.fullmatch(text)
     assert match is not None, text
@@ -74,7 +78,15 @@ def shape(text: str) -> Place:
 
 
 def file_place(name: str, cluster: Cluster) -> Place:
-    """Return a cluster that a file describes. Raises WrongError if it cannot be simulated."""
+    """Return a cluster that a file describes.
+
+    Args:
+        name: What the cluster is called.
+        cluster: What the file describes.
+
+    Raises:
+        WrongError: The cluster has no chains or no virtual clusters, and cannot be simulated.
+    """
     if not cluster.chains:
         reason = (
             f"{name} has no chains: a simulation needs the nodes too, "
@@ -90,7 +102,14 @@ def file_place(name: str, cluster: Cluster) -> Place:
 def policies(text: str, vcs: Iterable[str]) -> dict[str, Choice]:
     """Return each VC's policy of `NAME[:option=value,...]` or, by VC, `VC=NAME[:...]+VC=NAME`.
 
-    One without a VC is everybody's whom no other part names. Raises WrongError.
+    A policy without a VC is for every VC that no other part names.
+
+    Args:
+        text: The policies.
+        vcs: The VCs there are.
+
+    Raises:
+        WrongError: There is no such VC or policy, or a VC gets two.
     """
     known = list(vcs)
     everybodys: list[str] = []
@@ -117,7 +136,8 @@ def policies(text: str, vcs: Iterable[str]) -> dict[str, Choice]:
 def policy(text: str) -> Choice:
     """Return name and options of `NAME[:option=value,...]`; values are JSON or text.
 
-    Raises WrongError.
+    Raises:
+        WrongError: There is no such policy, or it has no such option or value.
     """
     name, _, rest = text.partition(":")
     options = options_of(text, rest)
@@ -137,9 +157,16 @@ def policy(text: str) -> Choice:
 
 
 def options_of(text: str, rest: str) -> dict[str, Any]:
-    """Return the options of `option=value,...`, which is what follows a name in `text`.
+    """Return the options of `option=value,...`; values are JSON where they can be.
 
-    Values are JSON where they can be; commas in brackets divide nothing. Raises WrongError.
+    Commas in brackets divide nothing.
+
+    Args:
+        text: The whole text, for errors.
+        rest: What follows a name in it; empty: no options.
+
+    Raises:
+        WrongError: A part is no `option=value`.
     """
     options: dict[str, Any] = {}
     for part in _split(rest):
@@ -171,7 +198,11 @@ def _value(text: str) -> Any:
 
 
 def costs(text: str) -> Costs:
-    """Return the costs of `none` or of `start=30,checkpoint_every=1h,...`. Raises WrongError."""
+    """Return the costs of `none` or of `start=30,checkpoint_every=1h,...`.
+
+    Raises:
+        WrongError: There is no such cost, or its value is no length of time.
+    """
     if text in ("", "none"):
         return Costs()
     known = {field.removesuffix("_s"): field for field in Costs.__struct_fields__}
@@ -187,7 +218,15 @@ def costs(text: str) -> Costs:
 
 
 def duration(text: str, what: str) -> Duration:
-    """Return a length of time such as `90`, `90s`, `2h`, `14d`. Raises WrongError."""
+    """Return a length of time such as `90`, `90s`, `2h`, `14d` (ns).
+
+    Args:
+        text: The length; without a unit it is in seconds.
+        what: What has that length, for errors.
+
+    Raises:
+        WrongError: The text is no length of time.
+    """
     match = TIME.fullmatch(text.strip())
     if match is None:
         reason = f"{what} {text}: write a length of time as 90s, 15m, 2h, 14d or 3w"
@@ -196,7 +235,11 @@ def duration(text: str, what: str) -> Duration:
 
 
 def seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of `10` (the first ten), `3-12` or `1,5,9`. Raises WrongError."""
+    """Return the seeds of `10` (the first ten), `3-12` or `1,5,9`.
+
+    Raises:
+        WrongError: The text is none of these, or there are too many seeds.
+    """
     first, dash, last = text.partition("-")
     found: tuple[int, ...] = ()
     if text.isdecimal():
@@ -212,7 +255,12 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def like(wrong: str, known: Iterable[str] | Mapping[str, Any]) -> str:
-    """Return a suggestion for a wrong name: the nearest, or all there are."""
+    """Return a suggestion for a wrong name: the nearest, or all there are.
+
+    Args:
+        wrong: The name.
+        known: The names there are.
+    """
     names = list(known)
     close = difflib.get_close_matches(wrong, names, 1)
     return f": did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(names))}"

@@ -23,7 +23,15 @@ MODELS = {
 
 
 def speeds(name: str, cluster: Cluster) -> Speeds:
-    """Return a workload model for the types and nodes of a cluster. Raises WrongError."""
+    """Return a workload model for the types and nodes of a cluster.
+
+    Args:
+        name: One of MODELS.
+        cluster: The cluster.
+
+    Raises:
+        WrongError: There is no such model, or its measurements are not there or cannot be read.
+    """
     if name not in MODELS:
         reason = f"no workload model is called {name!r}{like(name, MODELS)}"
         raise WrongError(reason)

@@ -68,7 +68,14 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
-    """Simulate, and return what comes of it."""
+    """Simulate, and return what comes of it.
+
+    Args:
+        order: The run.
+        trace: The jobs.
+        speeds: How fast they go.
+        watch: Told how many jobs are over, of how many; once it returns false the run is cut.
+    """
     goes_on, before = True, 0
     all_jobs = len(trace.jobs) * (2 if order.audited else 1)
 
@@ -130,7 +137,7 @@ def _run(order: Order, cluster: Cluster, trace: Trace, speeds: Speeds, watch: Wa
 
 
 def pooled(trace: Trace) -> Trace:
-    """Return a trace whose jobs belong to nobody: they go to the only VC there is."""
+    """Return a trace whose jobs name no VC: they go to the only one there is."""
     jobs = tuple(msgspec.structs.replace(job, vc="") for job in trace.jobs)
     return msgspec.structs.replace(trace, jobs=jobs)
 

@@ -56,7 +56,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
     """Return by seed the jobs that run on every one of these clusters: of a file the same ones.
 
-    Raises WrongError, OSError, and BadTraceError where some do not and it is not `lenient`.
+    Args:
+        asked: The command line.
+        places: The clusters.
+
+    Raises:
+        WrongError: There is no such trace or workload model.
+        OSError: The trace cannot be read.
+        BadTraceError: Some jobs do not run on all clusters, and `lenient` was not asked for.
+        LiveError: The log of the cluster here cannot be used.
+        UnreachableError: There is no cluster here.
     """
     if not sources.by_seed(asked.trace):
         return dict.fromkeys(asked.seeds, _trace(asked, places, asked.seeds[0]))
@@ -100,7 +109,19 @@ def _owned(cluster: Cluster) -> dict[str, int]:
 def orders(
     asked: Asked, places: Sequence[Place], traces: Traces
 ) -> tuple[list[Order], dict[str, tuple[str, ...]]]:
-    """Return the runs, and for those of a changed cluster what was changed. Raises WrongError."""
+    """Return the runs, and for those of a changed cluster what was changed.
+
+    Args:
+        asked: The command line.
+        places: The clusters.
+        traces: The jobs by seed.
+
+    Returns:
+        The runs in their order; and by the label of a run, every change in words.
+
+    Raises:
+        WrongError: A run is asked for twice, or what is asked for is not possible.
+    """
     if asked.what_if:
         return _what_if(asked, places[0], traces)
     found = []
@@ -216,7 +237,7 @@ def with_files(found: Sequence[Order], folder: Path) -> list[Order]:
 
 
 def settings_told(asked: Asked) -> dict[str, str]:
-    """Return what was asked for, for whoever reads the report later."""
+    """Return what was asked for, for the readers of the report."""
     told = {
         "trace": asked.trace,
         "cluster": ", ".join(asked.clusters),

@@ -73,7 +73,11 @@ class Bars(NamedTuple):
 
 
 def colour(place: int) -> str:
-    """Return the colour of the n-th run."""
+    """Return the colour of the n-th run.
+
+    Args:
+        place: Its place, from 0.
+    """
     return COLOURS[place % len(COLOURS)]
 
 
@@ -106,7 +110,17 @@ def lines(
     x_log: bool = False,
     y_max: float | None = None,
 ) -> str:
-    """Return a plot of lines, or a plot that says that there is nothing to draw."""
+    """Return a plot of lines, or a plot that says that there is nothing to draw.
+
+    Args:
+        title: What stands above.
+        drawn: The lines; those without points are left out.
+        x_text: Returns what a value along the bottom is called; with `seconds_text` the marks are
+            at whole seconds, minutes, hours and days.
+        y_text: Returns what a value along the side is called.
+        x_log: The axis at the bottom is logarithmic.
+        y_max: The value at the top; None: a little above the largest there is.
+    """
     drawn = [line for line in drawn if line.points]
     xs = [x for line in drawn for x, _ in line.points]
     if not xs:
@@ -167,7 +181,14 @@ def _path(
 def bars(
     title: str, names: Sequence[str], runs: Sequence[Bars], value_text: Callable[[float], str]
 ) -> str:
-    """Return a bar for each name and run, with its value beside it."""
+    """Return a bar for each name and run, with its value beside it.
+
+    Args:
+        title: What stands above.
+        names: The names, from above.
+        runs: For each run its values in the order of the names; None: there is no value.
+        value_text: Returns what a value is called.
+    """
     known = [value for run in runs for value in run.values if value is not None]
     most = max(known, default=0.0) or 1.0
     legend, legend_height = _legend([run.name for run in runs])
@@ -205,6 +226,10 @@ def stacked(title: str, pictures: Sequence[str]) -> str:
     """Return one picture of several, one below the other, on white: to send to somebody.
 
     Without variables, which not everything that shows SVG knows.
+
+    Args:
+        title: What stands above all.
+        pictures: What `lines` and `bars` return.
     """
     parts, top = [], 48.0
     for picture in pictures:

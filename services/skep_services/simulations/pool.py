@@ -80,9 +80,15 @@ def play_all(
 ) -> list[Played | None]:
     """Return what comes of each order, None where it was never begun because of `stop`.
 
-    `traces` are by seed.
+    Args:
+        orders: The runs.
+        traces: The jobs by seed.
+        processes: How many runs go on at a time; up to 1: in this process, one after the other.
+        tell: Told how far each run is, 0 to 1, in their order.
+        stop: Once it is asked for, no further run begins, and those that go on end early.
 
-    Raises DiedError.
+    Raises:
+        DiedError: The process of a run ended without a result.
     """
     if processes <= 1 or len(orders) == 1:
         return _one_by_one(orders, traces, tell, stop)

@@ -269,7 +269,12 @@ def _says(row: Row) -> bool:
 
 
 def sweep(runs: Sequence[Played], labels: Sequence[str]) -> tuple[Swept, ...]:
-    """Return the spread of every measure over the seeds of each kind of run."""
+    """Return the spread of every measure over the seeds of each kind of run.
+
+    Args:
+        runs: The runs; those that were cut are left out.
+        labels: The kinds: what runs are called without their seeds.
+    """
     found = []
     for label in labels:
         mine = [run for run in runs if base(run.label) == label and not run.cut]
@@ -285,7 +290,11 @@ def sweep(runs: Sequence[Played], labels: Sequence[str]) -> tuple[Swept, ...]:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation of the sample, least and most of some numbers."""
+    """Return mean, standard deviation of the sample, least and most of some numbers.
+
+    Args:
+        values: The numbers, one at least; the deviation of one is 0.
+    """
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return Spread(statistics.fmean(values), deviation, min(values), max(values))
 
@@ -304,7 +313,12 @@ def base(label: str) -> str:
 
 
 def told_problems(trace: Trace, most: int) -> list[str]:
-    """Return the first of a trace's problems in words, and how many there are besides."""
+    """Return the first of a trace's problems in words, and how many there are besides.
+
+    Args:
+        trace: The trace.
+        most: How many are told in words.
+    """
     lines = [problem_text(each) for each in trace.problems[:most]]
     left = len(trace.problems) - most
     return [*lines, f"and {left:,} more"] if left > 0 else lines

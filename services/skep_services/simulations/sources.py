@@ -21,19 +21,35 @@ class LiveError(Exception):
 
 
 def by_seed(text: str) -> bool:
-    """Return whether another seed makes another trace: not of a file, nor of what has been."""
+    """Return whether another seed makes another trace: not of a file, nor of what has been.
+
+    Args:
+        text: The file, the generator, or `live`.
+    """
     return text != LIVE and trace_files.is_generated(text)
 
 
 def load(
     text: str, *, form: str | None, seed: int, lenient: bool, home: str | None = None
 ) -> Trace:
-    """Return the trace of a file or generator, or of the jobs that ran here (`live`).
+    """Return the trace of a file or generator, or of the jobs that ran here.
 
     A file may also be what `skep replay --export` wrote. Of live jobs those that have not ended
     are among the problems, and never an error.
 
-    Raises WrongError, BadTraceError, OSError, LiveError, UnreachableError.
+    Args:
+        text: The file, the generator, or `live`.
+        form: The file's format; None: as its first line tells.
+        seed: The generator's seed.
+        lenient: Rows that cannot be used are left out; else they are an error.
+        home: The state folder of the cluster here; None: the usual one.
+
+    Raises:
+        WrongError: There is no such file or generator, or the export cannot be used.
+        BadTraceError: There are rows that cannot be used.
+        OSError: The file cannot be read.
+        LiveError: The log of the cluster here cannot be used.
+        UnreachableError: There is no cluster here.
     """
     if text == LIVE:
         return live(home).trace
@@ -55,13 +71,29 @@ def _exported(text: str) -> Trace:
 
 
 def live_place(home: str | None) -> Place:
-    """Return the cluster that runs here. Raises LiveError, UnreachableError."""
+    """Return the cluster that runs here.
+
+    Args:
+        home: The state folder; None: the usual one.
+
+    Raises:
+        LiveError: The log of the cluster cannot be used.
+        UnreachableError: There is no cluster.
+    """
     return Place(LIVE, live(home).cluster, pooled=False)
 
 
 @cache
 def live(home: str | None) -> Lived:
-    """Return what the log of the cluster in `home` says. Raises LiveError, UnreachableError."""
+    """Return what the log of the cluster here says. It is read once.
+
+    Args:
+        home: The state folder; None: the usual one.
+
+    Raises:
+        LiveError: The log of the cluster cannot be used.
+        UnreachableError: There is no cluster.
+    """
     streams = asyncio.run(replaying.read_live(home))
     try:
         return lived(replaying.records(streams, "allocator"))

@@ -1,8 +1,8 @@
 """What if: a cluster and its policies, changed by a few words.
 
     B.nodes+=2          two more nodes for B: spare ones if there are, else new ones
-    B.nodes-=1          one less: it stays in the cluster, and belongs to nobody
-    cluster.nodes+=4    four more nodes that belong to nobody (as many as -= says are taken away)
+    B.nodes-=1          one less: it stays in the cluster, and belongs to no VC
+    cluster.nodes+=4    four more nodes that belong to no VC (as many as -= says are taken away)
     A.policy=tiresias-l:thresholds=[3250]
     A.weight=2
 
@@ -49,7 +49,15 @@ class WhatIf(NamedTuple):
 
 
 def parse(text: str, cluster: Cluster) -> list[Change]:
-    """Return the changes that a text asks for. Raises WrongError."""
+    """Return the changes that a text asks for.
+
+    Args:
+        text: The changes, with semicolons between them.
+        cluster: The cluster that is to be changed.
+
+    Raises:
+        WrongError: The text is no change, or the cluster has nothing of that name.
+    """
     found = []
     for part in filter(None, map(str.strip, text.split(";"))):
         match = FORM.fullmatch(part)
@@ -85,7 +93,15 @@ def _check(change: Change, cluster: Cluster) -> None:
 
 
 def apply(changes: Sequence[Change], cluster: Cluster) -> WhatIf:
-    """Return what a cluster becomes. Raises WrongError where that is not possible."""
+    """Return what a cluster becomes.
+
+    Args:
+        changes: The changes; nodes are taken away before any are given.
+        cluster: The cluster as it is.
+
+    Raises:
+        WrongError: The cluster cannot become that.
+    """
     cluster = resolve(cluster, ())
     policies: dict[str, Choice] = {}
     words = []
@@ -183,7 +199,7 @@ def _gpus(chain: Chain, level: str) -> int:
 
 
 def _spare(cluster: Cluster, name: str) -> int:
-    """Return how many nodes of a chain nobody owns, as far as whole ones are left."""
+    """Return how many nodes of a chain no VC owns, as far as whole ones are left."""
     chain = cluster.chains[name]
     node = gpus_per_node(chain)
     quotas = [each for vc in cluster.vcs.values() for each in vc.cells if each.chain == name]
@@ -193,7 +209,7 @@ def _spare(cluster: Cluster, name: str) -> int:
 
 
 def _grow(cluster: Cluster, name: str, count: int) -> Cluster:
-    """Add nodes to a chain, whole top cells of them: what is more than asked for is nobody's."""
+    """Add nodes to a chain, whole top cells of them: what is more than asked for is no VC's."""
     chain = cluster.chains[name]
     top = _gpus(chain, level_names(chain)[-1]) // gpus_per_node(chain)
     count = -(-count // top) * top

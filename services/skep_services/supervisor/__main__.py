@@ -20,7 +20,11 @@ from skep_services.supervisor.table import cluster_plan
 
 
 def main() -> int:
-    """Run until asked to stop; return the exit code."""
+    """Run until asked to stop; return the exit code.
+
+    Raises:
+        Exception: A bug, not the machine's trouble or the store's. `cluster.json` says what it is.
+    """
     home = folder.home_folder(sys.argv[1] if len(sys.argv) > 1 else None)
     lock = os.environ.pop("SKEP_LOCK_FD", "")
     if not lock.isdecimal():

@@ -25,7 +25,11 @@ class Backoff:
         self._soon = 0
 
     def delay_s(self, lasted_s: float) -> float:
-        """Return how long to wait, given how long the process lasted this time."""
+        """Return how long to wait before the next start (seconds).
+
+        Args:
+            lasted_s: How long the process lasted this time (seconds).
+        """
         if lasted_s >= HEALTHY_S:
             self._soon = 0
         elif lasted_s < SOON_S:

@@ -62,7 +62,9 @@ def write_files(home: str, cluster: Cluster) -> None:
 def move_streams(home: str) -> None:
     """Have the streams of an earlier version belong to the services' account; no server may run.
 
-    Raises StoreError, OSError.
+    Raises:
+        StoreError: Both accounts have streams, and only one of them can be the cluster's.
+        OSError: The store cannot be read or written.
     """
     if nats_store.move_streams(_store(home)):
         say("streams moved", account=nats_access.SERVICES_ACCOUNT)
@@ -75,8 +77,15 @@ def _store(home: str) -> Path:
 async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
     """Make the streams that never existed, and publish the virtual clusters if they changed.
 
-    So many servers keep each stream. Raises what the streams' adapter raises: a stream that is
-    gone, or is not as it should be.
+    Args:
+        home: The state folder.
+        cluster: The cluster, whose bus is up.
+        replicas: How many servers keep each stream.
+
+    Raises:
+        MissingStreamError: A stream is gone.
+        DriftedStreamError: A stream is not as it should be.
+        RefusedError: The server does not make or change a stream.
     """
     bus = await _connect(cluster, nats_access.BOOTSTRAP)
     try:
@@ -142,11 +151,14 @@ async def stop_jobs(states: Sequence[str], keep: Collection[str] = ()) -> list[s
     The agents must be gone.
 
     Args:
-        states: the nodes' state folders.
-        keep: ids of jobs whose processes stay as they are; their runner stays with them.
+        states: The nodes' state folders.
+        keep: Ids of jobs whose processes stay as they are; their runner stays with them.
 
     Returns:
         The folders of nodes where any job was stopped.
+
+    Raises:
+        TimeoutError: The jobs are not stopped within JOBS_STOP_WITHIN_S.
     """
     busy = [state for state in states if has_jobs(state)]
     async with asyncio.timeout(JOBS_STOP_WITHIN_S):
@@ -184,7 +196,11 @@ async def _stop_jobs_of(state: str, keep: Collection[str]) -> bool:
 
 
 def has_jobs(state: str) -> bool:
-    """Return whether a node's runner is alive, or it or the engine may hold jobs."""
+    """Return whether a node's runner is alive, or it or the engine may hold jobs.
+
+    Args:
+        state: The node's state folder.
+    """
     if _runner_alive(state) or has_containers(Path(state)):
         return True
     began: dict[str, bool] = {}
@@ -227,7 +243,11 @@ def _take_line(began: dict[str, bool], line: bytes) -> None:
 
 
 def read_cluster(home: str) -> Cluster | None:
-    """Return the cluster of a state folder, or None. Raises ValueError with a sentence."""
+    """Return the cluster of a state folder, or None if there is none.
+
+    Raises:
+        ValueError: The file cannot be used; the text is for a person.
+    """
     tree = folder.read_cluster(home)
     if tree is None:
         return None

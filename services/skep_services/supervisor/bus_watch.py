@@ -28,7 +28,12 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def monitor_url(state: str, pid: int) -> str:
-    """Return where the server tells how it is, as it wrote into `state`; empty if it did not."""
+    """Return where the server tells how it is, as it wrote into `state`; empty if it did not.
+
+    Args:
+        state: The server's folder.
+        pid: The server's process.
+    """
     try:
         with open(os.path.join(state, f"nats-server_{pid}.ports"), encoding="utf-8") as file:
             urls = json.load(file).get("monitoring") or [""]
@@ -38,10 +43,15 @@ def monitor_url(state: str, pid: int) -> str:
 
 
 def write_trouble(state: str, pid: int, age_s: float) -> str:
-    """Return `trouble_at` of the server that wrote into `state` `age_s` after its start.
+    """Return what a server says of writes that failed, empty if it says nothing of the kind.
 
-    One that was started on a full disk could not even write where it tells how it is, nor its
+    A server that was started on a full disk could not even write where it tells how it is, nor its
     store: it is in trouble if that is still so after PORTS_WITHIN_S.
+
+    Args:
+        state: The server's folder.
+        pid: The server's process.
+        age_s: How long ago it was started (seconds).
     """
     url = monitor_url(state, pid)
     if url:
@@ -52,8 +62,10 @@ def write_trouble(state: str, pid: int, age_s: float) -> str:
 def trouble_at(url: str) -> str:
     """Return what a server says of writes that failed, empty if it says nothing of the kind.
 
-    `url` is where it tells how it is. A server that does not answer is not judged: it may start, or
-    be stopped.
+    A server that does not answer is not judged: it may start, or be stopped.
+
+    Args:
+        url: Where the server tells how it is.
     """
     try:
         with DIRECT.open(f"{url}/healthz", timeout=ANSWER_WITHIN_S):

@@ -265,6 +265,10 @@ def bound_log(path: str, bytes_max: int = LOG_BYTES_MAX) -> None:
     """Move a log that is too large aside. Its writer goes on: it appends to whatever is there.
 
     Lines that are written during the copy may be lost.
+
+    Args:
+        path: The log; what was in it is in `PATH.1` afterwards.
+        bytes_max: What is not too large (bytes).
     """
     try:
         if os.path.getsize(path) <= bytes_max:
@@ -279,7 +283,11 @@ def bound_log(path: str, bytes_max: int = LOG_BYTES_MAX) -> None:
 
 
 def exit_text(code: int) -> str:
-    """Return what an exit code means."""
+    """Return what an exit code means.
+
+    Args:
+        code: The exit code; negative: the number of the signal that killed the process.
+    """
     if code in FINAL_CODES:
         return f"exit code {code}: {FINAL_CODES[code]}"
     if code < 0:

@@ -82,7 +82,10 @@ class Gateway(msgspec.Struct, kw_only=True):
 
 
 class Running(msgspec.Struct, kw_only=True):
-    """The supervisor. `state` is starting, running, stopping or failed; `error` says why."""
+    """The supervisor: `error` says why its state is failed.
+
+    `state` is starting, running, stopping, stopped or failed.
+    """
 
     pid: int = 0
     start_ticks: int = 0
@@ -155,8 +158,14 @@ class ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def read_file(tree: Any, source: str) -> Wishes:
     """Return the wishes in a cluster file: its cells, and by `nodes` and `port` what to start.
 
-    Without `nodes` those of the chains are started, with CPU slots for their GPUs. Raises
-    ConfigError.
+    Without `nodes` those of the chains are started, with CPU slots for their GPUs.
+
+    Args:
+        tree: The content of the file.
+        source: What the file is called in errors.
+
+    Raises:
+        ConfigError: The file has mistakes, or does not say what a node is.
     """
     extra = dict.fromkeys(ClusterFile.__struct_fields__)
     own = isinstance(tree, dict) and {key: tree[key] for key in tree if key in extra}
@@ -183,7 +192,11 @@ def read_file(tree: Any, source: str) -> Wishes:
 
 
 def _nodes_of(cells: Cells, source: str) -> tuple[NodeConfig, ...] | None:
-    """Return an agent for each node of the chains; None without chains."""
+    """Return an agent for each node of the chains; None without chains.
+
+    Raises:
+        ConfigError: A node is in two chains.
+    """
     found: dict[str, NodeConfig] = {}
     for chain in cells.chains.values():
         for at, cell in enumerate(chain.nodes):
@@ -196,7 +209,11 @@ def _nodes_of(cells: Cells, source: str) -> tuple[NodeConfig, ...] | None:
 
 
 def parse_vc(text: str) -> tuple[str, VirtualCluster]:
-    """Return the virtual cluster in `NAME=GPUS`. Raises ConfigError."""
+    """Return the name and the virtual cluster in `NAME=GPUS`.
+
+    Raises:
+        ConfigError: The text is not of that form.
+    """
     name, mark, count = text.partition("=")
     if not mark or not (count.isascii() and count.isdecimal()):
         message = f"--vc {text}: write NAME=GPUS, as research=6"
@@ -205,7 +222,11 @@ def parse_vc(text: str) -> tuple[str, VirtualCluster]:
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Return the first and the last port of `FIRST-LAST`. Raises ConfigError."""
+    """Return the first and the last port of `FIRST-LAST`.
+
+    Raises:
+        ConfigError: The text is no range of ports from 1024 to 65535.
+    """
     first, _, last = text.partition("-")
     if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535:
         return int(first), int(last)
@@ -219,10 +240,19 @@ def settle(
     home: str,
     ports: tuple[int, int] = (PORT_FIRST, PORT_LAST),
 ) -> Cluster:
-    """Return the cluster to run: `before` changed by the wishes. Raises ConfigError.
+    """Return the cluster to run: what was before, changed by the wishes.
 
-    Gangs meet on `ports` (the first and the last), of which every node gets its part.
-    Addresses are those of before; the one that starts it sees to it that their ports are free.
+    Addresses are those of before; whatever starts the cluster sees to it that their ports are free.
+
+    Args:
+        before: The cluster as the state folder has it; None: there is none. Its nodes' ports, its
+            gateway's address and its tokens are changed.
+        wishes: What is asked for.
+        home: The state folder, by which the nodes' ports are chosen.
+        ports: The first and the last port on which gangs meet; every node gets its part.
+
+    Raises:
+        ConfigError: What is asked for cannot be.
     """
     nodes = _nodes(before, wishes)
     _check_nodes(nodes)
@@ -348,7 +378,11 @@ RESERVED_NAMES = (
 
 
 def _give_ports(nodes: Sequence[NodeConfig], home: str, ports: tuple[int, int]) -> None:
-    """Give each node its own range: another for each state folder, so that clusters seldom meet."""
+    """Give each node its own range: another for each state folder, so that clusters seldom meet.
+
+    Raises:
+        ConfigError: There are fewer ports than nodes.
+    """
     begins, ends = ports
     every = ends + 1 - begins
     if every < len(nodes):

@@ -20,7 +20,11 @@ FILE_MODE = 0o600
 
 
 def home_folder(given: str | None = None) -> str:
-    """Return the absolute state folder: as given, or `SKEP_HOME`, or `~/.skep`."""
+    """Return the absolute state folder.
+
+    Args:
+        given: The folder; None and empty: the one of `SKEP_HOME`, or else `~/.skep`.
+    """
     return os.path.abspath(os.path.expanduser(given or os.environ.get("SKEP_HOME") or "~/.skep"))
 
 
@@ -62,7 +66,9 @@ def checkpoints_path(home: str) -> str:
 def read_json(path: str) -> Any:
     """Return the JSON value in a file, or None if there is no such file.
 
-    Raises ValueError when the file holds something else.
+    Raises:
+        ValueError: The file holds something else.
+        OSError: The file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -74,7 +80,8 @@ def read_json(path: str) -> Any:
 def read_cluster(home: str) -> dict[str, Any] | None:
     """Return `cluster.json`, or None if there is no cluster in `home`.
 
-    Raises ValueError with a sentence for a person when the file cannot be used.
+    Raises:
+        ValueError: The file cannot be used; the text is a sentence for a person.
     """
     path = cluster_path(home)
     try:
@@ -91,12 +98,24 @@ def read_cluster(home: str) -> dict[str, Any] | None:
 
 
 def write_json(path: str, value: Any, *, durable: bool = True) -> None:
-    """Replace a JSON file atomically, readable by its owner only."""
+    """Replace a JSON file atomically, readable by its owner only.
+
+    Args:
+        path: The file.
+        value: The value.
+        durable: It is on disk on return.
+    """
     write_text(path, json.dumps(value, indent=1) + "\n", durable=durable)
 
 
 def write_text(path: str, text: str, *, durable: bool = True) -> None:
-    """Replace a file atomically, readable by its owner only; `durable`: also on disk on return."""
+    """Replace a file atomically, readable by its owner only.
+
+    Args:
+        path: The file.
+        text: The content.
+        durable: It is on disk on return.
+    """
     files.write(path, text.encode(), FILE_MODE, sync=durable)
 
 

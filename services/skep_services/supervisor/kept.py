@@ -44,7 +44,11 @@ def read(home: str) -> Kept:
 
 
 def write(home: str, kept: Kept) -> None:
-    """Note what is kept. Raises OSError."""
+    """Note what is kept.
+
+    Raises:
+        OSError: The note cannot be written.
+    """
     folder.write_json(kept_path(home), kept._asdict())
 
 

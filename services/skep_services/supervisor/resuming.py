@@ -67,7 +67,12 @@ async def _post(cluster: Cluster, path: str, wish: dict[str, Any]) -> None:
 
 
 def _ask(cluster: Cluster, method: str, path: str, wish: dict[str, Any] | None = None) -> Any:
-    """Return what the gateway answers. Raises OSError (also for a refusal) and ValueError."""
+    """Return what the gateway answers.
+
+    Raises:
+        OSError: The gateway does not answer, or refuses.
+        ValueError: The answer is not JSON.
+    """
     gateway = cluster.gateway
     request = urllib.request.Request(  # noqa: S310 - the address is the cluster's own
         gateway.url + path,

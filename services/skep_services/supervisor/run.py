@@ -40,10 +40,14 @@ EXIT_FAILED = 1
 class Supervisor:
     """One cluster in one state folder.
 
-    `prepare` runs each time the bus is first up, before the services start: it makes the streams
-    and publishes the virtual clusters. `stop_jobs` runs once the agents are gone. `admit` runs from
-    then on, and makes users of those of virtual clusters that are new; it is given how to have the
-    bus take them in.
+    Args:
+        home: The state folder.
+        plan: The processes.
+        prepare: Runs each time the bus is first up, before the services start: it makes the streams
+            and publishes the virtual clusters.
+        stop_jobs: Runs once the agents are gone.
+        admit: Runs once the services start, and makes users of those of virtual clusters that are
+            new; it is given how to have the bus take them in.
     """
 
     def __init__(
@@ -152,7 +156,13 @@ class Supervisor:
 
 
 def write_state(home: str, state: str, error: str = "") -> None:
-    """Write into `cluster.json` which process the supervisor is, and how far it got."""
+    """Write into `cluster.json` which process the supervisor is, and how far it got.
+
+    Args:
+        home: The state folder.
+        state: `starting`, `running`, `stopping`, `stopped` or `failed`.
+        error: Why it failed; empty: it did not.
+    """
     try:
         cluster = folder.read_cluster(home)
         if cluster is None:

@@ -22,7 +22,12 @@ Survivors = dict[str, proc.Process]
 
 
 def find(home: str, plans: Sequence[ChildPlan]) -> Survivors:
-    """Return the living processes of the cluster in `home` by name."""
+    """Return the living processes of the cluster in `home` by name.
+
+    Args:
+        home: The state folder.
+        plans: The processes that the cluster consists of; empty: only what is on record is found.
+    """
     found: Survivors = {}
     try:
         recorded = folder.read_json(folder.pids_path(home))
@@ -50,7 +55,12 @@ def find(home: str, plans: Sequence[ChildPlan]) -> Survivors:
 
 
 def stop(processes: Iterable[proc.Process], within_s: float = STOP_WITHIN_S) -> None:
-    """End processes, by force those that take too long. Returns once they are gone."""
+    """End processes, by force those that take too long. Returns once they are gone.
+
+    Args:
+        processes: The processes.
+        within_s: What they get before SIGKILL, and again after it (seconds).
+    """
     waiting = list(processes)
     for number, left_s in ((signal.SIGTERM, within_s), (signal.SIGKILL, within_s)):
         for process in waiting:

@@ -83,7 +83,13 @@ def port_of(url: str) -> int:
 
 
 def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
-    """Return the processes of a cluster whose bus server is the executable `nats_server`."""
+    """Return the processes of a cluster.
+
+    Args:
+        cluster: The cluster.
+        home: The state folder.
+        nats_server: The path of the bus server's executable.
+    """
     base = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
     base["SKEP_HOME"] = home
     bus = ChildPlan(

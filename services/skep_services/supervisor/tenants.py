@@ -44,7 +44,13 @@ LOOK_EVERY_S = 1.0
 
 
 async def watch(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
-    """Make credentials for new tenants, until cancelled; `reload` has the bus take them in."""
+    """Make credentials for new tenants, until cancelled.
+
+    Args:
+        home: The state folder.
+        cluster: The cluster; it gets the credentials.
+        reload: Has the bus read its configuration again.
+    """
     while True:
         try:
             await _look(home, cluster, reload)
@@ -122,9 +128,17 @@ def asked_for(payload: bytes) -> list[str]:
 
 
 def admit(cluster: Cluster, vcs: Iterable[str]) -> bool:
-    """Add a user and a token for each virtual cluster that has none; return whether any had none.
+    """Add a user and a token for each virtual cluster that has none.
 
-    Raises ConfigError if there are too many, or for what is no name.
+    Args:
+        cluster: The cluster; it gets the credentials.
+        vcs: The virtual clusters.
+
+    Returns:
+        Whether any had none.
+
+    Raises:
+        ConfigError: There would be too many virtual clusters, or what is given is no name.
     """
     fresh = [vc for vc in vcs if vc not in cluster.vcs_with_credentials]
     for vc in fresh:
