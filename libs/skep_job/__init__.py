@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def current() -> "Observation | None":
-    """Return what observes this process, or None outside Skep."""
+    """Return what observes this process, or None outside Skep and in a fork."""
     import sys
 
     observe = sys.modules.get("skep_job.observe.observation")
@@ -36,17 +36,27 @@ def init(
 ) -> "Any":
     """Return the run that makes this script checkpointable and movable.
 
-    See `skep_job.cooperate.run`.
+    See `skep_job.cooperate.run`. Outside Skep the run does nothing.
 
-    `checkpoint_every` (seconds, or "90s", "10m", "2h") has checkpoints written by themselves, of
-    which `keep` stay. `warm_up` does one step of training in a process that is about to take the
-    job over; its effects are undone. Without it that process tries the model on the first samples.
-    Outside Skep the run does nothing.
+    Args:
+        checkpoint_every: The time between two checkpoints that the run writes by itself: seconds,
+            or text such as "90s", "10m" or "2h". None: it writes none by itself.
+        keep: How many checkpoints stay, 1 to 1,000.
+        warm_up: Does one step of training in a process that is about to take the job over; its
+            effects are undone. None: that process tries the model on the first samples.
+        elastic: The smallest and the largest number of ranks of a job that may change its size
+            while it trains (see `skep_job.elastic.run`). None: the size is fixed, and the arguments
+            below have no effect.
+        global_batch: The samples of a mini-batch of all ranks together.
+        seed: It decides the order of the samples.
+        backend: The backend of the process group; empty: torch's choice for the device.
+        patience_s: How long a rank waits for others during a change of the size (seconds).
 
-    `elastic`, the smallest and the largest number of ranks, makes the job one that may change its
-    size while it trains (see `skep_job.elastic.run`): `global_batch` are the samples of a
-    mini-batch of all ranks together, `seed` decides their order, `backend` is torch's choice for
-    the device if empty, and `patience_s` bounds how long a rank waits for others during a change.
+    Raises:
+        UsageError: The function was called before in this process.
+        TypeError: `checkpoint_every` is neither a number nor text.
+        ValueError: An argument has no possible meaning, or the environment names a gang that
+            `elastic` does not allow.
     """
     from skep_job.cooperate.begin import begin
 

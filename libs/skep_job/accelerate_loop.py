@@ -15,7 +15,12 @@ from skep_job.cooperate.run import Extra, Run
 
 
 def track(run: Run, accelerator: Any) -> None:
-    """Track all that was prepared with `accelerator`, and what it checkpoints for the user."""
+    """Track all that was prepared with `accelerator`, and what it checkpoints for the user.
+
+    Args:
+        run: The parts are tracked in it under names such as `model0` and `opt0`.
+        accelerator: An `Accelerator`, after its `prepare`.
+    """
     kinds = {
         "model": accelerator._models,
         "opt": accelerator._optimizers,

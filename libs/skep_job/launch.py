@@ -36,7 +36,13 @@ _FILE_NAMES = ("__file__", "__cached__")
 def main(arguments: list[str]) -> None:
     """Observe this process if the environment asks for it, and run what `arguments` name.
 
-    Raises whatever the script raises, SystemExit included.
+    Whatever the script raises passes through, SystemExit included.
+
+    Args:
+        arguments: A script or -m and a module, and then the arguments of these.
+
+    Raises:
+        SystemExit: The command line is wrong; the status is EXIT_USAGE.
     """
     module = arguments[1:2] if arguments[:1] == ["-m"] else []
     if not arguments or (arguments[0].startswith("-") and not module):

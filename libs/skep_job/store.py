@@ -3,14 +3,15 @@
     python -m skep_job.store [--host ADDRESS] [--port PORT]
 
 Prints one line of JSON, `{"host": ..., "port": ..., "pid": ...}`, once it listens, and serves until
-its standard input ends: whoever started it holds the other end of that pipe, so that the store ends
-with its holder, however the holder ends. The port is the kernel's choice unless one is given.
+its standard input ends: the process that started it holds the other end of that pipe, so that the
+store ends with its holder, however the holder ends. The port is the kernel's choice unless one is
+given.
 
 It is a process of its own because PyTorch's store comes only with PyTorch, which the agent need not
 have: it runs on the job's interpreter or in the job's image, so that server and clients are of one
 version. It is no rank's, because a gang must be able to lose any of its ranks. Attempts and
-generations have prefixes of their own in it (`elastic_round.folder`), so one store may serve all
-gangs of a node. A gang needs it only while it changes size: if it dies in between, the next
+generations have prefixes of their own in it (`elastic.agreement.folder`), so one store may serve
+all gangs of a node. A gang needs it only while it changes size: if it dies in between, the next
 `rescale` names the address of another.
 """
 

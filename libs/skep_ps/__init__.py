@@ -29,13 +29,13 @@ each server it copies to. A connection begins with a mutual proof of the job's t
                                    pull and put are answered with `again` if a change was faster
     server -> server      chunks   values, momentum, count of updates; answered when they are stored
                           late     asynchronous: a push for chunks that are elsewhere by now
-    member -> coordinator hello    who it is and what it knows; DL²'s INC_SERVER from a new server
+    member -> coordinator hello    its name and what it knows; DL²'s INC_SERVER from a new server
                           leave, bye    a wish to go (it stays until `go`); the end of training
                           ready, probed, accepted | late, moved, held, switched, failed    answers
     coordinator -> member welcome, begin
                           prepare  the next placement: connect, lay out, allocate and touch memory
                           probe    what is your version? (and: how long is the round trip?)
-                          clock    to servers, who accept only while their version is below it
+                          clock    to servers, which accept only while their version is below it
                           move     to servers: all have accepted; copy once the clock is reached
                           released to workers: that clock was passed somewhere, there is a later one
                           switch   decided: take the placement
@@ -57,8 +57,8 @@ the change off and training goes on; it is tried up to three times.
                              may count its gradient at some servers and not at others)
     a newcomer               the change is called off
     the coordinator          training goes on; once it is back (`--recover`) it learns everything
-                             from the members, calls off what nobody has heard decided, repeats
-                             what anybody has
+                             from the members, calls off what no member has heard decided, repeats
+                             what one has
     a connection             is made again within `lost_s`; requests are repeated and count once
 
 Every wait has a deadline, which a suspended process does not use up. Generations are never used

@@ -12,7 +12,17 @@ from skep_ps.wire import Late, Message, Patience, Settings, dial, settings
 
 
 def ask(where: Settings, message: Message) -> Message:
-    """Return the answer. Raises Broken, Refused or Late."""
+    """Return the answer of the coordinator.
+
+    Args:
+        where: Where it is, and what lets us in.
+        message: The question.
+
+    Raises:
+        Broken: The coordinator is away, or the connection failed.
+        Refused: The token or the attempt is not that of the job.
+        Late: There is no answer within `where.wait_s`.
+    """
     channel = dial(where.host, where.port, where.secret)
     try:
         channel.send(message)

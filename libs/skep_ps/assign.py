@@ -63,18 +63,27 @@ def cut(segments: Sequence[Segment], elements: int) -> list[Chunk]:
 
 
 def spread(sizes: Sequence[int], servers: Sequence[int]) -> list[int]:
-    """Return the server of each chunk for a job that begins: the largest first, to the emptiest."""
+    """Return the server of each chunk for a job that begins: the largest first, to the emptiest.
+
+    Args:
+        sizes: The elements of each chunk.
+        servers: The ids of the servers.
+    """
     return rebalance(sizes, [-1] * len(sizes), servers)
 
 
 def rebalance(sizes: Sequence[int], held: Sequence[int], servers: Sequence[int]) -> list[int]:
     """Return the server of each chunk once exactly `servers` keep them.
 
-    `held` names the server of each chunk so far (-1: none). Chunks of servers that are not in
-    `servers` go, the largest first, to the emptiest one. Each server without a chunk is then filled
-    from the fullest, by the largest chunk that fits what that one has above total / n; and, once
-    none fits, by what still brings the two closer. If the loads differed by at most the largest
-    chunk before, they do afterwards.
+    Chunks of servers that are not in `servers` go, the largest first, to the emptiest one. Each
+    server without a chunk is then filled from the fullest, by the largest chunk that fits what that
+    one has above total / n; and, once none fits, by what still brings the two closer. If the loads
+    differed by at most the largest chunk before, they do afterwards.
+
+    Args:
+        sizes: The elements of each chunk.
+        held: The server of each chunk so far; -1: none.
+        servers: The ids of the servers.
     """
     assert servers, "parameters need a server"
     placed = list(held)
@@ -96,7 +105,12 @@ def rebalance(sizes: Sequence[int], held: Sequence[int], servers: Sequence[int])
 
 
 def moves(before: Sequence[int], after: Sequence[int]) -> list[Move]:
-    """Return what must move, by chunk."""
+    """Return what must move, by chunk.
+
+    Args:
+        before: The server of each chunk so far.
+        after: The server of each chunk afterwards.
+    """
     return [
         Move(chunk, source, target)
         for chunk, (source, target) in enumerate(zip(before, after, strict=True))

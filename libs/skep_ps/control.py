@@ -51,9 +51,12 @@ class Control(threading.Thread):
                 channel.close()  # The thread that reads it notices.
 
     def close(self, last: str = "") -> None:
-        """End the connection for good, after a `last` message that the coordinator has read.
+        """End the connection for good, after a last message that the coordinator has read.
 
         To close a connection to which the other side still sends takes back what it has not read.
+
+        Args:
+            last: The kind of that message; empty: there is none.
         """
         self._over.set()  # First: a coordinator that has read `last` hangs up.
         channel = self._channel
@@ -99,7 +102,12 @@ class Control(threading.Thread):
             return None
 
     def _dial(self) -> Channel:
-        """Return a connection. Raises Refused, or Broken when patience is over."""
+        """Return a connection.
+
+        Raises:
+            Refused: The token or the attempt is not that of the job.
+            Broken: The coordinator is away for longer than patience lasts, or `close` was called.
+        """
         settings = self._settings
         patience = Patience(settings.wait_s, f"the coordinator at {settings.host}:{settings.port}")
         pause_s = AGAIN_S_MIN

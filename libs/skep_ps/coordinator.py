@@ -42,7 +42,11 @@ class Process:
     """One job's coordinator at work."""
 
     def __init__(self, where: Settings, wanted: Wanted) -> None:
-        """Listen. Raises OSError if the port is taken."""
+        """Listen.
+
+        Raises:
+            OSError: The port is taken.
+        """
         self._settings = where
         self._clock = AwakeClock()
         self.machine = Coordinator(wanted, self._clock.now())

@@ -18,7 +18,15 @@ def copy_out(
 ) -> tuple[int, str]:
     """Return the bytes that the targets of `moves` have stored, and what went wrong, if anything.
 
-    `stand` is what the source says of itself; a target that keeps nothing else goes on from there.
+    Args:
+        store: What this server keeps.
+        peers: Its connections to other servers.
+        placement: The placement after the change.
+        moves: Those whose source is this server.
+        stand: What the source says of itself; a target that keeps nothing else goes on from there.
+
+    Returns:
+        The bytes; and a text, empty if nothing went wrong.
     """
     counts: list[int] = []
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""What can go wrong in a parameter-server job, for those who catch it."""
+"""What can go wrong in a parameter-server job, for code that catches it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class ParameterServerError(RuntimeError):
 
 
 class Broken(Exception):  # noqa: N818  a name for what happened
-    """A connection is of no more use; whoever holds it may dial again."""
+    """A connection is of no more use; its holder may dial again."""
 
 
 class Refused(Exception):  # noqa: N818

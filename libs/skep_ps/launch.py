@@ -64,7 +64,11 @@ class Children(scaling.Servers):
         return sum(self._processes[name].poll() is None for name in self._servers)
 
     def failed(self) -> str:
-        """Return which servers ended otherwise than asked to, once."""
+        """Return which servers ended otherwise than asked to, once.
+
+        Returns:
+            A sentence about them; empty if there are none that were not told of before.
+        """
         ended = [(name, self._processes[name].poll()) for name in self._servers]
         failed = [name for name, code in ended if code and name not in self._told]
         self._told += failed
@@ -76,9 +80,17 @@ class Children(scaling.Servers):
         self._keep("coordinator", command, again="--recover")
 
     def wait(self, seconds: float | None = None) -> int:
-        """Wait for their ends, `seconds` after the coordinator's; return a code that is not 0.
+        """Wait for the ends of all of them.
 
         The coordinator ends once every worker has: others may go on for longer than this one.
+
+        Args:
+            seconds: How long to wait for each other process after the end of the first, which is
+                the coordinator where there is one; None: as long as it takes. What runs then still
+                is ended.
+
+        Returns:
+            The first code that is not 0; 1 if some had to be ended; else 0.
         """
         for number, thread in enumerate(self._threads):
             _join(thread, seconds if number else None)
@@ -90,8 +102,11 @@ class Children(scaling.Servers):
     def end(self, afterwards: Callable[[], None] | None = None) -> None:
         """End all of them, and do `afterwards`.
 
-        A signal's handler may come into the start of a process that nobody knows of yet. Then that
-        one is ended, and `afterwards` done, as soon as it is known.
+        A signal's handler may come into the start of a process that is not known yet. Then that one
+        is ended, and `afterwards` done, as soon as it is known.
+
+        Args:
+            afterwards: It is called once; None: nothing is to be done.
         """
         with self._changing:
             self._ending = True
@@ -142,7 +157,14 @@ def _join(thread: threading.Thread, seconds: float | None) -> None:
 
 
 def main() -> None:
-    """Be a server or a worker, as the rank says."""
+    """Be a server or a worker, as the rank says.
+
+    Whatever the script raises passes through.
+
+    Raises:
+        SystemExit: The command line or the environment is wrong, or this rank was a server, whose
+            exit code is the status.
+    """
     ending.arm()
     parser = argparse.ArgumentParser(
         prog="python -m skep_ps.launch",

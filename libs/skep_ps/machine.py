@@ -1,4 +1,4 @@
-"""The coordinator's decisions, pure: who belongs to the job, and when it changes.
+"""The coordinator's decisions, pure: which members the job has, and when it changes.
 
     gathering --all are there--> running <--> one scaling at a time --> over | failed
 
@@ -16,7 +16,7 @@ called off by anybody's death or delay, and nothing has happened:
 
 It remembers nothing on disk. Its state is the newest placement that any member has switched to, so
 one that is started again asks the members, and repeats `switch` to all: recovery is the last phase
-of the latest scaling. A scaling that nobody has switched to is called off.
+of the latest scaling. A scaling that no member has switched to is called off.
 """
 
 from __future__ import annotations
@@ -88,7 +88,13 @@ class Coordinator:
     # --- the ways in ------------------------------------------------------------------------------
 
     def heard(self, link: int, message: Message, now: int) -> list[Effect]:
-        """Take a message from a connection that has proved itself."""
+        """Take a message from a connection that has proved itself.
+
+        Args:
+            link: The number of the connection.
+            message: The message.
+            now: The present time (ns).
+        """
         if self.state in {"over", "failed"}:
             return []
         kind = message["type"]
@@ -144,7 +150,11 @@ class Coordinator:
         return self._settled(now)
 
     def wake_at(self) -> int | None:
-        """Return when `tick` has something to do at the earliest."""
+        """Return when `tick` has something to do at the earliest.
+
+        Returns:
+            A time (ns); None if it has nothing to do before the next message.
+        """
         times = [
             m.lost_at + self._ns("lost_s") for m in self.members.values() if m.lost_at is not None
         ]
@@ -480,7 +490,7 @@ class Coordinator:
             self._to(server, {"type": "clock", "clock": clock, "generation": generation})
 
     def _set_clock_later(self, scaling: Scaling) -> None:
-        """Somebody has passed the clock: try further ahead, and let those go on who wait there."""
+        """A server has passed the clock: try one further ahead; workers that wait there go on."""
         passed = max(scaling.clocks.values())
         scaling.margin = min(scaling.margin * 2, MARGIN_MAX)
         self._set_clock(scaling)
@@ -568,7 +578,10 @@ class Coordinator:
         return {key: None for key in keys_of(self.placement) if key[0] == "server"}
 
     def _keys_moving(self, scaling: Scaling) -> dict[Key, None]:
-        """Return whom a decision waits for: a worker still receiving would find its chunks gone."""
+        """Return the members that a decision waits for.
+
+        A worker that is still receiving would find its chunks gone.
+        """
         assert self.placement is not None
         assert self.spec is not None
         clock = max(scaling.clocks.values())

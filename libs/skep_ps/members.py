@@ -90,7 +90,7 @@ class Member:
 
 @dataclass
 class Request:
-    """Somebody wants the job to change."""
+    """A change of the job that is wanted."""
 
     kind: Literal["add", "remove"]
     who: Key
@@ -121,7 +121,13 @@ class Scaling:
     copy_ns: int = 0
 
     def take(self, member: Member, message: Message, now: int) -> None:
-        """Note what a member answers in the present phase."""
+        """Note what a member answers in the present phase.
+
+        Args:
+            member: Its version and pace are changed.
+            message: The answer.
+            now: The present time (ns).
+        """
         member.version = int(message.get("version", member.version))
         member.step_ns = int(message.get("step_ns", member.step_ns))
         match message["type"]:
@@ -146,7 +152,12 @@ class Scaling:
         return f"{self.request.kind} {name_of(self.request.who)}: {self.phase}"
 
     def outcome(self, now: int, elements: dict[str, int]) -> Message:
-        """Return what is told of it once it is done."""
+        """Return what is told of it once it is done.
+
+        Args:
+            now: The present time (ns).
+            elements: By server, how many it keeps now.
+        """
         return {
             "type": "outcome",
             "done": True,
@@ -194,7 +205,14 @@ def newest(members: Iterable[Member]) -> Placement | None:
 def changed(
     before: Placement, spec: Spec, request: Request, at: tuple[str, int]
 ) -> Placement | str:
-    """Return the placement after `request`, or why there is none; a new server is `at`."""
+    """Return the placement after a change, or why there is none.
+
+    Args:
+        before: The placement now; the generation is taken over.
+        spec: What the job consists of.
+        request: The change.
+        at: Host and port of a new server; it has no effect otherwise.
+    """
     role, number = request.who
     servers, workers = dict(before.servers), list(before.workers)
     if request.kind == "remove":
@@ -216,9 +234,16 @@ def changed(
 
 
 def clocks(servers: Sequence[Member], ahead: int, *, asynchronous: bool) -> dict[int, int]:
-    """Return when each server moves what it must: `ahead` of the newest version (DL2, step 2).
+    """Return when each server moves what it must (DL2, step 2).
 
-    Without a common step each server has a count of its own, and reaches its own clock.
+    Args:
+        servers: The servers, at least one.
+        ahead: By how many updates that is after the newest version.
+        asynchronous: Whether there is no common step: each server has a count of its own then, and
+            reaches its own clock.
+
+    Returns:
+        By the server's id, the version.
     """
     newest_version = max(server.version for server in servers)
     return {
@@ -238,7 +263,7 @@ def loads(placement: Placement | None, spec: Spec | None) -> dict[str, int]:
 
 
 def about(placement: Placement | None, spec: Spec | None, scaling: Scaling | None) -> Message:
-    """Return who is in the job, how much each server keeps, and how far a change is."""
+    """Return which members the job has, how much each server keeps, and how far a change is."""
     return {
         "generation": placement.generation if placement else 0,
         "servers": sorted(placement.servers) if placement else [],
@@ -250,7 +275,7 @@ def about(placement: Placement | None, spec: Spec | None, scaling: Scaling | Non
 
 
 def roster(placement: Placement) -> Message:
-    """Return what tells who the workers are when one of them has ended."""
+    """Return the message that names the workers when one of them has ended."""
     return {
         "type": "roster",
         "generation": placement.generation,

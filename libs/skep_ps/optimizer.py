@@ -49,7 +49,17 @@ class SGD(Optimizer):
     `state_dict()` fetches the momentum and is in the form of `torch.optim.SGD`. Call
     `load_state_dict()` on every worker, after the model has loaded its own.
 
-    Raises ParameterServerError when the job cannot go on.
+    Args:
+        params: As `torch.optim.SGD` takes them, like all that is not named here.
+        momentum: It must not be 0 at first if it is to be changed later.
+        asynchronous: Whether each push is an update of its own.
+        average: Whether gradients are averaged; else they are summed.
+        where: Where the coordinator is, and what lets us in; None: the environment says it.
+        rank: The id that this worker wishes for; None: RANK, or any.
+
+    Raises:
+        ValueError: A number is negative, or `nesterov` does not go with the others.
+        ParameterServerError: The job cannot go on.
     """
 
     def __init__(
@@ -143,7 +153,11 @@ class SGD(Optimizer):
                 _open.remove(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimizer is made; the servers have a fixed set afterwards."""
+        """Add a group while the optimizer is made; the servers have a fixed set afterwards.
+
+        Raises:
+            ParameterServerError: The optimizer is made already.
+        """
         if self._link is not None:
             reason = "parameters cannot be added once the servers have them"
             raise ParameterServerError(reason)
@@ -151,7 +165,14 @@ class SGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Send the gradients, receive the parameters; return the closure's loss."""
+        """Send the gradients, receive the parameters; return the closure's loss.
+
+        Args:
+            closure: Called first, to compute the gradients; None: they are there.
+
+        Raises:
+            ParameterServerError: This worker has left, or the job cannot go on.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -294,7 +315,14 @@ class SGD(Optimizer):
     # --- memory -----------------------------------------------------------------------------------
 
     def _gradient(self, number: int) -> Tensor:
-        """Return memory on the CPU with the gradient of a parameter."""
+        """Return memory on the CPU with the gradient of a parameter.
+
+        Args:
+            number: The place of the parameter among all.
+
+        Raises:
+            ParameterServerError: The gradient is sparse.
+        """
         parameter = self._parameters[number]
         gradient: Tensor | None = parameter.grad
         if gradient is None:
@@ -345,7 +373,11 @@ class SGD(Optimizer):
         return [[float(group.get(name, 0.0)) for name in HYPERS] for group in self.param_groups]
 
     def _describe(self, *, asynchronous: bool, average: bool) -> tuple[Spec, list[list[int]]]:
-        """Return what the servers need to know, and the parameters of each segment."""
+        """Return what the servers need to know, and the parameters of each segment.
+
+        Raises:
+            ParameterServerError: A parameter has a type that servers do not keep.
+        """
         members: dict[tuple[int, str], list[int]] = {}
         for number, (group, parameter) in enumerate(self._flat):
             name = str(parameter.dtype).removeprefix("torch.")

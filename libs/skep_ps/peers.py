@@ -19,7 +19,16 @@ class Peers:
         self._dialling = threading.Lock()
 
     def connect(self, server: int, placement: Placement) -> tuple[threading.Lock, Channel]:
-        """Return the connection to a server of `placement`. Raises Broken or Refused."""
+        """Return the connection to a server, and the lock to hold while using it.
+
+        Args:
+            server: The id of the server.
+            placement: It says where the server is.
+
+        Raises:
+            Broken: The server is away.
+            Refused: The token or the attempt is not that of the job.
+        """
         with self._dialling:
             if server not in self._channels:
                 host, port = placement.servers[server]
@@ -37,7 +46,18 @@ class Peers:
     ) -> Message:
         """Return the answer to a request, its payload in `into`.
 
-        Raises Broken, Refused, Late or RequestFailed.
+        Args:
+            server: The id of the server.
+            placement: It says where the server is.
+            header: The request.
+            parts: Its payload.
+            into: Where the payload of the answer belongs, which is overwritten.
+
+        Raises:
+            Broken: The server is away, or the connection failed.
+            Refused: The token or the attempt is not that of the job.
+            Late: There is no answer in time.
+            RequestFailed: The answer is an error.
         """
         lock, channel = self.connect(server, placement)
         try:

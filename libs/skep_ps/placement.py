@@ -1,4 +1,4 @@
-"""What a job consists of at one moment: its servers, its workers, and who keeps which chunk."""
+"""What a job consists of at one moment: servers, workers, and the server of each chunk."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
     resume  --withdrawn: the first rank brings the servers back to what was agreed last
 
 The first rank keeps the servers, and has them come and go one after the other. Newcomers join by
-themselves, as their optimizer does. Who grows comes first, then servers go, and workers last: until
-then nothing is lost that could not be had again. Whoever is to leave asks for it, and ends with its
-script. No step is agreed on: the coordinator's clock is one (`machine`).
+themselves, as their optimizer does. What grows comes first, then servers go, and workers last:
+until then nothing is lost that could not be had again. A worker that is to leave asks for it, and
+ends with its script. No step is agreed on: the coordinator's clock is one (`machine`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,13 @@ class Servers(Protocol):
 
 
 def following(status: Message, wanted: Wanted, alive: int | None) -> Step:
-    """Return what a rank does next; `alive`: the server processes of the one that keeps them."""
+    """Return what a rank does next.
+
+    Args:
+        status: The coordinator's answer to `status`.
+        wanted: The size that is wanted.
+        alive: How many server processes this rank runs; None: it is not the one that keeps them.
+    """
     servers, workers = len(status["servers"]), len(status["workers"])
     changing = bool(status["scaling"]) or status["queued"] > 0
     if status["state"] != "running":
@@ -82,7 +88,15 @@ class Scaling:
         servers: Servers | None = None,
         count: int = 0,
     ) -> None:
-        """`servers`: of the rank that keeps them, `count` of them at first."""
+        """Take no order yet.
+
+        Args:
+            control: The orders of the agent.
+            where: Where the coordinator is, and what lets us in.
+            reached: It returns the mini-batches that are done, on any thread.
+            servers: The servers of the rank that keeps them; None: this is another rank.
+            count: How many servers there are at first.
+        """
         self._control, self._where, self._reached = control, where, reached
         self._servers = servers
         self._agreed = count
@@ -94,7 +108,11 @@ class Scaling:
         self._thread = threading.Thread(target=self._run, daemon=True, name="skep-ps-scaling")
 
     def install(self, *, joins: bool) -> None:
-        """Take orders from here on; a newcomer says that it is there."""
+        """Take orders from here on.
+
+        Args:
+            joins: Whether this rank is a newcomer, which says that it is there.
+        """
         self._control.at_once("rescale", self._ordered)
         self._resume = self._control.seen_by("resume")
         self._control.at_once("resume", self._withdrawn)

@@ -58,7 +58,12 @@ class Server:
     """One server process."""
 
     def __init__(self, where: Settings) -> None:
-        """Register with the coordinator. Raises Broken or Refused."""
+        """Register with the coordinator.
+
+        Raises:
+            Broken: The coordinator is away.
+            Refused: The token or the attempt is not that of the job.
+        """
         self._settings = where
         self._changed = threading.Condition()
         self._store: Store | None = None
@@ -338,7 +343,12 @@ class Server:
                 pass  # `i-am`, and what a later version says.
 
     def _wait(self, condition: object, patience: Patience) -> None:
-        """Wait until `condition()` holds. (Locked.) Raises RequestFailed or Late."""
+        """Wait until `condition()` holds; locked.
+
+        Raises:
+            RequestFailed: This server has failed meanwhile.
+            Late: It does not hold in time.
+        """
         assert callable(condition)
         while not condition():
             if self._failed:
@@ -496,6 +506,12 @@ class Server:
         push or pull requests from workers"), and what is elsewhere by then is asked of that server
         ("and redirects them to the new PS": DL2, footnote 2). One that was here before (its
         connection broke) only asks for the values.
+
+        Returns:
+            The version of this server afterwards.
+
+        Raises:
+            RequestFailed: The push was handed on too often, or this server has failed meanwhile.
         """
         by, hops = (int(message["worker"]), int(message.get("via", DIRECT))), message.get("hops", 0)
         with self._changed:

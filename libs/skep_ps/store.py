@@ -41,13 +41,23 @@ class Kept:
         """Whether the momentum has begun: the first update takes the gradient as it is."""
 
     def parts(self, *, state: bool) -> list[memoryview]:
-        """Return its memory, as it goes over the wire."""
+        """Return its memory, as it goes over the wire.
+
+        Args:
+            state: Whether the momentum is part of it.
+        """
         if state and self.momentum is not None:
             return [view(self.values), view(self.momentum)]
         return [view(self.values)]
 
     def take(self, other: Kept, updates: int, *, state: bool) -> None:
-        """Be what `other` is; its momentum too, if that came with it."""
+        """Be what `other` is; its momentum too, if that came with it.
+
+        Args:
+            other: It is copied, and stays as it is.
+            updates: How many updates its momentum has had; 0: it has not begun.
+            state: Whether the momentum came with it.
+        """
         self.values.copy_(other.values)
         if state and self.momentum is not None and other.momentum is not None:
             self.momentum.copy_(other.momentum)
@@ -94,9 +104,13 @@ class Store:
     def update(
         self, chunk: int, gradients: Sequence[Tensor], hypers: Sequence[Hyper], divisor: int
     ) -> None:
-        """Sum `gradients` in the order given, divide, and do SGD's step (PyTorch's formula).
+        """Sum gradients in the order given, divide, and do SGD's step (PyTorch's formula).
 
-        The first gradient is overwritten with the sum.
+        Args:
+            chunk: The number of the chunk, whose values and momentum are changed.
+            gradients: At least one; the first is overwritten.
+            hypers: The numbers of each parameter group.
+            divisor: What the sum is divided by: the number of workers for a mean, else 1.
         """
         kept, hyper = self.kept[chunk], hypers[self.group(chunk)]
         values, scratch = kept.values, self._scratch_like(kept.values)

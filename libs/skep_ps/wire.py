@@ -3,7 +3,7 @@
 A frame is four bytes of length (big-endian), a JSON object, and, when that has `bytes`, as many
 bytes of payload: raw elements in the machine's order, straight from and into the tensors' memory.
 
-Whoever accepts a connection sends a nonce; whoever dials answers with its own nonce and
+The side that accepts a connection sends a nonce; the side that dials answers with its own nonce and
 HMAC-SHA256(token, "dial" | run | both nonces), and is answered with the same over "accept". The run
 is the job and its attempt, so that a process of an earlier attempt is not let in. Nothing else is
 read before, and everything read before has at most HELLO_BYTES_MAX. What follows is neither
@@ -58,7 +58,11 @@ class Patience:
         self._at = time.monotonic()
 
     def slice_s(self) -> float:
-        """Return how long to wait next. Raises Late when the time is over."""
+        """Return how long to wait next (seconds).
+
+        Raises:
+            Late: The time is over.
+        """
         at = time.monotonic()
         self._left -= min(at - self._at, 2 * SLICE_S)
         self._at = at
@@ -76,7 +80,7 @@ class AwakeClock:
         self._now = 0
 
     def now(self) -> int:
-        """Return the time. Called at least once in every slice."""
+        """Return the time (ns). Called at least once in every slice."""
         at = time.monotonic_ns()
         self._now += min(at - self._last, int(2 * SLICE_S * 1e9))
         self._last = at
@@ -90,7 +94,12 @@ class Secret(NamedTuple):
     run: str
 
     def proof(self, side: str, *nonces: str) -> str:
-        """Return what only a holder of the token can say."""
+        """Return what only a holder of the token can say.
+
+        Args:
+            side: "dial" or "accept": the side that says it.
+            nonces: Those of both sides, that of the accepting side first.
+        """
         text = "|".join(("skep-ps/1", side, self.run, *nonces))
         return hmac.new(self.token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -115,7 +124,16 @@ class Channel:
     def send(
         self, message: Message, parts: Sequence[memoryview] = (), *, wait_s: float = 60.0
     ) -> None:
-        """Send one frame; `wait_s` bounds the time without progress. Raises Broken."""
+        """Send one frame.
+
+        Args:
+            message: The header; `bytes` is added if there is a payload.
+            parts: The payload.
+            wait_s: How long there may be no progress (seconds).
+
+        Raises:
+            Broken: The other side has closed the connection or does not read.
+        """
         if parts:
             message = {**message, "bytes": sum(part.nbytes for part in parts)}
         body = json.dumps(message, separators=(",", ":")).encode()
@@ -124,7 +142,16 @@ class Channel:
             self._send_all([head, *parts], wait_s)
 
     def receive(self, patience: Patience, bytes_max: int = HEADER_BYTES_MAX) -> Message:
-        """Return the next frame without its payload. Raises Broken, or Late."""
+        """Return the next frame without its payload, whose size is in `unread` then.
+
+        Args:
+            patience: How long to wait.
+            bytes_max: The largest header that is taken (bytes).
+
+        Raises:
+            Broken: The connection has ended, or what came is no frame.
+            Late: Patience is over.
+        """
         head = bytearray(_LENGTH.size)
         self.read_into([memoryview(head)], patience)
         (length,) = _LENGTH.unpack(head)
@@ -145,7 +172,16 @@ class Channel:
         return message
 
     def read_into(self, parts: Sequence[memoryview], patience: Patience) -> None:
-        """Fill `parts` with the payload. Raises Broken, or Late."""
+        """Fill `parts` with the payload.
+
+        Args:
+            parts: They are overwritten.
+            patience: How long to wait.
+
+        Raises:
+            Broken: The connection has ended.
+            Late: Patience is over.
+        """
         left = [part for part in parts if part.nbytes]
         first = 0
         while first < len(left):
@@ -182,7 +218,7 @@ class Channel:
             pass  # The other side has ended it already.
 
     def hang_up(self) -> None:
-        """Send and wait for nothing more: who reads gets what has come, and then Broken."""
+        """Send and wait for nothing more: a reader gets what has come, and then Broken."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -227,7 +263,11 @@ def _advance(parts: list[memoryview], first: int, count: int) -> int:
 
 
 def expect(message: Message, parts: Sequence[memoryview]) -> None:
-    """Return if the payload of `message` fits `parts`. Raises RequestFailed."""
+    """Check that the payload of a message has the size of `parts`.
+
+    Raises:
+        RequestFailed: It has another size.
+    """
     expected, given = sum(part.nbytes for part in parts), int(message.get("bytes", 0))
     if expected != given:
         reason = f"{message['type']} with {given} bytes, expected {expected}"
@@ -235,7 +275,18 @@ def expect(message: Message, parts: Sequence[memoryview]) -> None:
 
 
 def dial(host: str, port: int, secret: Secret, wait_s: float = HANDSHAKE_S) -> Channel:
-    """Return a connection that both sides trust. Raises Broken, or Refused for a wrong token."""
+    """Return a connection that both sides trust.
+
+    Args:
+        host: The host of the other side.
+        port: Its port.
+        secret: What lets this process in.
+        wait_s: How long connecting and the handshake may take, each (seconds).
+
+    Raises:
+        Broken: The other side is away, or does not do the handshake in time.
+        Refused: The token or the attempt is not the same on both sides.
+    """
     try:
         connection = socket.create_connection((host, port), timeout=wait_s)
     except OSError as error:
@@ -263,7 +314,11 @@ def dial(host: str, port: int, secret: Secret, wait_s: float = HANDSHAKE_S) -> C
 
 
 def admit(connection: socket.socket, secret: Secret) -> Channel | None:
-    """Return the trusted connection of whoever dialled, or None if it could not prove itself."""
+    """Return the trusted connection of a process that dialled.
+
+    Returns:
+        None if it could not prove itself; the connection is closed then.
+    """
     channel = Channel(connection)
     patience = Patience(HANDSHAKE_S, "proof of the job's token")
     ours = secrets.token_hex(16)
@@ -302,7 +357,10 @@ WAIT_S, LOST_S = 300.0, 5.0
 
 def settings(environ: dict[str, str]) -> Settings:
     """Return what SKEP_PS (host:port), SKEP_PS_TOKEN, SKEP_JOB, SKEP_GEN, SKEP_PS_WAIT_S and
-    SKEP_PS_LOST_S say. Raises ParameterServerError, which names what is missing.
+    SKEP_PS_LOST_S say.
+
+    Raises:
+        ParameterServerError: One is missing or wrong; the text names it.
     """  # noqa: D205
     host, _, port = environ.get("SKEP_PS", "").rpartition(":")
     if not host or not port.isdecimal():

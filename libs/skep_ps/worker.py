@@ -44,7 +44,19 @@ class Lane(threading.Thread):
         where: Settings,
         failed: Callable[[], str],
     ) -> None:
-        """Connect. Raises Broken or Refused."""
+        """Connect.
+
+        Args:
+            server: The id of the server.
+            at: Its host and port.
+            worker: The id of this worker.
+            where: What lets us in, and how long to wait.
+            failed: It returns why the job has failed, on any thread; empty: it has not.
+
+        Raises:
+            Broken: The server is away.
+            Refused: The token or the attempt is not that of the job.
+        """
         super().__init__(name=f"skep-ps-server-{server}", daemon=True)
         self.server = server
         self._at, self._worker, self._settings, self._failed = at, worker, where, failed
@@ -53,7 +65,12 @@ class Lane(threading.Thread):
         self._connect()
 
     def ask(self, exchange: Exchange, answers: Answers) -> None:
-        """Have it done on the lane's own thread."""
+        """Have a request done on the lane's own thread.
+
+        Args:
+            exchange: The request.
+            answers: It gets the server's id with the answer, or with what to raise.
+        """
         self._requests.put((exchange, answers))
 
     def close(self) -> None:
@@ -127,7 +144,13 @@ class Worker:
     def __init__(self, where: Settings, spec: Spec, rank: int | None) -> None:
         """Join: wait until the job begins, or, if it has begun, until it has changed for us.
 
-        Raises ParameterServerError.
+        Args:
+            where: Where the coordinator is, what lets us in, and how long to wait.
+            spec: What the job consists of, as this worker has it.
+            rank: The id that it wishes for; None: any.
+
+        Raises:
+            ParameterServerError: The coordinator is away or refuses us, or the job does not begin.
         """
         self.spec = spec
         self.id = -1
@@ -177,7 +200,14 @@ class Worker:
         return self._sequence
 
     def exchange(self, requests: Mapping[int, Exchange]) -> dict[int, Message]:
-        """Ask every server at once; return the answers. Raises ParameterServerError."""
+        """Ask several servers at once; return the answers.
+
+        Args:
+            requests: By the server's id.
+
+        Raises:
+            ParameterServerError: The job has failed, or a server is lost or answers with an error.
+        """
         self._raise_if_failed()
         answers: Answers = queue.SimpleQueue()
         results: dict[int, Message] = {}
@@ -207,7 +237,15 @@ class Worker:
                 self._raise_if_failed()  # but for one that was closed meanwhile.
 
     def boundary(self, holds: Sequence[Sequence[int] | None]) -> None:
-        """Take what was decided; where a clock holds us, wait for what is decided."""
+        """Take what was decided; where a clock holds us, wait for what is decided.
+
+        Args:
+            holds: From each server the generation and the clock by which it holds; None: it does
+                not.
+
+        Raises:
+            ParameterServerError: The job has failed, or nothing is decided in time.
+        """
         began = time.monotonic_ns()
         for hold in holds:
             if hold is not None:
@@ -220,6 +258,13 @@ class Worker:
         """Wait for the placement that a server goes by already, and take it.
 
         Only without common steps can a server be ahead between two steps.
+
+        Args:
+            generation: The generation of that placement.
+            workers: The ids of the workers that the server counts.
+
+        Raises:
+            ParameterServerError: The job has failed, or the placement does not come in time.
         """
         began = time.monotonic_ns()
 
@@ -297,8 +342,8 @@ class Worker:
     def _begin(self, placement: Placement) -> None:
         """Take the first placement here, on the control thread.
 
-        A change may be prepared, decided or called off before the training thread looks: whoever
-        has begun is not a newcomer to it, and keeps its connections.
+        A change may be prepared, decided or called off before the training thread looks: a worker
+        that has begun is not a newcomer to it, and keeps its connections.
         """
         why = self._prepare(placement)
         if why:

@@ -7,6 +7,7 @@ that the papers print are known without any.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,9 @@ def read(folder: Path | None, only: Sequence[str] = ()) -> Tables:
             continue
         try:
             tables.append(reader(folder))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            text = f"{folder / needed}: cut short or damaged ({error})"
+            raise TableError(text) from error
         except (ValueError, KeyError, TypeError, IndexError) as error:
             kind = type(error).__name__
             text = f"{folder / needed}: not what {name} published ({kind}: {error})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,35 @@ def test_damaged_cluster_file_is_named(tmp_path: Path, content: str, told: str) 
 def test_query_and_quoting() -> None:
     assert query("/v1/jobs", a=None) == "/v1/jobs"
     assert query("/v1/jobs", a=1, b="x y/ü", c=None) == "/v1/jobs?a=1&b=x%20y%2F%C3%BC"
+
+
+@pytest.mark.parametrize("text", ["a\r\nHost: b", "a\n", "ü"])
+def test_what_no_header_can_hold_is_refused(gateway: FakeGateway, text: str) -> None:
+    with pytest.raises(CommandError, match="SKEP_TOKEN") as caught:
+        Client(Target(gateway.url, text, ""))
+    assert caught.value.code == exits.USAGE
+    client = Client(Target(gateway.url, "", ""))
+    with pytest.raises(CommandError, match="Idempotency-Key is not printable ASCII") as caught:
+        client.send("POST", "/v1/searches", b"{}", {"Idempotency-Key": text})
+    assert caught.value.code == exits.USAGE
+    assert not gateway.asked
+
+
+def test_a_connection_that_does_not_come_about_is_tried_again(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.on("GET /v1/jobs", lambda _: Told(200, {"jobs": []}))
+    connect, tried = socket.create_connection, []
+
+    def first_in_vain(*given: Any, **more: Any) -> socket.socket:
+        tried.append(given)
+        if len(tried) == 1:
+            raise TimeoutError
+        return connect(*given, **more)
+
+    monkeypatch.setattr(socket, "create_connection", first_in_vain)
+    assert Client(Target(gateway.url, "", "")).get("/v1/jobs") == {"jobs": []}
+    assert len(tried) == 2
 
 
 def test_address_must_be_one() -> None:

@@ -104,6 +104,22 @@ def test_what_is_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["replay", "--home", str(tmp_path)]) == exits.UNREACHABLE
 
 
+def test_a_packed_log_with_any_bit_flipped_is_an_export_error_or_reads(
+    log: Path, tmp_path: Path
+) -> None:
+    packed, whole = tmp_path / "log.jsonl.gz", exported.read(log)
+    exported.write(packed, whole)
+    raw, refused = packed.read_bytes(), []
+    for at in range(10, len(raw), max(1, len(raw) // 64)):
+        packed.write_bytes(raw[:at] + bytes([raw[at] ^ 0x55]) + raw[at + 1 :])
+        try:
+            exported.read(packed)
+        except exported.ExportError as error:
+            refused.append(str(error))
+    assert refused
+    assert all(str(packed) in text for text in refused)
+
+
 def test_a_damaged_log_is_said(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,6 +283,16 @@ def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("rank", ["9", "x", "1", "-1", "9" * 5000])
+def test_a_rank_that_is_none_is_refused_before_the_job_is_submitted(
+    gateway: FakeGateway, run: Run, rank: str
+) -> None:
+    code, out, err = run("run", f"--rank={rank}", "--vc", "nlp", "--", "true")
+    assert (code, out) == (2, "")
+    assert "--rank" in err
+    assert not gateway.asked
+
+
 def test_run_prints_the_output_and_exits_as_the_job_did(gateway: FakeGateway, run: Run) -> None:
     waits: dict[str, Any] = {
         "state": "queued",

@@ -64,6 +64,24 @@ def test_a_share_from_the_start_is_kept_to(tmp_path: Path) -> None:
     device.close()
 
 
+def test_a_rank_that_finds_no_room_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
+    for device in range(4):
+        fake_gpus.create(str(tmp_path), device, 16 * GIB)
+    load = FakeLoad(0.001, memory=6 * GIB)
+    fake = Attachment(str(tmp_path), (0, 1), load)
+    full = fake_gpus.Accelerator(str(tmp_path), 3, load._replace(memory=15 * GIB))
+    assert [one.memory for one in fake.here()] == [6 * GIB, 6 * GIB]
+    with pytest.raises(OutOfMemoryError):
+        fake.go((2, 3))
+    assert list(fake.devices) == [0, 1]
+    assert [one.memory for one in fake.here()] == [6 * GIB, 6 * GIB]
+    views = [fake_gpus.view(str(tmp_path), device) for device in range(4)]
+    used = [[process.memory // GIB for process in each.processes] for each in views]
+    assert used == [[6], [6], [], [15]]
+    for one in (*fake.here(), full):
+        one.close()
+
+
 def test_processes_of_a_rank_divide_what_it_has_on_their_device(tmp_path: Path) -> None:
     fake = attached(tmp_path, devices=2)
     one = MemoryShare({"SKEP_MEMORY_SHARE": "0.5"}, fake)

@@ -90,6 +90,9 @@ def test_costs_times_and_seeds() -> None:
         lambda: inputs.seeds("0"),
         lambda: inputs.seeds("x"),
         lambda: inputs.seeds("5-x"),
+        lambda: inputs.seeds("0-9999999999"),
+        lambda: inputs.seeds("9" * 5000),
+        lambda: inputs.seeds(f"0-{'9' * 30}"),
     ):
         with pytest.raises(WrongError):
             wrong()

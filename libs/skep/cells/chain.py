@@ -384,7 +384,14 @@ class ChainState:
         return forest.firm[level][node], self.topology.node_size - forest.busy[level][node]
 
     def _free_level(self, leaf: int, regions: list[tuple[int, int, Pool | None]]) -> int:
-        """Return the level of the free cell among these that contains a leaf, 0 if none does."""
+        """Return the level of the free cell among these that contains a leaf, 0 if none does.
+
+        Returns:
+            The level; 0: it is in a bound cell.
+
+        Raises:
+            AssertionError: A bug: none of the regions contains the leaf.
+        """
         for level, index, pool in regions:
             if self.topology.up(leaf, level) == index:
                 return level if pool is None else 0
@@ -404,7 +411,15 @@ class ChainState:
             counts[after[1]] += 1
 
     def _regions(self, node: int, leaves: Iterable[int]) -> list[tuple[int, int, Pool | None]]:
-        """Return where leaves of a node are listed: in free cells, or in units of pools."""
+        """Return where leaves of a node are listed: in free cells, or in units of pools.
+
+        Returns:
+            Level and index of each region, and the pool of its cell; None: the region is a free
+            cell.
+
+        Raises:
+            AssertionError: A bug: the node counts as owned, and no bound cell contains it.
+        """
         shape = self.topology
         kind = self.kind[node]
         if kind == OPEN:

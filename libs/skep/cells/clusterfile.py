@@ -310,7 +310,18 @@ class _Reader:
     def nodes(
         self, tree: dict[str, Any], path: str, name: str, chain: Chain, names: dict[str, str]
     ) -> list[str]:
-        """Return the nodes' names in the order of the tree; cells' names go into `names`."""
+        """Return the nodes' names in the order of the tree.
+
+        Args:
+            tree: A chain in the file.
+            path: Its path in the file, for the messages.
+            name: Its name.
+            chain: Its levels; its nodes are not known yet.
+            names: The names of cells by `level/index`; those found are added.
+
+        Returns:
+            The names; empty: what is wrong was reported.
+        """
         given = [key for key in ("nodes", "cells") if key in tree]
         if len(given) != 1:
             reason = Reason.WRONG_PLACE if given else Reason.MISSING_KEY
@@ -339,7 +350,16 @@ class _Reader:
         names: dict[str, str],
         nodes: list[str],
     ) -> None:
-        """Read several cells of a level, named in an object or without names in a list."""
+        """Read several cells of a level, named in an object or without names in a list.
+
+        Args:
+            value: The cells in the file.
+            path: Their path in the file, for the messages.
+            chain: Its levels; its nodes are not known yet.
+            level: The number of the cells' level, above that of nodes.
+            names: The names of cells by `level/index`; those found are added.
+            nodes: The nodes read so far, in the order of the tree; those found are added.
+        """
         entries: list[tuple[str, str, Any]]
         if isinstance(value, list):
             entries = [("", f"{path}[{at}]", inner) for at, inner in enumerate(value)]
@@ -398,7 +418,11 @@ class _Reader:
     ) -> dict[str, tuple[int, ...]]:
         """Return the GPU indices by node: one list for all nodes, or one for each host list.
 
-        `whole` says that all nodes are known: then one that is not is a mistake.
+        Args:
+            value: The indices in the file.
+            path: Their path in the file, for the messages.
+            nodes: The nodes of the chain.
+            whole: Whether these are all nodes: then a host list with another one is a mistake.
         """
         if value is None:
             return {}

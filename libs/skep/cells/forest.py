@@ -167,7 +167,7 @@ class Forest:
     # --- changing ----------------------------------------------------------------------------
 
     def allocate(self, level: int, index: int) -> None:
-        """Remove a cell from the free lists; split the free cell that contains it (Algorithm 1).
+        """Remove a cell from the free lists; split the free cell around it (HiveD, algorithm 1).
 
         Args:
             level: The level of the cell.
@@ -188,7 +188,7 @@ class Forest:
             cell = kept
 
     def free_and_merge(self, level: int, index: int) -> None:
-        """Return a cell to the free lists; merge buddies while all are free (Algorithm 1).
+        """Return a cell to the free lists; merge buddies while all are free (HiveD, algorithm 1).
 
         Args:
             level: The level of the cell.

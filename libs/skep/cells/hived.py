@@ -212,9 +212,19 @@ class _Importer(TypeReader):
     def cell(
         self, chain: _Chain, depth: int, value: Any, place: int, path: str, above: str
     ) -> str | None:
-        """Read a cell at or above node level; return its address.
+        """Read a cell at or above node level.
 
-        `place` is its default address: where it is among its like, as the original counts.
+        Args:
+            chain: The chain; what is read is added.
+            depth: How far below the top cell it is; 0: it is the top cell.
+            value: The cell in the file.
+            place: Its default address: where it is among its like, as the original counts.
+            path: Its path in the file, for the messages.
+            above: The addresses of the cells around it, from the top, with slashes; empty: it is at
+                the top.
+
+        Returns:
+            Its address; None: the given one is no text.
         """
         tree = self.spec(chain, depth, value, path)
         shape = chain.shape
@@ -270,7 +280,16 @@ class _Importer(TypeReader):
         path: str,
         devices: list[int],
     ) -> None:
-        """Read what is below a cell of a node, or its GPU where it is a leaf."""
+        """Read what is below a cell of a node, or its GPU where it is a leaf.
+
+        Args:
+            chain: The chain; what is read is counted.
+            depth: How far below the top cell the cell is.
+            tree: The cell in the file.
+            place: Where the cell is among its like within the node, as the original counts.
+            path: Its path in the file, for the messages.
+            devices: The indices of the node's GPUs read so far; those found are added.
+        """
         shape = chain.shape
         if depth == len(shape.types) - 1:
             return

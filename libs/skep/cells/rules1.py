@@ -269,12 +269,26 @@ class Draft:
         self._short = sum(_deficits(self._whole, self._owed, forest.topology))
 
     def returned(self, level: int, *, bad: bool) -> None:
-        """Assume that a bound cell of this level went back, and is owed again."""
+        """Assume that a bound cell of this level went back, and is owed again.
+
+        Args:
+            level: The level of the cell.
+            bad: Whether it has bad GPUs.
+        """
         for counts in (self._free, self._owed) if bad else (self._free, self._owed, self._whole):
             counts[level] += 1
 
     def kind(self, level: int, index: int) -> Kind | None:
-        """Return what the safety of taking a cell depends on, or None if some of it is taken."""
+        """Return what the safety of taking a cell depends on.
+
+        Args:
+            level: The level of the cell.
+            index: Its index.
+
+        Returns:
+            The level of the free cell around it, and the highest level of a cell around it without
+            firm GPUs (0: it has some itself); None: a part of it is taken.
+        """
         forest, shape = self._forest, self._forest.topology
         if (level, index) in self._split:
             return None

@@ -78,7 +78,12 @@ def began(state: ClusterState, fact: EpochBegan) -> None:
 
 
 def follow_rules(state: ClusterState, rules: int) -> None:
-    """Have facts be applied by a version of the rules from here on."""
+    """Have facts be applied by a version of the rules from here on.
+
+    Args:
+        state: Changed.
+        rules: The version, as `EpochBegan` and `RulesRaised` name it.
+    """
     state.rules = rules
     state.cells.choosers = rules1.RULES1 if rules < 2 else None
 
@@ -117,7 +122,11 @@ def apply_hold(
 
 
 def uncovered(state: ClusterState) -> list[tuple[ids.AttemptId, str, int]]:
-    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device.
+
+    Returns:
+        For each such GPU the attempt, the name of its node, and its index there.
+    """
     return [
         (name, node.joined.node, device)
         for node in state.nodes.values()

@@ -10,7 +10,11 @@ from skep.ledger.state import ClusterState
 
 
 def check(state: ClusterState) -> None:
-    """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
+    """Assert that every GPU, queue and count is as the jobs say, and sharing safety.
+
+    Raises:
+        AssertionError: One of them is not.
+    """
     held = {name: dict(node.ghosts) for name, node in state.nodes.items()}
     waiting = 0
     for job in state.jobs.values():

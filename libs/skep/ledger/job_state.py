@@ -305,20 +305,35 @@ class JobState(msgspec.Struct):
         return all(part is Part.GONE for part in self.parts.values())
 
     def ran(self, at: Instant, *, borrows: bool) -> None:
-        """Note that an attempt runs in all its parts, for the first time."""
+        """Note that an attempt runs in all its parts, for the first time.
+
+        Args:
+            at: When its last part began to run.
+            borrows: Whether no cell of its VC covers its GPUs.
+        """
         self.move("JobRan")
         self.ran_at = at
         self.starts += 1
         self.goes(at, borrows=borrows)
 
     def goes(self, at: Instant, *, borrows: bool) -> None:
-        """Note that it runs from here on."""
+        """Note that it runs from here on.
+
+        Args:
+            at: The instant.
+            borrows: Whether no cell of its VC covers its GPUs.
+        """
         self.since = at
         if not borrows:
             self.began_at = self.began_at or at
 
     def stands(self, at: Instant, *, borrows: bool) -> None:
-        """Note that it ceases to run, if it does run, and whether that was on borrowed GPUs."""
+        """Note that it ceases to run, if it does run.
+
+        Args:
+            at: The instant.
+            borrows: Whether no cell of its VC covered its GPUs.
+        """
         if self.state is State.RUNNING:
             # A clock that was set back takes nothing away that was served.
             going = max(0, at - self.since)
@@ -327,7 +342,12 @@ class JobState(msgspec.Struct):
                 self.owed_ran += going  # No turn in its VC: none is owed for it.
 
     def changes_hands(self, at: Instant, *, borrows: bool) -> None:
-        """Note that from here on it runs on borrowed GPUs, or on those of its VC's cells."""
+        """Note that from here on it runs on borrowed GPUs, or on those of its VC's cells.
+
+        Args:
+            at: The instant.
+            borrows: Whether no cell of its VC covers its GPUs from here on.
+        """
         if borrows and self.state in (State.RUNNING, State.STOPPING):
             self.waiting_since = at
         if self.state is not State.RUNNING:
@@ -346,6 +366,10 @@ class JobState(msgspec.Struct):
     def step(self, fact: str, after: Phase) -> None:
         """Check that its change may go where a fact has it go.
 
+        Args:
+            fact: The name of the fact's type.
+            after: Where its change is after the fact.
+
         Raises:
             IllegalTransitionError: The table has no such change: that is a bug.
         """
@@ -354,6 +378,9 @@ class JobState(msgspec.Struct):
 
     def move(self, fact: str) -> None:
         """Change state as the table says.
+
+        Args:
+            fact: The name of the fact's type.
 
         Raises:
             IllegalTransitionError: The table has no such change: that is a bug.

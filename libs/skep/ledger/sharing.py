@@ -25,7 +25,12 @@ SHARE_DIGITS = 4
 
 
 def decided(job: JobState, attempt: int) -> GpusShared | None:
-    """Return the decision by which an attempt is to be beside others, if there is one."""
+    """Return the decision by which an attempt is to be beside others, or None.
+
+    Args:
+        job: The job.
+        attempt: The number of the attempt.
+    """
     packed = job.packed
     return packed if packed is not None and packed.attempt == attempt else None
 
@@ -164,7 +169,11 @@ def part(state: ClusterState, mine: Attempt, there: Iterable[Attempt]) -> float:
 
 
 def said_for(state: ClusterState, attempt: Attempt) -> float:
-    """Return the share that was asked for an attempt, 0.0 if none was."""
+    """Return the share that was asked for an attempt, 0.0 if none was.
+
+    Returns:
+        A part of each device's memory, 0 to 1.
+    """
     job = state.jobs.get(attempt[0])
     packed = decided(job, attempt[1]) if job is not None else None
     return packed.share if packed is not None else 0.0

@@ -51,7 +51,12 @@ def wider(member: Member, more: Member) -> Member:
 
 
 def narrower(member: Member, workers: int) -> Member:
-    """Return a part with its first ranks only."""
+    """Return a part with its first ranks only.
+
+    Args:
+        member: The part.
+        workers: How many ranks it keeps.
+    """
     return _numbered(
         member, member.numbers[:workers], member.devices[:workers], member.levels[:workers]
     )

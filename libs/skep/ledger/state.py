@@ -76,7 +76,12 @@ class ClusterState:
         return queue
 
     def note_borrowed(self, job: JobState, at: Instant | None = None) -> None:
-        """Note whether a guaranteed job holds GPUs opportunistically; `at`: from then on."""
+        """Note whether a guaranteed job holds GPUs opportunistically.
+
+        Args:
+            job: The job; how long it has waited or run is brought up to date.
+            at: Since when; None: what it holds is as it was before (a piece of a snapshot).
+        """
         hold = self.cells.holds.get(attempt_id(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
         job.lent = job.lent and (borrows or hold is None)

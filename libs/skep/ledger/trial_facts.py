@@ -49,17 +49,31 @@ GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 
 
 def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
-    """Return what jobs are alike by, each's family or else its name and VC, in order."""
+    """Return what jobs are alike by, each's family or else its name and VC, in order.
+
+    Returns:
+        Names, sorted.
+    """
     return tuple(sorted(job.spec.size.family or f"{job.spec.vc}/{job.spec.name}" for job in jobs))
 
 
 def key(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of: no two lists of families share one, blanks or not."""
+    """Return what a cool-down is of: no two lists of families share one, blanks or not.
+
+    Args:
+        kind: The kind of the trial.
+        named: What `families` returns.
+    """
     return msgspec.json.encode((kind, *named)).decode()
 
 
 def key_by_rules_1(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of in logs by rules 1, where families with blanks can coincide."""
+    """Return what a cool-down is of in logs by rules 1, where families with blanks can coincide.
+
+    Args:
+        kind: The kind of the trial.
+        named: What `families` returns.
+    """
     return " ".join((kind, *named))
 
 
@@ -70,7 +84,16 @@ def raise_rules(tries: records.Tries) -> None:
 
 
 def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
-    """Return under what names a trial is counted: all of a job and VC, and what moves."""
+    """Return under what names a trial is counted: all of a job and VC, and what moves.
+
+    Args:
+        kind: The kind of the trial.
+        jobs: The names of its jobs.
+        vc: The VC of the jobs.
+
+    Returns:
+        Names for `full`.
+    """
     names = *jobs, f"vc:{vc}"
     if kind is Kind.PACK:
         return *names, " ".join((PAIR, vc, *sorted(jobs)))
@@ -255,7 +278,11 @@ def _prune(tries: records.Tries, now: Instant) -> None:
 
 
 def check(state: ClusterState) -> None:
-    """Assert that whatever is known of trials is of jobs that there are."""
+    """Assert that whatever is known of trials is of jobs that there are.
+
+    Raises:
+        AssertionError: Something is known of a job that is over.
+    """
     tries = state.tries
     assert tries.of_job == {
         each.job: number for number, trial in tries.open.items() for each in trial.jobs

@@ -13,9 +13,15 @@ from skep.wire.inputs import InputNotes
 def note(
     notes: InputNotes, event: Any, stream: str, sequence: int, now: Instant, *, led: bool
 ) -> None:
-    """Note an event decided on at `now`; `led` says whether facts followed.
+    """Note an event, so that the decision on it can be made again.
 
-    A core message has neither stream nor sequence.
+    Args:
+        notes: Changed.
+        event: What was decided on.
+        stream: The stream that the event came from; empty for a core message.
+        sequence: Its sequence there.
+        now: The time of the decision.
+        led: Whether facts followed.
     """
     match event:
         case Tick():

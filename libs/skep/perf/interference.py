@@ -83,7 +83,11 @@ def by_utilisation(utilisation: float) -> Load:
 
 
 def packing_max(load: Load) -> float:
-    """Return the most that copies of a job reach together, in rates of one alone (Table 1)."""
+    """Return the most that copies of a job reach together (Gandiva, table 1).
+
+    Returns:
+        The sum of their rates, as a multiple of the rate of one alone.
+    """
     return max(normalised([load] * copies) for copies in range(2, COPIES_MAX + 1))
 
 

@@ -91,7 +91,7 @@ class FreeCapacity:
             view: The VC.
             leaving: Jobs whose GPUs count as free.
             kept: By pin, the GPUs of the jobs that stay.
-            ground: The nodes of the view, if they are known already.
+            nodes: The nodes of the view, if they are known already; None: they are not.
         """
         capacity = cls.__new__(cls)
         capacity._begin(view, leaving, kept, nodes)

@@ -13,7 +13,7 @@
     I9  the same key makes one job, and every verdict says what the log says
     I10 once faults end, everything ends within a bounded time
     I12 every change of a running job that is begun ends, with all parts in one state, and every
-        request for one comes to one end; who is suspended without GPUs does not train
+        request for one comes to one end; an attempt suspended without GPUs does not train
     I13 a moved job trains at one place at a time: its successor once it was recorded to be the
         job, with the whole state, and what it succeeds never again
     I14 a gang has GPUs for exactly its ranks but while it changes its size; when that is over,
@@ -22,9 +22,9 @@
         it can, and it trains on no others than the log gives it
     I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
         hold together is counted once, and is free when the last of them has gone, in any order
-    I17 in a VC with a policy jobs are placed by its turns, and nobody whom it holds
+    I17 in a VC with a policy jobs are placed by its turns, and no job that it holds
     I18 a trial is begun with its change and has exactly one verdict; a job is in one at a time
-    I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
+    I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
 """
@@ -83,7 +83,14 @@ class LogWatch:
         self.breaches = 0
 
     def record(self, record: LogRecord) -> None:
-        """Take a record that became durable; raises ViolationError."""
+        """Take a record that became durable.
+
+        Args:
+            record: The record; its facts go to the model of the log.
+
+        Raises:
+            ViolationError: It must not follow on the records before it.
+        """
         epoch = self.epoch
         first = record.facts[0]
         if isinstance(first, EpochBegan):
@@ -97,7 +104,11 @@ class LogWatch:
             self.model.take(record.facts)
 
     def compacted(self, counter: int) -> None:
-        """Note that a journal was rewritten and goes on behind `counter`."""
+        """Note that a journal was rewritten and goes on behind `counter`.
+
+        Args:
+            counter: The counter of the last record that is left.
+        """
         self.counter = counter
 
     def _require(self, holds: bool, invariant: str, text: str) -> None:
@@ -127,13 +138,22 @@ class Watch:
         self._hosts = hosts
 
     def log_of(self, name: str) -> LogWatch:
-        """Return who watches a log, made at first use for an agent's journal."""
+        """Return the watcher of a log; that of an agent's journal is made at first use."""
         return self.logs.setdefault(name, LogWatch(name, None, strict=True))
 
     # --- processes -------------------------------------------------------------------------------
 
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
-        """Raise unless a process may be executed on a machine."""
+        """Take it that a process is executed on a machine.
+
+        Args:
+            host: The machine.
+            command: What its agent asked for.
+            run: The process.
+
+        Raises:
+            ViolationError: It ran before, or its GPUs are not its own.
+        """
         earlier = self.runs.get(run.token)
         if earlier is not None:
             # Whoever left its gang, or never became part of it, may be called again.
@@ -150,7 +170,15 @@ class Watch:
             require(held, "I4", f"{run.token} is executed, but its GPUs are not its own")
 
     def resumed(self, host: Host, run: Run) -> None:
-        """Raise unless a suspended process may train on again."""
+        """Take it that a suspended process trains on.
+
+        Args:
+            host: The machine.
+            run: The process.
+
+        Raises:
+            ViolationError: Its GPUs are not its own, or its job trains elsewhere.
+        """
         for other in host.live_runs():
             if other is not run:
                 self._apart(host, run, other)
@@ -262,7 +290,16 @@ class Watch:
     # --- machines --------------------------------------------------------------------------------
 
     def compare(self, machine: AnyMachine, fresh: AnyMachine, log: FactLog) -> None:
-        """Raise unless replaying a log into `fresh` rebuilds `machine`."""
+        """Check that replaying a log rebuilds a machine.
+
+        Args:
+            machine: The machine that wrote the log.
+            fresh: One of the same kind that knows nothing yet; changed.
+            log: The log.
+
+        Raises:
+            ViolationError: Something that is durable is not the same in both.
+        """
         for record in log.replay():
             for fact in record.facts:
                 fresh.apply(fact)
@@ -274,7 +311,15 @@ class Watch:
             require(value == there[name], "I7", text)
 
     def compare_snapshot(self, machine: Any, fresh: Any) -> None:
-        """Raise unless a machine's snapshot rebuilds it."""
+        """Check that a machine's snapshot rebuilds it.
+
+        Args:
+            machine: The machine.
+            fresh: One of the same kind that knows nothing yet; changed.
+
+        Raises:
+            ViolationError: Something that is durable is not the same in both.
+        """
         for entry in deepcopy(machine.snapshot()):
             fresh.apply(entry)
         fresh.check()

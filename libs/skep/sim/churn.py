@@ -2,7 +2,7 @@
 
 By rules that follow from the view alone jobs are held back, placed, preempted, suspended, packed,
 moved and resized; now and then it raises, or names jobs that are not its own. Whatever it does, the
-allocator's promises hold, and everything ends: who has run for a while is left alone.
+allocator's promises hold, and everything ends: a job that has run for a while is left alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class Churn(Policy, frozen=True):
     sees_nodes: ClassVar[bool] = True
 
     def plan(self, view: VcView) -> Plan:
-        """Return something."""
+        """Return a plan that does all sorts of things, some of which a policy must not do.
+
+        Raises:
+            ZeroDivisionError: It is `wild`, and this second is one in which it fails.
+        """
         beat = int(in_seconds(view.now))
         if self.wild and beat % 11 == 0:
             raise ZeroDivisionError
@@ -134,7 +138,13 @@ def _tries(
 
 
 def embargoed(sequence: int, submitted_at: Instant, now: Instant) -> bool:
-    """Return whether a job is held back."""
+    """Return whether a job is held back.
+
+    Args:
+        sequence: The job's place in the order of arrival: one in EMBARGOED is held back.
+        submitted_at: When the job came.
+        now: The time of the view.
+    """
     return sequence % EMBARGOED == 0 and now < after(submitted_at, EMBARGO)
 
 

@@ -92,10 +92,15 @@ class Habits(msgspec.Struct, frozen=True):
 
 
 class Owner(Protocol):
-    """Who is told of a process's end."""
+    """What is told of a process's end."""
 
     def died(self, process: Process, why: str) -> None:
-        """Take note; start another if there should be one."""
+        """Take note; start another if there should be one.
+
+        Args:
+            process: The process.
+            why: Such as `crash`, `gone`, `refused` or `superseded`.
+        """
         ...
 
 
@@ -192,7 +197,11 @@ class Process:
             self._kick()
 
     def set_clock(self, forward: int) -> None:
-        """Set this machine's clock forward: what it waits for may be due at once."""
+        """Set this machine's clock forward: what it waits for may be due at once.
+
+        Args:
+            forward: Nanoseconds.
+        """
         self._skew += forward
         self._timer_at = None
         self._timer += 1
@@ -200,7 +209,12 @@ class Process:
             self._arm()
 
     def enter(self, do: Callable[..., None], *arguments: Any) -> None:
-        """Do something inside this process: never if it is dead, later if it is paused."""
+        """Do something inside this process: never if it is dead, later if it is paused.
+
+        Args:
+            do: What to do.
+            arguments: What `do` is called with.
+        """
         if self.dead:
             return
         if self.paused:
@@ -309,7 +323,12 @@ class Process:
         self._kick()
 
     def read(self, stream: str, message: Stored) -> None:
-        """Queue a stream's message; another service's record comes fact by fact."""
+        """Queue a stream's message; another service's record comes fact by fact.
+
+        Args:
+            stream: The name of the stream.
+            message: The next message of it.
+        """
         event = codec.read(
             message.subject, message.payload, message.headers, message.sequence, message.at
         )

@@ -102,7 +102,7 @@ class Chaos:
         self._on = False
 
     def missing(self) -> str:
-        """Return what the history has not seen enough of yet, or an empty text."""
+        """Return in words what the history has not seen enough of yet; empty: nothing."""
         world, story = self._world, self._world.story
         seen = {
             "submissions": (world.people.left == 0, True),

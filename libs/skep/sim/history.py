@@ -60,7 +60,11 @@ def run_seed(seed: int, settings: Settings) -> Result:
 
 
 def live(world: World) -> None:
-    """Open a world, let its faults happen, heal it, and let everything end."""
+    """Open a world, let its faults happen, heal it, and let everything end.
+
+    Raises:
+        ViolationError: An invariant broke.
+    """
     world.open()
     if world.settings.faults:
         chaos = Chaos(world)

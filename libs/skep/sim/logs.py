@@ -33,8 +33,8 @@ class Stored(NamedTuple):
 class Stream:
     """A kept sequence of messages; sequence n is at index n - 1.
 
-    `keys` remembers idempotency keys for a while: whoever forgets them (`forget_keys`) makes a
-    repeated publish a second message, as a real bus does after its window.
+    `keys` remembers idempotency keys for a while: once they are forgotten (`forget_keys`), a
+    repeated publish makes a second message, as a real bus does after its window.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,18 @@ class Stream:
     def store(
         self, subject: str, payload: bytes, headers: Mapping[str, str], key: str, at: Instant
     ) -> int:
-        """Keep a message, unless its key is remembered; return its sequence."""
+        """Keep a message, unless its key is remembered.
+
+        Args:
+            subject: Where it is published.
+            payload: What is published.
+            headers: Its headers.
+            key: Its idempotency key; empty: none.
+            at: When it is stored.
+
+        Returns:
+            Its sequence, or that of the message that had the key before.
+        """
         if key and key in self.keys:
             return self.keys[key]
         sequence = len(self.messages) + 1
@@ -111,14 +122,22 @@ class Kept(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Who sees every record that is taken."""
+    """Something that sees every record that is taken."""
 
     def record(self, record: LogRecord) -> None:
-        """Take a record; raise if it must not be."""
+        """Take a record.
+
+        Raises:
+            ViolationError: The record must not be.
+        """
         ...
 
     def compacted(self, counter: int) -> None:
-        """Note that the log was rewritten and goes on behind `counter`."""
+        """Note that the log was rewritten and goes on behind `counter`.
+
+        Args:
+            counter: The counter of the last record that is left.
+        """
         ...
 
 
@@ -136,7 +155,15 @@ class FactLog:
         self._watch = watch
 
     def append(self, payload: bytes, expected: int) -> bool:
-        """Take a record if nothing was appended behind the writer's back; return whether it was."""
+        """Take a record if nothing was appended behind the writer's back.
+
+        Args:
+            payload: The record in JSON.
+            expected: How many records the writer knows of.
+
+        Returns:
+            Whether it was taken.
+        """
         if self.fenced and expected != len(self.payloads):
             self.refused += 1
             return False
@@ -151,7 +178,15 @@ class FactLog:
     def keep(
         self, entries: Sequence[Any], records: int, n: int, epoch: int, pos: dict[str, int]
     ) -> None:
-        """Keep a snapshot of who wrote this many records, and maybe was deposed since."""
+        """Keep a snapshot of a process that wrote so many records, and was perhaps deposed since.
+
+        Args:
+            entries: The pieces of the snapshot.
+            records: How many records it stands for.
+            n: The counter of the last of them.
+            epoch: The epoch of the last of them.
+            pos: By stream, the position up to which they were read.
+        """
         if self.fenced:
             self.kept = Kept(records, n, epoch, pos, ENCODER.encode(list(entries)))
 
@@ -161,11 +196,21 @@ class FactLog:
         return entries
 
     def tail(self, records: int) -> list[LogRecord]:
-        """Return every record behind the first `records`, read from its bytes."""
+        """Return every record behind the first `records`, read from its bytes.
+
+        Args:
+            records: How many records to leave out.
+        """
         return [self._decoder.decode(payload) for payload in self.payloads[records:]]
 
     def compact(self, facts: Sequence[Any], epoch: int, at: Instant) -> None:
-        """Replace all records by one that holds `facts`."""
+        """Replace all records by one that holds `facts`.
+
+        Args:
+            facts: What rebuilds the machine.
+            epoch: The epoch of the record.
+            at: The time of the record.
+        """
         record = LogRecord(1, epoch, at, {}, tuple(facts))
         self.payloads = [ENCODER.encode(record)]
         self._watch.compacted(1)

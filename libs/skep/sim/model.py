@@ -441,10 +441,10 @@ class AllocatorModel:
         self.within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
-        """Require that nobody in the job's queue is more important, or earlier without advice.
+        """Require that no job in the job's queue is more important, or earlier without advice.
 
-        Whose claim on idle GPUs gives way to a job of its VC's own cells has had its turn: alone,
-        its VC would not have had those GPUs.
+        A job whose claim on idle GPUs gave way to one of its VC's own cells has had its turn:
+        alone, its VC would not have had those GPUs.
         """
         cells = any(level for member in fact.members for level in member.levels)
         if fact.ranked is Reason.LENT_MEANWHILE:
@@ -645,7 +645,13 @@ class AllocatorModel:
         return self.gpus.has(identity, run.devices, (run.job, run.attempt))
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
-        """Return whether an attempt holds these GPUs of a machine."""
+        """Return whether an attempt holds these GPUs of a machine.
+
+        Args:
+            identity: The identity of the machine.
+            command: The order that the attempt began with there.
+            devices: The devices of one rank.
+        """
         return self.gpus.has(identity, devices, (command.job, command.attempt))
 
 

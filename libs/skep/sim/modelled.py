@@ -75,13 +75,25 @@ class AllocatorLog(Protocol):
     left: Callable[[list[Key], str, int], None]
 
     def attempt_of(self, name: str, attempt: int) -> ModelJob:
-        """Return the job that an attempt is of, which runs."""
+        """Return the job that an attempt is of, which runs.
+
+        Raises:
+            ViolationError: The job is not in this attempt.
+        """
         ...
 
     def next_order(self, order: int) -> None:
-        """Take an order, which is above all before it."""
+        """Take an order, which is above all before it.
+
+        Raises:
+            ViolationError: It is not.
+        """
         ...
 
     def within_quota(self, vc: str) -> None:
-        """Require that the jobs of a VC hold no more than its cells."""
+        """Require that the jobs of a VC hold no more than its cells.
+
+        Raises:
+            ViolationError: They hold more.
+        """
         ...

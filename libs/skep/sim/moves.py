@@ -17,7 +17,16 @@ from skep.wire.trials import Kind
 def take(
     model: AllocatorLog, job: ModelJob, fact: SuccessorBound | JobMoved | SuccessorDropped
 ) -> None:
-    """Take one fact."""
+    """Take a fact about a successor.
+
+    Args:
+        model: What the log says so far; changed.
+        job: The job that the fact is about; changed.
+        fact: The fact.
+
+    Raises:
+        ViolationError: The job has no such successor, or must not move now.
+    """
     name = fact.job
     if isinstance(fact, SuccessorBound):
         _bound(model, job, fact)
@@ -48,7 +57,13 @@ def succeeds(model: AllocatorLog, name: str, attempt: int) -> bool:
 
 
 def demote(model: AllocatorLog, name: str, attempt: int) -> None:
-    """Have an attempt, and whoever shares its GPUs, or a successor, hold no cells of its VC."""
+    """Have an attempt, and jobs that share its GPUs, or a successor, hold no cells of its VC.
+
+    Args:
+        model: What the log says so far; changed.
+        name: The job.
+        attempt: The number of the attempt, or of the successor.
+    """
     if succeeds(model, name, attempt):
         fact = model.successors[name]
         members = tuple(replace(member, levels=()) for member in fact.members)

@@ -87,11 +87,20 @@ class Network:
     # --- faults --------------------------------------------------------------------------------
 
     def outage(self, length: int) -> None:
-        """Let nothing pass for a while."""
+        """Let nothing pass for a while.
+
+        Args:
+            length: Nanoseconds.
+        """
         self._outage_until = max(self._outage_until, self._timeline.now + length)
 
     def cut(self, place: str, length: int) -> None:
-        """Let nothing pass to or from one place for a while."""
+        """Let nothing pass to or from one place for a while.
+
+        Args:
+            place: The place of endpoints, such as a service or a machine.
+            length: Nanoseconds.
+        """
         until = self._cut_until.get(place, 0)
         self._cut_until[place] = max(until, self._timeline.now + length)
 
@@ -102,7 +111,11 @@ class Network:
         self._cut_until.clear()
 
     def closed_ns(self, place: str) -> int:
-        """Return how long nothing will pass to or from a place; 0 if it is connected."""
+        """Return how long nothing will pass to or from a place.
+
+        Returns:
+            Nanoseconds; 0: it is connected.
+        """
         until = max(self._outage_until, self._cut_until.get(place, 0))
         return max(0, until - self._timeline.now)
 
@@ -121,7 +134,15 @@ class Network:
     def send(
         self, sender: Endpoint, subject: str, payload: bytes, headers: Mapping[str, str], label: str
     ) -> None:
-        """Send a core message: at most once, if the weather allows."""
+        """Send a core message: at most once, if the weather allows.
+
+        Args:
+            sender: From where it is sent.
+            subject: Where to.
+            payload: What is sent.
+            headers: Its headers.
+            label: What it is called where faults are counted.
+        """
         closed = self.closed_ns(sender.place)
         if closed and self._rng.random() < 0.5:
             self._story.hit("outage", f"{label} lost")
@@ -174,7 +195,15 @@ class Network:
         headers: Mapping[str, str],
         acked: Callable[[int], None],
     ) -> None:
-        """Publish into a stream, and again until acknowledged if the message has a key."""
+        """Publish into a stream, and again until acknowledged if the message has a key.
+
+        Args:
+            sender: From where it is published.
+            subject: Where to; its stream keeps the message.
+            payload: What is published.
+            headers: Its headers, perhaps with a key.
+            acked: Is called with the sequence, inside the sender.
+        """
         stream = self.streams[stream_of(subject)]
         self._timeline.after(
             self._flight(), self._store, sender, stream, subject, payload, headers, acked
@@ -227,7 +256,14 @@ class Network:
             self._store(sender, stream, subject, payload, headers, acked)
 
     def follow(self, reader: Reader, stream: str, after: int, wanted: Sequence[str] = ()) -> None:
-        """Have a reader read every message of a stream behind `after`, in order, once each."""
+        """Have a reader read every message of a stream behind `after`, in order, once each.
+
+        Args:
+            reader: What reads.
+            stream: The name of the stream.
+            after: The sequence of the last message that is left out.
+            wanted: Patterns of subjects that are read; empty: all are.
+        """
         self._followers += 1
         follower = _Follower(self, self._timeline, reader, self.streams[stream], after, wanted)
         self.streams[stream].wakes[self._followers] = follower.wake
@@ -247,6 +283,13 @@ class Network:
         """Append a record to a service's log, and publish it to the log's followers.
 
         The request may arrive after its sender's death.
+
+        Args:
+            sender: The process that appends.
+            log: The log of its service.
+            payload: The record in JSON.
+            expected: How many records the sender knows of.
+            done: Is called with whether it was taken, inside the sender.
         """
         self._timeline.after(self._flight(), self._append, sender, log, payload, expected, done)
 
@@ -272,7 +315,7 @@ class Network:
         self._timeline.after(self._flight(), sender.enter, done, taken)
 
     def latency(self) -> int:
-        """Return how long a delivery takes."""
+        """Return how many nanoseconds a delivery takes."""
         return self._flight()
 
 

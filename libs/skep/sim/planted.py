@@ -371,7 +371,7 @@ NO_FENCE = "no fence at the log"
 
 @contextmanager
 def planted(plant: Plant) -> Iterator[None]:
-    """Put a bug in place for a while."""
+    """Put a bug in place while the context lasts."""
     right = vars(plant.owner)[plant.attribute]
     try:
         setattr(plant.owner, plant.attribute, plant.wrong)
@@ -381,9 +381,16 @@ def planted(plant: Plant) -> Iterator[None]:
 
 
 def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX, first: int = 0) -> Finding:
-    """Return a history of at most `seeds_max` in which an invariant breaks.
+    """Return a history in which an invariant breaks.
 
-    It looks at `first` before the others, which it takes in order.
+    Args:
+        bug: What the bug is called.
+        settings: How histories are run.
+        seeds_max: How many seeds are tried, from 0 on.
+        first: The seed that is tried before the others.
+
+    Returns:
+        The finding; its `invariant` is empty if none breaks.
     """
     for seed in dict.fromkeys((first, *range(seeds_max))):
         result = run_seed(seed, settings)
@@ -394,7 +401,12 @@ def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX, first: int = 
 
 
 def find_all(seeds_max: int, tell: Callable[[Finding], None]) -> list[Finding]:
-    """Plant every bug in turn, the missing fence first; `tell` hears of each."""
+    """Plant every bug in turn, the missing fence first.
+
+    Args:
+        seeds_max: How many seeds are tried for each.
+        tell: Is called with each finding.
+    """
     found = [find(NO_FENCE, Settings(fence=False), seeds_max)]
     tell(found[0])
     for plant in PLANTS:

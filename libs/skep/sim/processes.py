@@ -48,10 +48,14 @@ KINDS = ("ok", "fail", "flaky", "signal", "stubborn", "polite", "absent", "endle
 
 
 class Keeper(Protocol):
-    """Who is asked before a process is executed or goes on."""
+    """What is asked before a process is executed or goes on."""
 
     def resumed(self, host: Host, run: Run) -> None:
-        """Raise if the run must not train here."""
+        """Take it that a run goes on.
+
+        Raises:
+            ViolationError: It must not train here.
+        """
         ...
 
     refused: dict[tuple[str, int, int], None]
@@ -62,7 +66,11 @@ class Keeper(Protocol):
         ...
 
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
-        """Raise if the run must not be executed here."""
+        """Take it that a run is executed.
+
+        Raises:
+            ViolationError: It must not be executed here.
+        """
         ...
 
 
@@ -81,7 +89,7 @@ class Listener(Protocol):
 
 
 class Run(msgspec.Struct):
-    """One process tree. `ended_at` is None while it lives; `code` None if nobody saw its end."""
+    """One process tree. `ended_at` is None while it lives; `code` None if its end was not seen."""
 
     token: str
     job: str
@@ -135,7 +143,11 @@ class Run(msgspec.Struct):
         return self.stood_at > 0
 
     def step(self, now: int) -> int:
-        """Return the mini-batch after which it stands, or that it has just made."""
+        """Return the mini-batch after which it stands, or that it has just made.
+
+        Args:
+            now: Nanoseconds.
+        """
         return step_at(self.stood_at or now)
 
     @property
@@ -145,7 +157,11 @@ class Run(msgspec.Struct):
 
 
 def step_at(now: int) -> int:
-    """Return the mini-batch that every job has just made at an instant."""
+    """Return the mini-batch that every job has just made at an instant.
+
+    Args:
+        now: Nanoseconds.
+    """
     return (now - BEGAN) // STEP
 
 
@@ -201,7 +217,11 @@ class Host:
     # --- faults --------------------------------------------------------------------------------
 
     def slow(self, length: int) -> None:
-        """Answer late for a while."""
+        """Answer late for a while.
+
+        Args:
+            length: Nanoseconds.
+        """
         self.slow_until = self._timeline.now + length
 
     def restart_runtime(self) -> None:
@@ -210,7 +230,11 @@ class Host:
             run.seen = False
 
     def reboot(self, *, power_failure: bool) -> None:
-        """Let every process vanish; a power failure also takes what was noted of late."""
+        """Let every process vanish; a power failure also takes what was noted of late.
+
+        Args:
+            power_failure: Whether power failed.
+        """
         for run in self.live_runs():
             self._end(run, None)
         if power_failure:
@@ -230,7 +254,7 @@ class Host:
     # --- requests ------------------------------------------------------------------------------
 
     def attach(self, agent: Listener) -> None:
-        """Take an agent's connection, and tell it the ends that nobody confirmed."""
+        """Take an agent's connection, and tell it the ends that no agent confirmed."""
         self._agent = agent
         self._told = {}
         for run in list(self.runs.values()):
@@ -274,12 +298,18 @@ class Host:
                 self.others(self, agent, command)
 
     def later(self, delay: int, do: Callable[..., None], *arguments: Any) -> None:
-        """Do something on this machine after a while."""
+        """Do something on this machine after a while.
+
+        Args:
+            delay: Nanoseconds.
+            do: What to do.
+            arguments: What `do` is called with.
+        """
         self._timeline.after(delay, do, *arguments)
 
     @property
     def now(self) -> int:
-        """Return the time."""
+        """Return the virtual time, in nanoseconds."""
         return self._timeline.now
 
     def chance(self) -> float:
@@ -326,7 +356,7 @@ class Host:
 
     @property
     def refused(self) -> dict[tuple[str, int, int], None]:
-        """Return the changes of size that somebody voted against."""
+        """Return the changes of size that a rank voted against: job, attempt, generation."""
         return self._keeper.refused
 
     def say(self, event: Any) -> None:

@@ -82,7 +82,16 @@ AT_A_STEP = SuspendRank | MoveRank | CheckpointRank | RescaleRank
 
 
 def serve(host: Host, agent: Listener, request: Any) -> None:
-    """Carry out an agent's request about runs that stay alive."""
+    """Carry out an agent's request about runs that stay alive.
+
+    Args:
+        host: The machine of the runs.
+        agent: The connection that the answer goes to.
+        request: What the agent asks for.
+
+    Raises:
+        AssertionError: A bug: the request is of no kind that is known here.
+    """
     match request:
         case TellRank(message=message):
             run = host.runs.get(run_token(message.job, message.attempt, message.rank))
@@ -237,7 +246,7 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
 
 
 def _meet(host: Host, plan: RescaleRank) -> None:
-    """Have a gang change its size once everybody is there, or nobody if one voted against it."""
+    """Have a gang change its size once all ranks are there; not at all if one voted against it."""
     everybody = [
         (there, run)
         for there in host.others_and_self()
@@ -302,7 +311,7 @@ def _failed(run: Run, plan: RescaleRank, error: str) -> Failed:
 
 
 def _refuse(host: Host, plan: RescaleRank) -> None:
-    """Vote against a change of size: whoever is there for it hears so."""
+    """Vote against a change of size: the ranks that are there for it hear so."""
     host.refused[plan.job, plan.attempt, plan.generation] = None
     _meet(host, plan)
 
@@ -314,7 +323,7 @@ def _disperse(host: Host, run: Run) -> None:
 
 
 def _give_up(host: Host, run: Run, plan: RescaleRank) -> None:
-    """End a rank's patience with those who are not there."""
+    """End a rank's patience with ranks that are not there."""
     if run.live and run.meets is plan:
         _refuse(host, plan)
 

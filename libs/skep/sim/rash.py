@@ -13,7 +13,7 @@ UNDECIDED = 4
 
 
 class Rash(IntrospectorMachine):
-    """Says of what is open what its number tells, and what nobody has asked for as well."""
+    """Says of open trials what their numbers tell, and of trials that no service has asked for."""
 
     def _judge(self, now: Instant) -> list[Effect]:
         said: list[Effect] = []

@@ -30,7 +30,16 @@ def regained(model: AllocatorLog, job: ModelJob, fact: GpusRegained) -> None:
 
 
 def refused(model: AllocatorLog, job: ModelJob, fact: JobChanged) -> list[Member]:
-    """Take it that nobody can go on with other GPUs; return the parts that give them back."""
+    """Take it that no rank can go on with other GPUs.
+
+    Args:
+        model: What the log says so far; changed.
+        job: The job; changed.
+        fact: The end of the change.
+
+    Returns:
+        The parts that give GPUs back.
+    """
     attempt = fact.job, fact.attempt
     require(job.suspended and bool(job.before), "I15", f"{fact.job} gives back what it runs on")
     left = [member for node, member in job.members.items() if node not in job.gone]

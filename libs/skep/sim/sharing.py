@@ -29,9 +29,13 @@ def share(model: AllocatorLog, fact: GpusShared) -> None:
 
 
 def left(model: AllocatorLog, facts: Sequence[Any]) -> None:
-    """Require of a record that whoever is said to have been unpacked shares nothing, or ends.
+    """Require of a record that a job which is said to be unpacked shares nothing, or ends.
 
     Unless it was asked to share again meanwhile, and does so in the same record.
+
+    Args:
+        model: What the log says so far.
+        facts: The facts of the record.
     """
     for place, fact in enumerate(facts):
         if isinstance(fact, AskOver) and isinstance(fact.ask, AskUnpack):
@@ -46,7 +50,7 @@ def left(model: AllocatorLog, facts: Sequence[Any]) -> None:
 
 
 def inherits(model: AllocatorLog, name: str, attempt: int) -> bool:
-    """Return whether a guest is guaranteed by who is there: what they hold passes to it."""
+    """Return whether a guest is guaranteed by the jobs there: what they hold passes to it."""
     fact = model.gpus.decisions.get((name, attempt))
     if fact is None or model.jobs[name].spec.opportunistic:
         return False

@@ -12,7 +12,17 @@ from skep.wire.trials import Kind
 
 
 def resize(model: AllocatorLog, fact: GangWidened | GangNarrowed) -> None:
-    """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
+    """Take a fact about the size of a gang.
+
+    A gang has GPUs for its ranks and those that join, and gives back GPUs on which no rank is.
+
+    Args:
+        model: What the log says so far; changed.
+        fact: The fact.
+
+    Raises:
+        ViolationError: The gang must not have, or give back, these GPUs.
+    """
     if isinstance(fact, GangWidened):
         _widen(model, fact)
     else:

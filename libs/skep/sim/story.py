@@ -31,7 +31,12 @@ class Story:
         self._timeline = timeline
 
     def say(self, who: str, text: str) -> None:
-        """Write a line."""
+        """Write a line.
+
+        Args:
+            who: The process or the machine that it is about; empty: as the line before.
+            text: What it does.
+        """
         if self.on:
             line = f"{self._timeline.elapsed_s:11.6f} {who:14} {text}"
             self.lines.append(line[:LINE_COLUMNS_MAX])
@@ -44,7 +49,12 @@ class Story:
                 self.say("", f"    {_brief(effect)}")
 
     def hit(self, fault: str, step: str) -> None:
-        """Count a fault by what it hit."""
+        """Count a fault by what it hit.
+
+        Args:
+            fault: The kind of fault.
+            step: What a process was doing.
+        """
         self.coverage[fault, step] = self.coverage.get((fault, step), 0) + 1
 
     def fault(self, fault: str, step: str) -> None:

@@ -30,7 +30,13 @@ class Timeline:
         return (self.now - EPOCH) / SECOND
 
     def after(self, delay: int, do: Callable[..., object], *arguments: Any) -> None:
-        """Have `do(*arguments)` happen `delay` ns from here."""
+        """Have `do(*arguments)` happen later.
+
+        Args:
+            delay: Nanoseconds from now.
+            do: What to do.
+            arguments: What `do` is called with.
+        """
         self._serial += 1
         heapq.heappush(self._moments, (self.now + delay, self._serial, do, arguments))
 

@@ -50,7 +50,11 @@ class Tried:
         """How many there were of each."""
 
     def take(self, fact: TrialMessage) -> None:
-        """Take a fact about a trial."""
+        """Take a fact about a trial.
+
+        Raises:
+            ViolationError: The trial must not begin, or end, like this.
+        """
         if isinstance(fact, TrialBegun):
             self._begin(fact)
         elif isinstance(fact, TrialOver):
@@ -85,7 +89,7 @@ class Tried:
         self.verdicts[named] = self.verdicts.get(named, 0) + 1
 
     def _is_on(self, trial: TrialBegun) -> None:
-        """Require that the jobs of a trial are as it is to have them: else nobody can judge it."""
+        """Require that the jobs of a trial are as it is to have them: else it cannot be judged."""
         for each in trial.jobs:
             job, attempt = self._jobs.get(each.job), (each.job, each.attempt)
             runs = job is not None and not job.queued and job.attempt == each.attempt

@@ -16,6 +16,15 @@ class ViolationError(Exception):
 
 
 def require(holds: bool, invariant: str, text: str) -> None:
-    """Raise ViolationError unless `holds`."""
+    """Check an invariant.
+
+    Args:
+        holds: Whether it holds.
+        invariant: Its name, such as `I2`.
+        text: What is the matter.
+
+    Raises:
+        ViolationError: It does not hold.
+    """
     if not holds:
         raise ViolationError(invariant, text)

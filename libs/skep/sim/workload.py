@@ -396,7 +396,7 @@ class People:
         self._admin("drain", DrainNode(node=node, drain=drain))
 
     def _garbage(self) -> None:
-        """Say something that nobody understands, where anybody may speak."""
+        """Say something that no service understands, where any client may speak."""
         node = self._rng.choice(self._nodes)
         raw = self._rng.choice((b"", b"\xff", b"{}", b"[[[", b'{"type":"bind-job"}'))
         core = subjects.command(node), subjects.heartbeat(node), subjects.ADVICE_QUEUE

@@ -138,7 +138,13 @@ class World:
         self.people.begin()
 
     def add_host(self, node: str, gpus: tuple[Gpu, ...], skew: int) -> Host:
-        """Add a machine that calls itself `node`, and start its agent."""
+        """Add a machine that calls itself `node`, and start its agent.
+
+        Args:
+            node: What the machine calls itself.
+            gpus: Its GPUs.
+            skew: By how many nanoseconds its clock is ahead.
+        """
         identity = f"{node}-{len(self.hosts) + 1}"
         host = Host(
             node,
@@ -210,7 +216,12 @@ class World:
         process.start()
 
     def died(self, process: Process, why: str) -> None:
-        """See to it that a process that died is replaced, as a supervisor does."""
+        """See to it that a process that died is replaced, as a supervisor does.
+
+        Args:
+            process: The process.
+            why: Such as `crash`, `gone`, `refused` or `superseded`.
+        """
         self._decided += process.decided
         self._steps += process.steps
         if process in self.strays:
@@ -267,7 +278,15 @@ class World:
     # --- time ------------------------------------------------------------------------------------
 
     def until(self, pending: Callable[[], object], seconds: int) -> None:
-        """Let time pass until nothing is pending, looked at every 0.2 s; raise after `seconds`."""
+        """Let time pass until nothing is pending, looked at every 0.2 s.
+
+        Args:
+            pending: Returns what is pending, for the message; nothing: time need not pass any more.
+            seconds: How long that may take, in virtual seconds.
+
+        Raises:
+            ViolationError: It takes longer.
+        """
         deadline = self.timeline.now + seconds * SECOND
         look_at: int = self.timeline.now
         for _ in range(MOMENTS_MAX):
@@ -294,7 +313,7 @@ class World:
         self.people.stop()
 
     def pending(self) -> str:
-        """Return what has not come to its end yet, or an empty text."""
+        """Return in words what has not come to its end yet; empty: nothing."""
         watch = self.watch
         for role in self.roles.values():
             if role.host is None and not role.up:
@@ -362,7 +381,11 @@ class World:
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Check what must hold once everything has ended."""
+        """Check what must hold once everything has ended.
+
+        Raises:
+            ViolationError: Something of it does not.
+        """
         for role in self.roles.values():
             self._compare(role)
         self._check_verdicts()

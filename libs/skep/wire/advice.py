@@ -1,4 +1,4 @@
-"""What the advisor would do, as core messages that expire. Nobody has to follow it."""
+"""What the advisor would do, as core messages that expire. No service has to follow it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JobPace(Message, frozen=True):
     """How an attempt goes: mini-batches done, thousandths of one per second, and what is left.
 
     `utilisation` is thousandths of its GPUs' time, `memory` bytes of its largest rank, `remaining`
-    None if nobody knows. `mean_milli` and `spread_milli`: the mean and the standard deviation of
+    None if it is unknown. `mean_milli` and `spread_milli`: the mean and the standard deviation of
     `samples` windows in which it went like that (0: too few for that).
     """
 

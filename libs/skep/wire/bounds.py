@@ -127,7 +127,16 @@ class LogDecoder(Generic[Kind]):
     def decode(self, raw: Any) -> Kind:
         """Return the value in `raw`.
 
-        Raises what a decoder raises, but never because a value is out of bounds.
+        A value that is out of bounds is returned all the same.
+
+        Args:
+            raw: JSON, as bytes or text.
+
+        Raises:
+            msgspec.DecodeError: It is not JSON.
+            msgspec.ValidationError: A key or a type is wrong.
+            UnicodeDecodeError: Its text is not UTF-8.
+            RecursionError: It is nested too deeply.
         """
         try:
             return self._bounded.decode(raw)
@@ -147,7 +156,12 @@ def one_line(error: Exception) -> str:
 def convert_unbounded(tree: Any, kind: type[Kind]) -> Kind:
     """Return a decoded JSON value as a `kind`, whose bounds are not looked at.
 
-    Raises msgspec.ValidationError where keys or types are wrong.
+    Args:
+        tree: The value.
+        kind: A class of messages.
+
+    Raises:
+        msgspec.ValidationError: A key or a type is wrong.
     """
     twin = _TWINS.get(kind)
     if twin is None:
@@ -162,7 +176,12 @@ _TWINS: dict[type[Any], Any] = {}
 def without_bounds(kind: Any, made: dict[type[Any], Any]) -> Any:
     """Return a type that accepts what `kind` does, and whatever is out of its bounds.
 
-    Structs are replaced by twins; `made` holds those that were made before.
+    Structs are replaced by twins.
+
+    Args:
+        kind: Any type that a field may have.
+        made: The twins that were made before, by what they stand for; those that are made are
+            added.
     """
     if isinstance(kind, NewType):
         return without_bounds(kind.__supertype__, made)

@@ -1,4 +1,4 @@
-"""What the cluster is and who owns which part of it: chains of cells, and virtual clusters.
+"""What the cluster is and which VC owns which part of it: chains of cells, and virtual clusters.
 
 A *chain* is a hierarchy of cells of one GPU type. Level 1 is one GPU; a cell of the next level is
 made of a fixed number of cells of the level below (HiveD section 3.2, "hierarchical uniform
@@ -96,7 +96,7 @@ class VirtualCluster(_Part, frozen=True):
 
 
 class QuarantineRule(_Part, frozen=True):
-    """When a GPU is quarantined without anybody asking for it.
+    """When a GPU is quarantined without a request by an operator.
 
     When so many `jobs` (0: never) failed on it within so many seconds of their start, in one of
     the ways in `signs` (signal, not-started, exit), and ran elsewhere for longer than that or to

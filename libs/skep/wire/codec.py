@@ -46,7 +46,7 @@ ServiceFact = AdmissionFact | AllocatorFact | SearchFact
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody published a job spec. `raw` is whatever they sent."""
+    """A job spec was published. `raw` is whatever was sent."""
 
     job: str
     vc: str
@@ -58,7 +58,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody published a cancellation: JSON `{"job": "j17"}`."""
+    """A cancellation was published: JSON `{"job": "j17"}`."""
 
     vc: str
     raw: bytes
@@ -67,7 +67,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody asked for a change of a running job; `number` is the request's place in SUBMIT."""
+    """A change of a running job was asked for; `number` is the request's place in SUBMIT."""
 
     vc: str
     raw: bytes
@@ -119,9 +119,17 @@ def encode(message: Any) -> bytes:
 def read(
     subject: str, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
 ) -> Any:
-    """Return the event a delivered message is (a BusEvent), or Unreadable.
+    """Return the event that a delivered message is.
 
-    `sequence` and `at` are the stream's for streamed messages, 0 for core messages.
+    Args:
+        subject: Where it was published.
+        payload: What was published.
+        headers: Its headers: key, trace, and where the reply goes.
+        sequence: Its sequence in the stream; 0 for a core message.
+        at: When the stream took it; 0 for a core message.
+
+    Returns:
+        A `BusEvent`; `Unreadable` says why it is none.
     """
     parsed = subjects.parse(subject)
     if parsed is None:
@@ -238,7 +246,7 @@ def is_trace(text: str) -> bool:
 
 
 def is_fresh(submission: Submission) -> bool:
-    """Return whether a submission came without a trace, so that its root span is nobody else's."""
+    """Return whether a submission came without a trace, so that its root span is only Skep's."""
     sequence = job_sequence(submission.job) or 0
     return submission.trace == fresh_trace(submission.vc, sequence, submission.at)
 

@@ -48,10 +48,10 @@ class BindJob(Message, frozen=True, tag="bind-job"):
 
     With `awaits` they are successors of ranks that run elsewhere: they make everything ready, say
     where they listen, and train only once they have the state and are resumed. It is the secret
-    that whoever sends the state has to know. With `joins` they are to join a gang that trains on
+    that the sender of the state has to know. With `joins` they are to join a gang that trains on
     other nodes: they make everything ready, and wait for a Resize that names them. Such an order
     may come again for an attempt whose ranks here have left it: it counts by its number. With
-    `servers` rank 0 keeps so many parameter servers beside itself, which let in whoever knows
+    `servers` rank 0 keeps so many parameter servers beside itself, which let in ranks that know
     `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
     interpreter that AGENT_PYTHON stands for, if it is not the agent's own.
     """
@@ -134,7 +134,7 @@ class ClearNode(Message, frozen=True, tag="clear-node"):
 
 
 class Hold(StrEnum):
-    """On whose behalf a part is suspended: it goes on once nobody holds it any more."""
+    """On whose behalf a part is suspended: it goes on once no hold is left."""
 
     SCHEDULER = "scheduler"
     USER = "user"
@@ -190,7 +190,7 @@ class Resize(Message, frozen=True, tag="resize"):
 
     `ranks` are this node's from then on: those it has and that are not among them leave, those it
     has not are started. 0 as `step`: agree on one. With `servers` they train on so many parameter
-    servers from then on: nobody meets, and no step is agreed on.
+    servers from then on: no rank meets another, and no step is agreed on.
 
     A gang on several nodes is told in two rounds. `prepare`: only start those that join, and open
     the meeting place on the node `at`; say (MemberReady) once they are ready, and hold them so.
@@ -213,8 +213,8 @@ class Resize(Message, frozen=True, tag="resize"):
 class Share(Message, frozen=True, tag="share"):
     """Use this part of each device's memory from now on, beside these jobs; 0.0: alone again.
 
-    Answered as running either way: who cannot lower its share goes on with what it has, and says so
-    (unchanged).
+    Answered as running either way: a rank that cannot lower its share goes on with what it has, and
+    says so (unchanged).
     """
 
     share: Fraction = 0.0

@@ -2,7 +2,8 @@
 
 A `Question` is a core request on `skep.v1.draft.allocator`, an `Answer` its reply: what the
 production code decides on a copy of the state as it is at that moment. Nothing is recorded or told
-to anybody, so an answer promises nothing about the next moment. `Judge` is the same for admission.
+to other services, so an answer promises nothing about the next moment. `Judge` is the same for
+admission.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Touch(StrEnum):
 
 
 class Touched(Message, frozen=True):
-    """A job that is touched: how, and its rate before and then (None: nobody knows).
+    """A job that is touched: how, and its rate before and then (None: unknown).
 
     Rates are thousandths of a mini-batch per second.
     """
@@ -71,9 +72,9 @@ class Outcome(Message, frozen=True):
     """What would become of a job.
 
     `why` is the reason of its place, or of its waiting, which `needs` makes precise. `at`: when it
-    has its GPUs, `ends_at` when it is over, by what is known of lengths (None: nobody knows);
-    `ends_most` when its time limit ends it. `awaits`: whose ends come first. `unknown`: how many
-    jobs run that nobody knows the end of. `limits`: some of the ends are those of time limits, and
+    has its GPUs, `ends_at` when it is over, by what is known of lengths (None: unknown);
+    `ends_most` when its time limit ends it. `awaits`: the jobs whose ends come first. `unknown`:
+    how many jobs run whose end is unknown. `limits`: some of the ends are those of time limits, and
     may come sooner. `nodes`: how many the place has; `members` are the first of them.
     """
 

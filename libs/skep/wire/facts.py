@@ -147,7 +147,7 @@ class JobFate(Message, frozen=True):
 class CellsSet(Message, frozen=True, tag="cells-set"):
     """The cells in force. `asked` is what the operator wrote, which leaves more open.
 
-    Jobs that hold GPUs are carried over; `fates` tells of those for whom anything changes. By
+    Jobs that hold GPUs are carried over; `fates` tells of those for which anything changes. By
     rules 2 `carried` are the holds for which anything changes, in the order in which they are
     entered after the others, and `bad_cells` the cells that VCs go on bearing for their bad GPUs.
     """
@@ -166,7 +166,7 @@ class ClusterRefused(Message, frozen=True, tag="cluster-refused"):
 
 
 class CellsReserved(Message, frozen=True, tag="cells-reserved"):
-    """A job has claimed these GPUs, which `victims` still use: nobody else is offered them."""
+    """A job has claimed these GPUs, which `victims` still use: no other job is offered them."""
 
     job: str
     attempt: int
@@ -179,7 +179,7 @@ class CellsReserved(Message, frozen=True, tag="cells-reserved"):
 
 
 class ReservationDropped(Message, frozen=True, tag="reservation-dropped"):
-    """A job lost its claim and waits again; who used the GPUs holds them as before."""
+    """A job lost its claim and waits again; the jobs on the GPUs hold them as before."""
 
     job: str
     attempt: int
@@ -211,8 +211,8 @@ class JobPromoted(Message, frozen=True, tag="job-promoted"):
 class CellsAlarm(Message, frozen=True, tag="cells-alarm"):
     """An invariant of the cells does not hold (`over`: it holds again): a bug, or bad memory.
 
-    `where` is a cell, a node, a level or a VC of `chain`, `vcs` whom it concerns. `story` are the
-    latest facts about any of them, oldest first, each cut short.
+    `where` is a cell, a node, a level or a VC of `chain`, `vcs` the VCs that it concerns. `story`
+    are the latest facts about any of them, oldest first, each cut short.
     """
 
     rule: Reason
@@ -226,7 +226,7 @@ class CellsAlarm(Message, frozen=True, tag="cells-alarm"):
 
 
 class GpuQuarantined(Message, frozen=True, tag="gpu-quarantined"):
-    """A GPU counts as bad until somebody says otherwise (`quarantine` false)."""
+    """A GPU counts as bad until it is taken back (`quarantine` false)."""
 
     node: str
     device: int
@@ -284,7 +284,7 @@ class JobWaits(Message, frozen=True, tag="job-waits"):
     """Why a job that waits does not start. `needs` names what it waits for.
 
     `aside`: no cell could hold it even if nothing else ran. Until the cells change it is not tried
-    again, and whoever is behind it comes first.
+    again, and the job behind it comes first.
     """
 
     job: str

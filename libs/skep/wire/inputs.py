@@ -103,7 +103,12 @@ class InputNotes:
         """The record up to which this process began from a snapshot."""
 
     def tick(self, now: Instant, *, led: bool) -> None:
-        """Note that the timer came."""
+        """Note that the timer came.
+
+        Args:
+            now: When it was decided on.
+            led: Whether facts followed.
+        """
         self._add((b"[%d,1]" if led else b"%d") % self._since(now))
 
     def restarted(self, now: Instant) -> None:
@@ -115,12 +120,25 @@ class InputNotes:
             self._add(b"[%d]" % self._since(now))
 
     def streamed(self, stream: str, sequence: int, now: Instant, *, led: bool) -> None:
-        """Note a message of a stream."""
+        """Note a message of a stream.
+
+        Args:
+            stream: One of NOTED_STREAMS.
+            sequence: The message's sequence there.
+            now: When it was decided on.
+            led: Whether facts followed.
+        """
         numbers = self._since(now), NOTED_STREAMS.index(stream), sequence
         self._add((b"[%d,%d,%d]" if led else b"[%d,%d,%d,0]") % numbers)
 
     def passed(self, stream: str, sequence: int, now: Instant) -> None:
-        """Note a message of a stream that was not decided on, because `decide` raises on it."""
+        """Note a message of a stream that was not decided on, because `decide` raises on it.
+
+        Args:
+            stream: One of NOTED_STREAMS.
+            sequence: The message's sequence there.
+            now: When it was passed over.
+        """
         numbers = self._since(now), NOTED_STREAMS.index(stream), sequence, PASSED
         self._add(b"[%d,%d,%d,%d]" % numbers)
 
@@ -177,7 +195,15 @@ class NotesReader:
         self._advised: dict[str, JobAdvice] = {}
 
     def read(self, noted: bytes) -> list[Input]:
-        """Return the inputs noted in one record; raises msgspec.MsgspecError."""
+        """Return the inputs noted in one record.
+
+        Args:
+            noted: What `take` returned, of one process and record after record: advice says what
+                changed.
+
+        Raises:
+            msgspec.MsgspecError: The notes are not what `take` returns.
+        """
         at, found = 0, []
         for each in _DECODER.decode(noted):
             if isinstance(each, int):
@@ -189,7 +215,14 @@ class NotesReader:
         return found
 
     def start(self, noted: bytes) -> int:
-        """Return the record whose snapshot a process began from, told by its first notes."""
+        """Return the record whose snapshot a process began from.
+
+        Args:
+            noted: Its first notes.
+
+        Returns:
+            The number of the record; 0: it began from the whole log.
+        """
         first = self.read(noted)[:1]
         return first[0].snapshot if first else 0
 

@@ -24,7 +24,7 @@ class MoveMessage(Message, frozen=True):
 class SuccessorBound(MoveMessage, frozen=True, tag="successor-bound"):
     """An attempt's successor got GPUs and is told to make ready; `order` numbers its commands.
 
-    `secret` is what whoever sends it the state has to know.
+    `secret` is what the sender of the state has to know.
     """
 
     job: str

@@ -65,7 +65,7 @@ class NodeJoined(Message, frozen=True, tag="node-joined"):
 
 
 def join_problem(joined: NodeJoined) -> str:
-    """Return what is wrong with an inventory whose values are in bounds, or nothing."""
+    """Return what is wrong with an inventory whose values are in bounds; empty: nothing is."""
     first, last = joined.ports
     if first > last:
         return f"ports {first} to {last}: the first must not be above the last"
@@ -90,7 +90,7 @@ class Outcome(StrEnum):
 
 
 class RankExit(Message, frozen=True):
-    """How one rank ended: status, minus the signal's number, or None where nobody saw it."""
+    """How one rank ended: status, minus the signal's number, or None where its end was not seen."""
 
     rank: Rank
     code: Status | None

@@ -3,9 +3,9 @@
     GpusShared --> JobBound        a job that waited is on GPUs that others hold
     GpusShared --> GpusRegained    a suspended one that had given its GPUs back is
 
-Both facts stand in one record. Whoever leaves (its end, a release, a move) leaves the GPUs to those
-that stay: no fact says so, since it follows from who is left. `wire.commands.Share` tells a running
-job what part of each device's memory it may use from then on.
+Both facts stand in one record. A job that leaves (its end, a release, a move) leaves the GPUs to
+those that stay: no fact says so, since it follows from which are left. `wire.commands.Share` tells
+a running job what part of each device's memory it may use from then on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PackMessage(Message, frozen=True):
 
 
 class GpusShared(PackMessage, frozen=True, tag="gpus-shared"):
-    """An attempt is to use GPUs of a node that others hold: `beside` are all who are on them.
+    """An attempt is to use GPUs of a node that others hold: `beside` are all attempts on them.
 
     Attempts are (job, number). `share` is the part of each device's memory that was asked for it;
     0.0: as much as each of the others whose share was not said. `told` is what it begins with.

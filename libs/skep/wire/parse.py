@@ -88,7 +88,11 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
 
 
 def parse_tree(tree: Any) -> JobSpec | list[Problem]:
-    """Return the spec in a decoded JSON or YAML value, or its problems."""
+    """Return the spec in a decoded JSON or YAML value, or its problems.
+
+    Returns:
+        The spec, times in seconds and memory in bytes; or at most PROBLEMS_MAX problems.
+    """
     if not isinstance(tree, dict):
         text = f"a spec is an object with keys, not {kind_of(tree)}"
         return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
@@ -142,7 +146,11 @@ def _keys_known(struct: type[msgspec.Struct], tree: dict[Any, Any]) -> bool:
 
 
 def time_s(value: int | str) -> int | None:
-    """Return a time limit in seconds, or None if the text is not one."""
+    """Return a time limit in seconds, or None if the text is not one.
+
+    Args:
+        value: Seconds, or text such as `90s`, `15m`, `2h`, `1d`.
+    """
     if isinstance(value, int):
         return value
     match = TIME.fullmatch(value.strip())
@@ -150,7 +158,11 @@ def time_s(value: int | str) -> int | None:
 
 
 def memory_bytes(value: int | str) -> int | None:
-    """Return an amount of memory in bytes, or None if the text is not one."""
+    """Return an amount of memory in bytes, or None if the text is not one.
+
+    Args:
+        value: Bytes, or text such as `16GiB`.
+    """
     if isinstance(value, int):
         return value
     match = MEMORY.fullmatch(value.strip())
@@ -187,7 +199,13 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
 def shape_problems(
     struct: type[msgspec.Struct], tree: dict[Any, Any], path: str
 ) -> Iterator[Problem]:
-    """Yield what is wrong with keys and types of one level and the levels below."""
+    """Yield what is wrong with keys and types of one level and the levels below.
+
+    Args:
+        struct: What `tree` is to be.
+        tree: A decoded JSON object.
+        path: Where the object stands.
+    """
     fields = _fields(struct)
     for key in tree:
         if key not in fields:

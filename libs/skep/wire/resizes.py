@@ -6,7 +6,7 @@
 
 The GPUs are the attempt's own from GangWidened on, so whatever ends it frees them with the rest.
 How many ranks train is told by JobChanged alone: before it the old gang, from it on the new one.
-Ranks are numbered in the order in which they join, and the last leave first: nobody is renumbered.
+Ranks are numbered in the order in which they join, and the last leave first: none is renumbered.
 """
 
 from __future__ import annotations

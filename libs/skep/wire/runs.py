@@ -60,7 +60,7 @@ class RunNotStarted(msgspec.Struct, frozen=True):
 class RunExited(msgspec.Struct, frozen=True):
     """The process and everything it started are gone.
 
-    `code` is the exit status, or minus the signal's number, or None where nobody saw it end.
+    `code` is the exit status, or minus the signal's number, or None where its end was not seen.
     `leftovers` counts descendants that outlived the process and were killed; those of a container
     die with it, uncounted. `asked`: it had been told to end before it did, so `code` says nothing
     about its work. `left` names the first leftovers: pid and command line.

@@ -144,7 +144,12 @@ class SearchSpec(_Part, frozen=True):
         return self.turn
 
     def signed(self, value: float) -> float:
-        """Return a value of the metric so that more is better."""
+        """Return a value of the metric so that more is better.
+
+        Args:
+            value: A value as a job reports it, or one that this returned: then the reported one is
+                returned.
+        """
         return value if self.direction == "maximize" else -value
 
 
@@ -189,7 +194,11 @@ def parse_search_tree(tree: Any, path: str = "$") -> SearchSpec | list[Problem]:
 
 
 def value_problem(parameter: Parameter, value: Value) -> str:
-    """Return what is wrong with a parameter's value, or nothing."""
+    """Return what is wrong with a parameter's value, or nothing.
+
+    Returns:
+        What it must be, in words; empty: it is right.
+    """
     if parameter.choice is not None:
         same = any(type(each) is type(value) and each == value for each in parameter.choice)
         return "" if same else f"one of {', '.join(map(str, parameter.choice))}"
@@ -202,7 +211,12 @@ def value_problem(parameter: Parameter, value: Value) -> str:
 
 
 def param_problems(spec: SearchSpec, params: Mapping[str, Value] | None) -> Iterator[Problem]:
-    """Yield what is wrong with a trial's parameters; None: they are to be drawn."""
+    """Yield what is wrong with a trial's parameters.
+
+    Args:
+        spec: The search.
+        params: The parameters by name; None: they are to be drawn.
+    """
     space = spec.space
     if params is None:
         if spec.sampler == "client" and not space:
@@ -387,7 +401,12 @@ def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
 
 
 def levels(rungs: Rungs, bracket: int = 0) -> tuple[int, ...]:
-    """Return the mini-batches after which the trials of a bracket are compared, below `last`."""
+    """Return the mini-batches after which the trials of a bracket are compared, below `last`.
+
+    Args:
+        rungs: The first and the last level, and the factor between two of them.
+        bracket: Counted from 0; each further one multiplies the first level by the factor.
+    """
     assert rungs.first >= 1, rungs
     assert rungs.eta >= 2, rungs
     found, level = [], rungs.first * rungs.eta**bracket

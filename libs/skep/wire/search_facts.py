@@ -38,7 +38,7 @@ EXAMPLE = 'publish {"do": "cancel", "search": "s17"}'
 
 
 class SearchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody asked something of searches; `number` is the request's place in SUBMIT."""
+    """Something was asked of searches; `number` is the request's place in SUBMIT."""
 
     vc: str
     raw: bytes
@@ -67,7 +67,7 @@ class CancelSearch(_Request, frozen=True, tag="cancel"):
 class AskTrial(_Request, frozen=True, tag="ask"):
     """Add a trial with these parameters, or (none given) with drawn ones.
 
-    `outside`: whoever asks runs it, and tells how it goes; else it is a job of Skep.
+    `outside`: the client runs it, and tells how it goes; else it is a job of Skep.
     """
 
     search: SearchName

@@ -60,7 +60,12 @@ TYPES_APART = "|"
 
 
 def suits(wanted: str | None, kind: str) -> bool:
-    """Return whether GPUs of a type are of those asked for (none: of any)."""
+    """Return whether GPUs of a type are of those asked for (none: of any).
+
+    Args:
+        wanted: A type, or several as `v100|p100`; None or empty: any.
+        kind: The type of the GPUs.
+    """
     return not wanted or kind in wanted.split(TYPES_APART)
 
 

@@ -126,7 +126,12 @@ def logs(node: str) -> str:
 
 
 def reply(vc: str, asker: str) -> str:
-    """Return where verdicts for a VC go to an asker (one or more tokens) who is not its tenant."""
+    """Return where verdicts for a VC go to an asker that is not its tenant.
+
+    Args:
+        vc: The VC.
+        asker: One or more tokens.
+    """
     return f"{PREFIX}.reply.{vc}.{asker}"
 
 
@@ -144,7 +149,7 @@ class Parsed(NamedTuple):
 
 
 def parse(subject: str) -> Parsed | None:
-    """Return the parts of one of our subjects, or None for any other subject."""
+    """Return the parts of one of Skep's subjects, or None for any other subject."""
     parts = subject.split(".")
     if not 4 <= len(parts) <= 5 or parts[0] != "skep" or parts[1] != "v1":
         return None
@@ -154,11 +159,11 @@ def parse(subject: str) -> Parsed | None:
 def reply_allowed(subject: str, vc: str) -> bool:
     """Return whether the verdict on what was published for `vc` may be sent to `subject`.
 
-    Admission publishes there with its own rights, and cannot see who asked: whoever may publish
-    for a VC is trusted as that VC and no further. So the subject itself must be the VC's, its
-    tenant's inbox or its part of the reply subjects: otherwise a tenant could have admission speak
-    into somebody else's inbox. Operators and the gateway, who publish for every VC, listen on the
-    reply subjects of the VC they ask for.
+    Admission publishes there with its own rights, and cannot see the asker: a client that may
+    publish for a VC is trusted as that VC and no further. So the subject itself must be the VC's,
+    its tenant's inbox or its part of the reply subjects: otherwise a tenant could have admission
+    speak into another tenant's inbox. Operators and the gateway, which publish for every VC, listen
+    on the reply subjects of the VC that they ask for.
     """
     if len(subject) > INBOX_CHARACTERS_MAX or not INBOX.fullmatch(subject):
         return False

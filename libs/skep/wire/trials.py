@@ -44,7 +44,7 @@ class Before(Message, frozen=True):
     """A job of a trial, before it: `attempt` is the one that is measured after the change.
 
     `rate_milli` is what it ran at last, of `samples` samples with the standard deviation
-    `spread_milli` (0: nobody knows); `solo_milli` what it makes on GPUs of its own.
+    `spread_milli` (0: unknown); `solo_milli` what it makes on GPUs of its own.
     """
 
     job: JobName
@@ -71,11 +71,12 @@ class TrialMessage(Message, frozen=True):
 class TrialBegun(TrialMessage, frozen=True, tag="trial-begun"):
     """A change is tried. `trial` counts up in the log.
 
-    `jobs`: who is changed first, then whom that may slow. `needed_milli`: what the sum of their
-    rates, each in thousandths of what it is compared with, must be more than. `expected_milli`:
-    what the policy thinks it comes to (0: it does not say). Without a verdict at `until` it is
-    void. `families` name it for its cool-down. `nodes`: where a job that moves was, if it can
-    go back there; `workers` and `servers`: what a gang had that is to have `grown` workers.
+    `jobs`: the job that is changed first, then those that it may slow. `needed_milli`: what the sum
+    of their rates, each in thousandths of what it is compared with, must be more than.
+    `expected_milli`: what the policy thinks it comes to (0: it does not say). Without a verdict at
+    `until` it is void. `families` name it for its cool-down. `nodes`: where a job that moves was,
+    if it can go back there; `workers` and `servers`: what a gang had that is to have `grown`
+    workers.
     """
 
     trial: int

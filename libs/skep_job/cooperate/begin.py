@@ -30,7 +30,21 @@ def begin(
     warm_up: Callable[[], object] | None,
     gang: GangRules | None = None,
 ) -> Run:
-    """Do `skep_job.init`. Raises UsageError, TypeError or ValueError for the caller's mistakes."""
+    """Do `skep_job.init`: make the run of this process.
+
+    Args:
+        checkpoint_every: The time between two checkpoints that the run writes by itself: seconds,
+            or text such as "90s". None: it writes none by itself.
+        keep: How many checkpoints stay.
+        warm_up: Does one step of training in a successor; None: a step is guessed.
+        gang: The rules of a job that may change its size; None: the size is fixed.
+
+    Raises:
+        UsageError: The run of this process was made before.
+        TypeError: `checkpoint_every` is neither a number nor text.
+        ValueError: `checkpoint_every` is no duration, `keep` is out of range, or the environment
+            names a gang that the rules do not allow.
+    """
     global _run  # noqa: PLW0603  a process has one run
     if _run is not None:
         message = "init() was called before; keep what it returned"
@@ -50,7 +64,15 @@ def begin(
 
 
 def seconds(duration: float | str) -> float:
-    """Return a duration in seconds. Raises ValueError."""
+    """Return a duration in seconds.
+
+    Args:
+        duration: Seconds, or text with the unit s, m or h, such as "90s" or "1.5h".
+
+    Raises:
+        TypeError: It is neither a number nor text.
+        ValueError: It is no duration, not above 0, or not finite.
+    """
     if isinstance(duration, str):
         match = _DURATION.fullmatch(duration.strip())
         value = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0

@@ -53,7 +53,7 @@ class Elastic(Protocol):
     """What is different for a rank of a gang whose ranks all have the same state."""
 
     def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
-        """Have these called before and after every change of the gang."""
+        """Have `leave` called before every change of the gang, and `begin` after it."""
         ...
 
     def joins(self) -> bool:
@@ -69,7 +69,7 @@ class Elastic(Protocol):
         ...
 
     def world(self) -> int:
-        """Return of how many ranks the gang is now."""
+        """Return how many ranks the gang has now."""
         ...
 
     def is_whole(self) -> bool:
@@ -210,7 +210,20 @@ class Cooperation:
         self._next_at = time.monotonic() + self._options.every_s
 
     def _save(self, folder: Path | None) -> tuple[Path, int]:
-        """Write a checkpoint. Raises Unsaveable, Superseded, Broken, OSError."""
+        """Write a checkpoint.
+
+        Args:
+            folder: The folder to write to; None: that of the job.
+
+        Returns:
+            The file and its bytes; the folder and 0 on a rank that writes none.
+
+        Raises:
+            Unsaveable: Something tracked has a value that cannot be saved.
+            Superseded: A later attempt of the job has trained.
+            Broken: Each rank has gradients of its own, or the job's memory is released.
+            OSError: There is no folder for checkpoints, or it cannot be written to.
+        """
         checkpoints = self._checkpoints or self._open(folder)
         if checkpoints is None:
             reason = "there is no folder for checkpoints: SKEP_CHECKPOINTS is not set"

@@ -2,9 +2,9 @@
 
 Ranks that average gradients are in step, but an order or a timer reaches one a moment before the
 other, and a rank that stops alone hangs all. So every few mini-batches, four times a second if they
-are short, the ranks reduce five numbers over a process group of their own. Whoever has something
-due says so there, and all see the same: an order is done once every rank has it, a checkpoint or
-the end as soon as one asks for it.
+are short, the ranks reduce five numbers over a process group of their own. A rank that has
+something due says so there, and all see the same: an order is done once every rank has it, a
+checkpoint or the end as soon as one asks for it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ class Together:
         self._group = None
 
     def left_over(self) -> Message | None:
-        """Return, once, the order that came while there were others, who have left since."""
+        """Return, once, the order that came while there were other ranks, which have left since.
+
+        Returns:
+            None if there is no such order.
+        """
         held = self._control.held
         if held is None or self._many:
             return None
@@ -80,7 +84,12 @@ class Together:
         return held
 
     def boundary(self, *, checkpoint: bool, end: bool) -> Agreed:
-        """Return what is to be done after this mini-batch, the same on every rank."""
+        """Return what is to be done after this mini-batch, the same on every rank.
+
+        Args:
+            checkpoint: Whether this rank has a checkpoint to write.
+            end: Whether this rank was told to end.
+        """
         self._left -= 1
         if self._left > 0:
             return Agreed()
@@ -104,6 +113,10 @@ class Together:
         """Yield, the newest first, those of this rank's entries that every rank has.
 
         Without a process group that can be seen only where all files are in one folder.
+
+        Args:
+            entries: This rank's checkpoints, the newest first.
+            checkpoints: The folder that they are in.
         """
         if self._group is None:
             yield from (entry for entry in entries if checkpoints.is_whole(entry))
@@ -118,7 +131,14 @@ class Together:
                 yield entry
 
     def all_well(self, well: bool) -> bool:
-        """Return whether all ranks are well."""
+        """Return whether all ranks are well.
+
+        Args:
+            well: Whether this rank is.
+
+        Returns:
+            False also where the other ranks cannot be asked any more.
+        """
         if self._group is None:
             return well
         numbers = self._reduce([int(well)], "MIN")

@@ -46,7 +46,11 @@ class Keeper:
         self._observation = current()
 
     def begin(self) -> None:
-        """Take orders from here on. Called by every rank at the beginning of the training."""
+        """Take orders from here on. Called by every rank at the beginning of the training.
+
+        Raises:
+            SystemExit: A later attempt of the job has trained; the status is 1.
+        """
         observation = self._observation
         if observation is None:
             return
@@ -99,7 +103,12 @@ class Keeper:
         return True
 
     def saved(self, path: Path, step: int) -> None:
-        """Make what the library wrote durable, mark it as whole, say so; end if that was asked."""
+        """Make what the library wrote durable, mark it as whole, say so; end if that was asked.
+
+        Args:
+            path: A file or a folder.
+            step: The library's count of steps at the checkpoint.
+        """
         observation = self._observation
         if observation is None or not self._since_ns:
             return
@@ -141,7 +150,12 @@ class Keeper:
         return max(found)[2] if found else None
 
     def report(self, values: Mapping[str, Any], step: int) -> None:
-        """Tell Skep what of `values` is a number."""
+        """Tell Skep what of `values` is a number.
+
+        Args:
+            values: By name; what is no number is left out.
+            step: The step that they are about.
+        """
         if self._observation is None:
             return
         numbers = {name: v for name, v in values.items() if hasattr(v, "__float__")}

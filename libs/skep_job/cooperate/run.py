@@ -84,7 +84,11 @@ class Under(Protocol):
         ...
 
     def shield(self, on: bool) -> None:
-        """Do nothing at boundaries until this is taken back."""
+        """Do nothing at boundaries until this is taken back.
+
+        Args:
+            on: Whether it begins; else one call with True is taken back.
+        """
         ...
 
     def notice(self, text: str) -> None:
@@ -152,8 +156,14 @@ class Run:
     def track(self, **parts: Any) -> None:
         """Name what makes up the training state: models, optimizers, schedulers, scalers, ...
 
-        Each has `state_dict` and `load_state_dict`, or is a generator of torch or NumPy. Raises
-        UsageError or TypeError for what cannot be tracked.
+        Args:
+            parts: By name. Each has `state_dict` and `load_state_dict`, or is a generator of torch
+                or NumPy.
+
+        Raises:
+            UsageError: The first loop has begun, a name or a thing is tracked already, or a name is
+                longer than NAME_MAX characters.
+            TypeError: The state of a thing cannot be saved and loaded.
         """
         if self._started:
             _refuse("track() comes before the first loop: what it adds would not have been loaded")
@@ -169,7 +179,15 @@ class Run:
             self._tracked[name] = part
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield 0 to `count` - 1, but not the epochs that are done."""
+        """Yield 0 to `count` - 1, but not the epochs that are done.
+
+        Args:
+            count: The epochs of the whole training, those that are done included.
+
+        Raises:
+            TypeError: `count` is no whole number from 0.
+            UsageError: It is called within another loop of the run.
+        """
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             message = f"epochs({count!r}): expected how many, a whole number"
             raise TypeError(message)
@@ -181,6 +199,13 @@ class Run:
         """Iterate over a DataLoader (or anything iterable), from where the training is.
 
         Only for training data: a validation loop uses its loader as it is.
+
+        Args:
+            source: A pass over it begins each time the result is iterated.
+
+        Raises:
+            TypeError: `source` cannot be iterated.
+            UsageError: It is called within another loop over batches.
         """
         if self._in_batches:
             _refuse("batches() within another batches() loop; iterate a validation set as it is")
@@ -194,11 +219,19 @@ class Run:
 
         The numbers go on in a process that goes on in the middle of a pass, where `enumerate`
         begins at `start` again.
+
+        Args:
+            source: As for `batches`.
+            start: The number of the first batch of a pass.
         """
         return Numbered(self.batches(source), start)
 
     def step(self) -> None:
-        """Say that a mini-batch is done, in a loop of the script's own: `while run.steps < n`."""
+        """Say that a mini-batch is done, in a loop of the script's own: `while run.steps < n`.
+
+        Raises:
+            UsageError: It is called within `epochs` or `batches`, which count by themselves.
+        """
         if self._in_batches:
             _refuse("step() within batches(), which counts each batch by itself")
         if self._in_epochs:
@@ -221,6 +254,12 @@ class Run:
         """Tell Skep numbers about the training: `tokens` adds up, of others the latest counts.
 
         A tensor is looked at only when the number leaves, about once a second.
+
+        Args:
+            values: Numbers by name, or tensors of one element. `samples` adds up, too.
+
+        Raises:
+            TypeError: A value is no number.
         """
         for name, value in values.items():
             if not hasattr(value, "__float__"):
@@ -250,7 +289,12 @@ class Run:
         return self._tracked
 
     def keep(self, name: str, extra: Extra) -> None:
-        """Save something more with the place; a state that was saved without it is still read."""
+        """Save something more with the place; a state that was saved without it is still read.
+
+        Args:
+            name: It tells this from all else that is saved so.
+            extra: How it is taken, and put back at the place.
+        """
         self._extras[name] = extra
 
     def place(self) -> dict[str, Any]:
@@ -481,7 +525,15 @@ class Numbered:
 
 
 def _check_part(name: str, part: Any) -> None:
-    """Raise TypeError unless the state of `part` can be saved and loaded."""
+    """Check that the state of a thing can be saved and loaded.
+
+    Args:
+        name: The name under which it is to be tracked, for messages.
+        part: The thing.
+
+    Raises:
+        TypeError: A method is missing, or its state has a value that cannot be saved.
+    """
     from skep_job.state.snapshot import state_of
     from skep_job.state.state_tree import Encoder
 

@@ -55,7 +55,8 @@ class Successor:
     def wait(self) -> tuple[dict[str, Any], Any, int]:
         """Return the place to go on from, the order to resume, and the pause in nanoseconds.
 
-        Ends the process if that order can never come.
+        Raises:
+            SystemExit: The agent is gone, so that the order can never come; the status is 1.
         """
         control = self._control
         with control.standing():
@@ -105,7 +106,15 @@ class Successor:
             return None
 
     def _receive(self, wire: transfer.Wire) -> tuple[int, int]:
-        """Take the state in; return its mini-batch and bytes. Raises whatever goes wrong."""
+        """Take the state in; return its mini-batch and bytes.
+
+        Whatever goes wrong is raised, and unless the connection failed the source is told of it.
+
+        Raises:
+            Broken: The other side is not the source, what it sent does not fit, or it did not take
+                note that the state is loaded.
+            OSError: The connection failed.
+        """
         wire.prove(self._token, "successor", "source")
         self._place = None
         try:

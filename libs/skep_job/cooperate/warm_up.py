@@ -17,7 +17,16 @@ from skep_job.observe.reporter import complain
 
 
 def warm_up(tracked: dict[str, Any], step: Callable[[], object] | None) -> bool:
-    """Do one step of training, the user's own `step` or a guess; return whether it went well."""
+    """Do one step of training without meaning; return whether it went well.
+
+    Args:
+        tracked: By name. Models run and optimizers step; gradients are dropped afterwards, and
+            buffers that are not saved are put back.
+        step: The user's own step; None: one is guessed.
+
+    Returns:
+        False if the step failed; the optimizers have then stepped with gradients of zero.
+    """
     import torch
 
     modules = [part for part in tracked.values() if isinstance(part, torch.nn.Module)]

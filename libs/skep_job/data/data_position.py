@@ -45,7 +45,12 @@ class Generators:
         return self._saved | known
 
     def meet(self, where: str, source: Any) -> None:
-        """Note the generators of a loader at the beginning of a pass, and set them if need be."""
+        """Note the generators of a loader at the beginning of a pass, and set them if need be.
+
+        Args:
+            where: The place of the pass in the script.
+            source: What the pass is over; what is no loader is passed over.
+        """
         if not is_loader(source):
             return
         saved = self._saved.pop(where, [])
@@ -90,10 +95,13 @@ class Feed:
     def batches(
         self, now: random_state.State | None, arrived: Callable[[], None] | None = None
     ) -> Iterator[Any]:
-        """Yield the batches that are left; `now` are the generators at the saved moment.
+        """Yield the batches that are left.
 
-        `arrived` is called when the pass is where it was, before anything is read for it.
         `consumed` is the caller's to count.
+
+        Args:
+            now: The generators at the saved moment; None: the pass begins at its first batch.
+            arrived: Called when the pass is where it was, before anything is read for it.
         """
         saved = self._saved
         if saved is None or now is None:

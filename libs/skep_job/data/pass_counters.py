@@ -20,7 +20,11 @@ FRAMES_MAX = 8
 
 
 def counter_around() -> str:
-    """Return the name of what counts around the running generator that calls this, or nothing."""
+    """Return the name of what counts around the running generator that calls this.
+
+    Returns:
+        The name of a type, such as "enumerate"; empty if nothing counts.
+    """
     frames = set(_generators_below(sys._getframe(1)))
     for each in gc.get_objects():
         if type(each) in COUNTERS and any(_runs_in(one, frames) for one in _iterators(each)):

@@ -70,6 +70,10 @@ def batches(loader: Any, plan: Plan) -> Iterator[Any]:
 
     The loader has its own sampler back once the first batch is there: a loader may be a generator
     that begins only then.
+
+    Args:
+        loader: Its sampler is another one while the pass begins.
+        plan: What to do meanwhile.
     """
     name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
     attributes = vars(_holder(loader, name))  # The loader itself refuses to have them set.

@@ -35,10 +35,21 @@ class Place:
     def enter(
         self, devices: tuple[int, ...] = (), cpus: tuple[int, ...] = ()
     ) -> Callable[[], None]:
-        """Be on `devices`, those it has unless others are named; return what undoes that.
+        """Be on other devices, or on the same ones again.
 
-        `cpus` are the processors that belong to them, for processes that are kept on some at all.
-        Raises Stuck, OSError, or fake_gpus.OutOfMemoryError; everything is then as it was.
+        After an exception everything is as it was.
+
+        Args:
+            devices: Their numbers on this node; empty: those that it has.
+            cpus: The processors that belong to them, for processes that are kept on some at all.
+
+        Returns:
+            A function that undoes the change.
+
+        Raises:
+            Stuck: The process has used CUDA, so it keeps its devices.
+            OSError: A processor is not there, or not for this process.
+            OutOfMemoryError: A fake device has no room.
         """
         before, wanted = self.devices, devices or self.devices
         if before and wanted != before and not self.movable():
@@ -82,7 +93,14 @@ def uses_cuda() -> bool:
 
 
 def numbers(value: object) -> tuple[int, ...]:
-    """Return what a variable or a message lists, in its order; nothing of what is no number."""
+    """Return what a variable or a message lists, in its order.
+
+    Args:
+        value: Text such as "0,1", or a list.
+
+    Returns:
+        Empty if it is no list of whole numbers from 0.
+    """
     if isinstance(value, str):
         value = [
             int(each) if each.isascii() and each.isdecimal() else -1 for each in value.split(",")
@@ -96,8 +114,13 @@ def numbers(value: object) -> tuple[int, ...]:
 def keep_on(cpus: tuple[int, ...], run: str) -> None:
     """Have every thread of every process of this rank run on these processors from here on.
 
-    `run` names the rank's run (SKEP_RUN): processes above this one that name another are not of
-    the rank. Raises OSError if a processor is not there, or not for this process.
+    Args:
+        cpus: The numbers of the processors.
+        run: The rank's run (SKEP_RUN): processes above this one that name another are not of the
+            rank. Empty: the rank begins with this process.
+
+    Raises:
+        OSError: A processor is not there, or not for this process.
     """
     own = os.getpid()
     os.sched_setaffinity(own, cpus)  # First here: what is wrong with them is then told.
@@ -110,7 +133,11 @@ def keep_on(cpus: tuple[int, ...], run: str) -> None:
 
 
 def tree(root: int) -> Iterator[int]:
-    """Yield a process and all below it, as far as they can be seen."""
+    """Yield a process and all below it, as far as they can be seen.
+
+    Args:
+        root: The id of the process.
+    """
     yield root
     for thread in _listed(f"/proc/{root}/task"):
         for child in _words(f"/proc/{root}/task/{thread}/children"):

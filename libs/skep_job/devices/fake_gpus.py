@@ -114,7 +114,9 @@ class _File:
 
     def close(self) -> None:
         self._map.close()
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)  # Its number may be another file's after the first time.
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -141,7 +143,13 @@ class _File:
 
 
 def create(folder: str, device: int, memory: int) -> None:
-    """Make a device of `memory` bytes, unless it is there; who is on it stays."""
+    """Make a device, unless it is there; processes that are on it stay.
+
+    Args:
+        folder: The folder of the devices, which is made if needed.
+        device: The number of the device.
+        memory: Its bytes.
+    """
     os.makedirs(folder, exist_ok=True)
     path = _path(folder, device)
     temporary = f"{path}.{os.getpid()}"
@@ -156,7 +164,16 @@ def create(folder: str, device: int, memory: int) -> None:
 
 
 def view(folder: str, device: int) -> DeviceView:
-    """Return what a device looks like from outside. Raises OSError, or ValueError if it is none."""
+    """Return what a device looks like from outside.
+
+    Args:
+        folder: The folder of the devices.
+        device: The number of the device.
+
+    Raises:
+        OSError: There is no such device, or it cannot be opened.
+        ValueError: Its file is no fake GPU of this version.
+    """
     file = _File(_path(folder, device))
     try:
         with file.locked():
@@ -170,7 +187,15 @@ def view(folder: str, device: int) -> DeviceView:
 
 
 def trouble(folder: str, device: int) -> str:
-    """Return what is wrong with a device: what somebody wrote into `gpu<N>.trouble`, to play it."""
+    """Return what is wrong with a device: the text in `gpu<N>.trouble`, which plays a fault.
+
+    Args:
+        folder: The folder of the devices.
+        device: The number of the device.
+
+    Returns:
+        At most TROUBLE_CHARACTERS_MAX characters; empty if nothing is wrong.
+    """
     try:
         with open(f"{_path(folder, device)}.trouble", encoding="utf-8") as file:
             return file.read().strip()[:TROUBLE_CHARACTERS_MAX]
@@ -184,9 +209,18 @@ class Accelerator:
     def __init__(
         self, folder: str, device: int, load: FakeLoad, limit: Limit | None = None
     ) -> None:
-        """Take a slot, and the load's memory. Raises OSError, ValueError, OutOfMemoryError.
+        """Take a slot, and the load's memory.
 
-        `limit` may be changed at any time, by any thread.
+        Args:
+            folder: The folder of the devices.
+            device: The number of the device.
+            load: What this process does to the device.
+            limit: It may be changed at any time, by any thread; None: all of the memory.
+
+        Raises:
+            OSError: There is no such device, or it cannot be opened.
+            ValueError: Its file is no fake GPU of this version.
+            OutOfMemoryError: The device has no slot or not enough memory left.
         """
         self._file = _File(_path(folder, device))
         self._load = load
@@ -223,7 +257,12 @@ class Accelerator:
             self._began = now
 
     def allocate(self, size: int) -> None:
-        """Take `size` bytes of the device's memory. Raises OutOfMemoryError."""
+        """Take `size` bytes of the device's memory.
+
+        Raises:
+            OutOfMemoryError: The device, or this process's share of it, has less than that left.
+            out_of_memory: No class, but the function that makes this error, which is PyTorch's too.
+        """
         total, share = self._total(), self._limit.share
         most = int(total * share)
         if share and self._memory + size > most:
@@ -261,7 +300,11 @@ class Accelerator:
             self._note(0)
 
     def back(self) -> None:
-        """Have on the device again what is away, above the limit too. Raises OutOfMemoryError."""
+        """Have on the device again what is away, above the limit too.
+
+        Raises:
+            OutOfMemoryError: The device has no room for it, so it stays away.
+        """
         self._take(self._away)
         self._away = 0
         self._began = time.monotonic_ns()  # While it was away, the device did nothing for it.
@@ -269,7 +312,19 @@ class Accelerator:
     def moved_to(self, folder: str, device: int) -> Accelerator:
         """Leave this device for another, with the memory that it had; what is away stays away.
 
-        Raises what a new one does; then this process is on neither.
+        After an exception this process is on neither.
+
+        Args:
+            folder: The folder of the devices.
+            device: The number of the other device.
+
+        Returns:
+            The place on the other device; this one is closed.
+
+        Raises:
+            OSError: There is no such device, or it cannot be opened.
+            ValueError: Its file is no fake GPU of this version.
+            OutOfMemoryError: The device has no slot or not enough memory left.
         """
         self.close()
         moved = Accelerator(folder, device, self._load._replace(memory=0), self._limit)
@@ -350,7 +405,13 @@ class Attachment:
         self.limit = Limit()
 
     def here(self) -> Sequence[Accelerator]:
-        """Return this process's places, taken at first use: raises what Accelerator does."""
+        """Return this process's places, which are taken at first use.
+
+        Raises:
+            OSError: A device is not there, or cannot be opened.
+            ValueError: Its file is no fake GPU of this version.
+            OutOfMemoryError: A device has no slot or not enough memory left.
+        """
         process = os.getpid()
         if process not in self._held:  # The first step, or the first in a fork.
             self._held[process] = [
@@ -368,7 +429,11 @@ class Attachment:
             one.away()
 
     def back(self) -> None:
-        """Have on all devices what is away; raises OutOfMemoryError, and it is away on all."""
+        """Have on all devices what is away.
+
+        Raises:
+            OutOfMemoryError: A device has no room for it, so it stays away on all.
+        """
         try:
             for one in self._held.get(os.getpid(), ()):
                 one.back()
@@ -377,9 +442,20 @@ class Attachment:
             raise
 
     def go(self, devices: Sequence[int]) -> Callable[[], None]:
-        """Have the places of this process on as many other devices; return what undoes it.
+        """Have the places of this process on as many other devices.
 
-        Raises what Accelerator does; everything is then as it was.
+        After an exception everything is as it was.
+
+        Args:
+            devices: The numbers of the devices, as many as it has.
+
+        Returns:
+            A function that undoes the change.
+
+        Raises:
+            OSError: A device is not there, or cannot be opened.
+            ValueError: Its file is no fake GPU of this version, or there are more or fewer devices.
+            OutOfMemoryError: A device has no slot or not enough memory left.
         """
         process, before = os.getpid(), self.devices
         held = self._held.pop(process, [])
@@ -407,22 +483,44 @@ _attached: Attachment | None = None
 
 
 def go(devices: Sequence[int]) -> Callable[[], None]:
-    """Have this process on other fake devices, if it is on any; see `Attachment.go`."""
+    """Have this process on other fake devices, if it is on any; see `Attachment.go`.
+
+    Args:
+        devices: The numbers of the devices, as many as it has.
+
+    Returns:
+        A function that undoes the change.
+    """
     if _attached is None or list(devices) == list(_attached.devices):
         return _nothing
     return _attached.go(devices)
 
 
 def mine() -> Sequence[Accelerator]:
-    """Return the fake devices of this process, if it has any. Raises what Accelerator does."""
+    """Return the fake devices of this process; none if it was given none.
+
+    Raises:
+        OSError: A device is not there, or cannot be opened.
+        ValueError: Its file is no fake GPU of this version.
+        OutOfMemoryError: A device has no slot or not enough memory left.
+    """
     return _attached.here() if _attached is not None else ()
 
 
 def attach(environ: Mapping[str, str]) -> Attachment | None:
     """Have optimizer steps end mini-batches on the fake devices this process was given, if any.
 
-    A process takes its place on them at its first step, which raises what Accelerator does: as a
-    script hears from a GPU that is full. Raises ValueError for a load that cannot be read.
+    A process takes its place on them at its first step, which raises what `Attachment.here` does:
+    as a script hears from a GPU that is full.
+
+    Args:
+        environ: SKEP_FAKE_GPUS, SKEP_DEVICES and SKEP_FAKE_LOAD are read from it.
+
+    Returns:
+        None if the process was given no fake devices.
+
+    Raises:
+        ValueError: The load or the list of devices cannot be read.
     """
     global _attached  # noqa: PLW0603  a process has its devices once
     folder, text = environ.get("SKEP_FAKE_GPUS", ""), environ.get("SKEP_FAKE_LOAD", "")
@@ -452,7 +550,16 @@ def out_of_memory(reason: str) -> OutOfMemoryError:
 
 
 def read_load(text: str) -> FakeLoad:
-    """Return the load in SKEP_FAKE_LOAD. Raises ValueError that says what is wrong with it."""
+    """Return the load in SKEP_FAKE_LOAD.
+
+    Args:
+        text: A JSON object such as {"step_ms": 20, "utilisation": 0.6}.
+
+    Raises:
+        ValueError: It is no such object, a key is missing or unknown, or a value is no number from
+            0.
+        TypeError: Never: it becomes a ValueError within the function.
+    """
     try:
         given = json.loads(text)
         if not isinstance(given, dict):

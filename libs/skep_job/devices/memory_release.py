@@ -62,17 +62,33 @@ class Store(Protocol):
         """Put everything back. If that raises, what is not back can be asked for again."""
 
     def peek(self, storage: Storage) -> Any:
-        """Return the bytes of a storage that is away, as a tensor in the host's memory."""
+        """Return the bytes of a storage that is away, as a tensor in the host's memory.
+
+        Raises:
+            LookupError: The storage is not away.
+        """
 
     def residue(self) -> int:
         """Return the bytes that stayed on the devices; -1 if that is not known."""
 
 
 def release(torch: ModuleType, limit: int | None = None) -> Store:
-    """Move the state into at most `limit` bytes of host memory.
+    """Move the state into host memory.
 
-    Raises Refused where it must not be moved, and OSError, MemoryError or RuntimeError where it
-    could not; then everything is where it was.
+    After an exception everything is where it was.
+
+    Args:
+        torch: The module.
+        limit: The most bytes of host memory to use; None: no bound.
+
+    Returns:
+        The state that is away.
+
+    Raises:
+        Refused: The state must not be moved, or is larger than `limit`.
+        OSError: The shared memory cannot be made or written.
+        MemoryError: The host has not enough memory.
+        RuntimeError: PyTorch has failed, most likely for want of memory.
     """
     beside = threads_beside()
     if beside:
@@ -98,7 +114,12 @@ def release(torch: ModuleType, limit: int | None = None) -> Store:
 
 
 def find(torch: ModuleType, device: str) -> Found:
-    """Return the storages on devices of one type that can be moved, each once."""
+    """Return the storages on devices of one type that can be moved, each once.
+
+    Args:
+        torch: The module.
+        device: "cuda" or "cpu".
+    """
     if gc.get_freeze_count():
         gc.unfreeze()  # What is frozen is not listed.
     captured = _kinds(getattr(torch.cuda, "CUDAGraph", None))
@@ -175,7 +196,7 @@ def _has_graph_trees() -> bool:
 def threads_beside() -> list[str]:
     """Return the names of other threads that run the script's own code.
 
-    Nobody can say what such a thread touches next. Threads of the standard library and of
+    It cannot be known what such a thread touches next. Threads of the standard library and of
     installed packages (data loaders' helpers, progress bars, writers) leave parameters alone.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -397,7 +418,18 @@ def _groups(storages: Sequence[Storage]) -> Iterator[list[Storage]]:
 
 
 def _transfer(call: Any, descriptor: int, storage: Storage, size: int, offset: int) -> int:
-    """Read or write a whole storage at `offset`; return where it ends. Raises OSError."""
+    """Read or write a whole storage; return where it ends in the file.
+
+    Args:
+        call: `os.preadv`, which changes the storage, or `os.pwritev`.
+        descriptor: The file.
+        storage: Where the bytes are in memory.
+        size: How many bytes.
+        offset: Where they begin in the file.
+
+    Raises:
+        OSError: The file is too short, or cannot be read or written.
+    """
     memory = memoryview((ctypes.c_char * size).from_address(storage.data_ptr())).cast("B")
     done = 0
     while done < size:

@@ -74,7 +74,8 @@ class MemoryShare:
     def taking_back(self) -> Iterator[None]:
         """Let the state return, whatever the share is by now: the script had that much before.
 
-        Raises OutOfMemoryError where the device has no room for it.
+        Raises:
+            OutOfMemoryError: The device has no room for it.
         """
         if self._fake is not None:
             self._fake.back()
@@ -134,7 +135,11 @@ class MemoryShare:
 
 
 def read(environ: Mapping[str, str]) -> float:
-    """Return the share in the environment, 0.0 if there is none that can be read."""
+    """Return the share in the environment.
+
+    Returns:
+        0 to 1; 0.0: all of the memory, or the variable cannot be read.
+    """
     text = environ.get(VARIABLE, "")
     try:
         share = float(text or 0)

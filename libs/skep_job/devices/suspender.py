@@ -5,7 +5,7 @@
 
 A job that is suspended keeps its state where it is. One that is released has it in the host's
 memory, and where that is not possible stays suspended and says why. What comes to the process
-meanwhile is dealt with so that nobody meets an empty tensor: while the state is moved, the
+meanwhile is dealt with so that no code meets an empty tensor: while the state is moved, the
 handlers of signals wait, and while it is away, it is taken back before the handler runs.
 """
 
@@ -76,7 +76,15 @@ class Suspender:
         release: Callable[[int | None], Store] = _release,
         share: MemoryShare | None = None,
     ) -> None:
-        """`host_bytes` bounds what `release` may put into the host's memory; None: no bound."""
+        """Take no order yet.
+
+        Args:
+            tally: Pauses are taken out of its durations.
+            control: The orders of the agent.
+            host_bytes: What `release` may put into the host's memory; None: no bound.
+            release: It moves the state into at most so many bytes of the host's memory.
+            share: The share of the devices' memory; None: all of it.
+        """
         self._share = share or MemoryShare({})
         self._tally = tally
         self._control = control
@@ -118,7 +126,7 @@ class Suspender:
     # --- on the training thread ----------------------------------------------------------------
 
     def _go_elsewhere(self, message: Message) -> None:
-        """Go on with other devices, though nobody suspends the job any more: a signal ended it."""
+        """Go on with other devices, though no order holds the job any more: a signal ended it."""
         self._place.enter(numbers(message.get("devices")), numbers(message.get("cpus")))
         self._control.say("resumed", order=message["order"], step=self._control.step, pause_ns=0)
 

@@ -9,8 +9,8 @@ members read the same result whatever they knew when they voted: the first says 
 may be left, the second whether the new one stands. Until the first is decided nothing has been
 touched; between the two the survivors still have all the state, and every old member still exists.
 
-What a member waits for has a deadline here, and who gives up waiting votes before leaving. A store
-that is lost raises `StoreLost`: no later vote will be seen by anyone.
+What a member waits for has a deadline here, and a member that gives up waiting votes before it
+leaves. A store that is lost raises `StoreLost`: no later vote will be seen by anyone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class Plan(NamedTuple):
 
 
 def read_plan(message: dict[str, object]) -> Plan:
-    """Return the plan in a `rescale` message. Raises ValueError for one that makes no sense."""
+    """Return the plan in a `rescale` message.
+
+    Raises:
+        ValueError: A number is none, or the plan makes no sense.
+    """
     leaves = message.get("leaves", False)
     numbers = {
         name: message.get(name, 0) for name in ("order", "generation", "world", "port", "step")
@@ -92,7 +96,16 @@ class Round:
     """This process's part in one change. Not for two threads at once: each opens its own."""
 
     def __init__(self, plan: Plan, prefix: str, patience_s: float) -> None:
-        """Connect to the store that the plan names. Raises StoreLost."""
+        """Connect to the store that the plan names.
+
+        Args:
+            plan: The change, as this process was told of it.
+            prefix: The beginning of the keys of the new generation (`folder`).
+            patience_s: How long this process waits for the others (seconds).
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self.plan = plan
@@ -108,29 +121,57 @@ class Round:
     # --- before the commit ----------------------------------------------------------------------
 
     def take_seat(self, old_rank: int) -> None:
-        """Say early that this member of the old gang stays, and where it will sit."""
+        """Say early that this member of the old gang stays, and where it will sit.
+
+        Args:
+            old_rank: Its rank in the old gang.
+        """
         if not self.plan.leaves:
             self._agree(f"seat/{self.plan.rank}", f"old {old_rank}")
 
     def publish(self, layout: str) -> None:
-        """Tell newcomers early how large the state is, so that they have the memory ready."""
+        """Tell newcomers early how large the state is, so that they have the memory ready.
+
+        Args:
+            layout: The layout of its tensors, as JSON.
+        """
         self._vote(LAYOUT, layout)
 
     def layout(self, wait_s: float) -> str:
-        """Wait for what `publish` says; empty if nobody did in time or the change is refused."""
+        """Wait for what `publish` says.
+
+        Args:
+            wait_s: How long (seconds).
+
+        Returns:
+            Empty if no member has said it in time, or the change is refused.
+        """
         text = self._await(LAYOUT, wait_s, NOTHING)
         return "" if text == NOTHING else text
 
     def knock(self, door: dict[str, object]) -> bool:
-        """Say where this newcomer takes the state; False if its seat is another's."""
+        """Say where this newcomer takes the state; return whether its seat is its own.
+
+        Args:
+            door: What `Door.address` returns.
+
+        Returns:
+            False if the seat is another's, or the change is refused.
+        """
         self._agree("world", str(self.plan.world))
         return self._agree(f"seat/{self.plan.rank}", json.dumps(door))
 
     def arrive(self, old_rank: int, old_world: int) -> dict[int, dict[str, object]]:
         """Say that this member of the old gang stands at the step. Votes if it is the last.
 
-        Returns the doors, by new rank, to which this member is the one that brings the state: they
-        are dealt out evenly among those that stay. None if the change is refused.
+        Args:
+            old_rank: Its rank in the old gang.
+            old_world: How many ranks the old gang has.
+
+        Returns:
+            The doors, by new rank, to which this member is the one that brings the state: they are
+            dealt out evenly among those that stay. Empty if it has none, it leaves, or the change
+            is refused.
         """
         self._agree("world", str(self.plan.world))
         self._agree("old-world", str(old_world))
@@ -163,27 +204,53 @@ class Round:
         return verdict
 
     def verdict(self, wait_s: float | None = None) -> str:
-        """Wait for the verdict: COMMIT, or why the old gang goes on."""
+        """Wait for the verdict: COMMIT, or why the old gang goes on.
+
+        Args:
+            wait_s: How long until this member votes against (seconds); None: its patience.
+        """
         wait_s = self._patience_s if wait_s is None else wait_s
         return self._await(VERDICT, wait_s, self._late(wait_s))
 
     def refused(self) -> str:
-        """Return the verdict if it is there and is none to commit; does not wait."""
+        """Return why the change is refused, if it is by now; does not wait.
+
+        Returns:
+            Empty if there is no verdict yet, or it is COMMIT.
+        """
         if not _try(lambda: self.store.check([VERDICT])):
             return ""
         verdict = self._get(VERDICT)
         return verdict if verdict != COMMIT else ""
 
     def everybody(self, wait_s: float) -> bool:
-        """Return whether every seat of the new gang is somebody's, waiting for that."""
+        """Wait until every seat of the new gang is taken; return whether that is so.
+
+        Args:
+            wait_s: How long (seconds).
+        """
         return self._wait([f"seat/{rank}" for rank in range(self.plan.world)], wait_s)
 
     def tell_step(self, old_rank: int, counted: int, margin: int) -> None:
-        """Say how many mini-batches this member has made, and how many more it needs to hear."""
+        """Say how far this member is.
+
+        Args:
+            old_rank: Its rank in the old gang.
+            counted: The mini-batches that it has made.
+            margin: How many more it needs to hear of the step.
+        """
         self._vote(f"at/{old_rank}", f"{counted} {margin}")
 
     def common_step(self, old_world: int, wait_s: float) -> int:
-        """Return the mini-batch after which all change, once every old member has told; else 0."""
+        """Return the mini-batch after which all change, once every old member has told.
+
+        Args:
+            old_world: How many ranks the old gang has.
+            wait_s: How long to wait for them (seconds).
+
+        Returns:
+            0 if not every member has told in time.
+        """
         keys = [f"at/{rank}" for rank in range(old_world)]
         if not self._wait(keys, wait_s):
             return 0
@@ -249,7 +316,15 @@ class Round:
         return self._vote(key, otherwise)
 
     def _wait(self, keys: list[str], wait_s: float) -> bool:
-        """Return whether all `keys` were there within `wait_s`. Raises StoreLost."""
+        """Wait for keys; return whether all were there in time.
+
+        Args:
+            keys: The keys.
+            wait_s: How long (seconds).
+
+        Raises:
+            StoreLost: The store is gone or does not answer.
+        """
         from torch.distributed import DistNetworkError, DistStoreError
 
         until = time.monotonic() + wait_s

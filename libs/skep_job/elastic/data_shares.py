@@ -24,7 +24,16 @@ class Share(NamedTuple):
 
 
 def share(batch: list[Any], rank: int, world: int) -> Share:
-    """Return what `rank` of `world` takes of a global batch."""
+    """Return what `rank` of `world` takes of a global batch.
+
+    Args:
+        batch: The indices of its samples.
+        rank: The rank.
+        world: How many ranks there are.
+
+    Returns:
+        A rank that has no sample is given the first one, with weight 0.
+    """
     size = len(batch)
     begin, end = size * rank // world, size * (rank + 1) // world
     if begin == end:
@@ -36,7 +45,16 @@ class Shares:
     """Stands in for a loader's batch sampler: yields this rank's indices from a position on."""
 
     def __init__(self, loader: Any, global_batch: int, seed: int) -> None:
-        """Raises ValueError for a loader that cannot be shared out."""
+        """Look at how the loader makes its batches.
+
+        Args:
+            loader: A DataLoader; `batches` puts this in the place of its batch sampler.
+            global_batch: The samples of a mini-batch of all ranks together.
+            seed: It decides the order, unless the loader's sampler has a generator.
+
+        Raises:
+            ValueError: The loader cannot be shared out.
+        """
         self._sampler = _batch_sampler(loader, global_batch)
         self._loader = loader
         inner = getattr(self._sampler, "sampler", None)
@@ -69,7 +87,14 @@ class Shares:
                 yield indices
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Any]:
-        """Yield the loader's batches of this rank, but for the first `skip` of the epoch."""
+        """Return the loader's batches of this rank.
+
+        Args:
+            epoch: The number of the epoch, which decides the order of the samples.
+            skip: How many batches of the epoch are done.
+            rank: The rank.
+            world: How many ranks there are.
+        """
         self._epoch, self._skip, self._rank, self._world = epoch, skip, rank, world
         self.weights.clear()
         attributes = vars(self._loader)  # The loader itself refuses to have it set.

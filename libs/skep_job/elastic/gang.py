@@ -7,12 +7,12 @@
 
 The agent starts newcomers (SKEP_AWAITS), which build everything, have their memory ready and wait;
 then it sends every member `rescale` with a step that none has reached; members on several nodes,
-of which no agent knows how far the others are, agree on the step in the store, once everybody is
-there (`elastic_prepare`). What follows is agreed upon there too (`elastic_round`): the store
-belongs to no rank. At the step, old members that stay bring
-the state to the newcomers (`elastic_copy`) while the old process group is still as it was; when all
-have it, everybody leaves the old group, forms the next and goes on with the next mini-batch. A
-process that leaves ends with status 0, and quickly (`ending`): others wait for its GPU.
+of which no agent knows how far the others are, agree on the step in the store, once all of them
+are there (`prepare`). What follows is agreed upon there too (`agreement`): the store belongs to no
+rank. At the step, old members that stay bring the state to the newcomers (`state_copy`) while the
+old process group is still as it was. Once all have it, all members leave the old group, form the
+next and go on with the next mini-batch. A process that leaves ends with status 0, and quickly
+(`ending`): other jobs wait for its GPU.
 
 What happens when something fails (PATIENCE_S bounds every wait of a process that trains):
 
@@ -23,7 +23,7 @@ What happens when something fails (PATIENCE_S bounds every wait of a process tha
                                                  checkpoint, as for any member that dies
     the store is lost before the commit          the old gang goes on, at the old size
     the store is lost after it                   GangLost: the ranks exit, the gang restarts
-    a step that somebody has passed, members     refused: the old gang goes on
+    a step that a member has passed, members     refused: the old gang goes on
       that disagree, a size that is not allowed
     a second rescale before the first's step     the first is refused, the second is done
     a newcomer of an earlier rescale             finds that one decided and waits to be told of
@@ -96,8 +96,15 @@ class Gang:
         """Form the gang of generation 0, or stay outside as a newcomer (SKEP_AWAITS).
 
         Successors of a whole gang, which moves, form a gang of its size.
-        RANK and WORLD_SIZE say which place; SKEP_STORE (host:port) is the gang's store. Without it
-        the first group is formed as `torchrun`'s ranks do it.
+
+        Args:
+            environ: RANK and WORLD_SIZE say which place; SKEP_STORE (host:port) is the gang's
+                store. Without it the first group is formed as `torchrun`'s ranks do it.
+            orders: What the agent asks for; None: there is no agent.
+
+        Raises:
+            ValueError: The rules do not allow a gang of this size, or SKEP_STORE is no address.
+            RuntimeError: The others do not come.
         """
         self._orders = orders
         job, attempt = environ.get("SKEP_JOB", ""), int(environ.get("SKEP_GEN") or 0)
@@ -130,7 +137,16 @@ class Gang:
         self._models.append(model)
 
     def settle(self) -> None:
-        """Return once this process is a member: a newcomer waits here for a place and the state."""
+        """Return once this process is a member: a newcomer waits here for a place and the state.
+
+        What goes wrong before it is a member is told to the agent, and it waits for another place.
+
+        Raises:
+            StoreLost: The store was lost when it was a member already.
+            CopyFailed: The state could not be taken when it was a member already.
+            ValueError: The place in the training did not fit when it was a member already.
+            RuntimeError: A model could not take up the new group.
+        """
         if self.is_member:
             return
         assert self._orders is not None, "a newcomer is started by an agent"
@@ -150,9 +166,14 @@ class Gang:
     # --- at each boundary ---------------------------------------------------------------------
 
     def boundary(self) -> bool:
-        """Do what is due between two mini-batches; return whether the gang is another one.
+        """Do what is due between two mini-batches.
 
-        Raises Left in a process without a place in it, and GangLost.
+        Returns:
+            Whether the process group is another one.
+
+        Raises:
+            Left: The process has no place in the gang any more.
+            GangLost: Neither the new group nor the old one could be formed.
         """
         preparing = self._preparing
         if preparing is not None and not preparing.said:
@@ -342,7 +363,8 @@ class Gang:
     def _form(self, round_: Round, plan: Plan, clock: Clock) -> str:
         """Leave the old group and form the new one; return the outcome.
 
-        Raises GangLost when the store is lost: others may have gone on, or back.
+        Raises:
+            GangLost: The store is lost: others may have gone on, or back.
         """
         try:
             self._release()
@@ -363,7 +385,16 @@ class Gang:
         return outcome
 
     def _form_again(self, round_: Round, before: Seat, why: str) -> None:
-        """Form the old gang anew. Its members come here up to one patience apart."""
+        """Form the old gang anew. Its members come here up to one patience apart.
+
+        Args:
+            round_: The change that has failed.
+            before: The place in the old gang.
+            why: The reason of the failure, for the message.
+
+        Raises:
+            GangLost: The old gang could not be formed again.
+        """
         self._release()
         wait_s = 2 * self.rules.patience_s + 1
         if before.world > 1:
@@ -405,7 +436,18 @@ class Gang:
     # --- a newcomer's part -------------------------------------------------------------------
 
     def _come_in(self, plan: Plan, door: Door) -> None:
-        """Take the place that `plan` names. Raises what keeps this process out."""
+        """Take the place that `plan` names. What is raised keeps this process out.
+
+        Args:
+            plan: The change.
+            door: Where the state comes in.
+
+        Raises:
+            ValueError: The rules do not allow such a gang, or the plan has the newcomer leave.
+            CopyFailed: The place is another's, the state does not arrive, or the change is refused
+                or undone.
+            StoreLost: The store is gone or does not answer.
+        """
         objection = self.rules.objection(plan) or ("a newcomer cannot leave" * plan.leaves)
         if objection:
             raise ValueError(objection)

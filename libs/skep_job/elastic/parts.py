@@ -36,7 +36,7 @@ class Pause(NamedTuple):
 
 
 class Orders(Protocol):
-    """What of `control.Control` is used."""
+    """What of `link.orders.Control` is used."""
 
     withdrawn: Callable[[], None]
 
@@ -85,7 +85,11 @@ class Rules(NamedTuple):
     seed: int = 0
 
     def objection(self, plan: Plan) -> str:
-        """Return why there may be no such gang, or nothing."""
+        """Return why there may be no such gang.
+
+        Returns:
+            Empty if there may be one.
+        """
         low, high = self.sizes
         if not low <= plan.world <= high:
             return f"world is {plan.world}; this job runs with {low} to {high} ranks"
@@ -101,7 +105,18 @@ def rules(
     backend: str = "",
     patience_s: float = PATIENCE_S,
 ) -> Rules:
-    """Return what a script allows. Raises ValueError for what cannot be meant."""
+    """Return what a script allows.
+
+    Args:
+        sizes: The smallest and the largest number of ranks.
+        global_batch: The samples of a mini-batch of all ranks together.
+        seed: It decides the order of the samples.
+        backend: The backend of the process group; empty: torch's choice for the device.
+        patience_s: How long a process waits for others during a change (seconds).
+
+    Raises:
+        ValueError: The sizes or the numbers cannot be meant.
+    """
     low, high = sizes
     if not 1 <= low <= high:
         reason = f"elastic is {sizes}, expected the smallest and the largest number of ranks"
@@ -129,5 +144,5 @@ class Clock:
         self._last = now
 
     def total(self) -> int:
-        """Return the time since the beginning."""
+        """Return the time since the beginning (ns)."""
         return time.monotonic_ns() - self._begin

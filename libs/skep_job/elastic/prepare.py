@@ -51,7 +51,11 @@ class Preparing:
     ) -> None:
         """Connect, wait for everybody, and agree on the step, on a thread of its own.
 
-        `step_ns` is how long a mini-batch takes, 0 if that is not known.
+        Args:
+            old_rank: The rank in the old gang.
+            old_world: How many ranks the old gang has.
+            counted: It returns the mini-batches that this member has made, on any thread.
+            step_ns: How long a mini-batch takes; 0: that is not known.
         """
         margin = MARGIN + (math.ceil(MARGIN_S * 1e9 / step_ns) if step_ns else 0)
 
@@ -65,7 +69,12 @@ class Preparing:
         threading.Thread(target=work, name="skep-agree", daemon=False).start()
 
     def say(self, old_rank: int, layout: Callable[[], str]) -> None:
-        """Claim the seat; the member of rank 0 tells the layout of the state too."""
+        """Claim the seat; the member of rank 0 tells the layout of the state too.
+
+        Args:
+            old_rank: The rank in the old gang.
+            layout: It returns the layout of the state's tensors, as JSON.
+        """
         if not self._connected.is_set():
             return
         self.said = True
@@ -77,7 +86,15 @@ class Preparing:
                 self._round.publish(layout())
 
     def result(self, old_rank: int, layout: Callable[[], str]) -> Round:
-        """Return the connected round, everything said. Raises StoreLost."""
+        """Return the connected round, everything said.
+
+        Args:
+            old_rank: The rank in the old gang.
+            layout: It returns the layout of the state's tensors, as JSON.
+
+        Raises:
+            StoreLost: The store is gone or does not answer.
+        """
         if not self._connected.wait(self._patience_s):
             reason = f"{self.plan.host}:{self.plan.port} did not answer"
             raise StoreLost(reason)

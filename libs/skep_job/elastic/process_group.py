@@ -13,9 +13,19 @@ START_S = 600.0
 
 
 def open_first(backend: str, store: str, prefix: str, rank: int, world: int) -> None:
-    """Form the first group of a gang: at `store` (host:port), or as torchrun's ranks do it.
+    """Form the first group of a gang.
 
-    Raises ValueError for a store that is no address, RuntimeError if the others do not come.
+    Args:
+        backend: The backend; empty: torch's choice for the device.
+        store: The host:port of the gang's store; empty: the group is formed as `torchrun`'s ranks
+            do it, and the arguments below have no effect.
+        prefix: The beginning of the keys in the store.
+        rank: The place of this process.
+        world: How many ranks there are.
+
+    Raises:
+        ValueError: The store is no address.
+        RuntimeError: The others do not come.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -33,14 +43,25 @@ def open_first(backend: str, store: str, prefix: str, rank: int, world: int) -> 
 
 
 def backend_of(name: str) -> str:
-    """Return the backend of that name, or torch's choice for the device."""
+    """Return the backend of that name, or torch's choice for the device if it is empty."""
     import torch
 
     return name or ("nccl" if torch.cuda.is_available() else "gloo")
 
 
 def form(backend: str, store: Any, rank: int, world: int, wait_s: float) -> None:
-    """Make the default group; collectives in it then have PyTorch's long timeout again."""
+    """Make the default group; collectives in it then have PyTorch's long timeout again.
+
+    Args:
+        backend: The backend; empty: torch's choice for the device.
+        store: The store of torch in which the members meet.
+        rank: The place of this process.
+        world: How many ranks there are.
+        wait_s: How long the others may take to come (seconds).
+
+    Raises:
+        RuntimeError: The others do not come.
+    """
     import torch.distributed as dist
 
     dist.init_process_group(

@@ -45,7 +45,11 @@ class ElasticRun(Run):
         self._aim_of_newcomer: dict[str, Any] = {}
 
     def join(self, under: Under | None) -> None:
-        """Join the gang as the environment says, or be ready to. Called once, by `init`."""
+        """Join the gang as the environment says, or be ready to. Called once, by `init`.
+
+        Args:
+            under: The agent's side of the run; None: there is no agent.
+        """
         self._under = under or Alone()
         observation = None
         if under is not None:
@@ -66,7 +70,9 @@ class ElasticRun(Run):
     def ddp(self, model: Any, **options: Any) -> Any:
         """Return `model`, its gradients those of the whole global batch at any size of the gang.
 
-        `options` are DistributedDataParallel's.
+        Args:
+            model: A module.
+            options: DistributedDataParallel's.
         """
         from skep_job.elastic.model import ElasticModel
 
@@ -77,7 +83,12 @@ class ElasticRun(Run):
     def batches(self, source: Any) -> Batches:
         """Iterate over this rank's shares of the global batches of a DataLoader.
 
-        Raises ValueError for a loader that cannot be shared out.
+        Args:
+            source: A DataLoader that is made for the global batch.
+
+        Raises:
+            ValueError: The loader cannot be shared out.
+            UsageError: It is called within another loop over batches.
         """
         shares = self._shares.get(id(source))
         if shares is None:
@@ -109,7 +120,7 @@ class _Shared:
         return len(self._loader)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, for `feeds`: the same for every rank."""
+        """Return the position, for `data_position`: the same for every rank."""
         return {"handed_out": self._handed_out}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -201,7 +212,14 @@ class _Follower:
 
 
 def _check_same(steps: int) -> None:
-    """Raise UsageError unless all ranks of the first group begin at the same mini-batch."""
+    """Check that all ranks of the first group begin at the same mini-batch.
+
+    Args:
+        steps: The mini-batches that are done by this rank's checkpoint.
+
+    Raises:
+        UsageError: They do not.
+    """
     import torch.distributed as dist
 
     theirs: list[Any] = [None] * dist.get_world_size()

@@ -39,7 +39,11 @@ class Door:
         self._ready: Tensors = {}
 
     def address(self, towards: tuple[str, int]) -> dict[str, object]:
-        """Return what a member needs to bring the state: the address is that facing `towards`."""
+        """Return what a member needs to bring the state: host, port and token.
+
+        Args:
+            towards: A host and a port; the address is that of the interface facing them.
+        """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(towards)  # Sends nothing: it asks the routing table.
             host = probe.getsockname()[0]
@@ -54,7 +58,12 @@ class Door:
     def take(self, wait_s: float, is_off: Callable[[], bool]) -> tuple[dict[str, Any], int]:
         """Wait for the state and load it; return the place in the training, and the bytes.
 
-        `is_off` is asked every LOOK_S whether to wait at all. Raises CopyFailed.
+        Args:
+            wait_s: How long to wait for a member to connect (seconds).
+            is_off: It is asked every LOOK_S whether to give up waiting.
+
+        Raises:
+            CopyFailed: The state does not come, does not fit, or cannot be loaded.
         """
         with self._accept(time.monotonic() + wait_s, is_off) as wire, _told("taking the state"):
             header = wire.receive()
@@ -81,7 +90,15 @@ class Door:
 
     @contextlib.contextmanager
     def _accept(self, until: float, is_off: Callable[[], bool]) -> Iterator[transfer.Wire]:
-        """Yield the first connection that knows the token."""
+        """Yield the first connection that knows the token.
+
+        Args:
+            until: When to give up (monotonic seconds).
+            is_off: It is asked every LOOK_S whether to give up.
+
+        Raises:
+            CopyFailed: There is none.
+        """
         while time.monotonic() < until and not is_off():
             self._listener.settimeout(LOOK_S)
             try:
@@ -101,7 +118,15 @@ class Door:
 
 
 def bring(state: Snapshot, door: dict[str, object]) -> int:
-    """Send a state to a newcomer; return its bytes once it has loaded it. Raises CopyFailed."""
+    """Send a state to a newcomer; return its bytes once it has loaded it.
+
+    Args:
+        state: The state.
+        door: What `Door.address` returned there.
+
+    Raises:
+        CopyFailed: The newcomer is gone, or could not load the state.
+    """
     host, port = str(door["host"]), int(str(door["port"]))
     with _told(f"bringing the state to {host}:{port}"):
         return transfer.send((host, port), str(door["token"]), state, {})

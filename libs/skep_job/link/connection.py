@@ -25,7 +25,16 @@ class Link:
     """A connected socket that carries whole messages."""
 
     def __init__(self, path: str, *, connect_s: float = WAIT_S, send_s: float = WAIT_S) -> None:
-        """Connect to the agent that listens on `path`, of any length. Raises LinkLost."""
+        """Connect to the agent.
+
+        Args:
+            path: The socket that the agent listens on; it may be of any length.
+            connect_s: How long to wait for the agent (seconds).
+            send_s: How long each `send` may take (seconds).
+
+        Raises:
+            LinkLost: The agent is away.
+        """
         self._frames = FrameReader()
         self._send_s = send_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -42,7 +51,11 @@ class Link:
         return self._socket.fileno()
 
     def send(self, message: dict[str, object]) -> None:
-        """Send one message. Raises LinkLost."""
+        """Send one message.
+
+        Raises:
+            LinkLost: The agent is gone or does not read, or the script closed the descriptor.
+        """
         self._check_own()
         try:
             self._socket.settimeout(self._send_s)
@@ -52,7 +65,12 @@ class Link:
             raise LinkLost(str(error)) from error
 
     def receive(self) -> list[dict[str, object]]:
-        """Return the messages that have arrived, without waiting. Raises LinkLost."""
+        """Return the messages that have arrived, without waiting.
+
+        Raises:
+            LinkLost: The agent is gone or sent what is no message, or the script closed the
+                descriptor.
+        """
         self._check_own()
         try:
             data = self._read()

@@ -16,7 +16,12 @@ class FrameError(Exception):
 
 
 def encode(message: dict[str, object]) -> bytes:
-    """Return `message` as one frame. Asserts that it fits."""
+    """Return `message` as one frame.
+
+    Raises:
+        AssertionError: A bug: the message is above the limit of a frame.
+        ValueError: A number in it is not finite.
+    """
     body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     assert len(body) <= FRAME_BYTES_MAX, f"a message of {len(body)} bytes"
     return _LENGTH.pack(len(body)) + body
@@ -31,7 +36,8 @@ class FrameReader:
     def feed(self, data: bytes) -> list[dict[str, object]]:
         """Return the messages that `data` completes, in order.
 
-        Raises FrameError for a frame above the limit or one whose body is no JSON object.
+        Raises:
+            FrameError: A frame is above the limit, or its body is no JSON object.
         """
         self._rest += data
         messages = []

@@ -46,7 +46,7 @@ TEXT_CHARACTERS_MAX = 2_000
 
 
 class Lost(Exception):  # noqa: N818  a name for what happened
-    """The reporter's thread is gone, so nobody can ever end this wait: go on training."""
+    """The reporter's thread is gone, so nothing can ever end this wait: go on training."""
 
 
 class Control:
@@ -99,7 +99,11 @@ class Control:
         self._at_once[kind] = handler
 
     def seen_by(self, kind: str) -> AtOnce | None:
-        """Return what sees them, for whoever comes in its place."""
+        """Return the handler that sees such orders at once, for one that comes in its place.
+
+        Returns:
+            None if there is none.
+        """
         return self._at_once.get(kind)
 
     def say(self, kind: str, **fields: object) -> None:
@@ -122,7 +126,12 @@ class Control:
         self.wake()
 
     def fail(self, message: Message, error: object) -> None:
-        """Say that the order in `message` was not done, and that everything is as before."""
+        """Say that the order in `message` was not done, and that everything is as before.
+
+        Args:
+            message: The order.
+            error: An exception, or the reason in words.
+        """
         self.say("failed", order=message["order"], what=message["type"], error=describe(error))
 
     @property
@@ -139,8 +148,8 @@ class Control:
     def standing(self) -> Iterator[None]:
         """Keep what arrives for the `wait` inside. For the training thread.
 
-        Enter it before saying what the agent will answer (`ready`, `loaded`), so that the answer
-        finds somebody; handlers on the training thread are inside already.
+        Enter it before saying what the agent will answer (`ready`, `loaded`), so that the answer is
+        kept for the `wait`; handlers on the training thread are inside already.
         """
         with self._changed:
             self._standing += 1
@@ -154,7 +163,10 @@ class Control:
 
         Meanwhile orders of other kinds that have a handler are done in place. If such a handler
         waits too, what ended its wait also ends this one if it is of one of `kinds`. Signals are
-        handled as ever, and what their handlers raise passes through. Raises Lost.
+        handled as ever, and what their handlers raise passes through.
+
+        Raises:
+            Lost: The reporter's thread is gone, so that no message can come.
         """
         with self.standing():
             while True:
@@ -171,9 +183,11 @@ class Control:
     def boundary(self, step: int, *, cooperative: bool = False) -> None:
         """Do what is due after mini-batch `step`. Called by the training thread when `due`.
 
-        `cooperative` says that the script calls, and not a hook.
+        It raises only what a signal's handler raised while a handler was waiting.
 
-        Raises only what a signal's handler raised while a handler was waiting.
+        Args:
+            step: The mini-batches that are done, as the agent counts them.
+            cooperative: Whether the script calls, and not a hook.
         """
         if os.getpid() != self._pid:
             self.due = False  # A fork is another process, of which the agent asked nothing.
@@ -190,7 +204,12 @@ class Control:
                 self._leave()
 
     def perform(self, message: Message, step: int) -> None:
-        """Do an order that was held back, at a boundary of the script."""
+        """Do an order that was held back, at a boundary of the script.
+
+        Args:
+            message: The order.
+            step: The mini-batches that are done, as the agent counts them.
+        """
         with self._changed:
             self.step = step
             self._standing += 1
@@ -290,7 +309,7 @@ class Control:
         self.due = False
 
     def _route(self, kind: str, message: Message) -> None:
-        """Give a message that is new to whom it is for."""
+        """Give a message that is new to the handler it is for."""
         at_once = self._at_once.get(kind)
         if at_once is not None:
             try:
@@ -335,7 +354,11 @@ class Control:
             self.say("past", order=message["order"], step=step)
 
     def _await(self, kinds: tuple[str, ...]) -> Message:
-        """Return the next message that is one of `kinds` or has a handler; refuse the others."""
+        """Return the next message that is one of `kinds` or has a handler; refuse the others.
+
+        Raises:
+            Lost: The reporter's thread is gone, so that no message can come.
+        """
         while True:
             try:
                 with self._changed:
@@ -371,7 +394,7 @@ class Control:
             self.fail(message, error)
 
     def _leave(self) -> None:
-        """Stand one level less; what nobody took is then for the next boundary, or refused."""
+        """Stand one level less; what no wait took is then for the next boundary, or refused."""
         left: list[Message] = []
         with self._changed:
             self._standing -= 1

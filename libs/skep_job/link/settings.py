@@ -24,7 +24,7 @@ INTEGER_MAX = 2**53
 
 
 class Settings(NamedTuple):
-    """Where to report, and as whom."""
+    """Where to report, and as which process."""
 
     socket_path: str  # absolute
     job: str
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
     @property
     def process(self) -> int:
-        """Return which of all processes that train together this one is."""
+        """Return which of all processes that train together this one is, from 0."""
         return self.rank * self.parts + self.part
 
     @property
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 class Unobserved(NamedTuple):
-    """The process runs without reporting; `why` is empty when nobody asked for reports."""
+    """The process runs without reporting; `why` is empty when no reports were asked for."""
 
     why: str = ""
 

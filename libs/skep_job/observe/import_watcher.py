@@ -77,7 +77,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 class _TellingLoader(importlib.abc.Loader):
     """Stands in for a loader until the module is executed, then steps out of the way.
 
-    Whoever looks at the module afterwards (inspect, torch.package) sees the loader it would have
+    Code that looks at the module afterwards (inspect, torch.package) sees the loader it would have
     seen without Skep.
     """
 

@@ -35,7 +35,12 @@ class Metrics:
         """Numbers that were not taken, for their name's sake or for being too many."""
 
     def take(self, values: dict[str, Any], step: int) -> None:
-        """Remember `values`, and send what is known if it is time to."""
+        """Remember `values`, and send what is known if it is time to.
+
+        Args:
+            values: Numbers by name, or tensors of one element.
+            step: The mini-batch that they are about.
+        """
         for name, value in values.items():
             known = name in self._latest or name in self._sums
             if len(name) > NAME_CHARACTERS_MAX or (not known and self._count() >= NAMES_MAX):

@@ -53,7 +53,10 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
 def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
     """Start to count; report from the first mini-batch on, in the process or fork that makes it.
 
-    Returns why nothing is reported. Idempotent.
+    Idempotent.
+
+    Returns:
+        Why nothing will be reported; None if it will, or is already.
     """
     if _active is not None or _Waiting.latest is not None:
         return None
@@ -67,7 +70,7 @@ def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
 
 
 class _Waiting:
-    """All that observes a process but the reporter, which is made once it is known who it is."""
+    """All that observes a process but the reporter, which is made once its rank is known."""
 
     latest: _Waiting | None = None
     """The one whose hooks are in place before anything is reported."""

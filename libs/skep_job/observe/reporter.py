@@ -191,7 +191,14 @@ class Reporter:
             self._lose_link()
 
     def _connect(self, wait_s: float) -> Link:
-        """Return a link on which hello has been sent. Raises LinkLost."""
+        """Return a link on which hello has been sent.
+
+        Args:
+            wait_s: How long the agent may take to accept (seconds).
+
+        Raises:
+            LinkLost: The agent is away.
+        """
         link = Link(self._settings.socket_path, connect_s=wait_s)
         self._linked_at = time.monotonic()
         self._failure_told = False
@@ -226,7 +233,11 @@ class Reporter:
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
 
     def _wait(self) -> None:
-        """Sleep until the next report or attempt, a wake, or something from the agent."""
+        """Sleep until the next report or attempt, a wake, or something from the agent.
+
+        Raises:
+            OSError: The script closed the descriptor that wakes the thread.
+        """
         poller = select.poll()
         poller.register(self._pipe, select.POLLIN)
         until = self._retry_at

@@ -201,6 +201,10 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
 
     It takes about 0.3 us and does no input or output except at the first step and when an order of
     `control` is due. It raises only what a signal's handler raised while such an order was done.
+
+    Args:
+        tally: The hook changes its counters.
+        control: The orders; None: there are none.
     """
     control = control or Control()
     levels = tally.levels

@@ -123,14 +123,14 @@ class TorchHooks:
             self._tally.fail("looking at what can be done", error)
 
     def _release_loaders(self) -> None:
-        """Give the data loaders their own `__next__` back, unless somebody else replaced it too."""
+        """Give the data loaders their own `__next__` back, unless other code replaced it too."""
         iterator = self._loader_iterator
         if iterator is not None and iterator.__dict__.get("__next__") is self._counting_next:
             iterator.__next__ = self._original_next  # type: ignore[attr-defined]
         self._loader_iterator = None
 
     def _release_autograd(self) -> None:
-        """Give autograd its own `backward` back, unless somebody else replaced it too."""
+        """Give autograd its own `backward` back, unless other code replaced it too."""
         module = self._autograd
         if module is not None and module.__dict__.get("backward") is self._counting_backward:
             module.backward = self._original_backward  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 A command may be a shell script that starts a launcher that starts ranks that start loaders'
 workers. Each Python among them waits for PyTorch's optimizers or data loaders to be imported, and
 reports from its first mini-batch on: launchers, workers and tools never do. By then it is also
-known who the process is among the ranks.
+known which of the ranks the process is.
 """
 
 from __future__ import annotations

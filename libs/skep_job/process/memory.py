@@ -11,8 +11,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def memory_bytes() -> int:
     """Return the bytes that torch holds on CUDA devices, or the resident set if it uses none.
 
-    CUDA memory is what torch's allocator has given out on all devices the process sees. Returns 0
-    where neither is known.
+    CUDA memory is what torch's allocator has given out on all devices the process sees.
+
+    Returns:
+        0 if neither is known.
     """
     try:
         held = _cuda_bytes()

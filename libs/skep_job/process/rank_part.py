@@ -11,6 +11,9 @@ def parts(environ: Mapping[str, str]) -> tuple[int, int]:
 
     `torchrun --nproc-per-node 4` makes four processes of one of Skep's ranks; SKEP_WORLD, which the
     agent sets and no launcher changes, tells the two apart.
+
+    Returns:
+        The number from 0, and the count; (0, 1) if ranks and processes do not go together.
     """
     rank, world = _own(environ, "RANK", 0), _own(environ, "WORLD_SIZE", 1)
     distributed = sys.modules.get("torch.distributed")

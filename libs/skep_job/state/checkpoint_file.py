@@ -5,9 +5,9 @@
     data         the tensors' bytes, one after the other
 
 Any reader of safetensors can open it. `skep` is JSON in a string, as the format demands: version,
-who wrote it, the plain values, and a CRC-32 for each tensor. `header_crc32` is that of the header
-with eight zeros in its place. Both CRCs are known only once the data is written, so the header is
-written twice; the file has its name only after both, and after the disk has it.
+which process wrote it, the plain values, and a CRC-32 for each tensor. `header_crc32` is that of
+the header with eight zeros in its place. Both CRCs are known only once the data is written, so the
+header is written twice; the file has its name only after both, and after the disk has it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,16 @@ class Stored(NamedTuple):
 
 
 def write(path: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
-    """Write and sync a file that must not exist; return its bytes. Raises OSError."""
+    """Write and sync a file; return its bytes.
+
+    Args:
+        path: The file, which must not exist.
+        snapshot: The state.
+        about: Which process writes it: job, attempt, rank, world, step.
+
+    Raises:
+        OSError: The file exists, or cannot be written.
+    """
     layout = layout_of(snapshot.tensors)
     crcs = dict.fromkeys(layout, _NO_CRC)
     size = len(_header(snapshot.plain, layout, crcs, about))
@@ -63,7 +72,12 @@ def write(path: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
 
 
 def read_header(path: Path) -> Stored:
-    """Return the header of a file whose length is right. Raises Unreadable, OSError."""
+    """Return the header of a file whose length is right.
+
+    Raises:
+        Unreadable: The header is not one of Skep's, is damaged, or tells of another length.
+        OSError: The file cannot be read.
+    """
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= HEADER_BYTES_MAX:
@@ -84,7 +98,16 @@ def read_header(path: Path) -> Stored:
 
 
 def read_tensors(path: Path, stored: Stored) -> Tensors:
-    """Return the tensors, in memory of their own. Raises Unreadable, OSError."""
+    """Return the tensors, in memory of their own.
+
+    Args:
+        path: The file.
+        stored: Its header.
+
+    Raises:
+        Unreadable: The bytes of a tensor are not those that were written.
+        OSError: The file cannot be read.
+    """
     import torch
 
     tensors: Tensors = {}

@@ -1,4 +1,4 @@
-"""The folder with the durable checkpoints of one job, and who may write to it.
+"""The folder with the durable checkpoints of one job, and which attempt may write to it.
 
     fence                                   the highest attempt that has trained, as text
     lock                                    held while the fence is read or raised for a write
@@ -58,7 +58,16 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
         """Write a checkpoint durably, then remove the oldest; return its path and bytes.
 
-        Raises Superseded, OSError. Whatever happens, the one before is still there.
+        Whatever happens, the one before is still there.
+
+        Args:
+            snapshot: The state.
+            step: The mini-batches that are done.
+            folder: The folder to write to; None: that of the job.
+
+        Raises:
+            Superseded: A later attempt has trained.
+            OSError: The folder cannot be written to.
         """
         folder = folder or self.folder
         for each in (folder, self.folder):
@@ -87,7 +96,12 @@ class Checkpoints:
         return folder / name, size
 
     def raise_fence(self) -> None:
-        """Say that this attempt trains. Raises Superseded, OSError."""
+        """Say that this attempt trains.
+
+        Raises:
+            Superseded: A later attempt has trained.
+            OSError: The folder cannot be written to.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self.check_fence()
@@ -100,9 +114,13 @@ class Checkpoints:
         _sync(self.folder)
 
     def steps(self, complain: Callable[[str], None]) -> list[Entry]:
-        """Return this rank's files, the newest first, without those that are not whole.
+        """Return this rank's files by their names, the newest first, whole or not.
 
-        Of a gang of which all files are here, only what every rank has.
+        Args:
+            complain: It is told if the folder has files of other ranks only.
+
+        Raises:
+            OSError: The folder cannot be read.
         """
         entries = _entries(self.folder)
         ours = [each for each in entries if (each.rank, each.world) == (self._rank, self._world)]
@@ -123,7 +141,12 @@ class Checkpoints:
         return len(ranks) == entry.world
 
     def read(self, entry: Entry) -> Stored:
-        """Return a file's header. Raises Unreadable, OSError."""
+        """Return a file's header.
+
+        Raises:
+            Unreadable: The header is damaged, or another job's, attempt's, rank's or step's.
+            OSError: The file cannot be read.
+        """
         header = checkpoint_file.read_header(entry.path)
         about = header.about
         theirs = tuple(about.get(name) for name in ("job", "attempt", "rank", "world", "step"))
@@ -145,7 +168,12 @@ class Checkpoints:
                 pass  # It is tried again after the next checkpoint.
 
     def check_fence(self) -> None:
-        """Raise Superseded if a later attempt has trained."""
+        """Check that this attempt may write.
+
+        Raises:
+            Superseded: A later attempt of the job has trained.
+            OSError: The fence cannot be read.
+        """
         try:
             highest = int((self.folder / "fence").read_text(encoding="ascii"))
         except FileNotFoundError:

@@ -53,7 +53,13 @@ class Beside:
         return saved
 
     def put(self, saved: Saved, *, gradients: bool) -> None:
-        """Put back what was saved, gradients only if asked to: then `saved` is used up."""
+        """Put back what was saved.
+
+        Args:
+            saved: What `take` returned; empty: nothing is put back. It is used up if the gradients
+                are put back.
+            gradients: Whether gradients are put back, too.
+        """
         if not saved:
             return
         import torch

@@ -46,7 +46,15 @@ def state_of(part: Any) -> Any:
 
 
 def take(tracked: dict[str, Any], place: dict[str, Any]) -> Snapshot:
-    """Return the state of every tracked thing, and `place` beside them. Raises Unsaveable."""
+    """Return the state of every tracked thing, and `place` beside them.
+
+    Args:
+        tracked: The things by name.
+        place: Where the training is: plain values and tensors.
+
+    Raises:
+        Unsaveable: A value cannot be written so that it is read back as it was.
+    """
     encoder = Encoder()
     plain = {
         "place": encoder.encode(place, "place"),
@@ -63,9 +71,15 @@ def place_of(plain: Any, tensors: Tensors) -> dict[str, Any]:
 
 
 def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> str:
-    """Return why this state cannot be that of the tracked things, or nothing.
+    """Return why this state cannot be that of the tracked things.
 
-    `layout` has the dtype (in safetensors' names) and shape of each tensor.
+    Args:
+        tracked: The things by name.
+        plain: The plain values of the state.
+        layout: The dtype (in safetensors' names) and shape of each tensor.
+
+    Returns:
+        Empty if it can.
     """
     theirs = plain["tracked"]
     if sorted(theirs) != sorted(tracked):
@@ -107,7 +121,13 @@ def destinations(tracked: dict[str, Any], layout: dict[str, Any]) -> Tensors:
 
 
 def load(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> None:
-    """Give every tracked thing its state. Raises what their own methods raise."""
+    """Give every tracked thing its state. Raises what their own methods raise.
+
+    Args:
+        tracked: The things by name, which are changed.
+        plain: The plain values of the state.
+        tensors: The tensors of the state; a module that has them already is left as it is.
+    """
     for name, part in tracked.items():
         node = plain["tracked"][name]
         if _is_module(part) and _is_loaded(part, name, node, tensors):
@@ -147,6 +167,10 @@ def host_bytes(tensor: Any, peek: Peek | None = None) -> tuple[memoryview, Any]:
     """Return a tensor's bytes in order, and what has to stay alive while they are used.
 
     They are the tensor's own if it is dense in host memory, and then writing them writes it.
+
+    Args:
+        tensor: On any device.
+        peek: It returns the bytes if the tensor's memory was given back; None: it was not.
     """
     tensor = tensor.detach()
     if peek is not None and not _has_storage(tensor):

@@ -50,7 +50,16 @@ class Encoder:
         self._names: dict[tuple[object, ...], str] = {}
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
-        """Return `value` as JSON, tensors replaced by their names. Raises Unsaveable."""
+        """Return `value` as JSON, tensors replaced by their names; they are added to `tensors`.
+
+        Args:
+            value: What `state_dict()` returned, or a part of that.
+            path: How it was reached, which names its tensors.
+            depth: The levels of nesting above it.
+
+        Raises:
+            Unsaveable: A value cannot be written so that it is read back as it was.
+        """
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, float):
@@ -138,7 +147,15 @@ class Encoder:
 
 
 def decode(node: Any, tensors: Tensors) -> Any:
-    """Return what `node` was encoded from. Raises ValueError for what no encoder wrote."""
+    """Return what `node` was encoded from.
+
+    Args:
+        node: What `Encoder.encode` returned.
+        tensors: The tensors by name.
+
+    Raises:
+        ValueError: No encoder wrote the node.
+    """
     if node is None or isinstance(node, (bool, int, float, str)):
         return node
     if not isinstance(node, dict) or len(node) != 1:

@@ -12,8 +12,8 @@
 
 The successor counts as loaded only if the source has heard so: when the connection ends at any
 earlier moment the source goes on, and the successor listens again. Neither trains on its own
-account after `taken`. The token proves who is meant; the bytes are not encrypted, as those of
-gradients are not.
+account after `taken`. The token proves which process is meant; the bytes are not encrypted, as
+those of gradients are not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CRC = struct.Struct(">I")
 
 
 class Broken(Exception):  # noqa: N818  a name for what happened
-    """The other side is not who it should be, sent what it should not, or failed and said why."""
+    """The other side is not what it should be, sent what it should not, or failed and said why."""
 
 
 class Wire:
@@ -65,12 +65,21 @@ class Wire:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one frame. Raises OSError."""
+        """Send one frame.
+
+        Raises:
+            OSError: The connection failed.
+        """
         body = json.dumps(message, separators=(",", ":")).encode()
         self._send_all(_FRAME.pack(len(body), zlib.crc32(body)) + body)
 
     def receive(self) -> dict[str, Any]:
-        """Return the next frame. Raises Broken, OSError."""
+        """Return the next frame.
+
+        Raises:
+            Broken: The frame is damaged or none, or the connection ended.
+            OSError: The connection failed, or the other side is silent for SILENCE_S.
+        """
         length, crc = _FRAME.unpack(self._read(_FRAME.size))
         if length > FRAME_BYTES_MAX:
             reason = f"a frame of {length} bytes"
@@ -90,9 +99,19 @@ class Wire:
         return message
 
     def prove(self, token: str, mine: str, theirs: str) -> None:
-        """Prove to know the token, and have the other side prove it. Raises Broken, OSError.
+        """Prove to know the token, and have the other side prove it.
 
-        The source speaks first, so that nobody without the token learns anything from a successor.
+        The source speaks first, so that a process without the token learns nothing from a
+        successor.
+
+        Args:
+            token: The secret of the move.
+            mine: The part of this side: "source" or "successor".
+            theirs: The part of the other side.
+
+        Raises:
+            Broken: The other side speaks another protocol, or does not know the token.
+            OSError: The connection failed.
         """
         own = os.urandom(_NONCE_BYTES)
         leads = mine == "source"
@@ -117,7 +136,15 @@ class Wire:
             self._send_all(_proof(token, mine, nonces))
 
     def send_tensors(self, tensors: Tensors, peek: Peek | None = None) -> int:
-        """Send all bytes in order, a CRC behind each chunk; return their number. Raises OSError."""
+        """Send all bytes in order, a CRC behind each chunk; return their number.
+
+        Args:
+            tensors: The tensors.
+            peek: It returns the bytes of those whose memory was given back; None: there are none.
+
+        Raises:
+            OSError: The connection failed.
+        """
         total = 0
         with ThreadPoolExecutor(1, "skep-crc") as pool:
             waiting: deque[tuple[memoryview, Any, Future[int]]] = deque()
@@ -130,7 +157,15 @@ class Wire:
         return total
 
     def receive_tensors(self, tensors: Tensors) -> int:
-        """Fill all tensors in order; return the number of bytes. Raises Broken, OSError."""
+        """Fill all tensors in order; return the number of bytes.
+
+        Args:
+            tensors: Their content is overwritten.
+
+        Raises:
+            Broken: Bytes were damaged on their way, or the connection ended.
+            OSError: The connection failed.
+        """
         total = 0
         with ThreadPoolExecutor(1, "skep-crc") as pool:
             checks: list[Future[bool]] = []
@@ -168,9 +203,19 @@ class Wire:
 
 
 def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
-    """Send the state to the successor at `address`; return its bytes once that has loaded it.
+    """Send the state to a successor; return its bytes once that has loaded it.
 
-    Raises Broken or OSError, and then the successor will not train.
+    After an exception the successor will not train.
+
+    Args:
+        address: The successor's host and port.
+        token: The secret of the move.
+        snapshot: The state.
+        about: What the source says of itself.
+
+    Raises:
+        Broken: The other side is not the successor, or could not load the state.
+        OSError: The connection failed.
     """
     with socket.create_connection(address, CONNECT_S) as peer:
         wire = Wire(peer)
@@ -187,7 +232,15 @@ def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[s
 
 
 def is_ours(header: dict[str, Any], **expected: Any) -> str:
-    """Return why a header is not what this successor awaits, or nothing."""
+    """Return why a header is not what this successor awaits.
+
+    Args:
+        header: What the source sent first.
+        expected: Values in what the source says of itself, by name.
+
+    Returns:
+        Empty if it is.
+    """
     if header.get("version") not in READABLE:
         return f"the state is of version {header.get('version')}, and this is version {VERSION}"
     about = header.get("about")

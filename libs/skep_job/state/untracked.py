@@ -1,4 +1,4 @@
-"""Finds what trains with the tracked things, and has a state that nobody saves."""
+"""Finds what trains with the tracked things, and has a state that is not saved."""
 
 from __future__ import annotations
 

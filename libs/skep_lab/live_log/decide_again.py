@@ -369,7 +369,13 @@ def _silent_at(one: Input, event: Any, lost: Sequence[str]) -> Sequence[str]:
 
 
 def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant) -> None:
-    """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
+    """Let every node have spoken just now, but the `silent` ones not for as long as it matters.
+
+    Args:
+        machine: What it knows of when nodes spoke is changed.
+        silent: The names of nodes; those that it does not know are passed over.
+        now: The present instant.
+    """
     soft = machine.tx.soft
     soft.last_heard = dict.fromkeys(machine.state.nodes, now)
     for name in silent:
@@ -386,7 +392,7 @@ REASONS = ("why", "ranked", "detail", "needs", "secret")
 
 
 def _deeds(facts: Sequence[Any]) -> list[Any]:
-    """Return what facts do, whatever their reasons; why somebody waits is nothing but a reason."""
+    """Return what facts do, whatever their reasons; why a job waits is nothing but a reason."""
     facts = [fact for fact in facts if not isinstance(fact, JobWaits) or fact.aside]
     return [
         (

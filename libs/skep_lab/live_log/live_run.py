@@ -125,9 +125,15 @@ class NothingError(Exception):
 
 
 def lived(records: Iterable[Recorded], window: Window | None = None) -> Lived:
-    """Return what the allocator's records say of jobs submitted within `window`.
+    """Return what the allocator's records say of jobs that were submitted within a window.
 
-    Raises NothingError.
+    Args:
+        records: The records, in order.
+        window: The first and the last instant; no record after the last is read. None: all jobs
+            count.
+
+    Raises:
+        NothingError: No such job has run to its end.
     """
     fold = _Fold()
     for record in records:
@@ -270,7 +276,7 @@ class _Fold:
                 pass
 
     def costs(self) -> Costs:
-        """Return what starting and stopping took: medians, s."""
+        """Return what starting and stopping took: medians, in seconds."""
         start = median(self._starts) / 1e9 if self._starts else 0.0
         stop = median(self._stops) / 1e9 if self._stops else 0.0
         return Costs(start_s=max(0.0, round(start, 6)), stop_s=max(0.0, round(stop, 6)))
@@ -381,7 +387,13 @@ class Start(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def starts(before: RunResult, after: RunResult, least_s: float = 0.001) -> list[Start]:
-    """Return the jobs whose first starts are at least so far apart, the furthest first."""
+    """Return the jobs whose first starts differ between two runs, the furthest apart first.
+
+    Args:
+        before: A run.
+        after: Another run of the same jobs.
+        least_s: By how much they differ at least (seconds).
+    """
     theirs = {outcome.job.id: outcome for outcome in after.jobs}
     found = []
     for outcome in before.jobs:

@@ -118,10 +118,19 @@ def in_time(outcome: JobOutcome, now: Duration, alone: Alone = linear) -> bool |
 
 
 def hundred(outcome: JobOutcome) -> Duration | None:
-    """Return the time from submission to its 100th mini-batch (Gandiva, section 6.3)."""
+    """Return the time from submission to its 100th mini-batch (Gandiva, section 6.3).
+
+    Returns:
+        None if it did not come so far, or its mini-batches are not known.
+    """
     return None if outcome.hundred is None else Duration(outcome.hundred - outcome.job.at)
 
 
 def preemptible(outcome: JobOutcome, *, borrowed: bool) -> bool:
-    """Return whether a guaranteed job could take its GPUs."""
+    """Return whether a guaranteed job could take its GPUs.
+
+    Args:
+        outcome: What became of the job.
+        borrowed: Whether its GPUs were lent to it.
+    """
     return borrowed or outcome.job.opportunistic

@@ -84,7 +84,17 @@ def of_types(
 
 
 def _chain(kind: str, nodes: int, gpus: int, racks: int) -> Chain:
-    """Return a chain of nodes, in racks if there are any."""
+    """Return a chain of nodes, in racks if there are any.
+
+    Args:
+        kind: The type of the GPUs, which begins the nodes' names.
+        nodes: How many nodes.
+        gpus: GPUs of each.
+        racks: The nodes are divided among so many racks; 0: there are none.
+
+    Raises:
+        ValueError: A number is below 1, or racks are not equal.
+    """
     if nodes < 1 or gpus < 1 or (racks and nodes % racks):
         reason = f"{nodes} nodes of {gpus} GPUs in {racks} racks do not make up a chain"
         raise ValueError(reason)

@@ -122,7 +122,15 @@ class Ledger:
         self.open -= 1
 
     def note(self, fact: Any, now: Instant) -> None:
-        """Note one fact of the allocator."""
+        """Note one fact of the allocator.
+
+        Args:
+            fact: The fact.
+            now: The present instant.
+
+        Raises:
+            AlarmError: The fact is an alarm: the cells are broken, or a policy failed.
+        """
         handle = self._notes.get(type(fact))
         if handle is None:
             if type(fact) is CellsAlarm and not fact.over:

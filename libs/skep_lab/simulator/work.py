@@ -82,6 +82,6 @@ class Work(msgspec.Struct):
         self.done = self.stored
 
     def steps(self) -> int:
-        """Return the mini-batches that are done, if their number is known."""
+        """Return the mini-batches that are done; 0 if the trace does not have their number."""
         batches, whole = self.job.mini_batches, self.job.run_time
         return batches * self.done // whole if whole else batches

@@ -90,7 +90,7 @@ class Pairs:
         return self._of(job).step_s / self.speed(job, where)
 
     def utilisation(self, job: TraceJob, where: Situation) -> float:
-        """Return what part of the time its GPUs are busy with it, and with who is beside it."""
+        """Return what part of the time its GPUs are busy with it and with the jobs beside it."""
         return min(1.0, self._of(job).busy * (1 + len(where.partners)))
 
     def memory(self, job: TraceJob) -> int:
@@ -125,7 +125,15 @@ def trace_of(world: Drawn) -> tuple[TraceJob, ...]:
 
 
 def named(name: str, *, long: bool = False) -> Drawn:
-    """Return the world of a name. Raises ValueError for what is none."""
+    """Return the world of a name.
+
+    Args:
+        name: The seed and those of its changes, such as `17.2.5`.
+        long: Whether it lasts hours.
+
+    Raises:
+        ValueError: A part of the name is no whole number.
+    """
     first, *changes = (int(part) for part in name.split("."))
     world = draw(first, long=long)
     for change in changes:

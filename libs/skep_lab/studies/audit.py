@@ -82,7 +82,10 @@ class Audit(msgspec.Struct, frozen=True):
 def audit(shared: RunResult, private: Sequence[RunResult], slack_s: float = STOP_S) -> Audit:
     """Compare every guaranteed job's delay with that in its tenant's private cluster.
 
-    `private` are runs of one tenant each, or of all; jobs meet by their ids.
+    Args:
+        shared: The run in the shared cluster.
+        private: Runs of one tenant each, or of all; jobs meet by their ids.
+        slack_s: What a delay may be longer without being worse (seconds).
     """
     there = {outcome.job.id: outcome for run in private for outcome in run.jobs}
     rho = rho_against(shared, there)

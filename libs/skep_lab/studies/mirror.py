@@ -105,9 +105,17 @@ class Mirror:
     # --- watching ----------------------------------------------------------------------------
 
     def watch(self, machine: AllocatorMachine, facts: list[AllocatorFact]) -> None:
-        """Follow one decision: every grant in it, and whoever still waits after it.
+        """Follow one decision: every grant in it, and the jobs that still wait after it.
 
         One that binds very many goes on in further ones at the same instant, which belong to it.
+
+        Args:
+            machine: The allocator after the decision.
+            facts: The decision.
+
+        Raises:
+            BrokenError: A legal request was not granted, or something was granted that is not
+                legal.
         """
         for fact in facts:
             self.follow(fact)
@@ -132,7 +140,11 @@ class Mirror:
             self.counts.unhealthy += 1
 
     def follow(self, fact: AllocatorFact) -> None:
-        """Take over one fact; a grant is judged first."""
+        """Take over one fact; a grant is judged first.
+
+        Raises:
+            BrokenError: The grant is not legal, or it is less than what was legal.
+        """
         match fact:
             case JobQueued():
                 self.specs[fact.job] = fact.spec
@@ -172,7 +184,11 @@ class Mirror:
             self.counts.placed += self._judged(fact).priority > OPPORTUNISTIC
 
     def _judged(self, fact: JobBound | CellsReserved) -> Held:
-        """Judge a grant; return what it gives."""
+        """Judge a grant; return what it gives.
+
+        Raises:
+            BrokenError: The cells are not the tenant's, or it has cells and the job has to borrow.
+        """
         spec, parts = self.specs[fact.job], self._parts(fact.members)
         covered = parts[0].level > 0
         if covered:
@@ -200,7 +216,12 @@ class Mirror:
         self._enter(held, 1)
 
     def _stopped(self, fact: JobStopping) -> None:
-        """Assert that whoever is preempted had to expect it."""
+        """Check that a job that is preempted had to expect it.
+
+        Raises:
+            BrokenError: It had cells, and they are claimed by another tenant's job or by one whose
+                priority is not higher.
+        """
         victim = self.held[fact.job, fact.attempt]
         self.counts.victims += 1
         if victim.priority == OPPORTUNISTIC:
@@ -275,7 +296,9 @@ class Mirror:
     def legal(self, spec: JobSpec, *, new: bool = True) -> bool:
         """Return whether a tenant's cells hold a gang beside those of its priority and higher ones.
 
-        Without `new` only in the cells it has in use.
+        Args:
+            spec: The gang, and its tenant.
+            new: Whether the tenant may use cells for it that it does not use yet.
         """
         wanted, topology = spec.resources, spec.resources.topology
         most = len(self.size) - 1

@@ -13,8 +13,12 @@ from skep_lab.traces.job import Trace
 def private_cluster(cluster: Cluster, vc: str) -> Cluster:
     """Return a cluster of a VC's cells and nothing else: as many top cells as hold them.
 
-    Where its cells do not fill a top cell, the rest of it is there and nobody's. Pinned cells count
-    as others of their level. `cluster` has chains.
+    Where its cells do not fill a top cell, the rest of it is there, and no VC owns it. Pinned cells
+    count as others of their level.
+
+    Args:
+        cluster: It has chains.
+        vc: The name of the VC.
     """
     cluster = resolve(cluster, ())
     owned = cluster.vcs[vc]

@@ -309,7 +309,14 @@ class Options(argparse.Namespace):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit code: 0 if every legal request was granted at once."""
+    """Run the experiments and print what came of them.
+
+    Args:
+        arguments: The command line; None: that of the process.
+
+    Returns:
+        The exit code: 0 if every legal request was granted at once, else 1.
+    """
     options = _options(arguments)
     summary = Summary()
     began = time.monotonic()

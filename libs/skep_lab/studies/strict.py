@@ -213,6 +213,9 @@ def wanted_idle(machine: AllocatorMachine) -> int:
     """Return how many idle GPUs jobs that wait could have, those of the largest of them.
 
     By default that is only jobs that can give them back.
+
+    Returns:
+        0 if no such job fits.
     """
     most = 0
     tried: dict[Request, None] = {}
@@ -239,7 +242,15 @@ def run(
     costs: Costs,
     can: tuple[str, ...] = CAN["observed"],
 ) -> Run:
-    """Run a world until every job has ended, which all do."""
+    """Run a world until every job has ended, which all do.
+
+    Args:
+        cluster: The cluster.
+        trace: The jobs.
+        over_quota: What jobs do beyond their cells.
+        costs: What starting, stopping and suspending take.
+        can: What the jobs can do, all alike.
+    """
     watcher = _Watcher(trace, stores="checkpoint" in can)
     settings = Settings(costs=costs, hints="none", over_quota=over_quota, can=can)
     world = World(trace, cluster, settings, Steady(), (), watcher.judge)
@@ -252,7 +263,14 @@ def run(
 
 
 def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] | None = None) -> Compared:
-    """Return what lending changes for the jobs of a world; `can`: what they can do, by `seed`."""
+    """Return what lending changes for the jobs of a world.
+
+    Args:
+        seed: The seed of the world.
+        kind: The kind of the world.
+        costs: What starting, stopping and suspending take.
+        can: What the jobs can do, all alike; None: an entry of CAN, by the seed.
+    """
     cluster, trace = draw(seed, kind)
     can = list(CAN.values())[seed % len(CAN)] if can is None else can
     strict = run(cluster, trace, "wait", costs, can)
@@ -298,7 +316,14 @@ class Options(argparse.Namespace):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit code: 1 if a job of an `even` world is later than may be."""
+    """Run the worlds and print what came of them.
+
+    Args:
+        arguments: The command line; None: that of the process.
+
+    Returns:
+        The exit code: 1 if a job of an `even` world is later than may be, else 0.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m skep_lab.studies.strict",
         description=__doc__,

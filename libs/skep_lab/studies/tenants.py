@@ -137,7 +137,7 @@ def draw_reshaped(seed: int, settings: Settings) -> Plan:
 
 
 def alone(plan: Plan, vc: str) -> Plan:
-    """Return the same tenant in a private cluster: its cells, its jobs for them, nobody else."""
+    """Return the same tenant in a private cluster: its cells, its jobs for them, nothing else."""
     quota = {each.level: each.count for each in plan.cluster.vcs[vc].cells}
     jobs = [job for job in plan.jobs if job.vc == vc and not job.opportunistic]
     return Plan(_cluster({vc: quota}, 0), jobs, [])

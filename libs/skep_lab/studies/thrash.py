@@ -87,7 +87,12 @@ class Result(msgspec.Struct):
 
 
 def judge(world: Drawn, *, long: bool = False) -> Result:
-    """Return what came of a world."""
+    """Return what came of a world.
+
+    Args:
+        world: The world.
+        long: Whether the law `loses` counts too.
+    """
     turns, tried = play(world, introspect=False), play(world, introspect=True)
     result = Result(
         name=world.name,
@@ -105,7 +110,12 @@ def judge(world: Drawn, *, long: bool = False) -> Result:
 
 
 def play(world: Drawn, *, introspect: bool) -> Played:
-    """Play a world to its end, and see whether a law is broken."""
+    """Play a world to its end, and see whether a law is broken.
+
+    Args:
+        world: The world.
+        introspect: Whether the introspective mode is on; else jobs only take turns.
+    """
     facts, truth = list[object](), Truth(Pairs(world))
 
     def note(run: World, decided: Sequence[object]) -> None:
@@ -196,7 +206,11 @@ class Laws:
     _now = 0
 
     def end(self, now: int) -> list[str]:
-        """Return what was broken."""
+        """Return what was broken.
+
+        Args:
+            now: The end of the run (ns).
+        """
         late = [number for number, trial in self._open.items() if trial.until < now]
         return [*self._broken, *(f"verdict: trial {number} has none" for number in late)]
 
@@ -248,7 +262,15 @@ class Summary(msgspec.Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play worlds, and return the exit code: 0 if all is as it should be."""
+    """Play worlds and print what came of them.
+
+    Args:
+        arguments: The command line; None: that of the process.
+
+    Returns:
+        The exit code: 1 if a law was broken, or (without --rounds) worlds make less than with turns
+        alone on average, else 0.
+    """
     options = _options(arguments)
     if options.world:
         result = judge(named(options.world, long=options.long), long=options.long)

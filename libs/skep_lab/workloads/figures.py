@@ -131,6 +131,13 @@ def load_of(work: Work, gpu_type: str) -> Load | None:
 
     Of a model that Gavel measured at several batch sizes, the nearest; of types that it did not
     measure, the V100's.
+
+    Args:
+        work: The job.
+        gpu_type: The type of the GPU.
+
+    Returns:
+        None if neither paper has the model.
     """
     if load := LOADS.get(work.model):
         return load

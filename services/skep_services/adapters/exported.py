@@ -105,7 +105,7 @@ def read(path: Path) -> dict[str, list[Delivery]]:
 def _lines(file: Iterable[bytes], path: Path) -> Iterable[bytes]:
     try:
         yield from file
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         text = f"{path}: cut short or damaged: {error}"
         raise ExportError(text) from error
 

@@ -87,6 +87,11 @@ def query(path: str, **parameters: Any) -> str:
     return path + "?" + "&".join(f"{name}={quote(value)}" for name, value in given.items())
 
 
+def is_header_text(text: str) -> bool:
+    """Return whether a header of HTTP can hold a text."""
+    return text.isascii() and (text.isprintable() or not text)
+
+
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
 
 
@@ -104,7 +109,7 @@ class Client:
         patience_s: For how long a request is repeated while the gateway is away (seconds).
 
     Raises:
-        CommandError: The target's address is none.
+        CommandError: The target's address is none, or its token cannot be sent.
     """
 
     def __init__(self, target: Target, patience_s: float = PATIENCE_S) -> None:
@@ -114,6 +119,8 @@ class Client:
         if address is None:
             text = f"not an address: {target.url!r} (like http://127.0.0.1:8470)"
             raise CommandError(exits.USAGE, text)
+        if not is_header_text(target.token):
+            raise CommandError(exits.USAGE, "the token is not printable ASCII: check SKEP_TOKEN")
         self._connection = Connection(address, target.token)
 
     @property
@@ -168,11 +175,15 @@ class Client:
             timeout_s: How long each wait for the gateway may take (seconds).
 
         Raises:
-            CommandError: The gateway cannot be reached, or does not answer in time.
+            CommandError: The gateway cannot be reached, does not answer in time, or a header is
+                not printable ASCII.
             refusal: A CommandError: the status of the answer is 300 or above.
         """
         deadline = time.monotonic() + self.patience_s
         sent = {**(headers or {}), **({"Content-Type": "application/json"} if body else {})}
+        for name, value in sent.items():
+            if not is_header_text(value):
+                raise CommandError(exits.USAGE, f"{name} is not printable ASCII: {value!r}")
         while True:
             try:
                 answer = self._connection.request(method, path, timeout_s, body, sent)

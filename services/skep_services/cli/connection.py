@@ -226,7 +226,12 @@ class Connection:
 
     def _open(self) -> None:
         host, port = self.address.host, self.address.port
-        link = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        try:
+            link = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            # Not a TimeoutError: no request was sent, so it may be repeated.
+            text = f"no connection to {host}:{port} within {CONNECT_TIMEOUT_S:g} s"
+            raise ConnectionError(text) from None
         if self.address.tls:
             import ssl
 

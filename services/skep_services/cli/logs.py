@@ -27,6 +27,7 @@ from skep_services.cli.jobs import ENDED, POLL_S, poll, positive
 from skep_services.cli.options import Command, client_of, job_argument, print_raw, say
 
 RANKS_MAX = 64
+RANK_DIGITS_MAX = 9
 """Ranks followed at once with `--rank all`: one connection and one thread each."""
 
 BETWEEN_ATTEMPTS_S = 1
@@ -72,6 +73,25 @@ def run_logs(arguments: Namespace) -> int:
     return exits.OK
 
 
+def check_rank(text: str, workers: int | None = None) -> None:
+    """Check what a person wrote as a rank.
+
+    Args:
+        text: The number of a rank, or `all`.
+        workers: How many workers the job has; None: not known yet.
+
+    Raises:
+        CommandError: The text is neither, or such a job has no such rank.
+    """
+    if text == "all":
+        return
+    if not text.isascii() or not text.isdecimal() or len(text) > RANK_DIGITS_MAX:
+        raise CommandError(exits.USAGE, f"--rank {text}: a number from 0, or all")
+    if workers is not None and int(text) >= max(workers, 1):
+        told = f"--rank {text}: it has {render.plural(max(workers, 1), 'worker')}, from 0 on"
+        raise CommandError(exits.USAGE, told)
+
+
 def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
     """Return the ranks a person asked for.
 
@@ -84,8 +104,7 @@ def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
     """
     if text == "all":
         return list(range(min(max(row["workers"], 1), RANKS_MAX)))
-    if not text.isascii() or not text.isdecimal():
-        raise CommandError(exits.USAGE, f"--rank {text}: a number from 0, or all")
+    check_rank(text)
     if int(text) >= max(row["workers"], 1):
         told = f"{row['job']} has no rank {text}: it has {render.plural(row['workers'], 'worker')}"
         raise CommandError(exits.NOT_FOUND, told)

@@ -60,7 +60,7 @@ def run_plan(arguments: Namespace) -> int:
         except CommandError as error:
             if error.code == exits.UNREACHABLE:
                 raise
-            worst = error.code
+            worst = max(worst, error.code)
             answers.append({"accepted": False, **error.error, "where": where(document, error)})
     if arguments.json:
         print_json({"plans": answers})

@@ -84,6 +84,8 @@ def options_run(parser: ArgumentParser) -> None:
 
 def run_run(arguments: Namespace) -> int:
     """Submit a command, print its output here, and return how it ended: 0 only for success."""
+    if not arguments.detach:
+        logs.check_rank(arguments.rank, arguments.workers)
     client = client_of(arguments, PATIENCE_FOLLOWING_S)
     tree = spec_of(arguments)
     if "vc" not in tree:

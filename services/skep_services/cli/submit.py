@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from skep_services.cli import exits, files, specs
-from skep_services.cli.client import Client
+from skep_services.cli.client import Client, is_header_text
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
 from skep_services.cli.problems import problem_text
@@ -168,7 +168,7 @@ def send(client: Client, document: Document, key: str | None) -> dict[str, Any]:
     headers = {"Idempotency-Key": key or os.urandom(16).hex()}
     if trace := os.environ.get("TRACEPARENT"):
         headers["traceparent"] = trace
-    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+    if not all(map(is_header_text, headers.values())):
         raise CommandError(exits.USAGE, "--key and TRACEPARENT are printable ASCII")
     name = document.tree.get("name", "") if isinstance(document.tree, dict) else ""
     try:

@@ -50,7 +50,7 @@ def nats_health() -> str:
         while piece := connection.recv(4096):
             answer += piece
     head, _, body = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in head.splitlines()[0]:
+    if b" 200 " not in head.partition(b"\r\n")[0]:
         raise OSError(body.decode("utf-8", "replace"))
     return body.decode("utf-8", "replace")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from skep_lab.simulator.settings import Costs
 SHAPE = re.compile(r"(?P<nodes>\d+)x(?P<gpus>\d+)(:(?P<type>[\w.-]+))?(/(?P<vcs>.*))?")
 NODES_MAX = 100_000
 SEEDS_MAX = 1000
+SEED_DIGITS_MAX = 18
 TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhdw]?)")
 PARTS = re.compile(r"(?<!\d[eE])\+|\+(?!\d)")
 """Between two policies; not the plus in `1e+3`."""
@@ -241,17 +242,19 @@ def seeds(text: str) -> tuple[int, ...]:
         WrongError: The text is none of these, or there are too many seeds.
     """
     first, dash, last = text.partition("-")
-    found: tuple[int, ...] = ()
-    if text.isdecimal():
-        found = tuple(range(int(text)))
+    found: Sequence[int] = ()
+    if max(map(len, text.replace("-", ",").split(","))) > SEED_DIGITS_MAX:
+        pass  # No such number is meant, and a range of them is larger than any list.
+    elif text.isdecimal():
+        found = range(int(text))
     elif dash and first.isdecimal() and last.isdecimal():
-        found = tuple(range(int(first), int(last) + 1))
+        found = range(int(first), int(last) + 1)
     elif all(part.isdecimal() for part in text.split(",")):
         found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     if not 0 < len(found) <= SEEDS_MAX:
         reason = f"--seeds {text}: write 10 (that is 0 to 9), 3-12 or 1,5,9; at most {SEEDS_MAX}"
         raise WrongError(reason)
-    return found
+    return tuple(found)
 
 
 def like(wrong: str, known: Iterable[str] | Mapping[str, Any]) -> str:

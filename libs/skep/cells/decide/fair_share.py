@@ -81,7 +81,8 @@ def place_yielding(
         request: An opportunistic gang.
         shares: What each VC uses.
         loss: What stopping a job would cost.
-        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for; None:
+            no limit.
         stoppable: Whether a job may be stopped.
     """
     shape, left = chain.topology, gpus_to_give(shares, request)

@@ -3,6 +3,8 @@
 Few candidates are compared in all combinations. With more, one worker after the other is given the
 node on which it costs least beyond what is lost already; then jobs that turn out not to be needed
 are spared. Either way no tenant loses more GPUs than it may (`fair_share.gpus_to_give`).
+
+Source: HiveD, section 3.3, by the rule of `fair_share`.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def place_gang(
         holds: All holds, by name.
         request: The gang.
         loss: What stopping a job would cost.
-        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for; None:
+            no limit.
         yielding: The jobs that may be stopped.
         spare: By VC, the most GPUs that its jobs give.
     """

@@ -20,7 +20,8 @@ def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement |
     Args:
         chain: The chain.
         request: The gang.
-        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for; None:
+            no limit.
     """
     shape = chain.topology
     sizes = sorted(request.sizes, reverse=True)

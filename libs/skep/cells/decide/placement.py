@@ -37,9 +37,10 @@ def find_placement(
     Args:
         cells: What is free, bound, used and bad; it is not changed.
         request: The gang: its job, VC, priority, and the GPUs of each worker.
-        loss: What stopping a job would cost, in any unit that can be compared; of equal places
-            the one with the cheapest victims is taken.
-        limit: By node name, the workers of this gang that the node has CPUs and memory for.
+        loss: What stopping a job would cost, in any unit that can be compared; of equal places the
+            one with the cheapest victims is taken.
+        limit: By node name, the workers of this gang that the node has CPUs and memory for; None:
+            no limit.
     """
     if not request.guaranteed:
         return _on_idle_gpus(cells, request, limit)

@@ -6,6 +6,8 @@ VC with a lower priority yield. Opportunistic jobs do not influence that, or wha
 would depend on jobs of other VCs. They only decide between places that are equal for the VC: a new
 cell has no opportunistic jobs wherever safety allows splitting such a one off, and they yield where
 there is none. A gang stays in the smallest cell that holds it; otherwise it is spread.
+
+Source: HiveD, section 3.3.
 """
 
 from __future__ import annotations

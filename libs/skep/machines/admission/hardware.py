@@ -33,7 +33,9 @@ class Hardware:
     def problem(self, spec: JobSpec, cells: Cluster) -> Problem | None:
         """Return why no node could run the job, naming what exists; None if one could.
 
-        `cells` says which topologies tie a gang to one node.
+        Args:
+            spec: What was submitted.
+            cells: The cluster; its chains say which topologies tie a gang to one node.
         """
         if not self._builds:
             return None  # No hardware has joined yet: nothing is known to be impossible.

@@ -145,7 +145,13 @@ class AdmissionMachine:
         self._effects: list[Effect] = []
 
     def decide(self, event: AdmissionEvent | Restarted | Tick, now: Instant) -> list[Effect]:
-        """Return the verdict on a submission or cancellation, or the facts others' news lead to."""
+        """Return the verdict on a submission or cancellation, or the facts others' news lead to.
+
+        Args:
+            event: What came. A submission that was answered before the latest restart is passed
+                over.
+            now: Without effect: a verdict depends on what was asked and on what exists.
+        """
         del now  # A verdict depends on what was asked and what exists, never on the hour.
         self._effects = []
         match event:
@@ -258,7 +264,11 @@ class AdmissionMachine:
         return None
 
     def check(self) -> None:
-        """Assert that the counts are those of the unfinished jobs."""
+        """Assert that the counts are those of the unfinished jobs.
+
+        Raises:
+            AssertionError: They are not.
+        """
         gpus: dict[str, int] = {}
         jobs: dict[str, int] = {}
         for job in self.active.values():
@@ -279,6 +289,12 @@ class AdmissionMachine:
             self.keys[vc, key] = job
 
     def count(self, job: ActiveJob, sign: int) -> None:
+        """Add a job to the counts of its VC, or take it out of them.
+
+        Args:
+            job: The job.
+            sign: 1 or -1.
+        """
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
@@ -342,7 +358,16 @@ class AdmissionMachine:
     def judge(
         self, vc: str, parsed: JobSpec | list[Problem], key: str = ""
     ) -> JobSpec | list[Problem]:
-        """Return the spec as it will run, or why this cluster refuses it."""
+        """Return the spec as it will run, or why this cluster refuses it.
+
+        Args:
+            vc: The VC that the spec was published to.
+            parsed: The spec, or what is wrong with its text.
+            key: The idempotency key of the submission; empty: none.
+
+        Returns:
+            The spec, perhaps of another service class; or problems, one at least.
+        """
         if vc not in self.vcs:
             known = ", ".join(sorted(self.vcs)) or "none yet"
             text = f"there is no virtual cluster `{vc}`; there are: {known}"

@@ -31,7 +31,11 @@ class Abilities:
         """Whether the driver's own checkpoint of a process may be used here, and can."""
 
     def can(self, part: PartState) -> tuple[str, ...]:
-        """Return what every rank can do, as far as it is known, also from before a restart."""
+        """Return what every rank can do, as far as it is known, also from before a restart.
+
+        Returns:
+            Names of abilities, sorted; empty: it can do nothing, or what it can do is not known.
+        """
         durable = () if part.known is None else part.known.known.can
         said = [
             self._soft.cans[token][1] if token in self._soft.cans else durable
@@ -54,7 +58,15 @@ class Abilities:
         self.loaded(key, part, now)
 
     def learn(self, key: PartKey, part: PartState, token: str, said: Can, now: Instant) -> None:
-        """Take what one rank can do."""
+        """Take what one rank can do.
+
+        Args:
+            key: The job and the number of its attempt.
+            part: Their part on this node; changed if the cluster is told something new about it.
+            token: The process of the rank.
+            said: What the rank can do, and its tier.
+            now: The time of the decision.
+        """
         self._soft.cans[token] = said.tier, said.can
         self.review(key, part, now)
 
@@ -67,7 +79,7 @@ class Abilities:
         self._tell(key, part, min(tiers, key=TIERS.index), self.can(part), now)
 
     def due(self, now: Instant) -> None:
-        """Call opaque whose time is over."""
+        """Settle what parts can do whose ranks have not said so within `KNOWN_AFTER`."""
         for key, by in list(self._soft.known_by.items()):
             if by <= now:
                 part = self._agent.parts[key]
@@ -123,7 +135,14 @@ class Abilities:
         self._agent.publish_part(part, fact)
 
     def prepared(self, key: PartKey, part: PartState, order: int, now: Instant) -> None:
-        """Say that all is ready for the resize of this order."""
+        """Say that all is ready for the resize of this order.
+
+        Args:
+            key: The job and the number of its attempt.
+            part: Their part on this node; changed.
+            order: The number of the command to prepare the resize.
+            now: The time of the decision.
+        """
         joined = self._agent.joined
         ready = MemberReady(
             node=joined.node,

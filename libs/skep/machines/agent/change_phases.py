@@ -38,7 +38,13 @@ NO_LIMIT = "no limit of memory can be set on this job's processes, which run alr
 
 
 def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
-    """Return why a part cannot take a change as it stands, or an empty text."""
+    """Return why a part cannot take a change as it stands, or an empty text.
+
+    Args:
+        part: The part as it stands.
+        change: What is wanted of it.
+        can: What every rank of it can do.
+    """
     for kind, name in NEEDS:
         if isinstance(change, kind):
             if part.joins and isinstance(change, Resize):
@@ -83,19 +89,32 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
 
 
 def is_evictable(can: tuple[str, ...]) -> bool:
-    """Return whether memory comes off the devices by the driver: the job knows no boundary."""
+    """Return whether memory comes off the devices by the driver: the job knows no boundary.
+
+    Args:
+        can: What every rank of a part can do.
+    """
     return "release" in can and "suspend" not in can
 
 
 def back_again(can: tuple[str, ...]) -> list[Phase]:
-    """Return what has a part go on that may stand, and has been thawed."""
+    """Return the phases that have a part go on that may stand, and has been thawed.
+
+    Args:
+        can: What every rank of it can do.
+    """
     if "suspend" in can:
         return [Phase.UNDO]
     return [Phase.RESTORE] if is_evictable(can) else []
 
 
 def standing_answer(part: PartState, drive: Drive) -> bool:
-    """Tell whether a part stands as it is wanted already, and fill in the answer."""
+    """Tell whether a part stands as it is wanted already, and fill in the answer.
+
+    Args:
+        part: The part as it stands.
+        drive: The change; if it returns true, what the answer says is set in it.
+    """
     change = drive.command.change
     if not isinstance(change, Suspend) or not part.stands_frozen or part.changed is None:
         return False
@@ -111,7 +130,17 @@ def standing_answer(part: PartState, drive: Drive) -> bool:
 
 
 def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: bool) -> list[Phase]:
-    """Return the phases of a change, having noted in `drive` what is clear from the beginning."""
+    """Return the phases of a change, having noted in `drive` what is clear from the beginning.
+
+    Args:
+        part: The part as it stands.
+        drive: The change; its `manner` and `detail` are set where they are clear already.
+        can: What every rank of the part can do.
+        again: An earlier try may have done a part of this change, or of another one.
+
+    Returns:
+        The phases in their order; empty: there is nothing to do but to answer.
+    """
     speaks = "suspend" in can
     before = [Phase.THAW, *([Phase.UNDO] if speaks else [])] if again else []
     match drive.command.change:
@@ -159,7 +188,12 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
 
 
 def meets_here(change: Change, joined: NodeJoined) -> bool:
-    """Return whether the meeting place of a resized gang is this node's to open."""
+    """Return whether the meeting place of a resized gang is this node's to open.
+
+    Args:
+        change: What is wanted of a part.
+        joined: This node.
+    """
     if not isinstance(change, Resize):
         return False
     if change.at:
@@ -189,7 +223,19 @@ def clock(
     now: Instant,
     processes: int,
 ) -> int:
-    """Return the step to stop or change after: 0 for a process alone, which needs no common one."""
+    """Return the step to stop or change after: 0 for a process alone, which needs no common one.
+
+    Args:
+        part: The part as it stands.
+        drive: The change, at the try that begins.
+        progress: The latest report of each rank, by its number.
+        now: The time of the decision.
+        processes: How many processes of the part train together.
+
+    Returns:
+        The number of a mini-batch. It is 0 too where all ranks stand already, and where they agree
+        on the step themselves.
+    """
     wanted = getattr(drive.command.change, "step", 0)
     if part.stand is Stand.SUSPENDED:
         return 0  # All of them stand at one already.
@@ -218,7 +264,14 @@ def holds_none(part: PartState, drive: Drive) -> bool:
 
 
 def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) -> PartChanged:
-    """Return the fact that ends a change: how the part stands from here on."""
+    """Return the fact that ends a change: how the part stands from here on.
+
+    Args:
+        part: The part as it stands.
+        drive: The change at its end.
+        changed: What the cluster is told about it.
+        event: The number of the event by which the cluster is told.
+    """
     change = drive.command.change
     stand, holds = part.stand, part.holds
     host_bytes, released, broken = part.host_bytes, part.released, False
@@ -263,7 +316,12 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
 
 
 def apply_change(part: PartState, fact: PartChanged) -> None:
-    """Take the end of a change over: pure bookkeeping, also of which ranks belong to the gang."""
+    """Take the end of a change over: pure bookkeeping, also of which ranks belong to the gang.
+
+    Args:
+        part: Changed.
+        fact: The end of its latest change.
+    """
     part.changed = fact
     part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
     part.host_bytes, part.released, part.share_due = fact.host_bytes, fact.released, fact.share_due

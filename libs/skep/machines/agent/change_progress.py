@@ -184,7 +184,12 @@ class Drive(msgspec.Struct):
 
 
 def order_of(serial: int, phase: Phase) -> int:
-    """Return the number of what ranks are told in a phase of a try."""
+    """Return the number of what ranks are told in a phase of a try.
+
+    Args:
+        serial: The number of the try, counted for all parts of the agent.
+        phase: One of `TOLD_IN`.
+    """
     return serial * ORDERS_PER_SERIAL + TOLD_IN[phase]
 
 
@@ -194,8 +199,17 @@ def common_step(
     """Return a mini-batch that no rank has ended when the message about it arrives.
 
     It is the furthest rank's, by its latest report and its speed since, and a margin that grows
-    with each try. `wanted` is a step that others have agreed on already, `far` one that a rank said
-    it is past.
+    with each try.
+
+    Args:
+        progress: The latest reports of the ranks.
+        tries: The number of this try, from 1.
+        now: The time of the decision.
+        wanted: A step that others have agreed on already, which is returned as it is; 0: none.
+        far: A step that a rank said it is past; 0: no rank said so.
+
+    Returns:
+        The number of a mini-batch.
     """
     if wanted:
         return wanted
@@ -215,7 +229,14 @@ def _steps_at(one: RankProgress, now: Instant) -> int:
 
 
 def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
-    """Return what a rank is told in the phase that a change is in; `among` processes share room."""
+    """Return what a rank is told in the phase that a change is in.
+
+    Args:
+        drive: The change, in one of its phases.
+        part: The part that is changed.
+        token: The process of the rank.
+        among: How many processes share the host's memory that the change may fill.
+    """
     assert part.command is not None
     assert drive.phase is not None
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
@@ -281,7 +302,12 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
 
 
 def stray(part: PartState, rank: int) -> ResumeRank:
-    """Return what a rank is told that stands though what it was told has been withdrawn."""
+    """Return what a rank is told that stands though what it was told has been withdrawn.
+
+    Args:
+        part: The part that the rank is of.
+        rank: The number of the rank.
+    """
     assert part.command is not None
     plan = next(each.plan for each in part.ranks.values() if each.plan.rank == rank)
     return ResumeRank(
@@ -294,14 +320,28 @@ def stray(part: PartState, rank: int) -> ResumeRank:
 
 
 def devices_of(part: PartState, change: object, token: str) -> tuple[int, ...]:
-    """Return the devices that a rank is to go on with: those it has, unless others are named."""
+    """Return the devices that a rank is to go on with: those it has, unless others are named.
+
+    Args:
+        part: The part that the rank is of.
+        change: What is done to the part; only a `Resume` may name devices.
+        token: The process of the rank.
+
+    Returns:
+        Indices of devices on the node.
+    """
     plan = part.ranks[token].plan
     named = change.ranks if isinstance(change, Resume) else ()
     return next((each.devices for each in named if each.rank == plan.rank), plan.devices)
 
 
 def handled(drive: Drive, event: RunHandled) -> str:
-    """Note what the runtime did to a run; return why the change fails, or an empty text."""
+    """Note what the runtime did to a run; return why the change fails, or an empty text.
+
+    Args:
+        drive: The change; changed.
+        event: What the runtime did.
+    """
     match event:
         case RunEvicted(trouble=trouble) if trouble:
             drive.detail, drive.kept = trouble, True
@@ -344,7 +384,12 @@ def failure_text(message: Failed) -> str:
 
 
 def add_answer(drive: Drive, message: Answer) -> None:
-    """Add one rank's answer to what the change comes to."""
+    """Add one rank's answer to what the change comes to.
+
+    Args:
+        drive: The change; changed.
+        message: What the rank said.
+    """
     step = getattr(message, "step", 0)
     if drive.phase is not Phase.UNDO and step:
         drive.done_step = min(drive.done_step or step, step)
@@ -390,7 +435,17 @@ def expected(part: PartState, resize: Resize) -> list[RankJoins]:
 
 
 def find_room(drive: Drive, budget: int, taken: int, wanted: int) -> bool:
-    """Note the room in the host's memory for the state of a part, or why it has none."""
+    """Note the room in the host's memory for the state of a part, or why it has none.
+
+    Args:
+        drive: The change; its `room` is set, or its `detail`.
+        budget: Bytes of the host's memory that suspended state may take.
+        taken: Bytes of it that other parts have, or are about to have.
+        wanted: Bytes that the part has on its devices; 0: unknown.
+
+    Returns:
+        Whether there is room.
+    """
     room = budget - taken
     if room <= 0 or wanted > room:
         drive.detail = (
@@ -480,6 +535,13 @@ def joins(
 
     One that an earlier try had started may have joined since: it does not say it is ready again,
     but trains. One that still makes ready is waited for, as the gang would stand meanwhile.
+
+    Args:
+        soft: What ranks have said.
+        part: The part that the rank is to join.
+        drive: The resize.
+        token: The process of the rank.
+        told: The latest report of each rank, by its number.
     """
     rank = part.ranks[token]
     trains = rank.plan.rank in told and told[rank.plan.rank].steps > 0

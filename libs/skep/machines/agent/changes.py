@@ -591,7 +591,7 @@ class Changes:
     # --- time ------------------------------------------------------------------------------------
 
     def wake_at(self) -> Instant | None:
-        """Return when `due` has something to do."""
+        """Return when `due` next has something to do, or None: nothing waits."""
         times = [*self.soft.known_by.values(), *self.soft.leave_by.values()]
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:

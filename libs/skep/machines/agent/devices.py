@@ -21,7 +21,11 @@ TROUBLE_MAX = 500
 
 
 def devices_of(part: PartState) -> set[int]:
-    """Return the devices that processes of a part are on, or come back to."""
+    """Return the devices that processes of a part are on, or come back to.
+
+    Returns:
+        Indices of devices on the node.
+    """
     if part.over is not None:
         return set()
     change = part.changing.change if part.changing is not None else None
@@ -33,7 +37,15 @@ def devices_of(part: PartState) -> set[int]:
 
 
 def in_the_way(parts: Mapping[PartKey, PartState], command: BindJob) -> str:
-    """Return which other job is on a device of an order that does not name it, or an empty text."""
+    """Return which other job is on a device of an order that does not name it, or an empty text.
+
+    Args:
+        parts: All parts of the node.
+        command: An order for a part, with its devices and the jobs that it is put beside.
+
+    Returns:
+        A text that begins with `DEVICE_BUSY`; empty: no other job is in the way.
+    """
     key = command.job, command.attempt
     wanted = {device for plan in command.ranks for device in plan.devices}
     for (job, attempt), part in parts.items():
@@ -48,7 +60,16 @@ def in_the_way(parts: Mapping[PartKey, PartState], command: BindJob) -> str:
 def also_used(
     parts: Mapping[PartKey, PartState], key: PartKey, devices: Iterable[int]
 ) -> tuple[int, ...]:
-    """Return those of some devices that parts other than `key` are on."""
+    """Return those of some devices that parts other than `key` are on.
+
+    Args:
+        parts: All parts of the node.
+        key: The job and the attempt of the part that does not count.
+        devices: Indices of devices on the node.
+
+    Returns:
+        Those of `devices` that others are on, in the same order.
+    """
     others: set[int] = set()
     for each, part in parts.items():
         if each != key:
@@ -57,7 +78,15 @@ def also_used(
 
 
 def share_of(part: PartState, change: object) -> float:
-    """Return the share of its devices' memory that a part is to keep to."""
+    """Return the share of its devices' memory that a part is to keep to.
+
+    Args:
+        part: A part that runs a command.
+        change: What is done to it; a `Share` names the share.
+
+    Returns:
+        A fraction of the memory; 0: no limit.
+    """
     if isinstance(change, Share):
         return change.share
     assert part.command is not None
@@ -73,6 +102,11 @@ def excess(message: Shared, devices: Collection[int], gpus: Iterable[Gpu]) -> st
     """Return that a rank uses more than its share, or an empty text: it is not made to give back.
 
     What it holds it may keep; what it asks for beyond is refused by its own side.
+
+    Args:
+        message: What the rank says it uses, and its share.
+        devices: Indices of the rank's devices on the node.
+        gpus: The GPUs of the node.
     """
     known = [gpu.memory for gpu in gpus if gpu.index in devices and gpu.memory]
     if not message.share or not known:
@@ -84,7 +118,13 @@ def excess(message: Shared, devices: Collection[int], gpus: Iterable[Gpu]) -> st
 
 
 def with_use(part: PartState, told: RankProgress, used: Mapping[int, int]) -> RankProgress:
-    """Return a rank's progress with the utilisation of its devices, where they tell it."""
+    """Return a rank's progress with the utilisation of its devices, where they tell it.
+
+    Args:
+        part: The part that the rank is of.
+        told: What the rank reported.
+        used: The utilisation of each device, in thousandths; negative: unknown.
+    """
     plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
     every = [used.get(device, -1) for plan in plans for device in plan.devices]
     known = [each for each in every if each >= 0]

@@ -223,7 +223,11 @@ class AgentMachine:
                 self._adopt(event, now)
 
     def wake_at(self) -> Instant | None:
-        """Return when the next heartbeat and report, or the end of a wait, are due."""
+        """Return when the next heartbeat and report, or the end of a wait, are due.
+
+        Returns:
+            The earliest of them; None: the agent has not been started.
+        """
         due = self.changes.wake_at()
         return self.report_at if due is None else min(due, self.report_at or due)
 
@@ -253,7 +257,12 @@ class AgentMachine:
         self.raise_floor(command.settled)
 
     def start_rank(self, key: PartKey, token: str) -> None:
-        """Have a rank executed, as part of the gang or to join it."""
+        """Have a rank executed, as part of the gang or to join it.
+
+        Args:
+            key: The job and the number of its attempt.
+            token: The process of the rank.
+        """
         part = self.parts[key]
         command, rank, change = part.command, part.ranks[token], part.changing
         assert command is not None, key
@@ -390,7 +399,12 @@ class AgentMachine:
         self._finish(key, now)
 
     def part_of(self, token: str) -> tuple[PartKey, PartState | None]:
-        """Return whose rank a token names: None unless the rank is known here."""
+        """Return which part the rank is of that a token names.
+
+        Returns:
+            The job and attempt that the token names, and their part here; None: the rank is not
+            known here.
+        """
         key = attempt_of_run(token)
         part = self.parts.get(key)
         return key, part if part is not None and token in part.ranks else None
@@ -619,7 +633,11 @@ class AgentMachine:
         return part, part.ranks[token]
 
     def check(self) -> None:
-        """Assert that what is over is told, and that nothing over still reports."""
+        """Assert that what is over is told, and that nothing over still reports.
+
+        Raises:
+            AssertionError: One of them does not hold.
+        """
         for key, part in self.parts.items():
             assert (part.over is None) or part.all_down, key
             assert part.over is not None or not part.all_down, f"{key}: gone but not told"
@@ -652,12 +670,21 @@ class AgentMachine:
         self._effects.append(Call(PublishEvent(number, subject, key, message)))
 
     def publish_part(self, part: PartState, fact: ToldFact) -> None:
-        """Have what became of a part told, under the number that its fact has."""
+        """Have what became of a part told, under the number that its fact has.
+
+        Args:
+            part: The part that the fact is about.
+            fact: What became of it, with the number of the event.
+        """
         name, message = told_message(part, fact, self.joined)
         self._publish(fact.event, name, message)
 
     def raise_floor(self, settled: int) -> None:
-        """Take the allocator's word for which orders are answered."""
+        """Take the allocator's word for which orders are answered.
+
+        Args:
+            settled: The highest order that the allocator says is answered.
+        """
         self.settled = max(self.settled, settled)
         self._forget_settled()
 

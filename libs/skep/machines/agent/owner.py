@@ -31,7 +31,12 @@ class Owner(Protocol):
         ...
 
     def part_of(self, token: str) -> tuple[PartKey, PartState | None]:
-        """Return whose rank a token names: None unless the rank is known here."""
+        """Return which part the rank is of that a token names.
+
+        Returns:
+            The job and attempt that the token names, and their part here; None: the rank is not
+            known here.
+        """
         ...
 
     def publish_part(self, part: PartState, fact: ToldFact) -> None:
@@ -39,11 +44,20 @@ class Owner(Protocol):
         ...
 
     def raise_floor(self, settled: int) -> None:
-        """Take the allocator's word for which orders are answered."""
+        """Take the allocator's word for which orders are answered.
+
+        Args:
+            settled: The highest order that the allocator says is answered.
+        """
         ...
 
     def start_rank(self, key: PartKey, token: str) -> None:
-        """Have a rank executed, as part of the gang or to join it."""
+        """Have a rank executed, as part of the gang or to join it.
+
+        Args:
+            key: The job and the number of its attempt.
+            token: The process of the rank.
+        """
         ...
 
     def stop_part(self, key: PartKey, now: Instant) -> None:

@@ -324,6 +324,9 @@ class PartState(msgspec.Struct):
         """Return whether a rank that has not begun was to join, and is not any more.
 
         Its change is over, or every rank that it was to join has ended.
+
+        Args:
+            token: The process of a rank of this part.
         """
         begins = self.joins and self.started is None
         gang = any(not rank.out and rank.down is None for rank in self.ranks.values())
@@ -364,7 +367,7 @@ class PartState(msgspec.Struct):
 
     @property
     def grace_s(self) -> float | None:
-        """Return what its processes get to end in, or None while they may go on."""
+        """Return how many seconds its processes get to end in, or None while they may go on."""
         if self.stop_grace_ms is not None:
             return self.stop_grace_ms / 1000
         return PEER_GRACE_S if self.first_down or self.broken else None
@@ -427,7 +430,11 @@ def rank_facts(part: PartState) -> list[AgentFact]:
 
 
 def outcome_of(part: PartState) -> tuple[Outcome, str]:
-    """Return how the part ended, by its first failure, and what to tell about it."""
+    """Return how the part ended, by its first failure, and what to tell about it.
+
+    Returns:
+        The outcome, and a text for the tenant; an empty one: there is nothing to add.
+    """
     token = part.first_down
     if not token:
         if part.broken and part.stop_grace_ms is None and part.changed is not None:
@@ -466,7 +473,15 @@ def exited_part(
     latest: Mapping[int, RankProgress],
     now: Instant,
 ) -> MemberExited:
-    """Return what the cluster is told about the end of a part."""
+    """Return what the cluster is told about the end of a part.
+
+    Args:
+        key: The job and the number of its attempt.
+        part: Their part on this node, which has ended.
+        joined: This node.
+        latest: The latest report of each rank, by its number.
+        now: The time of the decision.
+    """
     outcome, detail = outcome_of(part)
     last = max(latest.values(), key=lambda rank: rank.values_step, default=None)
     downs = [(rank.plan.rank, rank.down) for rank in part.ranks.values() if rank.down is not None]
@@ -490,7 +505,16 @@ def exited_part(
 
 
 def told_message(part: PartState, fact: ToldFact, joined: NodeJoined) -> tuple[str, NodeEvent]:
-    """Return what the cluster is told of a fact: the event's name, and the message."""
+    """Return what the cluster is told of a fact about a part.
+
+    Args:
+        part: The part as it is after the fact.
+        fact: What became of it.
+        joined: This node.
+
+    Returns:
+        The event's name, as it stands in its subject, and the message.
+    """
     node, identity = joined.node, joined.identity
     trace = part.command.trace if part.command is not None else ""
     match fact:

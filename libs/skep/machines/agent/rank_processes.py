@@ -62,7 +62,16 @@ class Voices:
         self._ranks.pop(token, None)
 
     def heard(self, token: str, message: Said) -> Said | None:
-        """Take what one process said; return what its rank says by that, None if nothing yet."""
+        """Take what one process said, and return what its rank says by that.
+
+        Args:
+            token: The name of the rank among processes (`ids.run_token`).
+            message: What one of its processes said.
+
+        Returns:
+            The message itself for a rank of one process; None: other processes have yet to say the
+            same.
+        """
         if isinstance(message, Hello):
             self._greeted(token, message)
             return message

@@ -16,7 +16,16 @@ def progress_of(
     progress: Mapping[PartKey, Mapping[int, RankProgress]],
     used: Mapping[int, int],
 ) -> tuple[JobProgress, ...]:
-    """Return how far every part is; `used` is the utilisation of devices, in thousandths."""
+    """Return how far every part is.
+
+    Args:
+        parts: The parts by job and attempt.
+        progress: The latest report of each rank, by job and attempt, and by the number of the rank.
+        used: The utilisation of each device of the node, in thousandths; negative: unknown.
+
+    Returns:
+        One entry for each part with a living rank that has reported.
+    """
     jobs = []
     for key, ranks in progress.items():
         part = parts[key]

@@ -1,4 +1,4 @@
-"""The allocator's behaviour: `machine` decides, `skep.ledger` has the state, `dispatch` acts."""
+"""The allocator's behaviour: `machine` decides, `skep.ledger` has the state, `outbox` commands."""
 
 from skep.ledger.snapshot import Kept
 from skep.machines.allocator.machine import AllocatorMachine

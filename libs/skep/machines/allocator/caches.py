@@ -16,7 +16,12 @@ from skep.wire.trials import TrialBegun, TrialOver
 
 
 def touch(soft: Soft, fact: Any) -> None:
-    """Note which jobs a fact is about. Called only where some VC has a policy."""
+    """Note which jobs a fact is about. Called only where some VC has a policy.
+
+    Args:
+        soft: Changed.
+        fact: Any fact of the allocator, or a piece of a snapshot.
+    """
     job = getattr(fact, "job", None)
     if isinstance(fact, TrialBegun):
         soft.touched.update((each.job, None) for each in fact.jobs)
@@ -64,7 +69,11 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
 
 
 def best(pace: JobPace) -> int:
-    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
+    """Return the best there is of a rate: the mean of many windows, else that of the latest.
+
+    Returns:
+        Thousandths of a mini-batch per second; 0: it was not measured.
+    """
     return pace.mean_milli if pace.samples else pace.rate_milli
 
 

@@ -51,7 +51,12 @@ OF_POLICIES = (Reason.POLICY_FAILED, Reason.NOT_ITS_JOB)
 
 
 def look(tx: Transaction, now: Instant) -> None:
-    """Look at what a decision may have broken."""
+    """Look at what a decision may have broken.
+
+    Args:
+        tx: Its effects are read; alarms are added, and ends of alarms.
+        now: The time of the decision.
+    """
     facts = [
         effect.fact
         for effect in tx.effects
@@ -76,7 +81,12 @@ def look(tx: Transaction, now: Instant) -> None:
 
 
 def go_round(tx: Transaction, now: Instant) -> None:
-    """Go on with the round, if it is time to; at its end alarms that were not found again end."""
+    """Go on with the round, if it is time to; at its end alarms that were not found again end.
+
+    Args:
+        tx: Its cells are read; alarms are added, and ends of alarms.
+        now: The time of the decision.
+    """
     soft = tx.soft
     if now < soft.patrol_at <= after(now, ROUND_EVERY):
         return
@@ -96,7 +106,15 @@ def go_round(tx: Transaction, now: Instant) -> None:
 
 
 def policy_wrong(tx: Transaction, vc: str, rule: Reason, text: str, now: Instant) -> None:
-    """Say once of a VC's policy what is wrong with its plans."""
+    """Say once of a VC's policy what is wrong with its plans.
+
+    Args:
+        tx: An alarm is added, unless there is one already or there are ALARMS_MAX.
+        vc: The VC.
+        rule: One of `OF_POLICIES`.
+        text: What is wrong, for an operator.
+        now: The time of the decision.
+    """
     place = rule, "", vc
     known = tx.state.alarms.get(place)
     if known is None and len(tx.state.alarms) < ALARMS_MAX:
@@ -115,7 +133,14 @@ def no_policy(tx: Transaction, now: Instant) -> None:
 
 
 def policy_right(tx: Transaction, vc: str, rule: Reason, now: Instant) -> None:
-    """Take back what was said of a VC's policy."""
+    """Take back what was said of a VC's policy.
+
+    Args:
+        tx: The end of the alarm is added, if there is one.
+        vc: The VC.
+        rule: One of `OF_POLICIES`.
+        now: The time of the decision.
+    """
     if (rule, "", vc) in tx.state.alarms:
         _over(tx, (rule, "", vc), now)
 

@@ -54,7 +54,15 @@ def part_gone(job: job_state.JobState, told: MemberExited) -> MemberGone:
 
 
 def ended(job: job_state.JobState, end: End, why: Reason, now: Instant, detail: str) -> JobEnded:
-    """Return the fact that a job is over, with what its last attempt came to."""
+    """Return the fact that a job is over, with what its last attempt came to.
+
+    Args:
+        job: The job; its attempt, if it has one, is gone from every node.
+        end: How the job ends.
+        why: Why it ends so.
+        now: The time of the decision.
+        detail: What is the matter, in words; may be empty.
+    """
     gone = job.gone
     last = max(gone, key=lambda each: each.values_step, default=None)
     return JobEnded(
@@ -120,7 +128,13 @@ def _lost(job: job_state.JobState, why: Reason, detail: str) -> Verdict:
 
 
 def settle(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Go on after a part of an attempt is gone: stop the others, or judge the whole."""
+    """Go on after a part of an attempt is gone: stop the others, or judge the whole.
+
+    Args:
+        tx: The end of the job or its return to the queue is added, or a stop.
+        job: A part of its attempt is gone.
+        now: The time of the decision.
+    """
     if not job.over:
         failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
         if (failed or job.deserted) and job.state is not State.STOPPING:

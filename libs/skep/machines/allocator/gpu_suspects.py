@@ -29,6 +29,16 @@ def place(
 
     Else a job whose turn is next would be given the same GPU until it has used up its retries, and
     it would not be known whose fault it is. No job is put aside for that.
+
+    Args:
+        state: Its cells and jobs are read.
+        job: The job that is placed.
+        asked: What it asks the cells for.
+        limit: How many workers of it each node may have; None: as many as it has GPUs for.
+        now: The time of the decision.
+
+    Returns:
+        The place; None: the job has to wait.
     """
     loss = job_cells.loss(state, now)
     failed = state.suspicion.failed.get(job.job)
@@ -48,7 +58,12 @@ def place(
 
 
 def convict(tx: Transaction, now: Instant) -> None:
-    """Quarantine the GPUs that enough jobs speak against, the most jobs first, up to the share."""
+    """Quarantine the GPUs that enough jobs speak against, the most jobs first, up to the share.
+
+    Args:
+        tx: Facts are added.
+        now: The time of the decision.
+    """
     known, rule = tx.state.suspicion, tx.state.asked.quarantine
     if not rule.jobs or not known.signs:
         return
@@ -80,6 +95,10 @@ def troubled(tx: Transaction, event: Heartbeat) -> None:
     """Quarantine GPUs that say themselves that something is wrong with them, up to the share.
 
     One that an operator took back stays so until it says something else.
+
+    Args:
+        tx: Facts are added.
+        event: What a node says, also of its devices.
     """
     known, node = tx.state.suspicion, tx.state.nodes.get(event.node)
     if not tx.state.asked.quarantine.jobs or node is None:

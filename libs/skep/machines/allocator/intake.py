@@ -73,7 +73,12 @@ def _cancel(tx: Transaction, name: str, now: Instant) -> None:
 
 
 def operator(tx: Transaction, event: Admin) -> None:
-    """Do what an operator asks for: set the cluster, drain a node, quarantine a GPU."""
+    """Do what an operator asks for: set the cluster, drain a node, quarantine a GPU.
+
+    Args:
+        tx: Facts are added. A cluster that cannot be is refused, with what is wrong.
+        event: What an operator asks for.
+    """
     match event:
         case SetVcs():
             problems = tuple(islice(cluster_problems(event.cluster), PROBLEMS_MAX))

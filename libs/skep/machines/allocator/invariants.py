@@ -10,7 +10,11 @@ from skep.machines.allocator.transaction import Transaction
 
 
 def check(tx: Transaction) -> None:
-    """Assert what holds of the state, and that every view of a policy is as the jobs say."""
+    """Assert what holds of the state, and that every view of a policy is as the jobs say.
+
+    Raises:
+        AssertionError: One of them does not hold.
+    """
     invariants.check(tx.state)
     trials.check(tx.state)
     for planned in tx.soft.planned.values():

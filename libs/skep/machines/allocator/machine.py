@@ -63,7 +63,19 @@ class AllocatorMachine:
         return self.tx.settings
 
     def decide(self, event: AllocatorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
-        """Return the facts and commands that follow from `event`."""
+        """Return the facts and commands that follow from `event`.
+
+        Args:
+            event: What came. What is known already, or is of an earlier attempt, changes nothing.
+            now: The time of this service's clock.
+
+        Returns:
+            Facts in the order in which they were applied, and commands behind the facts that they
+            follow from.
+
+        Raises:
+            Exception: A bug, as a stage raised it; a note names the stage.
+        """
         self.tx.begin()
         try:
             _decide(self.tx, event, now)
@@ -73,7 +85,11 @@ class AllocatorMachine:
         return self.tx.effects
 
     def wake_at(self) -> Instant | None:
-        """Return when the earliest command must be repeated, limit enforced or node checked."""
+        """Return when the earliest command must be repeated, limit enforced or node checked.
+
+        Returns:
+            The earliest of them; None: nothing waits for time.
+        """
         return self.tx.soft.wake_at()
 
     def snapshot(self) -> list[Kept]:
@@ -81,11 +97,19 @@ class AllocatorMachine:
         return list(keep(self.tx.state))
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
-        """Take over one fact, or one piece of a snapshot."""
+        """Take over one fact, or one piece of a snapshot.
+
+        Raises:
+            IllegalTransitionError: The fact cannot follow for its job.
+        """
         self.tx.apply(fact)
 
     def check(self) -> None:
-        """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
+        """Assert that every GPU, queue and count is as the jobs say, and sharing safety.
+
+        Raises:
+            AssertionError: One of them is not.
+        """
         invariants.check(self.tx)
 
 

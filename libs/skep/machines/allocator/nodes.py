@@ -61,7 +61,13 @@ def _ask_to_join(tx: Transaction, event: Heartbeat) -> None:
 
 
 def joined(tx: Transaction, event: NodeJoined, now: Instant) -> None:
-    """Take in a node, or refuse a second agent of its name while the first is alive."""
+    """Take in a node, or refuse a second agent of its name while the first is alive.
+
+    Args:
+        tx: Facts and commands are added.
+        event: What an agent says of its node.
+        now: The time of the decision.
+    """
     node = tx.state.nodes.get(event.node)
     replaced = node is not None and node.joined.identity != event.identity
     if node is not None and replaced:

@@ -27,7 +27,13 @@ PREEMPT_GRACE_S = 5.0
 
 
 def limit(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Arm the time limit of an attempt that runs; what it was suspended for does not count."""
+    """Arm the time limit of an attempt that runs; what it was suspended for does not count.
+
+    Args:
+        tx: A timer is set, in place of an earlier one; none if the job has no limit.
+        job: It runs.
+        now: The time of the decision.
+    """
     if isinstance(job.spec.limits.time, int):
         # A clock that was set back since, or while it stood, would make the limit as much longer.
         began_at = min(after(job.ran_at, Duration(job.suspended_ns)), now)
@@ -39,7 +45,15 @@ def limit(tx: Transaction, job: JobState, now: Instant) -> None:
 
 
 def stop(tx: Transaction, job: JobState, why: Reason, now: Instant, detail: str = "") -> None:
-    """End an attempt, and what was to be changed of it: told to every node with a part of it."""
+    """End an attempt, and what was to be changed of it: told to every node with a part of it.
+
+    Args:
+        tx: A fact and commands are added.
+        job: It has an attempt that is not over.
+        why: Why it is stopped; decides how long its processes get to end in.
+        now: The time of the decision.
+        detail: What is the matter, in words; may be empty.
+    """
     abandon(tx, job, now)
     tx.record(
         JobStopping(
@@ -57,13 +71,27 @@ def stop(tx: Transaction, job: JobState, why: Reason, now: Instant, detail: str 
 
 
 def abandon(tx: Transaction, job: JobState, now: Instant) -> None:
-    """End whatever was to be changed of an attempt."""
+    """End whatever was to be changed of an attempt.
+
+    Args:
+        tx: Facts are added, and commands to the nodes of a successor.
+        job: The attempt of this job.
+        now: The time of the decision.
+    """
     drop(tx, job, now, Reason.OVERTAKEN)
     change_ends.overtake(tx, job, now)
 
 
 def drop(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str = "") -> None:
-    """Stop a successor, if there is one."""
+    """Stop a successor, if there is one.
+
+    Args:
+        tx: A fact and commands are added.
+        job: The job that the successor is of.
+        now: The time of the decision.
+        why: Why it is stopped.
+        detail: What is the matter, in words; may be empty.
+    """
     successor = job.successor
     if successor is None:
         return
@@ -85,7 +113,14 @@ def drop(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str 
 def command(tx: Transaction, name: str, job_name: str, attempt: int, now: Instant) -> None:
     """Tell a node what it has not answered about an attempt, and look again later.
 
-    Says nothing if nothing is owed, so a timer may come late or twice.
+    It adds nothing if nothing is owed, so a timer may come late or twice.
+
+    Args:
+        tx: A command is added, and a timer is set.
+        name: The node.
+        job_name: The job.
+        attempt: The number of its attempt.
+        now: The time of the decision.
     """
     node = tx.state.nodes[name]
     key: Attempt = (job_name, attempt)
@@ -96,7 +131,13 @@ def command(tx: Transaction, name: str, job_name: str, attempt: int, now: Instan
 
 
 def clear(tx: Transaction, name: str, now: Instant) -> None:
-    """Have a node's new owner end what is left of an earlier time there, if that is owed."""
+    """Have a node's new owner end what is left of an earlier time there, if that is owed.
+
+    Args:
+        tx: A command is added, and a timer is set.
+        name: The node.
+        now: The time of the decision.
+    """
     node = tx.state.nodes[name]
     if node.clearing and not node.lost:
         message = ClearNode(
@@ -194,7 +235,11 @@ def _bind_command(
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:
-    """Return the command line of every worker of a job."""
+    """Return the command line of every worker of a job.
+
+    Returns:
+        Words; the first is AGENT_PYTHON for a script, which stands for an interpreter.
+    """
     if spec.script is not None:
         module = "skep_job" if spec.ps is None else "skep_job.ps.launch"
         return (AGENT_PYTHON, "-m", module, spec.script, *spec.args)

@@ -43,10 +43,14 @@ Outcome = Done | Not
 
 
 def done(cost: int) -> Outcome:
-    """Return `Done` for what has a cost, and `BLOCKED` for what has none."""
+    """Return `Done` for what has a cost, and `BLOCKED` for what has none.
+
+    Args:
+        cost: The parts bound, and the victims named or stopped; 0: none.
+    """
     return Done(cost) if cost else BLOCKED
 
 
 def cost(outcome: Outcome) -> int:
-    """Return what an outcome takes of a decision."""
+    """Return what an outcome takes of a decision: 0 unless it is `Done`."""
     return outcome.cost if isinstance(outcome, Done) else 0

@@ -36,7 +36,13 @@ Step = Callable[[Transaction, Instant, int], Progress]
 
 
 def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
-    """Let the queues follow an order among equals until it expires."""
+    """Let the queues follow an order among equals until it expires.
+
+    Args:
+        tx: Its queues are put in order until the advice expires.
+        event: The order, and how long jobs still have to run.
+        now: The time of the decision.
+    """
     if event.expires_at <= now:
         return
     orders: dict[tuple[str, bool], list[Entry]] = {}
@@ -253,7 +259,7 @@ def _lent_before(
 
 
 def _take_back(tx: Transaction, now: Instant) -> None:
-    """Let suspended jobs go on for which others left GPUs, before anyone else is offered those.
+    """Let suspended jobs go on for which others left GPUs, before any other is offered those.
 
     A job of its VC that has an earlier turn by now is served first.
     """

@@ -116,7 +116,7 @@ class Soft:
         self.unmade: dict[str, str] = {}
         """VCs whose policy cannot be made, and why: another version took its options."""
         self.planned_for: Cluster | None = None
-        """The cluster that `policy_memory` was made for."""
+        """The cluster that `planned` was made for."""
         self.touched: dict[str, None] = {}
         """Jobs of any VC about which something was recorded since the views were last brought up
         to date."""
@@ -129,7 +129,7 @@ class Soft:
         """By family and type of GPU: how it scales, as it was last told."""
 
     def wake_at(self) -> Instant | None:
-        """Return the earliest timer."""
+        """Return the earliest timer, or None: there is none."""
         timer = self.timers.first_due()
         first = None if timer is None else Instant(timer)
         if self.check_at is not None and (first is None or self.check_at < first):
@@ -152,7 +152,14 @@ class Soft:
         self.timers.cancel(timer)
 
     def story_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the latest facts that name one of these, each cut to STORY_CHARS, oldest first."""
+        """Return the latest facts that name one of these, each cut to STORY_CHARS, oldest first.
+
+        Args:
+            names: Of jobs, nodes, chains or VCs.
+
+        Returns:
+            Facts in JSON, STORY_FACTS at most.
+        """
         wanted = [f'"{name}"'.encode() for name in names]
         told: list[str] = []
         for fact in reversed(self.story):

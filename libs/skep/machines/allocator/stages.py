@@ -55,7 +55,11 @@ class Report(NamedTuple):
 
 
 def spending(spent: int) -> Progress:
-    """Return the progress of a stage that came to its end, having spent so much."""
+    """Return the progress of a stage that came to its end, having spent so much.
+
+    Args:
+        spent: The parts bound, and the victims named or stopped.
+    """
     return Progress(spent) if spent else NONE
 
 

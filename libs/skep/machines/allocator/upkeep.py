@@ -58,6 +58,10 @@ def awake(soft: Soft, now: Instant) -> None:
     """Count no node's silence if this process itself slept, or its clock was set.
 
     Its own timer being late shows that: a laptop that wakes up finds every node silent for hours.
+
+    Args:
+        soft: Its times of when nodes were heard are changed.
+        now: The time of the decision.
     """
     if soft.check_at is not None and now - soft.check_at > nodes.TAKE_OVER_AFTER:
         soft.last_heard = dict.fromkeys(soft.last_heard, now)

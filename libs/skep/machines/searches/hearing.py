@@ -53,6 +53,11 @@ def trial_of(
 
     A job that no trial has yet says itself whose it is: by the key it was submitted with, or in
     the allocator's words by its spec, which admission holds against the key.
+
+    Args:
+        searches: The searches that are not over, by name.
+        jobs: By unfinished job: its search, and the number of its trial.
+        fact: A fact of admission or of the allocator.
     """
     match fact:
         case Admitted() | Refused():
@@ -95,7 +100,17 @@ def _new(
 
 
 def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> Iterator[SearchFact]:
-    """Yield the facts that follow from another service's fact for the trial that it is about."""
+    """Yield the facts that follow from another service's fact for the trial that it is about.
+
+    Args:
+        search: Only looked at.
+        trial: A trial of it; only looked at.
+        fact: What `trial_of` found to be about it.
+        now: The time of the decision.
+
+    Yields:
+        Facts to be recorded, in this order.
+    """
     name, number = search.search, trial.number
     match fact:
         case Admitted() | JobQueued():

@@ -148,7 +148,12 @@ class SearchesMachine:
         self._effects: list[Effect] = []
 
     def decide(self, event: SearchesEvent | Restarted | Tick, now: Instant) -> list[Effect]:
-        """Return the answer to a request, or what follows from others' facts, metrics or time."""
+        """Return the answer to a request, or what follows from others' facts, metrics or time.
+
+        Args:
+            event: What came. What is known already changes nothing.
+            now: The time of this service's clock.
+        """
         self._effects = []
         touched: dict[str, None] = {}
         match event:
@@ -598,7 +603,11 @@ class SearchesMachine:
                 self.keys.update(((vc, key), search) for vc, key, search in kept.keys)
 
     def check(self) -> None:
-        """Assert that no search runs more than it may, and that jobs and trials agree."""
+        """Assert that no search runs more than it may, and that jobs and trials agree.
+
+        Raises:
+            AssertionError: One does, or they do not.
+        """
         jobs = {}
         for search in self.searches.values():
             assert list(search.trials) == list(range(1, len(search.trials) + 1)), search.search
@@ -613,10 +622,17 @@ class SearchesMachine:
 
 
 def wish_of(search: Search, trial: Trial) -> str:
-    """Return what is to be asked for a trial's job: submit, cancel, suspend, resume, or nothing.
+    """Return what is to be asked for a trial's job.
 
     A submission is repeated even if the search ends: whether an earlier one arrived is known only
     by its answer, and then the job can be cancelled.
+
+    Args:
+        search: The search.
+        trial: A trial of it.
+
+    Returns:
+        `submit`, `cancel`, `suspend` or `resume`; empty: nothing.
     """
     if trial.stand in (Stand.OVER, Stand.OUTSIDE):
         return ""

@@ -44,7 +44,12 @@ Step = SearchTrialAdded | SearchTrialTurned | SearchTrialGivenUp
 
 
 def ends(search: Search, now: Instant) -> SearchEnding | None:
-    """Return that a search is to end, or ends for another reason than before, or None."""
+    """Return that a search is to end, or ends for another reason than before, or None.
+
+    Args:
+        search: Only looked at.
+        now: The time of the decision.
+    """
     if search.ending is not None and search.spared == 0:
         return None
     spent = search.spent_at(now)
@@ -120,7 +125,11 @@ def _new(search: Search) -> int:
 
 
 def bracket(search: Search) -> int:
-    """Return the bracket of the next trial: by Hyperband's numbers of trials, evenly mixed."""
+    """Return the bracket of the next trial: by Hyperband's numbers of trials, evenly mixed.
+
+    Returns:
+        Counted from 0; 0 too where there are no brackets.
+    """
     rungs = search.spec.rungs
     if rungs is None:
         return 0

@@ -85,12 +85,17 @@ class Trial(msgspec.Struct, kw_only=True):
         return self.run or self.stand is not Stand.SUSPENDED
 
     def ran(self, now: Instant) -> int:
-        """Return how long it has run in all."""
+        """Return how long it has run in all (ns)."""
         running = self.stand is Stand.RUNNING
         return self.ran_ns + (max(0, now - self.since) if running else 0)
 
     def changes(self, stand: Stand, at: Instant) -> None:
-        """Stand otherwise from `at` on."""
+        """Stand otherwise from `at` on.
+
+        Args:
+            stand: How it stands from then on.
+            at: When; no earlier than the latest change.
+        """
         at = max(at, self.since)
         self.ran_ns = self.ran(at)
         self.stand, self.since = stand, at
@@ -103,7 +108,13 @@ class Trial(msgspec.Struct, kw_only=True):
             self.heard, self.heard_number = "", 0
 
     def measured(self, step: int, signed: float, rungs: tuple[int, ...]) -> None:
-        """Take over a point of the curve; `rungs` are the levels of its bracket."""
+        """Take over a point of the curve.
+
+        Args:
+            step: The mini-batch, later than that of any point before.
+            signed: The value there, with a sign by which more is better.
+            rungs: The levels of its bracket, in mini-batches.
+        """
         self.last_step = step
         self.steps.append(step)
         self.values.append(signed)
@@ -147,7 +158,7 @@ class Search(msgspec.Struct, kw_only=True):
         return min(self.spec.exclusive, self.spec.parallel)
 
     def gpu_ns(self, now: Instant) -> int:
-        """Return the GPU time of all trials so far."""
+        """Return the GPU time of all trials so far (GPUs multiplied by ns)."""
         return self.gpus * sum(trial.ran(now) for trial in self.trials.values())
 
     def spent_at(self, now: Instant) -> Instant | None:
@@ -161,7 +172,7 @@ class Search(msgspec.Struct, kw_only=True):
         return Instant(now + -(-left // (running * self.gpus))) if running else None
 
     def rungs(self, trial: Trial) -> tuple[int, ...]:
-        """Return the levels at which a trial is compared."""
+        """Return the levels at which a trial is compared, in mini-batches; empty: none."""
         return levels(self.spec.rungs, trial.bracket) if self.spec.rungs is not None else ()
 
     def score(self, trial: Trial) -> None:
@@ -173,16 +184,28 @@ class Search(msgspec.Struct, kw_only=True):
             trial.scored = chance, found.value, found.spread
 
     def best(self) -> Trial | None:
-        """Return the trial with the best value so far, the first of equals."""
+        """Return the trial with the best value so far, the first of equals; None: no value yet."""
         shown = [trial for trial in self.trials.values() if trial.best is not None]
         return max(shown, key=lambda trial: (trial.best or 0.0, -trial.number), default=None)
 
     def told(self, trial: Trial, step: int, value: float) -> bool:
-        """Return whether a point of a trial's curve is one, and behind those there are."""
+        """Return whether a point of a trial's curve is one, and behind those there are.
+
+        Args:
+            trial: The trial.
+            step: The mini-batch of the point.
+            value: The value there, as the job told it.
+        """
         return not trial.over and step > trial.last_step and abs(value) <= VALUE_MAX
 
     def counts(self, trial: Trial, step: int, value: float) -> bool:
-        """Return whether a point of a trial's curve is worth a fact: enough further on, or news."""
+        """Return whether a point of a trial's curve is worth a fact: enough further on, or news.
+
+        Args:
+            trial: The trial.
+            step: The mini-batch of the point.
+            value: The value there, as the job told it.
+        """
         if not self.told(trial, step, value):
             return False
         if not trial.steps or step >= trial.last_step + trial.spacing:
@@ -194,7 +217,11 @@ class Search(msgspec.Struct, kw_only=True):
         return self.qualifies(value) and self.spared == 0
 
     def qualifies(self, value: float) -> bool:
-        """Return whether a value reaches the target."""
+        """Return whether a value reaches the target.
+
+        Args:
+            value: A value as a job tells it.
+        """
         target = self.spec.target
         return target is not None and self.spec.signed(value) >= self.spec.signed(target)
 
@@ -203,6 +230,10 @@ def drawn(spec: SearchSpec, trial: int) -> dict[str, Value]:
     """Return the parameters of a trial: by seed, number and names alone.
 
     So they are the same on every replay, and in another search with this seed.
+
+    Args:
+        spec: The search; its seed and its space are read.
+        trial: The number of the trial.
     """
     return {
         name: _drawn(each, _chance(f"{spec.seed}/{trial}/{name}"))

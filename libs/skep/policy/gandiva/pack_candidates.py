@@ -2,6 +2,8 @@
 
 Guests are sorted by utilisation. A guest that found no host is *blocked*, and left out, until there
 is another job where it was, or the rules for packs differ from those when it looked.
+
+Source: Gandiva, section 4.2.2 (packing).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The expected completion of a job is `factor` times its run time after its submission (GENIE,
 equation 9). GENIE's urgent and prior users are higher priorities here.
+
+Source: GENIE, section 7.1 (Min-Min, weighted fair and capacity scheduler).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class WeightedFair(Queued, frozen=True):
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the mean as sort key."""
+        """Return the weighted mean of arrival and expected completion as sort key."""
         return lambda job: unknown_last(self._mean(job))
 
     def why(self) -> Reason:
@@ -136,11 +138,14 @@ def _positive(factor: float) -> None:
 
 
 def completion(job: JobView, factor: float) -> int | None:
-    """Return when a job is expected to end, in nanoseconds; None: its run time is unknown.
+    """Return when a job is expected to end (GENIE, equation 9).
 
     Args:
         job: The job.
         factor: The expected time from submission to end, as a multiple of its run time.
+
+    Returns:
+        Nanoseconds; None: its run time is unknown.
     """
     if job.expected is None:
         return None

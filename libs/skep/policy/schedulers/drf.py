@@ -1,4 +1,7 @@
-"""Dominant resource fairness: the owner with the lowest dominant share gets the next turn."""
+"""Dominant resource fairness: the owner with the lowest dominant share gets the next turn.
+
+Source: Dominant Resource Fairness (NSDI 2011), algorithm 1; DL², section 6.1.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Drf(Policy, frozen=True):
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return the turns by progressive filling."""
+        """Return the turns by progressive filling (Dominant Resource Fairness, algorithm 1)."""
         totals = _totals(view)
         has: dict[str, Amounts] = {}
         for job in view.jobs:
@@ -69,7 +72,7 @@ class Drf(Policy, frozen=True):
 
 
 def amounts(job: JobView) -> Amounts:
-    """Return what a whole gang uses."""
+    """Return what a whole gang uses: GPUs, processors, and bytes of memory."""
     wants = job.spec.resources
     memory = wants.memory if isinstance(wants.memory, int) else 0
     return job.gpus, wants.cpus * job.workers, memory * job.workers

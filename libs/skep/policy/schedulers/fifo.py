@@ -1,4 +1,8 @@
-"""First come, first served: strictly, or with backfill where the first job does not fit."""
+"""First come, first served: strictly, or with backfill where the first job does not fit.
+
+Source: HiveD, section 4 (`fifo`); the greedy FIFO of Tiresias' and HiveD's comparisons
+(`backfill`).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A node's affinity is the size of the jobs on it. Jobs of one size share nodes. Where more of them
 have come than the nodes hold, they take turns by being suspended. A gang is suspended as one,
 whichever nodes it is on, so all its ranks are in the same slice.
+
+Source: Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (turns, `introspect`), 4.1 (60 s slices).
 """
 
 from __future__ import annotations

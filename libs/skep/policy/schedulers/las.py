@@ -1,4 +1,7 @@
-"""Least attained service in rounds: all jobs get about the same time (max-min fairness)."""
+"""Least attained service in rounds: all jobs get about the same time (max-min fairness).
+
+Source: Gavel (OSDI 2020), sections 4.1 (LAS as max-min fairness) and 5 (rounds).
+"""
 
 from __future__ import annotations
 

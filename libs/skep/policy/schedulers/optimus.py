@@ -1,4 +1,7 @@
-"""Optimus: one more worker goes to the job that gains the most from it."""
+"""Optimus: one more worker goes to the job that gains the most from it.
+
+Source: Optimus (EuroSys 2018), section 4.1; DL², section 6.1.
+"""
 
 from __future__ import annotations
 

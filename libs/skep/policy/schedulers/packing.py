@@ -1,4 +1,7 @@
-"""SCHED²'s placement by packing: as few servers as possible, with as few free GPUs as possible."""
+"""SCHED²'s placement by packing: as few servers as possible, with as few free GPUs as possible.
+
+Source: SCHED², section II-B and figure 2.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Packing(Policy, frozen=True):
         return True
 
     def plan(self, view: VcView) -> Plan:
-        """Return a turn on its servers for each job that fits; later jobs get what is left."""
+        """Return a turn on its servers for each job that fits (SCHED², figure 2).
+
+        Later jobs get what is left.
+        """
         capacity = FreeCapacity(
             view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
         )

@@ -1,4 +1,7 @@
-"""Shortest remaining time first, with preemption: time alone, or time multiplied by GPUs."""
+"""Shortest remaining time first, with preemption: time alone, or time multiplied by GPUs.
+
+Source: Tiresias, section 2.2 (`srtf`) and 3.1 (`srsf`); Muri, section 6.1.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 All of them place a job by packing, which is also the rule of the cells (`packing` follows the
 figure exactly).
+
+Source: SCHED², section IV-A.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Tetris: the short job that best uses what is free comes first, at the size that pays best."""
+"""Tetris: the short job that best uses what is free comes first, at the size that pays best.
+
+Source: Tetris (SIGCOMM 2014), sections 3.2 and 3.3; GENIE, section 7.1 and equations 10 and 11
+(sizes).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ class Tetris(Policy, frozen=True):
         return self.size != "spec"
 
     def plan(self, view: VcView) -> Plan:
-        """Return turns by score, and elastic jobs at their best size."""
+        """Return turns by score (Tetris, section 3.3), and elastic jobs at their best size."""
         waiting = queued(view)
         fits = {job.job: alignment(job, view.nodes) for job in waiting}
         lengths = {job.job: job.remaining(view.now) for job in waiting}

@@ -2,6 +2,8 @@
 
 Service is GPUs multiplied by time. Tiresias-L needs no knowledge of jobs; Tiresias-G needs the
 distribution of the service that jobs need.
+
+Source: Tiresias (NSDI 2019), sections 3.2 and 3.3.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ class TiresiasL(Preemptive, frozen=True):
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the queue; then running jobs, earliest start first; then jobs that ran before."""
+        """Return the queue (Tiresias, section 3.3), then the place in it.
+
+        In a queue running jobs come first, the earliest start first; then waiting jobs, those that
+        have run before first.
+        """
         limits, now = self._limits(), view.now
 
         def key(job: JobView) -> tuple[int, bool, bool, int]:
@@ -140,7 +146,7 @@ class TiresiasG(Preemptive, frozen=True):
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the negative index, then when the job began."""
+        """Return the negative index (Tiresias, section 3.2), then when the job began."""
         quantum = round(self.quantum * NS_PER_SECOND)
         index: Callable[[int], float] = cache(self._index(view, quantum).at)
 
@@ -197,9 +203,15 @@ class Gittins:
         self._quantum = quantum
 
     def at(self, service: int) -> float:
-        """Return the index after some service, in GPU-nanoseconds.
+        """Return the index after some service (Tiresias, section 3.2).
 
         Beyond the largest sample it is negative, and falls as the service grows.
+
+        Args:
+            service: GPU-nanoseconds.
+
+        Returns:
+            A chance per GPU-nanosecond; the job with the highest index comes first.
         """
         first = bisect_right(self._samples, service)
         longer = len(self._samples) - first

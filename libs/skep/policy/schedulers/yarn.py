@@ -1,4 +1,7 @@
-"""YARN's capacity scheduler with preemption for affinity: HiveD's baseline."""
+"""YARN's capacity scheduler with preemption for affinity: HiveD's baseline.
+
+Source: HiveD, section 5 (YARN-CS with its refined preemption).
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,11 @@ class YarnCs(Policy, frozen=True):
         )
 
     def line(self, job: JobView) -> Line:
-        """Return the queue and pin whose part a job uses."""
+        """Return the queue and pin whose part a job uses.
+
+        Returns:
+            The name of the queue, and that of the pin; empty: none.
+        """
         return job.spec.labels.get(self.label, ""), job.pin
 
 

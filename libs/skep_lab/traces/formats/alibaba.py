@@ -35,7 +35,11 @@ STATES = ("Terminated", "Failed", "Running", "Waiting", "Ready")
 
 
 def _task(row: Row) -> TraceJob:
-    """Return one role of a job; without GPUs it counts as parameter servers."""
+    """Return one role of a job; without GPUs it counts as parameter servers.
+
+    Raises:
+        RowError: A value cannot be read, or the role has a fraction of a GPU.
+    """
     instances = row.whole("inst_num", 1)
     each = row.number_of("plan_gpu") if row.has("plan_gpu") else 0.0
     if each % 100:

@@ -81,11 +81,17 @@ class Measured(NamedTuple):
 
 
 def pollux(applications: Mapping[str, Measured]) -> Callable[[TraceJob], float]:
-    """Return run times of Pollux's applications: steps of their epochs, by the time of a step.
+    """Return a function for run times of Pollux's applications: steps, by the time of a step.
 
     GPUs are on nodes of four, as few as hold them. Where so many were not measured, the nearest
     number is taken; between local batch sizes it is linear; what a GPU cannot take at once it adds
-    up in several passes, of which only the last synchronises. 0.0 for other batch sizes and models.
+    up in several passes, of which only the last synchronises.
+
+    Args:
+        applications: By the name of its model.
+
+    Returns:
+        A function that returns seconds; 0.0 for other batch sizes and models.
     """
     steps = {name: _steps(name, each) for name, each in applications.items()}
     times = {name: _step_times(each) for name, each in applications.items()}

@@ -251,7 +251,9 @@ def assign_levels(nodes: int) -> dict[str, dict[str, int]]:
 def cluster(nodes: int, cells: dict[str, dict[str, int]] | None = None) -> Cluster:
     """Return a cluster of 8-GPU nodes with HiveD's levels (section 5.1) and its tenants' cells.
 
-    `cells` are those of `assign` unless others are given.
+    Args:
+        nodes: How many nodes.
+        cells: By tenant, its cells; None: those of `assign`.
     """
     own = assign(nodes) if cells is None else cells
     chain = Chain(

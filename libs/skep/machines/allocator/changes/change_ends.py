@@ -31,7 +31,14 @@ PREEMPT_DEADLINE_MS = 15_000
 
 
 def owed(state: ClusterState, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:
-    """Return the change that a node has not answered, or None."""
+    """Return the change that a node has not answered, or None.
+
+    Args:
+        state: Its orders are read.
+        job: The job that is changed.
+        node: The node that is to be told.
+        epoch: The epoch of this allocator, which fences an earlier one.
+    """
     change, name = job.change, node.joined.node
     if change is None or change.answers.get(name, change) is not None:
         return None
@@ -69,7 +76,17 @@ def close(
     released: bool = False,
     detail: str = "",
 ) -> None:
-    """End the open change, and the request it follows from."""
+    """End the open change, and the request it follows from.
+
+    Args:
+        tx: Facts are added. Jobs that claim the GPUs are looked at again.
+        job: It has an open change.
+        result: What came of it.
+        why: Why that came of it.
+        now: The time of the decision.
+        released: Whether the job has no memory on its GPUs any more.
+        detail: What is the matter, in words; may be empty.
+    """
     change = job.change
     assert change is not None, job
     told = [answer for answer in change.answers.values() if answer is not None]
@@ -109,7 +126,16 @@ def over(
     why: Reason | None = None,
     detail: str = "",
 ) -> None:
-    """Say what came of a request."""
+    """Say what came of a request.
+
+    Args:
+        tx: A fact is added.
+        asked: The request.
+        result: What came of it.
+        now: The time of the decision.
+        why: Why, if it was not simply done.
+        detail: What is the matter, in words; may be empty.
+    """
     tx.record(
         AskOver(
             job=asked.job,
@@ -124,7 +150,13 @@ def over(
 
 
 def overtake(tx: Transaction, job: JobState, now: Instant) -> None:
-    """End what was to be changed of an attempt, as the attempt itself ends."""
+    """End what was to be changed of an attempt, as the attempt itself ends.
+
+    Args:
+        tx: Facts are added.
+        job: Its attempt ends.
+        now: The time of the decision.
+    """
     if job.change is not None:
         close(tx, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     if job.asked is not None:

@@ -33,7 +33,17 @@ def suspend(
     detail: str = "",
     owed: int = 0,
 ) -> None:
-    """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
+    """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It runs, or is suspended with its memory on the GPUs.
+        now: The time of the decision.
+        why: Why it is suspended.
+        release: Whether its ranks are to give their memory on the GPUs back.
+        detail: For which job, or what is the matter, in words; may be empty.
+        owed: The slices of GPU time that the job is owed for it.
+    """
     several = len(job.live) > 1 and job.state is State.RUNNING
     suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
     rounds.begin(tx, job, Goal.SUSPEND, suspend, now, why=why, detail=detail, owed=owed)
@@ -48,10 +58,21 @@ def give_way(
     memory: bool,
     why: Reason = Reason.PREEMPTED,
 ) -> bool:
-    """Have a victim leave its GPUs; return whether that begins with this.
+    """Have a victim leave its GPUs, alive if it can.
 
     It is suspended with its state in the host's memory if it can be, else it stores its state and
-    is stopped, else it is stopped. If it is the host's `memory` that is needed, it is stopped.
+    is stopped, else it is stopped.
+
+    Args:
+        tx: Facts and commands are added, perhaps a timer.
+        job: The victim.
+        now: The time of the decision.
+        detail: For which job, in words.
+        memory: Whether the host's memory is needed too; then the victim is stopped.
+        why: Why it has to leave.
+
+    Returns:
+        Whether it leaves, now or soon, because of this call; false: it is leaving already.
     """
     if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
         return False
@@ -104,7 +125,16 @@ def _yield_later(tx: Transaction, job: JobState, now: Instant, detail: str) -> b
 def leave(
     tx: Transaction, job: JobState, asked: AskTaken | None, now: Instant, detail: str = ""
 ) -> None:
-    """Have a job leave GPUs that it shares, with as little lost as it can."""
+    """Have a job leave GPUs that it shares, with as little lost as it can.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It runs or is suspended.
+        asked: The request that it leaves by, which is answered here if the job is stopped; None:
+            none.
+        now: The time of the decision.
+        detail: What is the matter, in words; may be empty.
+    """
     if "release" in job.can:
         suspend(tx, job, now, Reason.UNPACKED, release=True, detail=detail)
     elif "checkpoint" in job.can and job.state is State.RUNNING:
@@ -118,7 +148,14 @@ def leave(
 
 
 def stay_or_stop(tx: Transaction, job: JobState, now: Instant, detail: str) -> None:
-    """Stop a job that could not leave its GPUs alive, unless all others have left them."""
+    """Stop a job that could not leave its GPUs alive, unless all others have left them.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It could not be suspended or stored.
+        now: The time of the decision.
+        detail: What is the matter, in words.
+    """
     if sharing.shares(tx.state, job):
         outbox.stop(tx, job, Reason.UNPACKED, now, detail)
     elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
@@ -126,7 +163,13 @@ def stay_or_stop(tx: Transaction, job: JobState, now: Instant, detail: str) -> N
 
 
 def owes_room(tx: Transaction, job: JobState, why: Reason) -> bool:
-    """Return whether a job waits for the GPUs for which this one was to make room alive."""
+    """Return whether a job waits for the GPUs for which this one was to make room alive.
+
+    Args:
+        tx: Its cells and jobs are read.
+        job: It did not leave its GPUs.
+        why: The reason of the change by which it was to leave them.
+    """
     claimed = tx.state.cells.claimers(ids.attempt_id(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
     waits = bool(claimed) or bool(resume_places.waits_for(tx, job))

@@ -5,15 +5,15 @@
                  resumed, the source stopped
     on several   the same, but first all parts of the source stand after one mini-batch, agreed on
       nodes      in rounds as for a suspension; only then is any state sent
-    suspended    the same without stopping anybody, also from the host's memory; the successor is
+    suspended    the same without stopping anything, also from the host's memory; the successor is
                  then suspended in its turn, or goes on if the job had only made room
 
 Whatever fails before JobMoved, the successor is stopped and the source is as it was: it goes on, or
 stays suspended. A job that trains pauses only from when it is told to stop, and every hop follows
 at once from the event before it. Before JobMoved nothing resumes the successor, after it nothing
 resumes the source: as the two are different attempts, a late command for one is never taken by the
-other (Gandiva, section 4.1). Every rank gets a successor, also one that stays on its node: whose
-process group has other members and another address is begun anew by every rank.
+other (Gandiva, section 4.1). Every rank gets a successor, also one that stays on its node: the
+process group has other members and another address, so every rank begins it anew.
 """
 
 from __future__ import annotations
@@ -113,7 +113,16 @@ def _place(state: ClusterState, job: JobState, to: str) -> Placement | None:
 
 
 def lent(state: ClusterState, job: JobState, to: str) -> list[AttemptId]:
-    """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
+    """Return the opportunistic attempts on what a job's VC's cells could hold it with there.
+
+    Args:
+        state: Its cells and nodes are read.
+        job: It is to move.
+        to: Names of nodes, separated by commas; empty for any that the job is not on.
+
+    Returns:
+        The attempts that would have to leave; empty also where no place is found.
+    """
     asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
     where = placement.find_placement(state.cells, asked, limit=_limit(state, job, to))
     return list(where.victims) if where is not None else []
@@ -212,7 +221,13 @@ def concludes(change: OpenChange) -> bool:
 
 
 def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Go on with a move as far as what its parts have said allows."""
+    """Go on with a move as far as what its parts have said allows.
+
+    Args:
+        tx: Facts and commands are added.
+        job: Its open change is a move.
+        now: The time of the decision.
+    """
     change, successor = job.change, job.successor
     assert change is not None, job
     if successor is not None and len(job.live) < len(job.members):
@@ -253,7 +268,14 @@ def _stood(
 
 
 def again(tx: Transaction, job: JobState, now: Instant, detail: str) -> None:
-    """Name a later mini-batch to a gang that runs everywhere, or give the move up."""
+    """Name a later mini-batch to a gang that runs everywhere, or give the move up.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It is to move.
+        now: The time of the decision.
+        detail: Which rank was past the step, in words.
+    """
     change = job.change
     assert change is not None, job
     later = rounds.later(change)
@@ -310,7 +332,15 @@ def _stays(tx: Transaction, job: JobState, change: OpenChange, now: Instant) -> 
 
 
 def undo(tx: Transaction, job: JobState, now: Instant, why: Reason, detail: str = "") -> None:
-    """Give a successor up; the source goes on, or stands on if it was suspended before."""
+    """Give a successor up; the source goes on, or stands on if it was suspended before.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change and a successor.
+        now: The time of the decision.
+        why: Why the successor is given up.
+        detail: What is the matter, in words; may be empty.
+    """
     change = job.change
     assert change is not None, job
     back = tuple(name for name in _standing(job, change) if name in job.live)

@@ -33,7 +33,13 @@ from skep.wire.node import MemberChanged, MemberKnown, MemberLoaded, MemberReady
 def heard(
     tx: Transaction, event: MemberKnown | MemberReady | MemberLoaded | MemberChanged, now: Instant
 ) -> None:
-    """Take what a node says about its part of an attempt."""
+    """Take what a node says about its part of an attempt.
+
+    Args:
+        tx: Facts and commands are added.
+        event: What a node says. What is of an earlier attempt, or was said before, changes nothing.
+        now: The time of the decision.
+    """
     job = tx.state.jobs.get(event.job)
     if job is None:
         return
@@ -114,7 +120,13 @@ def conclude(tx: Transaction, job: JobState, now: Instant) -> None:
 
 
 def after_change(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Do what waits for the end of a change: first make room, then what was asked for."""
+    """Do what waits for the end of a change: first make room, then what was asked for.
+
+    Args:
+        tx: Facts and commands are added.
+        job: Its change may be over.
+        now: The time of the decision.
+    """
     _yield(tx, job, now)
     if job.change is None:
         requests.follow(tx, job, now)

@@ -52,7 +52,7 @@ class Seat(NamedTuple):
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Return every GPU of it."""
+        """Return the indices of all its GPUs on their node."""
         return tuple(device for devices in self.member.devices for device in devices)
 
 
@@ -91,7 +91,17 @@ def begin(
 def answer(
     tx: Transaction, job: JobState, wish: AskPack, now: Instant
 ) -> tuple[Result, Instant, Reason | None, str]:
-    """Put a job that has no GPUs beside another, and return what came of the request."""
+    """Put a job that has no GPUs beside another.
+
+    Args:
+        tx: Its nodes, cells and jobs are read; facts and a command are added.
+        job: The guest.
+        wish: Names the host, and may name a share of the memory.
+        now: The time of the decision.
+
+    Returns:
+        What `change_ends.over` needs: the result, the time, why it was refused, and that in words.
+    """
     refused = begin(tx, job, wish, now)
     if refused is None:
         return Result.DONE, now, None, ""
@@ -348,9 +358,17 @@ def follow(tx: Transaction, now: Instant) -> None:
 
 
 def lower(tx: Transaction, job: JobState, now: Instant) -> bool:
-    """Begin to tell a job its share if it has another than it was told; return whether it does.
+    """Begin to tell a job its share, if it has another than it was told.
 
     One that does not run, or is being changed, is told after that.
+
+    Args:
+        tx: A fact and commands are added.
+        job: The job.
+        now: The time of the decision.
+
+    Returns:
+        Whether it begins.
     """
     if job.state is not State.RUNNING or job.change is not None:
         return False

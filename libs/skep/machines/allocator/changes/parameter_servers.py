@@ -25,12 +25,23 @@ def secret(tx: Transaction, job: JobState) -> str:
 
 
 def same(job: JobState, workers: int | None, servers: int | None) -> bool:
-    """Return whether a job has so many workers and parameter servers (None: whatever it has)."""
+    """Return whether a job has so many workers and parameter servers.
+
+    Args:
+        job: The job.
+        workers: Workers; None: as many as it has.
+        servers: Parameter servers; None: as many as it has.
+    """
     return workers in (None, job.size) and servers in (None, job.servers)
 
 
 def refusal(job: JobState, servers: int | None) -> Refused | None:
-    """Return why a job cannot have so many parameter servers (None: those it has), or None."""
+    """Return why a job cannot have so many parameter servers, or None.
+
+    Args:
+        job: The job.
+        servers: Parameter servers; None: as many as it has.
+    """
     allowed = job.spec.ps
     if allowed is None:
         return Refused(Reason.CANNOT, "resize: its spec has no `ps`") if servers else None

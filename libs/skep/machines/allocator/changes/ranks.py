@@ -14,7 +14,15 @@ def told_to(member: Member, change: Resize) -> Resize:
 
 
 def plans(member: Member, world: int) -> tuple[RankPlan, ...]:
-    """Return the ranks of a part that a gang of this size has."""
+    """Return the ranks of a part that a gang of this size has.
+
+    Args:
+        member: The part: its ranks' numbers and devices.
+        world: The number of ranks of the gang.
+
+    Returns:
+        One for each rank with a number below `world`.
+    """
     pairs = zip(member.numbers, member.devices, strict=True)
     return tuple(
         RankPlan(rank=rank, local_rank=i, devices=devices)

@@ -36,7 +36,13 @@ from skep.wire.reasons import Reason
 
 
 def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
-    """Take a request that admission passed on. The latest one waits for the end of a change."""
+    """Take a request that admission passed on. The latest one waits for the end of a change.
+
+    Args:
+        tx: The request is recorded, or what came of it at once.
+        fact: The request, with its number.
+        now: The time of the decision.
+    """
     if fact.number <= tx.state.last_asked:
         return  # Read again after a restart.
     job = tx.state.jobs.get(fact.ask.job)

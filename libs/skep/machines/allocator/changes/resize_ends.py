@@ -12,7 +12,14 @@ from skep.wire.resizes import GangNarrowed
 
 
 def conclude(tx: Transaction, job: JobState, refused: str, now: Instant) -> None:
-    """End a change of size that the nodes have answered; `refused`: why all is as before."""
+    """End a change of size that the nodes have answered.
+
+    Args:
+        tx: Facts are added.
+        job: It has an open change of its size.
+        refused: Why all is as before, in words; empty: the gang has its new size.
+        now: The time of the decision.
+    """
     change = job.change
     assert change is not None, job
     result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
@@ -21,7 +28,14 @@ def conclude(tx: Transaction, job: JobState, refused: str, now: Instant) -> None
 
 
 def leave(tx: Transaction, job: JobState, name: str, now: Instant) -> None:
-    """Free what a gang had on a node on which it has no rank any more."""
+    """Free what a gang had on a node on which it has no rank any more.
+
+    Args:
+        tx: A fact is added.
+        job: The job.
+        name: The node.
+        now: The time of the decision.
+    """
     tx.record(
         GangNarrowed(
             job=job.job, attempt=job.attempt, node=name, workers=0, at=now, trace=job.trace
@@ -30,7 +44,13 @@ def leave(tx: Transaction, job: JobState, name: str, now: Instant) -> None:
 
 
 def narrow(tx: Transaction, job: JobState, now: Instant) -> None:
-    """Free the GPUs for which a gang has no ranks."""
+    """Free the GPUs for which a gang has no ranks.
+
+    Args:
+        tx: Facts are added.
+        job: Its change of size is over.
+        now: The time of the decision.
+    """
     for name, member in list(job.members.items()):
         workers = sum(rank < job.size for rank in member.numbers)
         if workers < len(member.devices):

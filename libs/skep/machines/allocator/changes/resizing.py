@@ -37,7 +37,12 @@ from skep.wire.spec import GANG_NODES_MAX
 
 
 def refusal(job: JobState, workers: int | None) -> Refused | None:
-    """Return why a gang cannot have so many workers (None: those it has), or None."""
+    """Return why a gang cannot have so many workers, or None.
+
+    Args:
+        job: It runs.
+        workers: Workers; None: as many as it has.
+    """
     allowed = job.spec.elastic
     if workers is not None and allowed is None:
         return Refused(Reason.CANNOT, "resize: its spec has no `elastic`")

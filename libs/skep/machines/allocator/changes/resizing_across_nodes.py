@@ -41,7 +41,17 @@ def spans(change: OpenChange) -> bool:
 def begin(
     tx: Transaction, job: JobState, at: str, workers: int, port: int, *, now: Instant, why: Reason
 ) -> None:
-    """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
+    """Have everything made ready that a gang of so many workers needs.
+
+    Args:
+        tx: A fact and commands are added.
+        job: It is on several nodes, or is to be.
+        at: The node on which all ranks meet.
+        workers: How many workers the gang is to have.
+        port: The port on which they meet.
+        now: The time of the decision.
+        why: Why the size changes.
+    """
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
     resize = Resize(
         generation=tx.state.order + 1,
@@ -70,7 +80,17 @@ def ready(tx: Transaction, job: JobState, event: MemberReady, now: Instant) -> N
 
 
 def exited(tx: Transaction, job: JobState, event: MemberExited, now: Instant) -> bool:
-    """Take the end of a part that was only to join; return whether it was one."""
+    """Take the end of a part that was only to join.
+
+    Args:
+        tx: Facts and commands are added.
+        job: The job.
+        event: The end of the part.
+        now: The time of the decision.
+
+    Returns:
+        Whether it was one; if not, nothing is done.
+    """
     change, name = job.change, event.node
     if change is None or job.state is not State.RUNNING or not job.outside(name):
         return False
@@ -174,7 +194,14 @@ def _short(job: JobState, world: int) -> bool:
 
 
 def withdraw(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
-    """Have no rank join after all, as long as the gang itself was told nothing."""
+    """Have no rank join after all, as long as the gang itself was told nothing.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change of its size.
+        now: The time of the decision.
+        why: What is the matter, in words.
+    """
     change = job.change
     assert change is not None, job
     assert isinstance(change.change, Resize), job
@@ -196,7 +223,14 @@ def withdraw(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
 
 
 def give_up(tx: Transaction, job: JobState, now: Instant, why: str) -> None:
-    """Withdraw a change of size of which the gang was told nothing yet; else let it end."""
+    """Withdraw a change of size of which the gang was told nothing yet; else let it end.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change of its size.
+        now: The time of the decision.
+        why: For which job it makes room, in words.
+    """
     change = job.change
     assert change is not None, job
     if isinstance(change.change, Resize) and change.change.prepare:

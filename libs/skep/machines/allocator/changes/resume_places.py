@@ -40,7 +40,12 @@ class Back(NamedTuple):
 
 
 def find(state: ClusterState, job: JobState) -> Back | None:
-    """Return which idle GPUs a suspended attempt can return to, or None."""
+    """Return which idle GPUs a suspended attempt can return to, or None.
+
+    Args:
+        state: Its cells are read.
+        job: It is suspended, without GPUs.
+    """
     same = job_cells.home(state, job)
     if same is not None:
         return Back(same)
@@ -48,9 +53,17 @@ def find(state: ClusterState, job: JobState) -> Back | None:
 
 
 def lent(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
-    """Return the opportunistic attempts on what a suspended one may have back by its VC's cells.
+    """Return the opportunistic attempts on GPUs that a suspended job may have back.
 
-    That is what it had, or else other GPUs of its node if it can go on with those.
+    Those are GPUs that its VC's cells can cover: what it had, or else other GPUs of its node if it
+    can go on with those.
+
+    Args:
+        state: Its cells are read.
+        job: It is suspended, without GPUs.
+
+    Returns:
+        The attempts that would have to leave; empty: none, or its VC cannot cover such GPUs.
     """
     return _on_its_own(state, job) or _on_its_node(state, job)
 
@@ -96,7 +109,11 @@ def _on_its_own(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
 
 
 def waits_for(tx: Transaction, job: JobState) -> str:
-    """Return a suspended job that is to go on with what this one borrows; empty: there is none."""
+    """Return a suspended job that is to go on with what this one borrows.
+
+    Returns:
+        The name of the job; empty: there is none.
+    """
     holder = ids.attempt_id(job.job, job.attempt)
     for name in tx.soft.returning:
         other = tx.state.jobs.get(name)
@@ -136,7 +153,15 @@ def moves(job: JobState) -> bool:
 
 
 def elsewhere(state: ClusterState, job: JobState) -> Back | None:
-    """Return idle GPUs of the nodes on which an attempt is, in the chain in which it was."""
+    """Return idle GPUs of the nodes on which an attempt is, in the chain in which it was.
+
+    Args:
+        state: Its cells are read.
+        job: It is suspended, without GPUs.
+
+    Returns:
+        The GPUs; None: too few are idle, or the chain is no more.
+    """
     chain = state.cells.chains.get(job.chain)
     if chain is None:
         return None  # Other cells were set since: only what it had is known to be of its kind.

@@ -35,6 +35,10 @@ def come_back(tx: Transaction, now: Instant) -> None:
     run there opportunistically and are promoted once their VC's cells cover them, as jobs that
     borrow are. The tenant that asked for a suspension has to ask for its end; a job that a policy
     rules waits for the policy.
+
+    Args:
+        tx: Facts and commands are added.
+        now: The time of the decision.
     """
     soft = tx.soft
     looked = soft.changes, tx.state.last_asked
@@ -75,7 +79,13 @@ def come_back(tx: Transaction, now: Instant) -> None:
 def returns_now(tx: Transaction, job: JobState, now: Instant) -> int:
     """Have a suspended attempt go on, if GPUs that it can go on with are idle.
 
-    Returns what it takes of a decision; 0: there are none.
+    Args:
+        tx: Facts and commands are added.
+        job: It is suspended, without GPUs.
+        now: The time of the decision.
+
+    Returns:
+        What it takes of a decision; 0: no such GPUs are idle.
     """
     back = resume_places.find(tx.state, job)
     if back is None:
@@ -97,7 +107,13 @@ def reclaim(
     """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
 
     Until they have left, no other job is offered GPUs of its nodes (`soft.returning`). It does not
-    go ahead of a job of its VC that waits before it; `lent` are those of `policy_views.lines`.
+    go ahead of a job of its VC that waits before it.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It is suspended, without GPUs.
+        now: The time of the decision.
+        lent: The jobs that were lent GPUs, by VC (`policy_views.lines`).
 
     Returns:
         The attempts that leave, or are leaving already.

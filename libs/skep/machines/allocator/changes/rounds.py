@@ -27,7 +27,11 @@ ROUNDS_MAX = 7
 
 
 def later(change: OpenChange) -> int | None:
-    """Return the mini-batch to name in the next round, or None after the last one."""
+    """Return the mini-batch to name in the next round, or None after the last one.
+
+    Returns:
+        The number of a mini-batch; None: there were ROUNDS_MAX rounds.
+    """
     if change.round >= ROUNDS_MAX:
         return None
     margin: int = MARGIN * MARGIN_GROWS ** (change.round - 1)
@@ -61,7 +65,13 @@ class Round(NamedTuple):
 
 
 def following(change: OpenChange, what: Change, nodes: tuple[str, ...]) -> Round:
-    """Return a further round of an open change, of the same number."""
+    """Return a further round of an open change, of the same number.
+
+    Args:
+        change: The open change.
+        what: What the nodes are to do.
+        nodes: Which nodes; each has to answer.
+    """
     ask = change.asked.number if change.asked is not None else 0
     return Round(change.goal, what, nodes, change.why, ask, change.round, detail=change.detail)
 
@@ -101,7 +111,19 @@ def begin(
     detail: str = "",
     owed: int = 0,
 ) -> None:
-    """Begin a change of every part of an attempt."""
+    """Begin a change of every part of an attempt.
+
+    Args:
+        tx: A fact and commands are added.
+        job: Nothing else is under way with it.
+        goal: What the whole change is for.
+        change: What its nodes are to do first.
+        now: The time of the decision.
+        why: The reason of the change. A request of the tenant is answered by it if the reason says
+            so.
+        detail: For which job, or what is the matter, in words; may be empty.
+        owed: The slices of GPU time that the job is owed for it.
+    """
     asks = why in (Reason.REQUESTED, Reason.UNPACKED)
     ask = job.asked.number if job.asked is not None and asks else 0
     first = Round(goal, change, tuple(job.live), why, ask, detail=detail, owed=owed)

@@ -26,7 +26,11 @@ RESUMES_MAX = 3
 
 
 def refusals(told: Answers) -> dict[str, str]:
-    """Return what the nodes say that did not do it, by node."""
+    """Return what the nodes say that did not do it, by node.
+
+    Returns:
+        By node: its name, and what it said. Nodes that did it are not among them.
+    """
     return {
         name: f"{name}: {answer.detail}" if answer.detail else name
         for name, answer in told.items()
@@ -35,7 +39,14 @@ def refusals(told: Answers) -> dict[str, str]:
 
 
 def suspended(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
-    """Conclude a round in which parts were to stop."""
+    """Conclude a round in which parts were to stop.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change.
+        told: The answers of all nodes that were told.
+        now: The time of the decision.
+    """
     change = job.change
     assert change is not None, job
     assert isinstance(change.change, Suspend), change
@@ -94,7 +105,14 @@ def _wants_release(change: OpenChange) -> bool:
 
 
 def resumed(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
-    """Conclude a round in which parts were to go on."""
+    """Conclude a round in which parts were to go on.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change.
+        told: The answers of all nodes that were told.
+        now: The time of the decision.
+    """
     change = job.change
     assert change is not None, job
     refused = refusals(told)
@@ -140,7 +158,14 @@ def _go_on(
 
 
 def stored(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
-    """Conclude a checkpoint."""
+    """Conclude a checkpoint.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It has an open change.
+        told: The answers of all nodes that were told.
+        now: The time of the decision.
+    """
     change = job.change
     assert change is not None, job
     refused = refusals(told)

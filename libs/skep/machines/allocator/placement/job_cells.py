@@ -35,7 +35,12 @@ CELLS_SET_BYTES_MAX = codec.RECORD_BYTES_MAX * 3 // 4
 
 
 def short(state: ClusterState, vc: str) -> bool:
-    """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
+    """Return whether nodes have yet to join before a VC owns all the GPUs it was promised.
+
+    Args:
+        state: What is asked for and what has joined.
+        vc: The VC.
+    """
     promised = state.asked.vcs.get(vc)
     owned = sum(
         count * chain.topology.size[level]
@@ -80,7 +85,11 @@ def gpus_of(job: JobState) -> str:
 
 
 def owed(state: ClusterState) -> dict[str, tuple[int, int]]:
-    """Return by node the CPUs and memory that reservations will take there, below zero."""
+    """Return by node the CPUs and memory that reservations will take there, below zero.
+
+    Returns:
+        By node: CPUs and bytes of memory, neither above 0.
+    """
     found: dict[str, tuple[int, int]] = {}
     for job in state.reserved.values():
         hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
@@ -112,7 +121,15 @@ def idle_on_one_node(state: ClusterState) -> int:
 
 
 def home(state: ClusterState, job: JobState) -> str | None:
-    """Return the chain that has every GPU of a suspended attempt, if all of them are idle."""
+    """Return the chain that has every GPU of a suspended attempt, if all of them are idle.
+
+    Args:
+        state: Its cells are read.
+        job: It is suspended, without GPUs.
+
+    Returns:
+        The name of the chain; None: some are in use or bad, or they are in no one chain.
+    """
     chains: dict[str, None] = {}
     for member in (job.members[name] for name in job.live):
         for device in (device for devices in member.devices for device in devices):
@@ -145,7 +162,14 @@ def fits_own(tx: Transaction, job: JobState) -> bool:
 def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
     """Return why a job that could not be placed waits, for what, and whether aside.
 
-    A job that no cell could hold even if nothing else ran holds up no job behind it.
+    Args:
+        tx: Its cells are read.
+        job: The job.
+        asked: What it asks the cells for.
+
+    Returns:
+        Why it waits; for what, in words; and whether it is put aside. So is a job that no cell
+        could hold even if nothing else ran: it holds up no job behind it.
     """
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
@@ -178,7 +202,11 @@ def follow_join(tx: Transaction, now: Instant) -> None:
 def resolve(tx: Transaction, asked: Cluster, *, may_refuse: bool = False) -> None:
     """Record the cells that follow from what is asked for and which nodes have joined, if new.
 
-    With `may_refuse`, a change that says more of running jobs than one record holds is refused.
+    Args:
+        tx: A fact is added.
+        asked: What operators asked for.
+        may_refuse: Whether a change is refused that says more of running jobs than one record
+            holds.
     """
     tx.soft.resolve_at = None
     inventory = [node.joined for node in tx.state.nodes.values()]
@@ -254,6 +282,13 @@ def loss(state: ClusterState, now: Instant) -> Loss:
     """Return how to weigh victims: the GPU-seconds that stopping each would lose.
 
     Jobs that share GPUs with one would have to be stopped as well.
+
+    Args:
+        state: Its jobs are read, whenever the result is called.
+        now: The time of the decision.
+
+    Returns:
+        The loss by attempt; 0: the attempt is being stopped, or is over.
     """
 
     def lost(name: ids.AttemptId) -> float:

@@ -3,7 +3,7 @@
 This is what `over_quota: auto` means in a VC that has no policy of its own. Strict FIFO decides
 which job has the VC's cells: a job that does not fit holds up every later one. Meanwhile any of
 them may have idle GPUs, whichever VC those belong to, if it can presumably give them back
-(`job_cells.lends`). For guaranteed requests such GPUs count as free.
+(`quota.lends`). For guaranteed requests such GPUs count as free.
 
     queued --JobBound, without levels--> lent --JobPromoted--> guaranteed
        ^                                 |  ^
@@ -56,8 +56,13 @@ def lend(tx: Transaction, now: Instant, room: int) -> int:
 
     The VC with the smallest share of what is lent comes first, in it the earliest job that fits.
 
+    Args:
+        tx: Facts and commands are added.
+        now: The time of the decision.
+        room: The parts that the decision may still bind.
+
     Returns:
-        How many parts were bound.
+        How many parts were bound; `room` too where a gang has to come first in the next decision.
     """
     lines = _lines(tx)
     idle = job_cells.idle_gpus(tx.state) if lines else 0
@@ -124,6 +129,11 @@ def _lend_one(
 
 def take_turn(tx: Transaction, job: JobState, now: Instant) -> Outcome:
     """Give a job that was lent GPUs the cells of its VC, as its turn has come.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It was lent GPUs, and is the next of its VC.
+        now: The time of the decision.
 
     Returns:
         `Done` if it has them now, `BLOCKED` if they do not hold it, or `LEAVING`.

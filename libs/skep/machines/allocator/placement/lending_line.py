@@ -32,7 +32,16 @@ class Line:
     def firsts(
         self, state: ClusterState, idle: int, on_one_node: int
     ) -> list[tuple[Entry, JobState]]:
-        """Return the earliest job of each shape that so many idle GPUs may hold, as a heap."""
+        """Return the earliest job of each shape that so many idle GPUs may hold, as a heap.
+
+        Args:
+            state: Its jobs are read.
+            idle: The idle GPUs of the chain with the most.
+            on_one_node: The idle GPUs of the node with the most.
+
+        Returns:
+            A heap of jobs by their place in the queue; empty: no shape is that small.
+        """
         found = []
         for shape in list(self._heaps):
             if shape.gpus * shape.workers <= idle and shape.gpus <= on_one_node:

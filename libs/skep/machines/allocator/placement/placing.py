@@ -95,7 +95,17 @@ def serve(
 
 
 def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
-    """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
+    """Give a waiting job idle GPUs until it has its turn in its VC.
+
+    Args:
+        tx: Its cells, nodes and jobs are read; facts and commands are added.
+        job: It waits in a queue.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+
+    Returns:
+        `Done`, `BLOCKED` or `DEFERRED`.
+    """
     asked = attempts.request(job, job.following, guaranteed=False)
     where = _place(tx, job, asked, now, ())
     made = job_cells.members(tx.state, where) if where is not None else ()
@@ -105,7 +115,17 @@ def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
 
 
 def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
-    """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
+    """Give a waiting job GPUs that are idle now, and no others.
+
+    Args:
+        tx: Its cells, nodes and jobs are read; facts and commands are added.
+        job: It waits in a queue.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+
+    Returns:
+        `Done`, `BLOCKED` or `DEFERRED`.
+    """
     asked = attempts.request(job, job.following, guaranteed=False)
     where = gpu_suspects.place(tx.state, job, asked, _open_to(tx, job, asked), now)
     made = job_cells.members(tx.state, where) if where is not None else ()
@@ -120,7 +140,11 @@ def find(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Placem
 
 
 def share(state: ClusterState, vc: str) -> float:
-    """Return what a VC has of what is idle, by its weight."""
+    """Return what a VC has of what is idle, by its weight.
+
+    Returns:
+        GPUs per unit of weight: the VC with the lowest number comes first.
+    """
     return state.cells.borrowed.get(vc, 0) / state.cells.cluster.vcs[vc].weight
 
 
@@ -130,8 +154,18 @@ def take_up(
     """Have a job that borrows go on in its VC's cells, as its turn has come.
 
     It stays where it is if that is as good to its VC as what it would be given; else it stores its
-    state, and begins anew there. Returns what `serve` does, or `LEAVING`: then the cells are kept
-    for it, as it would have them if it had not borrowed.
+    state, and begins anew there.
+
+    Args:
+        tx: Its cells, nodes and jobs are read; facts and commands are added.
+        job: It borrows.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+        only: The nodes of the turn; empty: any.
+
+    Returns:
+        What `serve` returns, or `LEAVING`: then the cells are kept for it, as it would have them if
+        it had not borrowed.
     """
     if job.state is State.RESERVED:
         asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
@@ -298,7 +332,20 @@ def bind(
     ranked: Reason,
     now: Instant,
 ) -> Outcome:
-    """Give a job its GPUs and tell its nodes, unless it has to wait for a port."""
+    """Give a job its GPUs and tell its nodes, unless it has to wait for a port.
+
+    Args:
+        tx: A fact and commands are added.
+        job: It waits, or has claimed this place.
+        where: The place.
+        made: The same as parts of a gang, one for each node.
+        why: Why it has this place.
+        ranked: Why it comes now.
+        now: The time of the decision.
+
+    Returns:
+        `Done`; `BLOCKED`: its first node has no port for it.
+    """
     first = made[0].node
     port = tx.state.nodes[first].port()
     if port is None:
@@ -363,7 +410,7 @@ def _reserve(
 
 
 def users(tx: Transaction, job: JobState) -> list[ids.AttemptId]:
-    """Return the attempts that use what a job claims."""
+    """Return the attempts that use GPUs which a job claims."""
     hold = tx.state.cells.holds[ids.attempt_id(job.job, job.following)]
     return tx.state.cells.users(hold.chain, hold.spots)
 
@@ -383,7 +430,18 @@ def _with_partners(state: ClusterState, where: Placement) -> list[ids.AttemptId]
 def stop_all(
     tx: Transaction, job: JobState, names: Iterable[ids.AttemptId], now: Instant, most: int
 ) -> int:
-    """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
+    """Stop the users of what a job claims.
+
+    Args:
+        tx: Facts and commands are added.
+        job: The job that claims it.
+        names: The attempts that use it.
+        now: The time of the decision.
+        most: How many are stopped now; the others follow in a further decision.
+
+    Returns:
+        How many leave because of this.
+    """
     stopped = 0
     for name in names:
         if stopped >= most:
@@ -396,7 +454,18 @@ def stop_all(
 def stop_victim(
     tx: Transaction, name: ids.AttemptId, job: JobState, now: Instant, *, memory: bool = False
 ) -> bool:
-    """Have one attempt leave what a job claims; return whether that begins with this."""
+    """Have one attempt leave what a job claims.
+
+    Args:
+        tx: Facts and commands are added.
+        name: The attempt; a successor is given up.
+        job: The job that claims its GPUs.
+        now: The time of the decision.
+        memory: Whether the host's memory is needed too.
+
+    Returns:
+        Whether it leaves because of this call; false: it is leaving already, or is over.
+    """
     victim = tx.state.jobs.get(ids.job_of(name))
     current = victim is not None and ids.attempt_id(victim.job, victim.attempt) == name
     if victim is not None and current:
@@ -413,6 +482,15 @@ def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False)
     One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
     them, a job that is at home there too would take them back, and this one from it, again and
     again. No other job has cells on nodes that are kept for jobs that are about to go on there.
+
+    Args:
+        tx: A fact is added.
+        job: It borrows.
+        now: The time of the decision.
+        home: Whether its policy has it go on where it was.
+
+    Returns:
+        Whether it has the cells now.
     """
     changes = tx.soft.changes
     known = tx.soft.uncovered.get(job.job) == changes and not home
@@ -461,7 +539,15 @@ def _cover(tx: Transaction, job: JobState, hold: CellHold) -> tuple[Spot, ...] |
 
 
 def wait(tx: Transaction, job: JobState, why: Reason, needs: str, *, aside: bool = False) -> None:
-    """Say why a job waits, if that is news; `aside`: no job waits behind it."""
+    """Say why a job waits, if that is news.
+
+    Args:
+        tx: A fact is added.
+        job: It waits.
+        why: Why it waits.
+        needs: For what, in words.
+        aside: Whether it is put aside, so that no job waits behind it.
+    """
     if job.waits != (why, needs) or aside:
         tx.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
 
@@ -503,7 +589,13 @@ def _yields(state: ClusterState, job: str, attempt: int) -> bool:
 
 
 def has_room(state: ClusterState, job: JobState, made: tuple[Member, ...]) -> bool:
-    """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
+    """Return whether the nodes' free CPUs and memory serve the gang's parts now.
+
+    Args:
+        state: Its nodes are read.
+        job: The job.
+        made: The parts of its gang, one for each node.
+    """
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return True

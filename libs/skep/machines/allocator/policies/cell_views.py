@@ -11,6 +11,9 @@ def free_cells(state: ClusterState, vc: str) -> dict[str, tuple[int, ...]]:
 
     Cells that are bound to nothing, and of those that are bound the largest parts that no
     guaranteed job uses; pinned ones are not among them, as they serve only jobs that name the pin.
+
+    Returns:
+        By chain, one count for each level; chains in which the VC owns nothing are not among them.
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, chain in state.cells.chains.items():

@@ -28,11 +28,16 @@ class Demand:
         hands."""
 
     def __bool__(self) -> bool:
-        """Return whether anybody waits."""
+        """Return whether any job waits."""
         return bool(self._asks)
 
     def come(self, job: str, shape: Shape | None) -> None:
-        """Have a job ask for something."""
+        """Have a job ask for something.
+
+        Args:
+            job: It waits.
+            shape: What it asks for; None: it goes on where it was, which no shape tells.
+        """
         self.leave(job)
         self._asks[job] = shape
         self._count[shape] = self._count.get(shape, 0) + 1
@@ -46,18 +51,36 @@ class Demand:
                 del self._count[shape]
 
     def fail(self, shape: Shape, changes: int, *, outside: bool) -> None:
-        """Note that a shape could not be had."""
+        """Note that a shape could not be had.
+
+        Args:
+            shape: What was asked for.
+            changes: `Soft.changes` now: it is tried again once that is another.
+            outside: Whether what it waits for may be in the hands of other VCs.
+        """
         if shape not in self._failed and len(self._failed) >= SHAPES_MAX:
             self._failed.clear()
         self._failed[shape] = changes, outside
 
     def failed(self, shape: Shape, changes: int) -> bool | None:
-        """Return None if a shape may be had now, else whether that may change outside the VC."""
+        """Return what is known of a shape that failed.
+
+        Args:
+            shape: What is asked for.
+            changes: `Soft.changes` now.
+
+        Returns:
+            None: it may be had now; else whether that may change outside the VC.
+        """
         known = self._failed.get(shape)
         return known[1] if known is not None and known[0] == changes else None
 
     def in_vain(self, changes: int) -> bool:
-        """Return whether nothing that anybody waits for may be had now."""
+        """Return whether nothing that any job waits for may be had now.
+
+        Args:
+            changes: `Soft.changes` now.
+        """
         for shape in self._count:
             known = self._failed.get(shape) if shape is not None else None
             if known is None or known[0] != changes:
@@ -65,5 +88,5 @@ class Demand:
         return True
 
     def outside(self) -> bool:
-        """Return whether what anybody waits for may come free outside the VC."""
+        """Return whether what any job waits for may come free outside the VC."""
         return any(shape is None or self._failed[shape][1] for shape in self._count)

@@ -22,7 +22,13 @@ NO_POINTS: tuple[ScalePoint, ...] = ()
 
 
 def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
-    """Take over what is told of jobs and families."""
+    """Take over what is told of jobs and families.
+
+    Args:
+        tx: What is soft in it is changed, for jobs of VCs with a policy only.
+        event: What the advisor tells.
+        now: The time of the decision.
+    """
     soft = tx.soft
     if not soft.planned:
         return
@@ -60,7 +66,11 @@ def forget(tx: Transaction, name: str) -> None:
 
 
 def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
-    """Return what of a job's view is known of its pace, and of how it would go otherwise."""
+    """Return what of a job's view is known of its pace, and of how it would go otherwise.
+
+    Returns:
+        Fields of `JobView` by name; those of which nothing is known are left out.
+    """
     found: dict[str, Any] = {}
     told = tx.soft.paces.get(job.job)
     own = (0, 0)
@@ -84,11 +94,18 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
 
 
 def solo(tx: Transaction, job: JobState, view: dict[str, Any] | None = None) -> int:
-    """Return a job's rate on GPUs of its own, in thousandths; 0: unknown.
+    """Return a job's rate on GPUs of its own.
 
     It was measured where the attempt shares none, or before it was first packed on trial: an
-    earlier attempt may have had other GPUs, so what this one makes alone comes first. `view` is
-    what is shown of its pace, if that is known.
+    earlier attempt may have had other GPUs, so what this one makes alone comes first.
+
+    Args:
+        tx: What was told of rates is read.
+        job: The job.
+        view: What `shown` returns for it; None: that is worked out here.
+
+    Returns:
+        Thousandths of a mini-batch per second; 0: unknown.
     """
     known = _alone(tx, job)
     if known:

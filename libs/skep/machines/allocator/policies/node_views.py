@@ -35,7 +35,13 @@ class Seats:
         self._stale: dict[str, None] = {}
 
     def move(self, name: str, before: JobView | None, after: JobView | None) -> None:
-        """Take over that a job is elsewhere than before."""
+        """Take over that a job is elsewhere than before.
+
+        Args:
+            name: The job.
+            before: How its policy saw it; None: not at all.
+            after: How its policy sees it; None: not at all.
+        """
         if after is not None and after.at_home and not after.borrows:
             self._homes[name] = after
         else:

@@ -32,9 +32,19 @@ WHY = Reason.PREEMPTED_BY_POLICY
 
 
 def act(tx: Transaction, job: JobState, action: Action, policy: str, now: Instant) -> int:
-    """Take one action of a plan on a job that the policy may decide about.
+    """Take one action of a plan.
 
     What a job has borrowed is none of the policy's: for it the job waits.
+
+    Args:
+        tx: Facts and commands are added.
+        job: A job that the policy may decide about.
+        action: What the policy wants done.
+        policy: The name of the policy, for the detail of the facts.
+        now: The time of the decision.
+
+    Returns:
+        What it took of a decision; 0: nothing began.
     """
     if policy_views.borrowing(tx.state, job):
         return 0
@@ -53,7 +63,7 @@ def act(tx: Transaction, job: JobState, action: Action, policy: str, now: Instan
 
 
 def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | None:
-    """Return why an action can never be meant of a job as it is, None if it can.
+    """Return why an action can never be meant of a job as it is; None if it can.
 
     What only cannot be done now (no room, a change under way) is no mistake of the policy's.
     """
@@ -81,10 +91,19 @@ def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | Non
 
 
 def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
-    """Have a suspended job without GPUs go on: where it was, else (if it can) somewhere else.
+    """Have a suspended job without GPUs go on: where it was, else, if it can, on other nodes.
 
-    Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover. On
-    other `nodes` it goes on if it can migrate, and else at home whatever they are.
+    Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It is suspended, without GPUs.
+        nodes: Where the plan has it go on, if it can migrate; else it goes on at home. Empty:
+            anywhere.
+        now: The time of the decision.
+
+    Returns:
+        What it took of a decision; 0: nothing began.
     """
     if job.change is not None or job.successor is not None or _hopeless(tx, job):
         return 0
@@ -96,7 +115,16 @@ def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) 
 
 
 def borrow(tx: Transaction, job: JobState, now: Instant) -> int:
-    """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
+    """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving.
+
+    Args:
+        tx: Facts and commands are added.
+        job: It is suspended, without GPUs.
+        now: The time of the decision.
+
+    Returns:
+        What it took of a decision; 0: nothing began.
+    """
     if job.change is not None or job.successor is not None or _hopeless(tx, job):
         return 0
     return resumption.returns_now(tx, job, now) or _elsewhere(tx, job, (), now, turn=False)

@@ -79,7 +79,15 @@ class Planned:
         self.seats = Seats()
 
     def try_elsewhere(self, name: str, now: Instant) -> bool:
-        """Return whether a job may be moved now; says when to ask again if it may not."""
+        """Return whether a job may be moved now, and count the try if so.
+
+        Args:
+            name: The job.
+            now: The time of the decision.
+
+        Returns:
+            Whether it may; if not, `look_at` is set to when to ask again.
+        """
         count, soonest = self.tried.get(name, (0, now))
         if soonest > now:
             self.look_at = min(self.look_at or soonest, soonest)
@@ -107,7 +115,12 @@ class Planned:
         return True
 
     def hold(self, name: str, freed: int) -> None:
-        """Count that a job is held, once for each time that something of the VC had come free."""
+        """Count that a job is held, once for each time that something of the VC had come free.
+
+        Args:
+            name: The job.
+            freed: How often something of the VC has come free (`policy_views.freed`).
+        """
         count, last = self.held.get(name, (0, -1))
         view = self.views[name]
         if view is not None and last != freed:

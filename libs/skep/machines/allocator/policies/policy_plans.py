@@ -52,7 +52,16 @@ def has_plans(tx: Transaction) -> bool:
 
 
 def serve(tx: Transaction, now: Instant, room: int) -> int:
-    """Carry out the plans of VCs in which something happened; return what it took of a decision."""
+    """Carry out the plans of VCs in which something happened.
+
+    Args:
+        tx: Facts and commands are added.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+
+    Returns:
+        What it took of the decision.
+    """
     policy_views.bring_up(tx, due=True)
     if tx.soft.unmade or tx.state.alarms:
         cell_watch.no_policy(tx, now)
@@ -87,7 +96,7 @@ def _settle(tx: Transaction, now: Instant) -> None:
 
 
 def _return(tx: Transaction, now: Instant, room: int) -> int:
-    """Have jobs go on for which others have left: before anybody else is offered those GPUs."""
+    """Have jobs go on for which others have left: before other jobs are offered those GPUs."""
     taken = 0
     for planned in tx.soft.planned.values():
         for name in list(planned.returning):
@@ -170,10 +179,18 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
 
 
 def lend(tx: Transaction, now: Instant, room: int) -> int:
-    """Let jobs have idle GPUs that their VC's policy leaves waiting; return what it took.
+    """Let jobs have idle GPUs that their VC's policy leaves waiting.
 
     The VC with the smallest share of what is lent comes first; in it the jobs that have a turn, in
     that order, then the others as they came. One that finds nothing holds up no other.
+
+    Args:
+        tx: Facts and commands are added.
+        now: The time of the decision.
+        room: The cost that is left of the decision.
+
+    Returns:
+        What it took of the decision; `room` too where a gang has to come first in the next one.
     """
     policy_views.bring_up(tx, due=True)
     lines = {}

@@ -83,7 +83,12 @@ def lent(tx: Transaction, job: JobState) -> bool:
 
 
 def lines(tx: Transaction) -> dict[str, list[JobState]]:
-    """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end."""
+    """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end.
+
+    Returns:
+        By VC its jobs in the order of their turns, from the last to the next; VCs without any are
+        not among them.
+    """
     found: dict[str, list[JobState]] = {}
     anew = tx.soft.anew
     for name in list(anew):
@@ -106,7 +111,10 @@ def waits(tx: Transaction, vc: str) -> bool:
 def behind(tx: Transaction, job: JobState, lent_jobs: dict[str, list[JobState]]) -> bool:
     """Return whether another job of its VC waits for the VC's cells, and comes before this one.
 
-    `lent_jobs` are those of `lines`: they wait for these cells too, and are in no queue.
+    Args:
+        tx: Its queues are read.
+        job: It borrows, or is suspended.
+        lent_jobs: Those of `lines`: they wait for these cells too, and are in no queue.
     """
     if rules(tx, job.spec.vc):
         return waits(tx, job.spec.vc)
@@ -133,7 +141,12 @@ def predicted(tx: Transaction, job: JobState, advice: JobAdvice) -> None:
 
 
 def bring_up(tx: Transaction, *, due: bool) -> None:
-    """Make the views again of jobs about which something is new; `due`: that asks for a plan."""
+    """Make the views again of jobs about which something is new.
+
+    Args:
+        tx: The views in its soft state are changed.
+        due: Whether what is new asks for a plan.
+    """
     soft = tx.soft
     if soft.planned_for is not tx.state.cells.cluster:
         _take_up(tx)

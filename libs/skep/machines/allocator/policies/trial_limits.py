@@ -13,7 +13,15 @@ from skep.wire.trials import Kind
 
 
 def limits(state: ClusterState, name: str) -> dict[str, Any]:
-    """Return until when no trial of a job, or of `vc:` and a VC, is begun, as views tell it."""
+    """Return until when no trial of a job, or of `vc:` and a VC, is begun, as views tell it.
+
+    Args:
+        state: Its trials are read.
+        name: A job, or `vc:` and a VC.
+
+    Returns:
+        Fields of views by name.
+    """
     return {
         "trial_after": trial_facts.full(state, name),
         "move_after": trial_facts.full(state, f"moves {name}"),

@@ -14,6 +14,8 @@ that has grown on trial shrinks at once when its GPUs are wanted.
 
 Trials are limited, so that a policy that tries too much costs a bounded part: one at a time for
 each job, a cool-down for what was not worth it, and so many begun within an hour.
+
+Source: Gandiva, section 4.2.2 (what is tried).
 """
 
 from __future__ import annotations
@@ -55,7 +57,17 @@ NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 
 
 def refusal(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant) -> Refused | None:
-    """Return why a trial with these jobs is not to be begun now, None if it may."""
+    """Return why a trial with these jobs is not to be begun now, None if it may.
+
+    Args:
+        tx: Its trials and rates are read.
+        kind: The kind of the trial.
+        jobs: The jobs that would be measured, of one VC.
+        now: The time of the decision.
+
+    Returns:
+        Why not; None: it may begin.
+    """
     known = tx.state.tries
     for job in jobs:
         if job.job in known.of_job or job.job in known.undoing:
@@ -94,6 +106,14 @@ def pack(
     It is made before the pack: it is not known of a job that shares GPUs how fast it is alone.
     Beside a host that shares its GPUs already nothing is tried: whose doing a loss is could not be
     told.
+
+    Args:
+        tx: Its trials and rates are read.
+        guest: The job that is to join the other.
+        host: The job that has the GPUs.
+        needed_milli: What the sum of their rates, each in parts of its rate alone, must come to, in
+            thousandths.
+        now: The time of the decision.
     """
     jobs = guest, host
     if sharing.shares(tx.state, host) or refusal(tx, Kind.PACK, jobs, now) is not None:
@@ -306,7 +326,11 @@ def _over(
 
 
 def check(state: ClusterState) -> None:
-    """Assert that no job is left as a trial left it."""
+    """Assert that no job is left as a trial left it.
+
+    Raises:
+        AssertionError: One is.
+    """
     for name, undo in state.tries.undoing.items():
         job = state.jobs[name]
         calm = job.change is None and job.asked is None and job.successor is None

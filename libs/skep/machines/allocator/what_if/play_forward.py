@@ -102,7 +102,11 @@ class Ahead:
                 self._orders.append(effect.message)
 
     def outcome(self, *, far: bool = True) -> Outcome:
-        """Say what became of the job and of others: `far` ahead, until it has its GPUs."""
+        """Return what became of the job, and of others.
+
+        Args:
+            far: Whether to play on until the job has its GPUs, where it has none at once.
+        """
         begin, machine = self._now, self._machine
         for _ in range(NOW_MAX):
             if machine.tx.soft.check_at != begin:

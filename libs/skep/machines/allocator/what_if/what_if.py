@@ -61,7 +61,17 @@ ORDER = (
 
 
 def answer(machine: AllocatorMachine, question: Question, now: Instant, apart: Apart) -> Answer:
-    """Answer a question. The machine itself is only looked at."""
+    """Answer a question, and leave the machine as it is.
+
+    Args:
+        machine: Only looked at.
+        question: Names a job or has a spec, and says how long jobs still have to run.
+        now: The time at which it is asked.
+        apart: Does something with a copy of the machine.
+
+    Returns:
+        What becomes of the job, and which changes would help; or what is wrong with the question.
+    """
     left = question.remaining
 
     def submitted(spec: JobSpec, instead: str = "") -> Outcome:
@@ -114,7 +124,7 @@ class _Tries:
         self._left = TRIES_MAX
 
     def look(self, tried: Tried) -> Option | None:
-        """Try a change without noting it; None if enough was tried."""
+        """Try a change without noting it, and return what came of it; None if enough was tried."""
         if not self._left:
             return None
         self._left -= 1
