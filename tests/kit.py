@@ -225,7 +225,7 @@ class RecordWriter:
 
 SOFT: dict[type, tuple[str, ...]] = {
     AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns"),
-    ClusterState: ("delta",),
+    ClusterState: ("_delta",),
     SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (
         "progress",
@@ -241,9 +241,9 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised", "_came")
+HIDDEN = ("_advised", "_came", "changed")
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
-lately."""
+lately, and whether a node is to be shown anew."""
 
 
 def durable(machine: Any) -> Any:

@@ -24,8 +24,13 @@ OPEN, SPLIT, OWNED = 0, 1, 2
 class ChainState:
     """Cells of one chain. Callers name cells by level and index, and GPUs by leaf."""
 
-    def __init__(self, topology: Topology) -> None:
-        """Start with everything free."""
+    def __init__(self, topology: Topology, returned: list[BadCell]) -> None:
+        """Start with everything free.
+
+        Args:
+            topology: The shape of the chain.
+            returned: Gets the bad cells that are returned, as the last job of their VC left.
+        """
         self.topology = topology
         self.forest = Forest(topology)
         self.bound: list[dict[int, VirtualCell]] = [{} for _ in topology.levels]
@@ -38,8 +43,10 @@ class ChainState:
         self.bad_cells_at = [0] * len(topology.levels)
         self.healed: list[VirtualCell] = []
         """Bad cells of VCs with GPUs that healed in the current change."""
-        self.returned: list[BadCell] = []
-        """Bad cells that were returned in the current change, as the last job of their VC left."""
+        self._returned = returned
+        self.bindings = 0
+        """Counts changes of what is bound, and of what is bad: while it is the same, each VC's cells
+        are on the same nodes in the same order."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
         """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
@@ -197,6 +204,7 @@ class ChainState:
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:
             return False
+        self.bindings += 1
         if not bad:
             for leaf in changed:
                 del self.bad[leaf]
@@ -276,6 +284,7 @@ class ChainState:
 
     def _bind(self, pool: Pool, level: int, index: int, *, bad_cell: bool = False) -> VirtualCell:
         assert pool.left[level] > 0, f"{pool.vc} has no cell of level {level} left"
+        self.bindings += 1
         shape = self.topology
         self.forest.allocate(level, index)
         self.forest.owed[level] -= 1
@@ -301,11 +310,12 @@ class ChainState:
         assert cell.used >= 0, (cell.level, cell.index)
         if not cell.used and not cell.pool.pin:
             if cell.bad_cell:
-                self.returned.append(self.bad_cell_of(cell))
+                self._returned.append(self.bad_cell_of(cell))
             self._unbind(cell)
 
     def _unbind(self, cell: VirtualCell) -> None:
         shape, level, index, pool = self.topology, cell.level, cell.index, cell.pool
+        self.bindings += 1
         del self.bound[level][index], pool.bound[level, index]
         if cell.bad_cell:
             del self.bad_cells[cell]

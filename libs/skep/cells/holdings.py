@@ -15,6 +15,7 @@ from skep.cells.holds import OPPORTUNISTIC, CellHold, Spot
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.ids import AttemptId
+from skep.wire.bearing import BadCell
 from skep.wire.cluster import Cluster
 from skep.wire.spec import suits
 
@@ -55,8 +56,11 @@ class Holdings:
             choosers: Decide at once what a change leaves open. None: it is left to the caller.
         """
         self.cluster = cluster
+        self.returned: list[BadCell] = []
+        """Bad cells that were returned in the current change, as the last job of their VC left."""
         self.chains = {
-            name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
+            name: ChainState(Topology(name, chain), self.returned)
+            for name, chain in cluster.chains.items()
         }
         self.holds: dict[AttemptId, CellHold] = {}
         self.sets: dict[AttemptId, CellHold] = {}
@@ -68,6 +72,8 @@ class Holdings:
         """Sets whose leader has left and where several jobs could lead, by their present name."""
         self.borrowed: dict[str, int] = {}
         """By VC: GPUs that its jobs use opportunistically."""
+        self.opportunistic: dict[CellHold, None] = {}
+        """The holds by which they use them."""
         self.priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
@@ -241,6 +247,10 @@ class Holdings:
         """
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
+            if change > 0:
+                self.opportunistic[hold] = None
+            else:
+                self.opportunistic.pop(hold, None)
         else:
             counts = self.priorities.setdefault(hold.vc, {})
             counts[hold.priority] = counts.get(hold.priority, 0) + change
@@ -255,7 +265,7 @@ class Holdings:
             health: Whether GPUs turned bad or healed.
         """
         if self.choosers is not None:
-            chain.returned.clear()
+            self.returned.clear()
             self.choosers.settle(chain, health=health)
             return
         chain.healed.clear()

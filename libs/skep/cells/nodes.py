@@ -62,11 +62,13 @@ class NodeState:
         """GPUs that count as bad until an operator releases them."""
         self.cpus_free = 0
         self.memory_free = 0
+        self.changed = True
+        """Whether inventory, CPUs or memory may be others since a reader set this to False."""
         self.refresh(joined)
 
     def refresh(self, joined: NodeJoined) -> None:
         """Set a new inventory; attempts keep what they hold."""
-        self.joined = joined
+        self.joined, self.changed = joined, True
         self._types = {gpu.index: gpu.type for gpu in joined.gpus}
         self.gpu_memory = {
             kind: min(gpu.memory for gpu in joined.gpus if gpu.type == kind)
@@ -136,6 +138,7 @@ class NodeState:
         assert attempt not in self.holdings, attempt
         self.cpus_free -= holding.cpus
         self.memory_free -= holding.memory
+        self.changed = True
         self._pass_by(holding.port)
         self.holdings[attempt] = holding
 
@@ -154,6 +157,7 @@ class NodeState:
         before = self.holdings[attempt]
         self.cpus_free += before.cpus - holding.cpus
         self.memory_free += before.memory - holding.memory
+        self.changed = True
         self.holdings[attempt] = holding
 
     def meet(self, attempt: Attempt, port: int) -> None:
@@ -168,6 +172,7 @@ class NodeState:
         holding = self.holdings.pop(attempt)
         self.cpus_free += holding.cpus
         self.memory_free += holding.memory
+        self.changed = True
 
     def suspend(self, attempt: Attempt, *, suspended: bool) -> None:
         """Note that an attempt has released its GPUs, or has them again; it keeps the rest.

@@ -111,18 +111,15 @@ class Cells(Holdings):
 
     def begin_change(self) -> None:
         """Begin a change: everything that the last one left open must have been decided."""
-        self.unsettled.clear()
-        self.unled.clear()
-        for chain in self.chains.values():
-            if chain.returned:
-                chain.returned.clear()
+        if self.undecided:
+            self.unsettled.clear()
+            self.unled.clear()
+            self.returned.clear()
 
     @property
     def undecided(self) -> bool:
         """Return whether the current change left something to decide, or to record."""
-        if self.unsettled or self.unled:
-            return True
-        return any(chain.returned for chain in self.chains.values())
+        return bool(self.unsettled or self.unled or self.returned)
 
     def bind_bad_cell(self, cell: BadCell) -> None:
         """Bind a bad cell to the VC that it names."""

@@ -30,3 +30,7 @@ class Delta(msgspec.Struct):
     """Whether an open trial may have to be judged, or told, again."""
     ended: str = ""
     """The job that is over."""
+
+
+UNCHANGED = Delta()
+"""The change of a fact that changed nothing beyond what it says itself. It is not changed."""

@@ -85,21 +85,21 @@ def apply(state: ClusterState, fact: AllocatorFact | Kept) -> Delta:
         fact: The next record of the log, or the next piece of a snapshot.
 
     Returns:
-        What changed. It is also `state.delta` until the next call.
+        What changed.
 
     Raises:
         AssertionError: The fact contradicts the state: it is of another log, or there is a bug.
         LookupError: Likewise.
     """
-    delta = state.delta = Delta()
     state.cells.begin_change()
     handler = HANDLERS.get(type(fact))
     if handler is None:
         restore(state, cast("Kept", fact))
-        return delta  # It is no fact, and nothing follows from it.
+        return state.end_change()  # It is no fact, and means nothing for trials.
     handler(state, fact)
-    trial_facts.follow(state, fact)
-    return delta
+    if trial_facts.concerns(state.tries, fact):
+        trial_facts.follow(state, fact)
+    return state.end_change()
 
 
 # --- jobs ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells
 from skep.ids import attempt_id
-from skep.ledger.delta import Delta
+from skep.ledger.delta import UNCHANGED, Delta
 from skep.ledger.job_state import JobState
 from skep.ledger.queue import JobQueue
 from skep.ledger.records import MoveCosts, Suspicion, Tries
@@ -61,8 +61,19 @@ class ClusterState:
         self.move_costs = MoveCosts()
         self.alarms: dict[Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
-        self.delta = Delta()
-        """What the latest fact changed."""
+        self._delta: Delta | None = None
+
+    @property
+    def delta(self) -> Delta:
+        """Return what the fact that is being applied changes, for its handler to add to."""
+        if self._delta is None:
+            self._delta = Delta()
+        return self._delta
+
+    def end_change(self) -> Delta:
+        """Return what the fact changed; `UNCHANGED`: nothing beyond what it says itself."""
+        delta, self._delta = self._delta, None
+        return UNCHANGED if delta is None else delta
 
     def queue(self, job: JobState) -> JobQueue:
         """Return the queue a job waits in."""

@@ -43,6 +43,8 @@ SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
 MATTER = frozenset((GpusShared, TrialBegun, TrialOver))
 """Facts after which open trials are looked at again, whatever jobs they are about."""
+FOLLOWED = MATTER | {JobChanged}
+"""Facts that may mean something for trials also while none is open, and nothing is put back."""
 PAIR = "pair"
 GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 """States of a job of which nothing is left that a trial has changed."""
@@ -165,6 +167,11 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
                 _cool(tries, trial, fact, key if state.rules > 1 else key_by_rules_1)
             if fact.verdict is not Verdict.KEPT:
                 _put_back(state, trial, fact)
+
+
+def concerns(tries: records.Tries, fact: object) -> bool:
+    """Return whether a fact may mean something for trials; most facts do not."""
+    return bool(tries.of_job or tries.undoing) or type(fact) in FOLLOWED
 
 
 def follow(state: ClusterState, fact: object) -> None:

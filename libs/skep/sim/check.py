@@ -53,7 +53,8 @@ from skep.wire.node import Outcome
 
 SOFT = {
     "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns"),
-    "ClusterState": ("delta",),
+    "ClusterState": ("_delta",),
+    "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",
         "progress",
@@ -330,7 +331,7 @@ class Watch:
             require(value == there[name], "I7", text)
 
 
-def durable(machine: AnyMachine) -> dict[str, Any]:
+def durable(machine: AnyMachine | NodeState) -> dict[str, Any]:
     """Return what a machine must know again after a crash, by name; dicts as ordered pairs."""
     known = machine.state if isinstance(machine, AllocatorMachine) else machine
     soft = SOFT[type(known).__name__]
@@ -342,7 +343,7 @@ def _plain(value: Any) -> Any:
         case dict():
             return [(key, _plain(each)) for key, each in value.items()]
         case NodeState():
-            return _plain(vars(value))
+            return _plain(durable(value))
         case JobQueue():
             return value.entries
         case msgspec.Struct():

@@ -70,7 +70,7 @@ def next_steps(cells: Cells) -> Iterator[Step]:
             one.
     """
     unsettled, unled = dict(cells.unsettled), list(cells.unled)
-    returned = [cell for chain in cells.chains.values() for cell in chain.returned]
+    returned = [cell for chain in cells.chains for cell in cells.returned if cell.chain == chain]
     for cell in returned:
         yield Relieve(cell)  # Done already; a fact has to state it.
     for name in unled:

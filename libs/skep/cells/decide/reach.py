@@ -32,13 +32,11 @@ def reachable_gpus(chain: ChainState, vc: str, homes: Sequence[int] = ()) -> Rea
         The GPUs, in the order of the VC's cells by number, which does not depend on other VCs;
         None: it has no cells in this chain.
     """
-    pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
+    pools = _pools(chain, vc)
     if not pools:
         return None
     shape, node = chain.topology, chain.topology.node_level
-    owned = sum(
-        count * shape.size[level] for pool in pools for level, count in enumerate(pool.total)
-    )
+    owned = _owned(chain, pools)
     found: Reach = {}
     if owned == shape.leaves:
         size, firm = shape.node_size, chain.forest.firm[node]
@@ -52,6 +50,26 @@ def reachable_gpus(chain: ChainState, vc: str, homes: Sequence[int] = ()) -> Rea
         for there in found.values():
             there[""] -= sum(there.values()) - there[""]
     return found
+
+
+def reaches_all(chain: ChainState, vc: str) -> bool:
+    """Return whether a VC owns a whole chain, and none of its cells is pinned.
+
+    Then it reaches of each node what no job of its own has, in an order that is the same while
+    `chain.bindings` is.
+    """
+    pools = _pools(chain, vc)
+    return _owned(chain, pools) == chain.topology.leaves and not any(pool.pin for pool in pools)
+
+
+def _pools(chain: ChainState, vc: str) -> list[Pool]:
+    return [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
+
+
+def _owned(chain: ChainState, pools: list[Pool]) -> int:
+    """Return how many GPUs some pools have."""
+    sizes = chain.topology.size
+    return sum(count * sizes[level] for pool in pools for level, count in enumerate(pool.total))
 
 
 def _own(chain: ChainState, pool: Pool, homes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from skep.ledger import invariants
 from skep.machines.allocator.policies import policy_views, trials
+from skep.machines.allocator.policies.node_views import Seats
 from skep.machines.allocator.transaction import Transaction
 
 
@@ -27,3 +28,8 @@ def check(tx: Transaction) -> None:
         if tx.soft.planned_for is tx.state.cells.cluster and not stale:
             made = {name: view and replace(view, held=0) for name, view in planned.views.items()}
             assert list(made.items()) == list(shown.items()), planned.vc
+            anew = Seats()
+            for name, view in planned.views.items():
+                anew.move(name, None, view)
+            nodes = policy_views.nodes_of(tx, planned)
+            assert nodes == anew.views(tx.state, planned.vc), planned.vc

@@ -7,6 +7,7 @@ from typing import assert_never
 from skep.cells.decide import bad_cells
 from skep.ids import job_and_number
 from skep.ledger import fold
+from skep.ledger.delta import UNCHANGED
 from skep.ledger.job_state import IllegalTransitionError
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
@@ -62,16 +63,15 @@ class Transaction:
 
         Which VC bears bad hardware, and which attempt leads a set, is decided in the same record.
         """
-        self._record(fact)
-        if self.state.cells.undecided:
-            for step in bad_cells.next_steps(self.state.cells):
-                self._record(_fact_of(step))
-
-    def _record(self, fact: AllocatorFact) -> None:
-        """Apply one fact, and have it made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
         self.soft.story.append(fact)
+        if self.state.cells.undecided:
+            for step in bad_cells.next_steps(self.state.cells):
+                chosen = _fact_of(step)
+                self.apply(chosen)
+                self.effects.append(Record(chosen))
+                self.soft.story.append(chosen)
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot.
@@ -88,7 +88,8 @@ class Transaction:
             for line in self.soft.story_of([error.job]):
                 error.add_note(line)
             raise
-        caches.follow(self.state.jobs, self.soft, delta)
+        if delta is not UNCHANGED:
+            caches.follow(self.state.jobs, self.soft, delta)
 
 
 def _fact_of(step: bad_cells.Step) -> BadCellBound | BadCellReturned | SetLed:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
 
 from skep import ids
-from skep.cells.decide.reach import reachable_gpus
+from skep.cells.chain import ChainState
+from skep.cells.decide.reach import reachable_gpus, reaches_all
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
 from skep.ledger.state import ClusterState
 from skep.policy.view import HOLDING, JobView, NodeView
-from skep.wire.node import NodeJoined
 
 
-class _Made(NamedTuple):
-    """A view of a node, and what the node said of itself when it was made."""
+class _Made:
+    """The nodes of one chain as they were shown last."""
 
-    view: NodeView
-    joined: NodeJoined
+    def __init__(self, chain: ChainState, vc: str) -> None:
+        """Start with no node.
+
+        Args:
+            chain: The chain as it is now.
+            vc: The VC that is shown it.
+        """
+        self.chain, self.bindings = chain, chain.bindings
+        self.all = reaches_all(chain, vc)
+        """Whether the nodes are the same, in the same order, while the bindings are."""
+        self.firm = list(_firm(chain))
+        self.views: dict[str, NodeView] = {}
 
 
 class Seats:
@@ -29,10 +39,14 @@ class Seats:
         """By node, by job: its place in the order of arrival, and its GPUs there."""
         self._homes: dict[str, JobView] = {}
         """The suspended jobs that go on only on their own GPUs."""
-        self._made: dict[str, dict[str, _Made]] = {}
-        """By chain, by node."""
-        self._shapes: dict[str, Topology] = {}
+        self._made: dict[str, _Made] = {}
+        """By chain."""
+        self._shown: tuple[NodeView, ...] | None = ()
+        """The views of all chains; None: one of them is another."""
+        self._lent: dict[str, None] = {}
+        """Nodes with opportunistic jobs."""
         self._stale: dict[str, None] = {}
+        """Nodes of which something else than their firm GPUs may be another."""
 
     def move(self, name: str, before: JobView | None, after: JobView | None) -> None:
         """Take over that a job is elsewhere than before.
@@ -61,42 +75,84 @@ class Seats:
         """Return the VC's jobs that hold GPUs of a node."""
         return tuple(self._on.get(node, ()))
 
+    def node_changed(self, node: str) -> None:
+        """Take over that a node's inventory, CPUs or memory are others."""
+        self._stale[node] = None
+
     def views(self, ledger: ClusterState, vc: str) -> tuple[NodeView, ...]:
-        """Return the nodes that the VC has cells on, or could have."""
-        made: dict[str, dict[str, _Made]] = {}
-        lent = any(ledger.cells.borrowed.values())
+        """Return the nodes that the VC has cells on, or could have.
+
+        A view is made again only of nodes of which something changed since the last call, and the
+        tuple is the same object if nothing did.
+
+        Args:
+            ledger: The state. Its nodes that changed were named by `node_changed`.
+            vc: The VC, always the same one.
+        """
+        lent, made = _nodes_with_borrowers(ledger), dict[str, _Made]()
+        self._stale.update(lent)
+        self._stale.update(self._lent)
+        self._lent = lent
         for name, chain in ledger.cells.chains.items():
-            found = reachable_gpus(chain, vc, self._home_leaves(chain.topology))
-            if found is None:
-                continue
-            shape, states, stale = chain.topology, ledger.nodes, self._stale
-            before = self._made.get(name, {}) if self._shapes.get(name) is shape else {}
-            self._shapes[name] = shape
-            now = made[name] = {}
-            for index, free in found.items():
-                node = shape.nodes[index]
-                state = states.get(node)
-                if state is None:
-                    continue
-                known = before.get(node)
-                # Nothing else tells of a node without pinned cells and borrowers.
-                if (
-                    known is None
-                    or (view := known[0]).free != free[""]
-                    or view.cpus_free != state.cpus_free
-                    or view.memory_free != state.memory_free
-                    or known[1] is not state.joined
-                    or node in stale
-                    or lent
-                    or view.pins
-                    or len(free) > 1
-                ):
-                    view = self._view(ledger, name, state, free, lent=lent)
-                    known = _Made(view, state.joined)
-                now[node] = known
+            known = self._made.get(name)
+            if known is None or not self._follow(ledger, known, chain):
+                known = self._make(ledger, chain, vc)
+            if known is not None:
+                made[name] = known
         self._stale.clear()
+        if self._shown is None or [*made] != [*self._made]:
+            self._shown = tuple([view for each in made.values() for view in each.views.values()])
         self._made = made
-        return tuple([each.view for there in made.values() for each in there.values()])
+        return self._shown
+
+    def _follow(self, ledger: ClusterState, made: _Made, chain: ChainState) -> bool:
+        """Make the views of a chain again where something changed; return whether that is enough.
+
+        It is if the VC has the same nodes in the same order as before.
+        """
+        if not made.all or made.chain is not chain or made.bindings != chain.bindings:
+            return False
+        shape, firm = chain.topology, _firm(chain)
+        stale = dict.fromkeys(name for name in self._stale if name in shape.node_index)
+        if firm != made.firm:
+            differs = map(operator.ne, firm, made.firm)
+            stale.update((shape.nodes[index], None) for index, each in enumerate(differs) if each)
+            made.firm = list(firm)
+        for node in stale:
+            before, index = made.views.get(node), shape.node_index[node]
+            if before is None:
+                return False  # It has come, or has yet to come.
+            free = {"": shape.node_size - firm[index]}
+            view = self._view(ledger, shape, ledger.nodes[node], free)
+            if view != before:
+                made.views[node] = view
+                self._shown = None
+        return True
+
+    def _make(self, ledger: ClusterState, chain: ChainState, vc: str) -> _Made | None:
+        """Return the views of all nodes of a chain; None: the VC has no cells in it."""
+        shape = chain.topology
+        found = reachable_gpus(chain, vc, self._home_leaves(shape))
+        if found is None:
+            return None
+        earlier, made = self._made.get(shape.name), _Made(chain, vc)
+        before = earlier.views if earlier is not None and earlier.chain is chain else {}
+        for index, free in found.items():
+            node = shape.nodes[index]
+            state, known = ledger.nodes.get(node), before.get(node)
+            if state is None:
+                continue
+            if (
+                known is None
+                or known.free != free[""]
+                or node in self._stale
+                or known.pins
+                or len(free) > 1
+            ):
+                known = self._view(ledger, shape, state, free)
+            made.views[node] = known
+        self._shown = None
+        return made
 
     def _home_leaves(self, shape: Topology) -> list[int]:
         """Return the GPUs of one chain that suspended jobs go on with, by order of arrival."""
@@ -110,25 +166,18 @@ class Seats:
         return [leaf for leaf in found if leaf is not None]
 
     def _view(
-        self,
-        ledger: ClusterState,
-        chain: str,
-        state: NodeState,
-        free: dict[str, int],
-        *,
-        lent: bool,
+        self, ledger: ClusterState, shape: Topology, state: NodeState, free: dict[str, int]
     ) -> NodeView:
         """Return what a policy sees of a node."""
-        cpus, memory = state.cpus_free, state.memory_free
-        if lent:
+        cpus, memory, node = state.cpus_free, state.memory_free, state.joined.node
+        if node in self._lent:
             more = _lent(ledger, state)
             cpus, memory = cpus + more[0], memory + more[1]
         pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
-        node, shape = state.joined.node, ledger.cells.chains[chain].topology
         there = self._on.get(node, {})
         return NodeView(
             node=node,
-            chain=chain,
+            chain=shape.name,
             gpu_type=shape.gpu,
             gpus=shape.node_size,
             free=free[""],
@@ -144,9 +193,24 @@ class Seats:
         )
 
 
+def _firm(chain: ChainState) -> list[int]:
+    """Return by node how many GPUs are bad, or are used or claimed by guaranteed jobs."""
+    return chain.forest.firm[chain.topology.node_level]
+
+
 def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:
     """Return the nodes that a job holds GPUs of, as a policy sees it."""
     return view.nodes if view is not None and view.phase in HOLDING else ()
+
+
+def _nodes_with_borrowers(ledger: ClusterState) -> dict[str, None]:
+    """Return the nodes with GPUs that opportunistic jobs use."""
+    chains = ledger.cells.chains
+    return {
+        chains[hold.chain].topology.node(spot.leaves[0]): None
+        for hold in ledger.cells.opportunistic
+        for spot in hold.spots
+    }
 
 
 def _lent(ledger: ClusterState, node: NodeState) -> tuple[int, int]:

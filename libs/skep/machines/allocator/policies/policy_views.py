@@ -21,7 +21,7 @@ from skep.machines.allocator.policies import cell_views, job_rates, trial_limits
 from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.registry import NoPolicy, make
-from skep.policy.view import JobView, Phase, PinView, VcView
+from skep.policy.view import JobView, NodeView, Phase, PinView, VcView
 from skep.units import Duration, Instant, seconds
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
@@ -361,6 +361,16 @@ def freed(state: ClusterState, vc: str) -> int:
     )
 
 
+def nodes_of(tx: Transaction, planned: Planned) -> tuple[NodeView, ...]:
+    """Return the nodes of a VC as its policy sees them."""
+    for name, node in tx.state.nodes.items():
+        if node.changed:
+            node.changed = False
+            for each in tx.soft.planned.values():
+                each.seats.node_changed(name)
+    return planned.seats.views(tx.state, planned.vc)
+
+
 def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
     whole = 0
@@ -383,7 +393,7 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
         free=sum(part.free for part in parts.values()),
         pins=tuple(part for pin, part in parts.items() if pin),
         node_gpus=whole or 8,
-        nodes=planned.seats.views(tx.state, planned.vc) if planned.policy.sees_nodes else (),
+        nodes=nodes_of(tx, planned) if planned.policy.sees_nodes else (),
         free_cells=cell_views.free_cells(tx.state, planned.vc) if planned.policy.sees_cells else {},
         changed=freed(tx.state, planned.vc),
         ended=tuple(tx.state.served.get(planned.vc, ())),
