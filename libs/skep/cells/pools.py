@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from skep.cells.forest import Forest, Index
@@ -75,6 +75,33 @@ class Pool:
             for idle, group in units.items():
                 room += idle * len(group)
         return room
+
+    def may_hold(self, members: Sequence[tuple[int, int]], sizes: list[int]) -> bool:
+        """Return False if a gang finds no place even if all opportunistic jobs yield.
+
+        A worker never spans units. So the workers of each size and the larger ones have to find
+        their places in the units one by one; that they do is necessary, but may not suffice.
+
+        Args:
+            members: How many workers of how many GPUs.
+            sizes: GPUs of a cell, by level.
+        """
+        node_size, wanted = sizes[len(self.loose) - 1], 0
+        for workers, gpus in sorted(members, key=lambda each: -each[1]):
+            wanted += workers
+            places = 0
+            for left, size in zip(self.left, sizes, strict=True):
+                if left:
+                    unit = min(size, node_size)
+                    places += left * (size // unit) * (unit // gpus)
+            for units in self.loose:
+                for idle, group in units.items():
+                    places += idle // gpus * len(group)
+            if places < wanted:
+                return False
+        return len(members) == 1 or self.most_gpus(sizes) >= sum(
+            each[0] * each[1] for each in members
+        )
 
     def units_with_room(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
         """Yield the units with room for so many GPUs, in groups of equal room, the tightest first.

@@ -71,11 +71,10 @@ def _in_cells_of_vc(
     offers: Sequence[Offer], request: Request, below: int, loss: Loss, limit: Limit
 ) -> Placement | None:
     """Return the best placement in the VC's cells if priorities under `below` yield."""
-    need = sum(workers * gpus for workers, gpus in request.members)
     best: tuple[tuple[float, int, int], Offer, Found] | None = None
     for offer in offers:
         chain, pool = offer
-        if below == 0 and pool.most_gpus(chain.topology.size) < need:
+        if below == 0 and not pool.may_hold(request.members, chain.topology.size):
             continue  # The usual answer for most queues.
         search = Search(chain, pool, request, below, loss, limit)
         if below > 0 and (lazy := _by_demotion(offer, request, search)) is not None:

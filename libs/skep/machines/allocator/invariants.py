@@ -28,6 +28,7 @@ def check(tx: Transaction) -> None:
         if tx.soft.planned_for is tx.state.cells.cluster and not stale:
             made = {name: view and replace(view, held=0) for name, view in planned.views.items()}
             assert list(made.items()) == list(shown.items()), planned.vc
+            assert planned.jobs() == tuple(filter(None, planned.views.values())), planned.vc
             anew = Seats()
             for name, view in planned.views.items():
                 anew.move(name, None, view)

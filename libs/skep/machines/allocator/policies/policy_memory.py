@@ -77,6 +77,8 @@ class Planned:
         self.borrowers: dict[str, None] = {}
         """Its jobs that would have idle GPUs while they wait."""
         self.seats = Seats()
+        self._jobs: tuple[JobView, ...] | None = None
+        """The views of its jobs that there are; None: one of them is another."""
 
     def try_elsewhere(self, name: str, now: Instant) -> bool:
         """Return whether a job may be moved now, and count the try if so.
@@ -125,7 +127,18 @@ class Planned:
         view = self.views[name]
         if view is not None and last != freed:
             self.held[name] = count + 1, freed
-            self.views[name] = replace(view, held=count + 1)
+            self.show(name, replace(view, held=count + 1))
+
+    def show(self, name: str, view: JobView | None) -> None:
+        """Take over how the policy sees a job from now on; None: not at all."""
+        self.views[name] = view
+        self._jobs = None
+
+    def jobs(self) -> tuple[JobView, ...]:
+        """Return what the policy sees of its jobs, in the order of their arrival."""
+        if self._jobs is None:
+            self._jobs = tuple(filter(None, self.views.values()))
+        return self._jobs
 
     def forget(self, name: str) -> None:
         """Take over that a job is over."""
@@ -137,3 +150,4 @@ class Planned:
         self.borrowers.pop(name, None)
         self.demand.leave(name)
         self.seats.move(name, self.views.pop(name), None)
+        self._jobs = None

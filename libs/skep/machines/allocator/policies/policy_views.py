@@ -229,7 +229,7 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> None:
     else:
         planned.demand.leave(name)
     planned.seats.move(name, planned.views.get(name), view)
-    planned.views[name] = view
+    planned.show(name, view)
 
 
 def of_job(tx: Transaction, job: JobState) -> JobView | None:
@@ -388,7 +388,7 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
     return VcView(
         vc=planned.vc,
         now=now,
-        jobs=tuple(filter(None, planned.views.values())),
+        jobs=planned.jobs(),
         gpus=sum(part.gpus for part in parts.values()),
         free=sum(part.free for part in parts.values()),
         pins=tuple(part for pin, part in parts.items() if pin),
@@ -407,12 +407,9 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
 
 def _of_pool(chain: ChainState, pool: Pool) -> tuple[int, int]:
     """Return the GPUs of a VC's cells whose hardware works, and those that none of its jobs has."""
-    shape, firm = chain.topology, chain.forest.firm
-    gpus = sum(count * shape.size[level] for level, count in enumerate(pool.total))
-    free = sum(count * shape.size[level] for level, count in enumerate(pool.left))
-    for level, index in pool.bound:
-        free += shape.size[level] - firm[level][index]
+    sizes = chain.topology.size
+    gpus = sum(count * sizes[level] for level, count in enumerate(pool.total))
     for leaf in chain.bad:
         cell = chain.cell_of(leaf)
         gpus -= cell is not None and cell.pool is pool
-    return gpus, free
+    return gpus, pool.most_gpus(sizes)
