@@ -36,6 +36,7 @@ from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.figures import Figures
 from skep_lab.workloads.models import Models
 from skep_lab.workloads.situation import Speeds, Steady
+from skep_services.collection import keep_pauses_short
 
 NODE_GPUS = 8
 SIZES = {"one": ((1,), (1,)), "mixed": ((1, 2, 4, 8, 16), (70, 12, 9, 7, 2))}
@@ -122,6 +123,7 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
         if not ruled and now - begun >= seconds(FILL_S + 10):
             ruled = True
             _rule(world, {"introspect": True} if introspect else {})
+            keep_pauses_short()  # As the service does, once it has read its log.
             machine.tx.soft.planned[ALL].plan = plan
         if now - begun < seconds(FILL_S + 10 + told.warm):
             for each in (decide, view, plan):

@@ -19,6 +19,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.peers import Peers, Standing
+from skep_services.collection import keep_pauses_short
 from skep_services.links import ForeignSeen
 from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
@@ -178,6 +179,7 @@ async def drive(
     if prepare is not None:
         await prepare(shell)
     ready = asyncio.ensure_future(say_ready(shell, log))
+    collecting = asyncio.ensure_future(_collect_little(shell))
     leading = asyncio.ensure_future(_lead(chosen, log, shell, bus, peers, fatal))
     answering = asyncio.ensure_future(_answer(chosen, log, shell, bus, answers, fatal))
     working = asyncio.ensure_future(beside(bus, shell, log)) if beside is not None else None
@@ -185,12 +187,19 @@ async def drive(
         await fatal.guard(shell.run())
     finally:
         ready.cancel()
+        collecting.cancel()
         leading.cancel()
         answering.cancel()
         if working is not None:
             working.cancel()
         await bus.close()
         tracer.close()
+
+
+async def _collect_little(shell: Shell[Any, Any]) -> None:
+    """Keep the garbage collector's pauses short, once the state has been read."""
+    await shell.ready.wait()
+    keep_pauses_short()
 
 
 async def _answer(

@@ -9,6 +9,7 @@ Source: Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (turns, `introspect`), 4.1 (
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import ClassVar
 
@@ -211,21 +212,31 @@ class _Turns:
     def _serve(self, priority: int, line: Sequence[JobView]) -> list[JobView]:
         """Place jobs of one priority; return those that get no GPUs."""
         without = [job for job in line if not self._give_turn(job, self._place(job))]
-        self._look_for_movers(priority)
+        self._look_for_movers(priority, without)
         # Height: a suspended job goes to free GPUs elsewhere, if no job of that server wants them.
         moving = [job for job in without if job.nodes and "migrate" in job.can]
         moved = {job.job for job in moving if self._give_turn(job, self._free_place(job))}
         return self._suspend_for_all([job for job in without if job.job not in moved])
 
-    def _look_for_movers(self, priority: int) -> None:
-        """Note quiet jobs that could continue elsewhere."""
+    def _look_for_movers(self, priority: int, without: Sequence[JobView]) -> None:
+        """Note quiet jobs that could continue elsewhere: those that come first, for what is free.
+
+        Jobs of one shape go to the same places. So of those that wait, no more can move than there
+        are places, and these are the first ones by rank.
+        """
         for (level, *_), jobs in self._deficits.movers.items():
             one = next(iter(jobs.values()))
             if level != priority or one.gpus > self._capacity.left(one.pin):
                 continue
             resting = [name for name in jobs if name not in self._deficits.awake]
-            if resting and self._free_place(one) is not None:
-                self.missed.update(dict.fromkeys(resting))
+            if not resting or self._free_place(one) is None:
+                continue
+            waiting = [job for job in without if job.job in jobs]
+            waiting += [jobs[name] for name in resting]
+            places = self._capacity.left(one.pin) // max(one.gpus, 1)
+            first = heapq.nsmallest(places, waiting, key=self._rank)
+            awake = self._deficits.awake
+            self.missed.update((job.job, None) for job in first if job.job not in awake)
 
     def _free_place(self, job: JobView) -> Place | None:
         """Return where a suspended job could continue now, on nodes that no job has to leave first.
