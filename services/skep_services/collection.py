@@ -1,9 +1,10 @@
 """Keeps the pauses of Python's garbage collector short in a process that decides.
 
-A full collection looks at every object: 50 to 70 ms with the state of a large cluster, in the middle
-of a decision. Almost none of these objects is ever garbage, because states have no reference
-cycles. So what survives a full collection is frozen, and the next one looks only at what came since.
-A cycle that is abandoned after it was frozen stays, until all is looked at again once an hour.
+A full collection looks at every object: 50 to 70 ms with the state of a large cluster, in the
+middle of a decision. Almost none of these objects is ever garbage, because states have no reference
+cycles. So what survives a full collection is frozen, and the next one looks only at what came
+since. A cycle that is abandoned after it was frozen stays, until all is looked at again once an
+hour.
 """
 
 from __future__ import annotations
