@@ -51,7 +51,7 @@ def test_a_full_collection_frees_what_is_new_and_freezes_the_rest(clock: Clock) 
 def test_young_collections_freeze_nothing(clock: Clock) -> None:
     before, stays = gc.get_freeze_count(), Thing()
     gc.collect(1)
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before, "what is frozen may go, and nothing comes"
     assert any(each is stays for each in gc.get_objects(generation=2))
 
 

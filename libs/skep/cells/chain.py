@@ -45,8 +45,8 @@ class ChainState:
         """Bad cells of VCs with GPUs that healed in the current change."""
         self._returned = returned
         self.bindings = 0
-        """Counts changes of what is bound, and of what is bad: while it is the same, each VC's cells
-        are on the same nodes in the same order."""
+        """Counts changes of what is bound, and of what is bad: while it is the same, the cells of
+        each VC are on the same nodes in the same order."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
         """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
