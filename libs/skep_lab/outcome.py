@@ -112,3 +112,5 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut: bool = False
     """The run ended before the trace did."""
     cpu_s: float = 0.0
+    stuck: bool = False
+    """It is `cut` because the jobs that are left wait for what never comes."""
