@@ -88,6 +88,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """GPUs that each VC's jobs have, if that was asked for."""
     shared_nodes: int = 0
     """Nodes with some GPUs taken and some free (fragmentation)."""
+    busy_gpus: float | None = None
+    """As `busy`, but a GPU that jobs share is busy once, all of its time at most; None: unknown."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,9 +6,11 @@ import gzip
 import json
 import os
 import re
+import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +137,7 @@ def test_a_comparison_has_a_column_for_each(run: Run) -> None:
         "compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8", "--processes", "1"
     )
     assert code == 0
-    assert re.match(r"MEASURE +1x8 +9x8", out)
+    assert re.search(r"^MEASURE +1x8 +9x8", out, re.MULTILINE)
 
 
 def test_what_if_is_told_before_and_after_with_the_difference(run: Run) -> None:
@@ -431,3 +433,155 @@ def test_a_truncated_file_is_refused_in_one_line(
         assert (code, out) == (2, "")
         assert f"{name}: not a whole gzip file" in err
         assert err.count("\n") == 1
+
+
+# --- like for like --------------------------------------------------------------------------------
+
+
+def test_what_differs_between_policies_stands_in_the_head_of_the_table(run: Run) -> None:
+    policies = ("--policy", "fifo", "--policy", "srtf", "--policy", "sif")
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "2x8", *policies, "--processes", "1")
+    code, out, _ = run(*words, "--out", "out")
+    assert code == 0
+    table = out.partition("MEASURE")[2].splitlines()
+    assert re.fullmatch(r"suspends running jobs for others +no +yes +no", table[1])
+    assert re.fullmatch(r"passes over a job that does not fit +no +yes +no", table[2])
+    assert re.fullmatch(r"goes by run times that owners tell +no +yes +yes", table[3])
+    assert table[4].startswith("JCT, mean ")
+    for told in (
+        "the same 7 jobs, all of one priority",
+        "jobs can be suspended",
+        "cost no time (--costs)",
+        "owners tell run times exactly",
+        "no policy moves jobs that are not suspended, packs jobs",
+    ):
+        assert f"in every run: {told}" in out
+    page = Path("out/report.html").read_text()
+    assert "suspends running jobs for others" in page
+    assert "no policy moves jobs" in page
+    terms = json.loads(Path("out/results.json").read_text())["terms"]
+    assert terms["runs"] == ["fifo", "srtf", "sif"]
+    assert {each["key"]: each["values"] for each in terms["differ"]}["run_times"] == [
+        "no",
+        "yes",
+        "yes",
+    ]
+
+
+def test_what_a_priority_is_worth_is_named_where_there_are_priorities(run: Run) -> None:
+    jobs = [
+        {"id": str(n), "at": n * 10**9, "run_time": 10**11, "gpus": 8, "priority": n % 2}
+        for n in range(4)
+    ]
+    head = {"skep_trace": 1, "name": "four", "jobs": 4}
+    Path("four.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *jobs]))
+    policies = ("--policy", "fifo", "--policy", "sif", "--policy", "drf")
+    words = ("compare", "--trace", "four.jsonl", "--cluster", "1x8", "--processes", "1")
+    code, out, _ = run(*words, *policies, "--costs", "suspend=5")
+    assert code == 0
+    assert re.search(r"a higher priority +takes GPUs +waits first +does not count", out)
+    assert "the same 4 jobs with the same priorities: 0 (2), 1 (2)" in out
+    assert "what changes of jobs cost: suspend 5 s" in out
+
+
+def test_clusters_that_differ_are_named(run: Run) -> None:
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "cluster.yaml", "--cluster", "9x8")
+    _, out, _ = run(*words, "--processes", "1")
+    assert re.search(r"cluster +cluster.yaml, 2 VCs +9x8, one queue", out)
+
+
+def test_a_run_that_waits_for_ever_is_stuck_although_until_was_given(run: Run) -> None:
+    """A family's part is 8 of 16 GPUs: a job of 16 never runs."""
+    rows = "0,8,0,10,resnet50,100,0,A\n1,16,10,10,vgg16,100,0,A\n"
+    Path("large.csv").write_text(HEAD + rows)
+    words = ("--trace", "large.csv", "--cluster", "2x8", "--processes", "1", "--out", "out")
+    policy = ("--policy", 'capacity-per-model:shares=[["resnet50",1],["vgg16",1]]')
+    code, out, err = run("run", *words, *policy, "--until", "365d")
+    assert code == 0
+    assert "ended while jobs waited for what never came" in err
+    assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "stuck"
+    run("run", *words, *policy, "--until", "50s")
+    assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "until"
+
+
+def test_an_interrupted_run_is_no_column_beside_complete_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three runs is interrupted; the third never begins."""
+    play = pool.play
+    begun: list[str] = []
+
+    def interrupted(order: Any, trace: Trace, speeds: Any, watch: Any) -> Any:
+        begun.append(order.label)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return play(order, trace, speeds, watch)
+
+    monkeypatch.setattr(pool, "play", interrupted)
+    policies = ("--policy", "fifo", "--policy", "backfill", "--policy", "srtf")
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "1x8", *policies)
+    code, out, err = run(*words, "--processes", "1", "--out", "out")
+    assert code == 130
+    assert re.search(r"^MEASURE +fifo$", out, re.MULTILINE)
+    assert "backfill was interrupted when 0 of 7 jobs had ended: it is not compared" in err
+    assert "never begun: srtf" in err
+    page = Path("out/report.html").read_text()
+    assert "backfill was interrupted" in page
+    assert "<th>backfill</th>" not in page
+    tree = json.loads(Path("out/results.json").read_text())
+    assert [each["cut"] for each in tree["runs"]] == ["", "interrupted"]
+
+
+def test_a_sweep_tells_differences_seed_by_seed(run: Run) -> None:
+    words = ("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--processes", "1")
+    policies = ("--policy", "fifo", "--policy", "sif")
+    code, out, _ = run(*words, *policies, "--seeds", "5", "--out", "out")
+    assert code == 0
+    assert "difference from fifo, seed by seed" in out
+    assert re.search(r"queueing, mean +-[\d,.]+ s \[-[\d,.]+ s, -?[\d,.]+ s\] \(-[\d.]+%\)", out)
+    assert "seed by seed the same jobs, 100 of 5 seeds" in out
+    tree = json.loads(Path("out/results.json").read_text())
+    one = tree["paired"][0]
+    assert (one["label"], one["base"], one["seeds"]) == ("sif", "fifo", [0, 1, 2, 3, 4])
+    by = {(run["label"], run["seed"]): run["measures"]["all"]["jct_s"] for run in tree["runs"]}
+    mean = sum(
+        by[f"sif · seed {n}", n]["mean"] - by[f"fifo · seed {n}", n]["mean"] for n in range(5)
+    )
+    assert one["differences"]["jct_mean_s"]["mean"] == pytest.approx(mean / 5)
+    assert "Differences from fifo" in Path("out/report.html").read_text()
+    assert (
+        run(*words, *policies, "--seeds", "5", "--json")[1]
+        == run(*words, *policies, "--seeds", "5", "--json")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ((), "seeds change nothing"),
+        (("--noise", "0.1"), "seeds change only the speeds"),
+        (("--hints", "noisy"), "seeds change only the hints"),
+    ],
+)
+def test_a_sweep_of_a_file_says_what_seeds_change(
+    run: Run, more: tuple[str, ...], told: str
+) -> None:
+    words = ("sweep", "--trace", "jobs.csv", "--cluster", "1x8", "--processes", "1", "--seeds", "2")
+    _, out, err = run(*words, *more, "--json")
+    assert told in err
+    assert told in json.loads(out)["remarks"][0]
+
+
+def test_held_out_traces_are_other_ones_and_are_told(run: Run) -> None:
+    words = ("run", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--json")
+    one, other = (json.loads(run(*words, *more)[1]) for more in ((), ("--held-out",)))
+    assert one["runs"][0]["measures"] != other["runs"][0]["measures"]
+    assert other["runs"][0]["seed"] == 1_000_000_000
+    assert "no training draws" in other["remarks"][0]
+    code, out, err = run("run", *HERE, "--held-out", "--json")
+    assert code == 0
+    assert json.loads(out)["jobs"] == 3, "of seven, those after the first four"
+    assert "begin in an empty cluster" in err
+    code, _, err = run(*words, "--seed", "1000000007")
+    assert code == 2
+    assert "write --held-out --seed 7" in err

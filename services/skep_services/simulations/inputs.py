@@ -189,7 +189,14 @@ def _several(name: str, option: str) -> bool:
 
 def _split(text: str) -> list[str]:
     """Return the parts between commas that stand in no brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part]
 
 
 def _value(text: str) -> Any:

@@ -71,13 +71,13 @@ def terms(labels: Sequence[str], orders: Sequence[Order], traces: Sequence[Trace
             for key, title, get in _powers(jobs)
         ),
         Term("cluster", "cluster", tuple(_cluster(order) for order in orders)),
-        Term("can", "jobs can be", tuple(_able(order) for order in orders)),
+        Term("can", "jobs", tuple(_able(order) for order in orders)),
     ]
     never = [each.title for each in listed if set(each.values) == {NO}]
     always = [each.title for each in listed if set(each.values) == {YES}]
     equal = [
         _jobs(traces, jobs),
-        *([f"jobs can be {listed[-1].values[0]}"] if not listed[-1].differs else []),
+        *([f"jobs {listed[-1].values[0]}"] if not listed[-1].differs else []),
         _costs(orders[0]),
         _hints(orders[0]),
         *([f"every policy {', '.join(always)}"] if always else []),
@@ -149,7 +149,8 @@ def _cluster(order: Order) -> str:
 
 def _able(order: Order) -> str:
     can = abilities(order.cluster, order.settings)
-    return ", ".join(ABLE[each] for each in can if each in ABLE) or "only stopped"
+    told = ", ".join(ABLE[each] for each in can if each in ABLE)
+    return f"can be {told}" if told else "can only be stopped"
 
 
 def _jobs(traces: Sequence[Trace], jobs: Sequence[TraceJob]) -> str:
