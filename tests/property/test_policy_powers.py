@@ -50,8 +50,7 @@ def played(
 
 
 def lasting(name: str, at: int, length: int, gpus: int, priority: int = 0) -> TraceJob:
-    times = {"at": seconds(at), "run_time": seconds(length)}
-    return TraceJob(id=name, gpus=gpus, priority=priority, **times)
+    return TraceJob(id=name, at=seconds(at), run_time=seconds(length), gpus=gpus, priority=priority)
 
 
 @pytest.mark.parametrize("name, options", VARIANTS)

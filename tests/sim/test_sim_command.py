@@ -9,6 +9,7 @@ import re
 import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +452,7 @@ def test_what_differs_between_policies_stands_in_the_head_of_the_table(run: Run)
     for told in (
         "the same 7 jobs, all of one priority",
         "jobs can be suspended",
-        "cost no time (--costs)",
+        "starts, stops and changes of jobs cost no time (--costs)",
         "owners tell run times exactly",
         "no policy moves jobs that are not suspended, packs jobs",
     ):
@@ -496,7 +497,7 @@ def test_a_run_that_waits_for_ever_is_stuck_although_until_was_given(run: Run) -
     Path("large.csv").write_text(HEAD + rows)
     words = ("--trace", "large.csv", "--cluster", "2x8", "--processes", "1", "--out", "out")
     policy = ("--policy", 'capacity-per-model:shares=[["resnet50",1],["vgg16",1]]')
-    code, out, err = run("run", *words, *policy, "--until", "365d")
+    code, _, err = run("run", *words, *policy, "--until", "365d")
     assert code == 0
     assert "ended while jobs waited for what never came" in err
     assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "stuck"
@@ -585,3 +586,73 @@ def test_held_out_traces_are_other_ones_and_are_told(run: Run) -> None:
     code, _, err = run(*words, "--seed", "1000000007")
     assert code == 2
     assert "write --held-out --seed 7" in err
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_plots_have_titles_on_axes_and_runs_are_told_apart_without_colours() -> None:
+    points = [(float(x), float(x)) for x in range(1, 40)]
+    names = [f"run {number}" for number in range(8)]
+    drawn = [plots.Line(name, points) for name in names]
+    text = plots.lines(
+        "t",
+        drawn,
+        plots.seconds_text,
+        plots.number_text,
+        x_log=True,
+        x_title="time since submission",
+        y_title="jobs",
+    )
+    picture = ET.fromstring(text)
+    words = [each.text for each in picture.iter() if each.tag.endswith("text")]
+    assert {"t", "time since submission (log scale)", "jobs", *names} <= set(words)
+    strokes = re.findall(r'<path [^>]*?(stroke-dasharray="[^"]*")?><title>', text)
+    marks = [re.sub(r"#\w{6}", "", plots.mark(place, 0, 0)) for place in range(len(names))]
+    assert len(set(zip(strokes, marks, strict=True))) == len(names)
+    assert text.count("<circle") == text.count("<polygon") / 3 > 8, "on lines and beside names"
+
+
+def test_what_is_zero_has_a_place_on_a_logarithmic_axis() -> None:
+    points = [(0.0, 0.5), (100.0, 0.75), (1000.0, 1.0)]
+    text = plots.lines(
+        "t", [plots.Line("a", points)], plots.seconds_text, plots.part_text, x_log=True, y_max=1
+    )
+    assert ">0</text>" in text
+    dots = plots.dots("t", ["a", "b"], [plots.Bars("x", [0.0, 60.0])], plots.seconds_text)
+    assert ">0</text>" in dots
+    assert ET.fromstring(dots) is not None
+
+
+def test_words_below_an_axis_do_not_overlap() -> None:
+    points = [(1.0, 0.5), (90_000_000.0, 1.0)]
+    text = plots.lines(
+        "t", [plots.Line("a", points)], plots.seconds_text, plots.part_text, x_log=True, y_max=1
+    )
+    found = re.findall(r'<text x="([\d.]+)" y="262\.0"[^>]*>([^<]+)<', text)
+    spans = [(float(x) - len(words) * 3, float(x) + len(words) * 3) for x, words in found]
+    assert len(spans) > 4
+    assert all(end < begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_a_report_has_no_panel_in_which_there_is_nothing(run: Run) -> None:
+    """One tenant, one size of job, and no job waits."""
+    Path("calm.csv").write_text(HEAD + "0,1,0,10,r,100,0,A\n1,1,10,10,r,100,0,A\n")
+    run("compare", "--trace", "calm.csv", "--cluster", "1x8", "--cluster", "2x8", "--out", "out")
+    text = Path("out/report.html").read_text()
+    assert "nothing to draw" not in text
+    assert "Job completion time" in text
+    for absent in ("Jobs that wait", "Queueing time", "by tenant", "by size", "What GPUs do"):
+        assert absent not in text
+
+
+def test_tenants_are_rows_and_narrow_pages_have_cards(run: Run) -> None:
+    run("compare", *HERE, "--policy", "fifo", "--policy", "srtf", "--out", "out")
+    text = Path("out/report.html").read_text()
+    tenants = text.partition("<h2>Tenants</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><th>(\w)</th>", tenants) == ["A", "B"]
+    assert re.findall(r'data-label="(\w+)"', tenants) == ["fifo", "srtf", "fifo", "srtf"]
+    assert "@media (max-width: 600px)" in text
+    run("run", *HERE, "--out", "one")
+    alone = Path("one/report.html").read_text().partition("<h2>Tenants</h2>")[2]
+    assert re.findall(r"<tr><th>(\w)</th>", alone.partition("</table>")[0]) == ["A", "B"]

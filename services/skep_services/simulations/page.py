@@ -56,25 +56,35 @@ tbody th { font-weight: 400; white-space: normal; min-width: 11em; }
 th:first-child, td:first-child, td.words { text-align: left; }
 tr.term > * { background: var(--panel); }
 td.words { white-space: normal; overflow-wrap: anywhere; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr));
-         gap: 1rem; align-items: start; }
-.plots figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .6rem; }
+.plots { columns: 3 340px; column-gap: 1rem; }
+.plots figure { margin: 0 0 1rem; background: var(--panel); border-radius: 8px; padding: .6rem;
+                break-inside: avoid; }
 .plots svg { display: block; width: 100%; max-width: 640px; height: auto; margin: auto; }
 small { color: var(--faint); } details { margin-top: .6rem; } summary { cursor: pointer; }
-@media (max-width: 600px) {
-  body { margin: 1rem auto; padding: 0 .8rem; }
-  table.cards thead { display: none; }
-  table.cards, table.cards tbody { display: block; }
-  table.cards tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5em, 1fr));
-                   gap: 0 .8rem; padding: .45rem .4rem; border-bottom: 1px solid var(--grid); }
-  table.cards tr > * { padding: 0; border: 0; text-align: left; background: none; }
-  table.cards tbody th { grid-column: 1 / -1; font-weight: 600; }
-  table.cards td { white-space: normal; }
-  table.cards td::before { content: attr(data-label); display: block; color: var(--faint);
-                           font-size: .8rem; line-height: 1.1; overflow-wrap: anywhere; }
-  table.cards tr.term { background: var(--panel); }
+@media (max-width: 600px) { body { margin: 1rem auto; padding: 0 .8rem; } }
+""".strip()
+CARDS = """
+@media (max-width: WIDTH) {
+  TABLE thead { display: none; }
+  TABLE, TABLE tbody { display: block; }
+  TABLE tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5em, 1fr));
+             gap: 0 1.2rem; padding: .45rem .4rem; border-bottom: 1px solid var(--grid); }
+  TABLE tr > * { padding: 0; border: 0; text-align: left; background: none; }
+  TABLE tbody th { grid-column: 1 / -1; font-weight: 600; }
+  TABLE td { white-space: normal; display: flex; flex-wrap: wrap; gap: 0 .5em;
+             justify-content: space-between; align-items: baseline; }
+  TABLE td::before { content: attr(data-label); color: var(--faint); font-size: .85rem;
+                     overflow-wrap: anywhere; }
+  TABLE tr.term { background: var(--panel); }
 }
 """.strip()
+"""On a page that is narrower than a table, a row is a card, and each cell says what it is of."""
+MANY = 4
+"""With more columns beside the first a table is as wide as a large screen."""
+STYLE += "".join(
+    "\n" + CARDS.replace("WIDTH", width).replace("TABLE", table)
+    for width, table in (("600px", "table.few"), ("1150px", "table.many"))
+)
 
 
 def page(report: Report) -> str:
@@ -186,8 +196,9 @@ def _grid(head: Sequence[str], lines: Sequence[Line], terms: Sequence[Line] = ()
         *(_line(head, line) for line in lines),
     ]
     body = "\n".join(rows)
+    size = "many" if len(head) - 1 > MANY else "few"
     return (
-        f'<div class="wide"><table class="cards">\n<thead><tr>{columns}</tr></thead>\n'
+        f'<div class="wide"><table class="{size}">\n<thead><tr>{columns}</tr></thead>\n'
         f"<tbody>{body}</tbody>\n</table></div>"
     )
 
@@ -326,6 +337,8 @@ def pictures(runs: Sequence[Played]) -> list[str]:
     return [each for each in drawn if each]
 
 
+HALF = 0.5
+"""Below this part of the whole an axis does not reach up to the whole: more is seen."""
 SUBMITTED = "time since the first submission"
 
 
@@ -340,9 +353,17 @@ def _distribution(title: str, runs: Sequence[Played], key: str, x_title: str, y_
         plots.part_text,
         x_log=True,
         y_max=1.0,
+        y_min=min(_floor(line.points) for line in found if line.points),
         x_title=x_title,
         y_title=y_title,
     )
+
+
+def _floor(points: plots.Points) -> float:
+    """Return where the axis of a distribution may begin: what lies above 80 % is seen closely."""
+    least = points[0][0]
+    part = max(part for value, part in points if value <= least)
+    return next((low for low in (0.99, 0.95, 0.9, 0.8) if part >= low), 0.0)
 
 
 def _over(
@@ -367,13 +388,15 @@ def _over(
     if not any(y for line in found for _, y in line.points):
         return ""
     parts = isinstance(most, str)
+    whole = float(most) if isinstance(most, int) else 1.0 if parts else None
+    top = max(y for line in found for _, y in line.points)
     y_title = most if isinstance(most, str) else "jobs" if most is None else f"GPUs, of {most:,}"
     return plots.lines(
         title,
         found,
         plots.seconds_text,
         plots.part_text if parts else plots.number_text,
-        y_max=1.0 if parts else float(most) if isinstance(most, int) else None,
+        y_max=whole if whole is not None and top > whole * HALF else None,
         x_title=SUBMITTED,
         y_title=y_title,
     )

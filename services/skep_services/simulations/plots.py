@@ -60,6 +60,8 @@ FALLBACK = re.compile(r"var\(--\w+,(#\w+)\)")
 BAR, BAR_GAP, NAME_WIDTH = 13, 9, 120
 DOT_STEP, DOT_GAP = 7, 12
 """Between the marks of two runs, and between two names (pixels)."""
+ZERO_ROOM = 26
+"""Between 0 and the first value of a logarithmic axis (pixels)."""
 CHARACTER = 6.7
 """Pixels of a character of a label, about."""
 NAME_CHARACTERS = int((NAME_WIDTH - 10) / CHARACTER)
@@ -121,6 +123,7 @@ def lines(
     *,
     x_log: bool = False,
     y_max: float | None = None,
+    y_min: float = 0.0,
     x_title: str = "",
     y_title: str = "",
 ) -> str:
@@ -132,8 +135,9 @@ def lines(
         x_text: Returns what a value along the bottom is called; with `seconds_text` the marks are
             at whole seconds, minutes, hours and days.
         y_text: Returns what a value along the side is called.
-        x_log: The axis at the bottom is logarithmic.
+        x_log: The axis at the bottom is logarithmic; what is 0 has a place of its own before it.
         y_max: The value at the top; None: a little above the largest there is.
+        y_min: The value at the bottom.
         x_title: What is along the bottom; the marks say its unit.
         y_title: What is along the side.
     """
@@ -151,25 +155,27 @@ def lines(
     height = HEIGHT + legend_height
     floor = HEIGHT - BOTTOM
 
+    begin = LEFT + (ZERO_ROOM if x_log and min(xs) <= 0 else 0)
+
     def x_at(value: float) -> float:
+        if x_log and value <= 0:
+            return LEFT
         if x_log:
             part = math.log(max(value, low) / low) / math.log(high / low)
         else:
             part = (value - low) / ((high - low) or 1.0)
-        return LEFT + part * (WIDTH - LEFT - RIGHT)
+        return begin + part * (WIDTH - begin - RIGHT)
 
     def y_at(value: float) -> float:
-        return floor - min(value / top, 1.05) * (floor - TOP)
+        part = (value - y_min) / ((top - y_min) or 1.0)
+        return floor - min(max(part, 0.0), 1.05) * (floor - TOP)
 
     parts = _axis_titles(x_title + (" (log scale)" if x_log and x_title else ""), y_title)
     times = x_text is seconds_text
-    for value in _decades(low, high, times=times) if x_log else _round(low, high, times=times):
-        x = x_at(value)
-        parts.append(svg.line(x, TOP, x, floor, GRID))
-        # The last one is not cut off by the edge.
-        anchor = "end" if x > WIDTH - RIGHT - 14 else "middle"
-        parts.append(svg.text(x, floor + 16, x_text(value), anchor=anchor, fill=FAINT))
-    for value in _round(0.0, top):
+    marks = _decades(low, high, times=times) if x_log else _round(low, high, times=times)
+    at = [(x_at(value), x_text(value)) for value in marks]
+    parts += _ticks([(float(LEFT), "0"), *at] if begin > LEFT else at, TOP, floor)
+    for value in _round(y_min, top):
         y = y_at(value)
         parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, GRID))
         parts.append(svg.text(LEFT - 6, y + 4, y_text(value), anchor="end", fill=FAINT))
@@ -178,6 +184,25 @@ def lines(
         if len(drawn) > 1:
             parts += _marks_on(line, place, len(drawn), x_at, y_at)
     return _svg(title, height, [*parts, *legend])
+
+
+def _ticks(at: Sequence[tuple[float, str]], top: float, floor: float) -> list[str]:
+    """Return lines across a plot with words below them, without words that would overlap.
+
+    Args:
+        at: Where, ascending, and the words.
+        top: Where lines begin.
+        floor: Where they end.
+    """
+    parts, free = [], 0.0
+    for x, words in at:
+        parts.append(svg.line(x, top, x, floor, GRID))
+        wide = len(words) * CHARACTER
+        middle = min(x, WIDTH - 4 - wide / 2)  # The last one is not cut off by the edge.
+        if middle - wide / 2 >= free:
+            parts.append(svg.text(middle, floor + 16, words, anchor="middle", fill=FAINT))
+            free = middle + wide / 2 + 5
+    return parts
 
 
 def _axis_titles(x_title: str, y_title: str) -> list[str]:
@@ -198,7 +223,12 @@ def _marks_on(
     x_at: Callable[[float], float],
     y_at: Callable[[float], float],
 ) -> list[str]:
-    """Return marks along a line, each run's at other places: lines may lie on one another."""
+    """Return marks along a line, each run's at other places: lines may lie on one another.
+
+    A line of few points has its marks there.
+    """
+    if len(line.points) <= 2 * MARKS_ON_LINE:
+        return [mark(place, x_at(x), y_at(y)) for x, y in line.points]
     xs = [x_at(x) for x, _ in line.points]
     low, high = xs[0], xs[-1]
     found = []
@@ -223,26 +253,26 @@ def mark(place: int, x: float, y: float, hint: str = "") -> str:
         y: Its middle.
         hint: What is shown when it is pointed at; empty: nothing.
     """
-    kind = MARKS[place % len(MARKS)]
     hollow = place // len(MARKS) % 2
     paint = (
         f'fill="{BACK if hollow else colour(place)}" stroke="{colour(place)}" stroke-width="1.5"'
     )
-    end = f"><title>{escape(hint)}</title></path>" if hint else "/>"
-    return f'<path d="{_shape(kind, x, y)}" {paint}{end}'
+    kind, shape = _shape(MARKS[place % len(MARKS)], x, y)
+    end = f"><title>{escape(hint)}</title></{kind}>" if hint else "/>"
+    return f"<{kind} {shape} {paint}{end}"
 
 
-def _shape(kind: str, x: float, y: float) -> str:
-    size = MARK
-    if kind == "circle":
-        arc = f"a{size} {size} 0 1 0"
-        return f"M{x - size:.1f} {y:.1f}{arc} {2 * size} 0{arc} {-2 * size} 0"
+def _shape(mark_name: str, x: float, y: float) -> tuple[str, str]:
+    """Return the element of a mark, and its attributes."""
+    if mark_name == "circle":
+        return "circle", f'cx="{x:.1f}" cy="{y:.1f}" r="{MARK}"'
     corners = {
         "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
         "triangle": ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
         "diamond": ((0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)),
-    }[kind]
-    return "M" + "L".join(f"{x + dx * size:.1f} {y + dy * size:.1f}" for dx, dy in corners) + "Z"
+    }[mark_name]
+    points = " ".join(f"{x + dx * MARK:.1f},{y + dy * MARK:.1f}" for dx, dy in corners)
+    return "polygon", f'points="{points}"'
 
 
 def _dash(place: int) -> str:
@@ -346,11 +376,13 @@ def dots(
     high = max(high, low * 10)
     step = DOT_STEP * len(runs) + DOT_GAP
     floor = TOP + step * len(names)
-    room = WIDTH - NAME_WIDTH - RIGHT
+    zero = any(value == 0 for run in runs for value in run.values)
+    begin = NAME_WIDTH + (ZERO_ROOM if zero else 6)
 
     def x_at(value: float) -> float:
-        part = math.log(max(value, low) / low) / math.log(high / low)
-        return NAME_WIDTH + part * room
+        if value <= 0:
+            return NAME_WIDTH + 6
+        return begin + math.log(value / low) / math.log(high / low) * (WIDTH - RIGHT - begin)
 
     parts = []
     for at, name in enumerate(names):
@@ -360,11 +392,9 @@ def dots(
         middle = top + step / 2 + 4
         label = svg.cut(name, NAME_CHARACTERS)
         parts.append(svg.text(NAME_WIDTH - 8, middle, label, anchor="end"))
-    for value in _decades(low, high, times=value_text is seconds_text):
-        x = x_at(value)
-        parts.append(svg.line(x, TOP, x, floor, GRID))
-        anchor = "end" if x > WIDTH - RIGHT - 14 else "middle"
-        parts.append(svg.text(x, floor + 16, value_text(value), anchor=anchor, fill=FAINT))
+    marks = _decades(low, high, times=value_text is seconds_text)
+    ticks = [(x_at(value), value_text(value)) for value in marks]
+    parts += _ticks([(x_at(0), "0"), *ticks] if zero else ticks, TOP, floor)
     for at, name in enumerate(names):
         for place, run in enumerate(runs):
             if (known_value := run.values[at]) is not None:
@@ -372,7 +402,7 @@ def dots(
                 words = f"{name}, {run.name}: {value_text(known_value)}"
                 parts.append(mark(place, x_at(known_value), y, words))
     if x_title:
-        middle = NAME_WIDTH + room / 2
+        middle = (NAME_WIDTH + WIDTH - RIGHT) / 2
         words = f"{x_title} (log scale)"
         parts.append(svg.text(middle, floor + 34, words, anchor="middle", fill=FAINT, size=12))
     legend, legend_height = _legend([run.name for run in runs])
