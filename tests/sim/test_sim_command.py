@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 import signal
@@ -24,6 +26,8 @@ from skep_lab.traces.job import RowProblem, Trace, TraceJob
 from skep_services.cli.main import main
 from skep_services.cli.progress import Progress
 from skep_services.simulations import plots, pool, report, sources
+from skep_services.simulations.inputs import policy
+from skep_services.simulations.order import play
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -509,7 +513,6 @@ def test_an_interrupted_run_is_no_column_beside_complete_ones(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of three runs is interrupted; the third never begins."""
-    play = pool.play
     begun: list[str] = []
 
     def interrupted(order: Any, trace: Trace, speeds: Any, watch: Any) -> Any:
@@ -518,7 +521,7 @@ def test_an_interrupted_run_is_no_column_beside_complete_ones(
             os.kill(os.getpid(), signal.SIGINT)
         return play(order, trace, speeds, watch)
 
-    monkeypatch.setattr(pool, "play", interrupted)
+    monkeypatch.setattr("skep_services.simulations.pool.play", interrupted)
     policies = ("--policy", "fifo", "--policy", "backfill", "--policy", "srtf")
     words = ("compare", "--trace", "jobs.csv", "--cluster", "1x8", *policies)
     code, out, err = run(*words, "--processes", "1", "--out", "out")
@@ -656,3 +659,109 @@ def test_tenants_are_rows_and_narrow_pages_have_cards(run: Run) -> None:
     run("run", *HERE, "--out", "one")
     alone = Path("one/report.html").read_text().partition("<h2>Tenants</h2>")[2]
     assert re.findall(r"<tr><th>(\w)</th>", alone.partition("</table>")[0]) == ["A", "B"]
+
+
+# --- files that cannot be read --------------------------------------------------------------------
+
+WHOLE = (HEAD + ROWS).encode()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("verb", ["sim", "traces"])
+def test_standard_input_may_be_packed(
+    run: Run,
+    verb: str,
+    packed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("in").write_bytes(gzip.compress(WHOLE) if packed else WHOLE)
+    with open("in") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        if verb == "sim":
+            code, out, _ = run("run", "--trace", "-", "--cluster", "2x8", "--json")
+        else:
+            code = main(["traces", "check", "-", "--json"])
+            out, _ = capfd.readouterr()
+    assert code == 0
+    assert json.loads(out)["jobs"] == 7
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (gzip.compress(WHOLE)[:60], "not a whole gzip file"),
+        (gzip.compress(WHOLE)[:5], "not a whole gzip file"),
+        (b"PK\x03\x04" + WHOLE, "is packed by zip: unpack it, or pack it by gzip"),
+        (bz2.compress(WHOLE), "is packed by bzip2"),
+        (lzma.compress(WHOLE), "is packed by xz"),
+        (WHOLE.decode().encode("utf-16"), "is text in UTF-16: store it as UTF-8"),
+        (bytes(range(256)), "is no text"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(
+    run: Run,
+    by_stdin: bool,
+    content: bytes,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("in").write_bytes(content)
+    with open("in", encoding="latin-1") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        name = "-" if by_stdin else "in"
+        code, out, err = run("run", "--trace", name, "--cluster", "2x8")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"skep sim: --trace {'standard input' if by_stdin else 'in'}: {told}")
+    assert err.count("\n") == 1
+
+
+def test_a_packed_file_needs_no_name_that_says_so(run: Run) -> None:
+    Path("packed.csv").write_bytes(gzip.compress(WHOLE))
+    code, out, _ = run("run", "--trace", "packed.csv", "--cluster", "2x8", "--json")
+    assert (code, json.loads(out)["jobs"]) == (0, 7)
+
+
+def test_what_cannot_be_opened_is_refused_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    Path("folder").mkdir()
+    words = ("run", "--cluster", "2x8", "--trace")
+    assert run(*words, "folder") == (
+        2,
+        "",
+        "skep sim: --trace folder: cannot be read: Is a directory\n",
+    )
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(*words, "-")[2] == "skep sim: --trace standard input is closed: name a file\n"
+    code, _, err = run(*words, "jobs.csv", "--out", "jobs.csv")
+    assert code == 2
+    assert err.endswith("skep sim: --out jobs.csv: no folder can be made there: File exists\n")
+    monkeypatch.setattr("skep_services.trace_files._opened", denied)
+    assert run(*words, "jobs.csv") == (
+        2,
+        "",
+        "skep sim: --trace jobs.csv: cannot be read: Permission denied\n",
+    )
+
+
+def test_a_table_that_ends_within_a_row_may_be_cut_off(run: Run) -> None:
+    Path("cut.csv").write_bytes(WHOLE[:-12])
+    code, _, err = run("run", "--trace", "cut.csv", "--cluster", "2x8")
+    assert code == 1
+    assert "has 5 values, not 8 (row 7); the file ends within it: is it cut off?" in err
+    head = '{"skep_trace": 1, "name": "t", "jobs": 2}\n'
+    Path("cut.jsonl").write_text(head + '{"id": "a", "at": 0, "run_time": 1, "gpus": 1}\n')
+    code, _, err = run("run", "--trace", "cut.jsonl", "--cluster", "2x8")
+    assert code == 1
+    assert "says that it has 2 jobs, and has 1; is the file cut off?" in err
+    assert "with --lenient what is there runs: 1 job" in err
+
+
+def test_lists_of_pairs_are_options_of_a_policy() -> None:
+    _, options = policy('yarn-cs:queues=[["a",1],["b",2.5]],label=user')
+    assert options == {"queues": [["a", 1], ["b", 2.5]], "label": "user"}

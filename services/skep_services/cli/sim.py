@@ -190,7 +190,7 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
         say(line)
     _warn(trace)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
+        _make(arguments.out)
         orders = ordering.with_files(orders, arguments.out)
     processes = arguments.processes or pool.processors()
     progress = Progress([order.label for order in orders])
@@ -222,6 +222,19 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
         paired=against(done, labels) if asked.verb == "sweep" else (),
         remarks=remarks,
     )
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a report.
+
+    Raises:
+        CommandError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"--out {folder}: no folder can be made there: {error.strerror}"
+        raise CommandError(exits.USAGE, text) from None
 
 
 def _asked(arguments: Namespace) -> Any:
