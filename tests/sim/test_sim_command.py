@@ -701,11 +701,7 @@ def test_standard_input_may_be_packed(
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(
-    run: Run,
-    by_stdin: bool,
-    content: bytes,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, by_stdin: bool, content: bytes, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("in").write_bytes(content)
     with open("in", encoding="latin-1") as file:

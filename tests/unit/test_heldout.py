@@ -13,6 +13,7 @@ from skep_lab.traces.heldout import (
     training_seed,
 )
 from skep_lab.traces.job import Trace, TraceJob
+from skep_services.cli.main import main
 from skep_services.simulations.inputs import WrongError, drawn
 
 SMALL = {"hived": ":days=1,part=0.02", "sched2": ":jobs=40", "gandiva": ":jobs=40"}
@@ -65,3 +66,11 @@ def test_a_command_line_gets_evaluation_seeds_only_where_it_asks_for_them() -> N
         drawn((0, evaluation_seed(5)), held_out=False)
     with pytest.raises(WrongError, match="count from 0 on"):
         drawn((-1,), held_out=True)
+
+
+def test_traces_to_train_on_are_not_drawn_by_seeds_of_evaluation(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["traces", "generate", "sched2:jobs=5", "--seed", str(evaluation_seed(0))]
+    assert main(words) == 2
+    assert "is held out for evaluation" in capfd.readouterr().err

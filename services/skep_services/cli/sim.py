@@ -381,7 +381,7 @@ def _tell(report: Report) -> None:
     if report.swept:
         _tell_swept(report)
     elif report.changes and len(runs) == 2:
-        _tell_difference(runs[0], runs[1])
+        _tell_difference(runs[0], runs[1], report.terms.differ)
     else:
         labels = [run.label for run in runs]
         _tell_rows(run_rows(runs), labels, report.terms.of(list(map(base, labels))))
@@ -424,17 +424,20 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str], head: Sequence[Term]
     )
 
 
-def _tell_difference(before: Played, after: Played) -> None:
+def _tell_difference(before: Played, after: Played, head: Sequence[Term]) -> None:
     """Print both runs, of all jobs and of each tenant for which something differs."""
     from skep_services.simulations.report import group_rows, run_rows
 
     shown = run_rows([before, after])
-    columns = [Column("MEASURE", [row.title for row in shown])]
+    titles = [*(each.title for each in head), *(row.title for row in shown)]
+    cells = [*(list(each.values) for each in head), *(row.cells() for row in shown)]
+    columns = [Column("MEASURE", titles)]
     columns += [
-        Column(label, [row.cells()[place] for row in shown], right=True)
+        Column(label, [each[place] for each in cells], right=True)
         for place, label in enumerate((before.label, after.label))
     ]
-    columns.append(Column("DIFFERENCE", [_difference(row) for row in shown], right=True))
+    differences = ["" for _ in head] + [_difference(row) for row in shown]
+    columns.append(Column("DIFFERENCE", differences, right=True))
     render.show_table(columns)
     vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
     told = {"jct_mean_s", "jct_p99_s", "queue_mean_s", "preempted"}

@@ -266,7 +266,8 @@ def remarks(asked: Asked) -> tuple[str, ...]:
             if there
         ]
         told.append(
-            f"{asked.trace} is the same for every seed: seeds change only the {' and '.join(chance)}"
+            f"{asked.trace} is the same for every seed: seeds change only "
+            f"the {' and '.join(chance)}"
             if chance
             else f"{asked.trace} is the same for every seed, and nothing is left to chance: seeds "
             "change nothing, and a spread of 0 says nothing (--noise varies the speeds)"

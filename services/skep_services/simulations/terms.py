@@ -150,7 +150,11 @@ def _cluster(order: Order) -> str:
 def _able(order: Order) -> str:
     can = abilities(order.cluster, order.settings)
     told = ", ".join(ABLE[each] for each in can if each in ABLE)
-    return f"can be {told}" if told else "can only be stopped"
+    return (
+        f"can be {told}"
+        if told
+        else "can only be stopped, and repeat what they did since a checkpoint"
+    )
 
 
 def _jobs(traces: Sequence[Trace], jobs: Sequence[TraceJob]) -> str:
