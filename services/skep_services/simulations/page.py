@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import islice
 
 from skep_lab.measures.summary import Group
 from skep_services.simulations import plots
@@ -56,6 +57,7 @@ tbody th { font-weight: 400; white-space: normal; min-width: 11em; }
 th:first-child, td:first-child, td.words { text-align: left; }
 tr.term > * { background: var(--panel); }
 td.words { white-space: normal; overflow-wrap: anywhere; }
+table.long td { white-space: normal; }
 .plots { columns: 3 340px; column-gap: 1rem; }
 .plots figure { margin: 0 0 1rem; background: var(--panel); border-radius: 8px; padding: .6rem;
                 break-inside: avoid; }
@@ -76,9 +78,12 @@ CARDS = """
   TABLE td::before { content: attr(data-label); color: var(--faint); font-size: .85rem;
                      overflow-wrap: anywhere; }
   TABLE tr.term { background: var(--panel); }
+  TABLE.long tr { grid-template-columns: repeat(auto-fill, minmax(17em, 1fr)); }
 }
 """.strip()
 """On a page that is narrower than a table, a row is a card, and each cell says what it is of."""
+CELL_MAX = 26
+"""Longer cells are broken into lines."""
 MANY = 4
 """With more columns beside the first a table is as wide as a large screen."""
 STYLE += "".join(
@@ -90,14 +95,16 @@ STYLE += "".join(
 def page(report: Report) -> str:
     """Return the report as HTML."""
     runs = shown_runs(report.runs)
-    figures = _figures(runs)
+    drawn = [run for run in runs if run.seed == runs[0].seed] if report.swept else runs
+    figures = _figures(drawn)
+    seed = f" of seed {runs[0].seed}" if report.swept and runs else ""
     parts = [
         _head(report),
         _terms(report),
         _measures(report, runs) if runs and not report.swept else "",
         _swept(report),
         _paired(report),
-        f'<h2>Pictures</h2><div class="plots">{figures}</div>' if figures else "",
+        f'<h2>Pictures{seed}</h2><div class="plots">{figures}</div>' if figures else "",
         _groups("Tenants", "Tenant", runs, lambda run: run.measures.by_vc),
         _groups("Sizes of jobs", "Size", runs, lambda run: run.measures.by_size),
         _each_run(report, runs) if report.swept else "",
@@ -121,7 +128,9 @@ def page(report: Report) -> str:
 
 def summary(report: Report) -> str:
     """Return the pictures of a report as one SVG."""
-    return plots.stacked(_title(report), pictures(shown_runs(report.runs))[:4])
+    runs = shown_runs(report.runs)
+    drawn = [run for run in runs if run.seed == runs[0].seed]
+    return plots.stacked(_title(report), pictures(drawn)[:4])
 
 
 def _title(report: Report) -> str:
@@ -197,6 +206,8 @@ def _grid(head: Sequence[str], lines: Sequence[Line], terms: Sequence[Line] = ()
     ]
     body = "\n".join(rows)
     size = "many" if len(head) - 1 > MANY else "few"
+    if any(len(cell) > CELL_MAX for _, cells in lines for cell in cells):
+        size += " long"
     return (
         f'<div class="wide"><table class="{size}">\n<thead><tr>{columns}</tr></thead>\n'
         f"<tbody>{body}</tbody>\n</table></div>"
@@ -332,9 +343,15 @@ def pictures(runs: Sequence[Played]) -> list[str]:
             lambda run: run.series.no_affinity,
             "nodes",
         ),
-        *(_parts_of_time(run, gpus) for run in shown[:4]),
     ]
-    return [each for each in drawn if each]
+    parts = filter(None, (_parts_of_time(run, gpus) for run in shown))
+    return [*filter(None, drawn), *islice(parts, PARTS_MAX)]
+
+
+PARTS_MAX = 4
+"""Runs of which it is shown what their GPUs do."""
+APART = 0.02
+"""Lines that are less apart, in all and as a part of one of them, are seen as one."""
 
 
 HALF = 0.5
@@ -403,9 +420,13 @@ def _over(
 
 
 def _parts_of_time(run: Played, gpus: int) -> str:
-    """Return what a run's GPUs did; nothing where all that were allocated were useful."""
+    """Return what a run's GPUs did; nothing where about all that were allocated were useful."""
     told = run.series
-    if not told.busy or told.allocated == told.busy == told.useful:
+    apart = sum(
+        max(three) - min(three)
+        for three in zip(told.allocated, told.busy, told.useful, strict=False)
+    )
+    if not told.busy or apart <= APART * sum(told.allocated):
         return ""
     named = (("allocated", told.allocated), ("busy", told.busy), ("useful", told.useful))
     return plots.lines(
