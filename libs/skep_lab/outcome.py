@@ -88,6 +88,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """GPUs that each VC's jobs have, if that was asked for."""
     shared_nodes: int = 0
     """Nodes with some GPUs taken and some free (fragmentation)."""
+    busy_gpus: float | None = None
+    """As `busy`, but a GPU that jobs share is busy once, all of its time at most; None: unknown."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,3 +114,5 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut: bool = False
     """The run ended before the trace did."""
     cpu_s: float = 0.0
+    stuck: bool = False
+    """It is `cut` because the jobs that are left wait for what never comes."""

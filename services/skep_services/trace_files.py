@@ -7,6 +7,7 @@ SKEP_SHARED_DATA names, unless another place is given.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import sys
 import zlib
@@ -48,12 +49,12 @@ def load(
         past: A trace of Philly that HiveD's workload is drawn from.
 
     Raises:
-        NoTraceError: Neither is there, or an option is wrong; it says what there is.
+        NoTraceError: Neither is there, an option is wrong, or the file cannot be read; it says
+            why.
         BadTraceError: The file cannot be used as it is.
-        OSError: It cannot be opened.
     """
     if text == "-" or os.path.exists(text):
-        name = "standard input" if text == "-" else os.path.basename(text)
+        name = STDIN if text == "-" else os.path.basename(text)
         return read(lines_of(text), name, form, lenient=lenient, lengths=lengths_in(measured))
     try:
         older = load(past, lenient=lenient) if past is not None else None
@@ -69,25 +70,79 @@ def is_generated(text: str) -> bool:
 
 
 def lines_of(path: str) -> Iterator[str]:
-    """Yield the lines of a file, one that ends in .gz unpacked, or of standard input.
+    """Yield the lines of a file or of standard input, unpacked if its content is packed by gzip.
 
     Args:
         path: The file; `-`: standard input.
 
     Raises:
-        NoTraceError: A .gz file is truncated or damaged.
+        NoTraceError: It cannot be read, is no text, or is truncated or damaged.
+    """
+    name = STDIN if path == "-" else path
+    try:
+        with _opened(path) as file:
+            begin = file.peek(BEGIN_BYTES)[:BEGIN_BYTES]
+            packed = begin.startswith(GZIP) or (path.endswith(".gz") and begin != b"")
+            if not packed:
+                _check_text(name, begin)
+            whole = gzip.GzipFile(fileobj=file) if packed else file
+            with io.TextIOWrapper(whole, "utf-8", errors="replace", newline="") as text:
+                yield from text
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        reason = f"{name}: not a whole gzip file ({error}): fetch or pack it again"
+        raise NoTraceError(reason) from None
+    except OSError as error:
+        reason = f"{name}: cannot be read: {error.strerror or error}"
+        raise NoTraceError(reason) from None
+
+
+STDIN = "standard input"
+GZIP = b"\x1f\x8b"
+BEGIN_BYTES = 512
+PACKED = {
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7z",
+}
+"""How files begin that other programs packed."""
+OTHER_TEXT = (b"\xff\xfe", b"\xfe\xff")
+"""How text in UTF-16 begins."""
+
+
+def _opened(path: str) -> io.BufferedReader:
+    """Open a file or standard input, as bytes.
+
+    Raises:
+        NoTraceError: Standard input is closed.
         OSError: The file cannot be opened.
     """
-    if path == "-":
-        yield from sys.stdin
-        return
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-        try:
-            yield from file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            reason = f"{path}: not a whole gzip file ({error}): fetch or pack it again"
-            raise NoTraceError(reason) from None
+    if path != "-":
+        return open(path, "rb")
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except (AttributeError, ValueError):
+        reason = f"{STDIN} is closed: name a file"
+        raise NoTraceError(reason) from None
+
+
+def _check_text(name: str, begin: bytes) -> None:
+    """Check how a file begins.
+
+    Raises:
+        NoTraceError: It is packed by another program than gzip, or no text in UTF-8.
+    """
+    by = next((by for magic, by in PACKED.items() if begin.startswith(magic)), None)
+    if by is not None:
+        reason = f"{name}: is packed by {by}: unpack it, or pack it by gzip"
+        raise NoTraceError(reason)
+    if begin.startswith(OTHER_TEXT):
+        reason = f"{name}: is text in UTF-16: store it as UTF-8"
+        raise NoTraceError(reason)
+    if b"\0" in begin:
+        reason = f"{name}: is no text: a trace is a table or JSON lines, or that packed by gzip"
+        raise NoTraceError(reason)
 
 
 def lengths_in(measured: str | None) -> Callable[[TraceJob], float] | None:

@@ -12,7 +12,10 @@ from skep.units import NS_PER_SECOND, seconds
 from skep.wire.facts import JobEnded
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
+from skep_lab.measures.series import series
+from skep_lab.measures.summary import measure
 from skep_lab.simulator.build import of_types, uniform
+from skep_lab.simulator.run import run
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.simulator.truth import Truth
 from skep_lab.simulator.world import World
@@ -262,3 +265,23 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     }
     # Were all places alike, those two would have been kept for nothing.
     assert other.counts == {**truth.counts, "grow wrong": 1, "migrate wrong": 1}
+
+
+def test_a_gpu_that_jobs_share_is_busy_once() -> None:
+    """Each of two packed jobs keeps its GPU busy all the time; the GPU is one."""
+    settings = Settings(
+        costs=Costs(start_s=2, suspend_s=1, resume_s=1),
+        policies={"all": ("packs", {})},
+        hints="none",
+        sample_every_s=10,
+    )
+    result = run(jobs(), uniform(1, 2), settings, Pairs())
+    assert max(sample.busy for sample in result.samples) > 2, "the sum over jobs"
+    for sample in result.samples:
+        assert sample.busy_gpus is not None
+        assert sample.busy_gpus <= sample.allocated <= 2
+    over_time = series(result)
+    assert all(map(float.__le__, over_time.busy, over_time.allocated))
+    found = measure(result)
+    assert found.busy is not None
+    assert 0 < found.busy <= found.allocated <= 1

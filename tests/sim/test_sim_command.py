@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
+import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +26,8 @@ from skep_lab.traces.job import RowProblem, Trace, TraceJob
 from skep_services.cli.main import main
 from skep_services.cli.progress import Progress
 from skep_services.simulations import plots, pool, report, sources
+from skep_services.simulations.inputs import policy
+from skep_services.simulations.order import play
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -135,7 +142,7 @@ def test_a_comparison_has_a_column_for_each(run: Run) -> None:
         "compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8", "--processes", "1"
     )
     assert code == 0
-    assert re.match(r"MEASURE +1x8 +9x8", out)
+    assert re.search(r"^MEASURE +1x8 +9x8", out, re.MULTILINE)
 
 
 def test_what_if_is_told_before_and_after_with_the_difference(run: Run) -> None:
@@ -431,3 +438,326 @@ def test_a_truncated_file_is_refused_in_one_line(
         assert (code, out) == (2, "")
         assert f"{name}: not a whole gzip file" in err
         assert err.count("\n") == 1
+
+
+# --- like for like --------------------------------------------------------------------------------
+
+
+def test_what_differs_between_policies_stands_in_the_head_of_the_table(run: Run) -> None:
+    policies = ("--policy", "fifo", "--policy", "srtf", "--policy", "sif")
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "2x8", *policies, "--processes", "1")
+    code, out, _ = run(*words, "--out", "out")
+    assert code == 0
+    table = out.partition("MEASURE")[2].splitlines()
+    assert re.fullmatch(r"suspends running jobs for others +no +yes +no", table[1])
+    assert re.fullmatch(r"passes over a job that does not fit +no +yes +no", table[2])
+    assert re.fullmatch(r"goes by run times that owners tell +no +yes +yes", table[3])
+    assert table[4].startswith("JCT, mean ")
+    for told in (
+        "the same 7 jobs, all of one priority",
+        "jobs can be suspended",
+        "starts, stops and changes of jobs cost no time (--costs)",
+        "owners tell run times exactly",
+        "no policy moves jobs that are not suspended, packs jobs",
+    ):
+        assert f"in every run: {told}" in out
+    page = Path("out/report.html").read_text()
+    assert "suspends running jobs for others" in page
+    assert "no policy moves jobs" in page
+    terms = json.loads(Path("out/results.json").read_text())["terms"]
+    assert terms["runs"] == ["fifo", "srtf", "sif"]
+    assert {each["key"]: each["values"] for each in terms["differ"]}["run_times"] == [
+        "no",
+        "yes",
+        "yes",
+    ]
+
+
+def test_what_a_priority_is_worth_is_named_where_there_are_priorities(run: Run) -> None:
+    jobs = [
+        {"id": str(n), "at": n * 10**9, "run_time": 10**11, "gpus": 8, "priority": n % 2}
+        for n in range(4)
+    ]
+    head = {"skep_trace": 1, "name": "four", "jobs": 4}
+    Path("four.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *jobs]))
+    policies = ("--policy", "fifo", "--policy", "sif", "--policy", "drf")
+    words = ("compare", "--trace", "four.jsonl", "--cluster", "1x8", "--processes", "1")
+    code, out, _ = run(*words, *policies, "--costs", "suspend=5")
+    assert code == 0
+    assert re.search(r"a higher priority +takes GPUs +waits first +does not count", out)
+    assert "the same 4 jobs with the same priorities: 0 (2), 1 (2)" in out
+    assert "what changes of jobs cost: suspend 5 s" in out
+
+
+def test_clusters_that_differ_are_named(run: Run) -> None:
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "cluster.yaml", "--cluster", "9x8")
+    _, out, _ = run(*words, "--processes", "1")
+    assert re.search(r"cluster +cluster.yaml, 2 VCs +9x8, one queue", out)
+
+
+def test_a_run_that_waits_for_ever_is_stuck_although_until_was_given(run: Run) -> None:
+    """A family's part is 8 of 16 GPUs: a job of 16 never runs."""
+    rows = "0,8,0,10,resnet50,100,0,A\n1,16,10,10,vgg16,100,0,A\n"
+    Path("large.csv").write_text(HEAD + rows)
+    words = ("--trace", "large.csv", "--cluster", "2x8", "--processes", "1", "--out", "out")
+    policy = ("--policy", 'capacity-per-model:shares=[["resnet50",1],["vgg16",1]]')
+    code, _, err = run("run", *words, *policy, "--until", "365d")
+    assert code == 0
+    assert "ended while jobs waited for what never came" in err
+    assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "stuck"
+    run("run", *words, *policy, "--until", "50s")
+    assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "until"
+
+
+def test_an_interrupted_run_is_no_column_beside_complete_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three runs is interrupted; the third never begins."""
+    begun: list[str] = []
+
+    def interrupted(order: Any, trace: Trace, speeds: Any, watch: Any) -> Any:
+        begun.append(order.label)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return play(order, trace, speeds, watch)
+
+    monkeypatch.setattr("skep_services.simulations.pool.play", interrupted)
+    policies = ("--policy", "fifo", "--policy", "backfill", "--policy", "srtf")
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "1x8", *policies)
+    code, out, err = run(*words, "--processes", "1", "--out", "out")
+    assert code == 130
+    assert re.search(r"^MEASURE +fifo$", out, re.MULTILINE)
+    assert "backfill was interrupted when 0 of 7 jobs had ended: it is not compared" in err
+    assert "never begun: srtf" in err
+    page = Path("out/report.html").read_text()
+    assert "backfill was interrupted" in page
+    assert "<th>backfill</th>" not in page
+    tree = json.loads(Path("out/results.json").read_text())
+    assert [each["cut"] for each in tree["runs"]] == ["", "interrupted"]
+
+
+def test_a_sweep_tells_differences_seed_by_seed(run: Run) -> None:
+    words = ("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--processes", "1")
+    policies = ("--policy", "fifo", "--policy", "sif")
+    code, out, _ = run(*words, *policies, "--seeds", "5", "--out", "out")
+    assert code == 0
+    assert "difference from fifo, seed by seed" in out
+    assert re.search(r"queueing, mean +-[\d,.]+ s \[-[\d,.]+ s, -?[\d,.]+ s\] \(-[\d.]+%\)", out)
+    assert "seed by seed the same jobs, 100 of 5 seeds" in out
+    tree = json.loads(Path("out/results.json").read_text())
+    one = tree["paired"][0]
+    assert (one["label"], one["base"], one["seeds"]) == ("sif", "fifo", [0, 1, 2, 3, 4])
+    by = {(run["label"], run["seed"]): run["measures"]["all"]["jct_s"] for run in tree["runs"]}
+    mean = sum(
+        by[f"sif · seed {n}", n]["mean"] - by[f"fifo · seed {n}", n]["mean"] for n in range(5)
+    )
+    assert one["differences"]["jct_mean_s"]["mean"] == pytest.approx(mean / 5)
+    assert "Differences from fifo" in Path("out/report.html").read_text()
+    assert (
+        run(*words, *policies, "--seeds", "5", "--json")[1]
+        == run(*words, *policies, "--seeds", "5", "--json")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ((), "seeds change nothing"),
+        (("--noise", "0.1"), "seeds change only the speeds"),
+        (("--hints", "noisy"), "seeds change only the hints"),
+    ],
+)
+def test_a_sweep_of_a_file_says_what_seeds_change(
+    run: Run, more: tuple[str, ...], told: str
+) -> None:
+    words = ("sweep", "--trace", "jobs.csv", "--cluster", "1x8", "--processes", "1", "--seeds", "2")
+    _, out, err = run(*words, *more, "--json")
+    assert told in err
+    assert told in json.loads(out)["remarks"][0]
+
+
+def test_held_out_traces_are_other_ones_and_are_told(run: Run) -> None:
+    words = ("run", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--json")
+    one, other = (json.loads(run(*words, *more)[1]) for more in ((), ("--held-out",)))
+    assert one["runs"][0]["measures"] != other["runs"][0]["measures"]
+    assert other["runs"][0]["seed"] == 1_000_000_000
+    assert "no training draws" in other["remarks"][0]
+    code, out, err = run("run", *HERE, "--held-out", "--json")
+    assert code == 0
+    assert json.loads(out)["jobs"] == 3, "of seven, those after the first four"
+    assert "begin in an empty cluster" in err
+    code, _, err = run(*words, "--seed", "1000000007")
+    assert code == 2
+    assert "write --held-out --seed 7" in err
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_plots_have_titles_on_axes_and_runs_are_told_apart_without_colours() -> None:
+    points = [(float(x), float(x)) for x in range(1, 40)]
+    names = [f"run {number}" for number in range(8)]
+    drawn = [plots.Line(name, points) for name in names]
+    text = plots.lines(
+        "t",
+        drawn,
+        plots.seconds_text,
+        plots.number_text,
+        x_log=True,
+        x_title="time since submission",
+        y_title="jobs",
+    )
+    picture = ET.fromstring(text)
+    words = [each.text for each in picture.iter() if each.tag.endswith("text")]
+    assert {"t", "time since submission (log scale)", "jobs", *names} <= set(words)
+    strokes = re.findall(r'<path [^>]*?(stroke-dasharray="[^"]*")?><title>', text)
+    marks = [re.sub(r"#\w{6}", "", plots.mark(place, 0, 0)) for place in range(len(names))]
+    assert len(set(zip(strokes, marks, strict=True))) == len(names)
+    assert text.count("<circle") == text.count("<polygon") / 3 > 8, "on lines and beside names"
+
+
+def test_what_is_zero_has_a_place_on_a_logarithmic_axis() -> None:
+    points = [(0.0, 0.5), (100.0, 0.75), (1000.0, 1.0)]
+    text = plots.lines(
+        "t", [plots.Line("a", points)], plots.seconds_text, plots.part_text, x_log=True, y_max=1
+    )
+    assert ">0</text>" in text
+    dots = plots.dots("t", ["a", "b"], [plots.Bars("x", [0.0, 60.0])], plots.seconds_text)
+    assert ">0</text>" in dots
+    assert ET.fromstring(dots) is not None
+
+
+def test_words_below_an_axis_do_not_overlap() -> None:
+    points = [(1.0, 0.5), (90_000_000.0, 1.0)]
+    text = plots.lines(
+        "t", [plots.Line("a", points)], plots.seconds_text, plots.part_text, x_log=True, y_max=1
+    )
+    found = re.findall(r'<text x="([\d.]+)" y="262\.0"[^>]*>([^<]+)<', text)
+    spans = [(float(x) - len(words) * 3, float(x) + len(words) * 3) for x, words in found]
+    assert len(spans) > 4
+    assert all(end < begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_a_report_has_no_panel_in_which_there_is_nothing(run: Run) -> None:
+    """One tenant, one size of job, and no job waits."""
+    Path("calm.csv").write_text(HEAD + "0,1,0,10,r,100,0,A\n1,1,10,10,r,100,0,A\n")
+    run("compare", "--trace", "calm.csv", "--cluster", "1x8", "--cluster", "2x8", "--out", "out")
+    text = Path("out/report.html").read_text()
+    assert "nothing to draw" not in text
+    assert "Job completion time" in text
+    for absent in ("Jobs that wait", "Queueing time", "by tenant", "by size", "What GPUs do"):
+        assert absent not in text
+
+
+def test_tenants_are_rows_and_narrow_pages_have_cards(run: Run) -> None:
+    run("compare", *HERE, "--policy", "fifo", "--policy", "srtf", "--out", "out")
+    text = Path("out/report.html").read_text()
+    tenants = text.partition("<h2>Tenants</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><th>(\w)</th>", tenants) == ["A", "B"]
+    assert re.findall(r'data-label="(\w+)"', tenants) == ["fifo", "srtf", "fifo", "srtf"]
+    assert "@media (max-width: 600px)" in text
+    run("run", *HERE, "--out", "one")
+    alone = Path("one/report.html").read_text().partition("<h2>Tenants</h2>")[2]
+    assert re.findall(r"<tr><th>(\w)</th>", alone.partition("</table>")[0]) == ["A", "B"]
+
+
+# --- files that cannot be read --------------------------------------------------------------------
+
+WHOLE = (HEAD + ROWS).encode()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("verb", ["sim", "traces"])
+def test_standard_input_may_be_packed(
+    run: Run,
+    verb: str,
+    packed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("in").write_bytes(gzip.compress(WHOLE) if packed else WHOLE)
+    with open("in") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        if verb == "sim":
+            code, out, _ = run("run", "--trace", "-", "--cluster", "2x8", "--json")
+        else:
+            code = main(["traces", "check", "-", "--json"])
+            out, _ = capfd.readouterr()
+    assert code == 0
+    assert json.loads(out)["jobs"] == 7
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (gzip.compress(WHOLE)[:60], "not a whole gzip file"),
+        (gzip.compress(WHOLE)[:5], "not a whole gzip file"),
+        (b"PK\x03\x04" + WHOLE, "is packed by zip: unpack it, or pack it by gzip"),
+        (bz2.compress(WHOLE), "is packed by bzip2"),
+        (lzma.compress(WHOLE), "is packed by xz"),
+        (WHOLE.decode().encode("utf-16"), "is text in UTF-16: store it as UTF-8"),
+        (bytes(range(256)), "is no text"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(
+    run: Run, by_stdin: bool, content: bytes, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in").write_bytes(content)
+    with open("in", encoding="latin-1") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        name = "-" if by_stdin else "in"
+        code, out, err = run("run", "--trace", name, "--cluster", "2x8")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"skep sim: --trace {'standard input' if by_stdin else 'in'}: {told}")
+    assert err.count("\n") == 1
+
+
+def test_a_packed_file_needs_no_name_that_says_so(run: Run) -> None:
+    Path("packed.csv").write_bytes(gzip.compress(WHOLE))
+    code, out, _ = run("run", "--trace", "packed.csv", "--cluster", "2x8", "--json")
+    assert (code, json.loads(out)["jobs"]) == (0, 7)
+
+
+def test_what_cannot_be_opened_is_refused_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    Path("folder").mkdir()
+    words = ("run", "--cluster", "2x8", "--trace")
+    assert run(*words, "folder") == (
+        2,
+        "",
+        "skep sim: --trace folder: cannot be read: Is a directory\n",
+    )
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(*words, "-")[2] == "skep sim: --trace standard input is closed: name a file\n"
+    code, _, err = run(*words, "jobs.csv", "--out", "jobs.csv")
+    assert code == 2
+    assert err.endswith("skep sim: --out jobs.csv: no folder can be made there: File exists\n")
+    monkeypatch.setattr("skep_services.trace_files._opened", denied)
+    assert run(*words, "jobs.csv") == (
+        2,
+        "",
+        "skep sim: --trace jobs.csv: cannot be read: Permission denied\n",
+    )
+
+
+def test_a_table_that_ends_within_a_row_may_be_cut_off(run: Run) -> None:
+    Path("cut.csv").write_bytes(WHOLE[:-12])
+    code, _, err = run("run", "--trace", "cut.csv", "--cluster", "2x8")
+    assert code == 1
+    assert "has 5 values, not 8 (row 7); the file ends within it: is it cut off?" in err
+    head = '{"skep_trace": 1, "name": "t", "jobs": 2}\n'
+    Path("cut.jsonl").write_text(head + '{"id": "a", "at": 0, "run_time": 1, "gpus": 1}\n')
+    code, _, err = run("run", "--trace", "cut.jsonl", "--cluster", "2x8")
+    assert code == 1
+    assert "says that it has 2 jobs, and has 1; is the file cut off?" in err
+    assert "with --lenient what is there runs: 1 job" in err
+
+
+def test_lists_of_pairs_are_options_of_a_policy() -> None:
+    _, options = policy('yarn-cs:queues=[["a",1],["b",2.5]],label=user')
+    assert options == {"queues": [["a", 1], ["b", 2.5]], "label": "user"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +204,7 @@ def test_packed_files_and_standard_input_are_read(
     with gzip.open("jobs.csv.gz", "wt", encoding="utf-8") as file:
         file.write(GOOD)
     assert "3 jobs" in run("check", "jobs.csv.gz")[1]
-    monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
-    assert len(trace_files.load("-").jobs) == 3
+    with open("jobs.csv.gz", encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert len(trace_files.load("-").jobs) == 3
     assert not trace_files.is_generated("-")

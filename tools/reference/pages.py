@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from skep.policy.registry import POLICIES
+from skep.policy.registry import POLICIES, make
 from skep.wire import facts, reasons, subjects
 from skep.wire.search_facts import SearchFact
 from skep.wire.spec import NOT_BUILT, JobSpec
@@ -76,10 +76,42 @@ def policies() -> str:
         " name. [Policies](../explanation/policies.md) explains them."
     ]
     for name, policy in POLICIES.items():
-        blocks += [f"## {code(name)}", docstring(policy), f"Source: {policy.source}."]
+        blocks += [f"## {code(name)}", docstring(policy), _powers(name)]
+        blocks.append(f"Source: {policy.source}.")
         if policy.__struct_fields__:
             blocks.append(kinds.fields(policy).replace("| key |", "| option |", 1))
     return page("Policies", *blocks)
+
+
+def _powers(name: str) -> str:
+    """Return what a policy may do with its default options, as comparisons name it."""
+    powers = make(name).powers
+    acts = [
+        verb
+        for verb, may in (
+            ("suspends", powers.suspends),
+            ("moves", powers.moves),
+            ("packs", powers.packs),
+            ("resizes", powers.resizes),
+        )
+        if may
+    ]
+    goes = [what for what, by in (("run times", powers.run_times), ("rates", powers.rates)) if by]
+    sentences = [
+        f"It {', '.join(acts)} running jobs for others."
+        if acts
+        else "No job is stopped for another of its priority.",
+        {
+            "takes": "A higher priority takes GPUs from lower ones.",
+            "first": "A higher priority comes first among waiting jobs.",
+            "ignored": "Priorities do not count between owners.",
+        }[powers.priority],
+        "A job that does not fit is passed over."
+        if powers.passes
+        else "A job that does not fit blocks those behind it.",
+        f"It goes by {' and '.join(goes)} of jobs." if goes else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def streams() -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from skep.policy.plan import Plan
+from skep.policy.powers import Powers
 from skep.policy.view import VcView
 
 NUMBER_MAX = 1e12
@@ -54,6 +55,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def sees_cells(self) -> bool:
         """Return whether its view has to hold the free cells of its VC, by level."""
         return False
+
+    @property
+    def powers(self) -> Powers:
+        """Return what its plans may ask for, and what it goes by: comparisons name it."""
+        return Powers(rates=self.sees_rates)
 
     counts_holds: ClassVar[bool] = False
     """Whether its view has to hold how often each job was withheld (`JobView.held`)."""

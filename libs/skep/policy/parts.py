@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from skep.policy.api import NUMBER_MAX, Planner, Policy
 from skep.policy.plan import Plan, Turn
+from skep.policy.powers import Powers
 from skep.policy.preempt import QUEUED, preempt_for
 from skep.policy.roster import MOVING, Key, Roster
 from skep.policy.view import JobView, VcView
@@ -117,6 +118,14 @@ class Queued(Policy, frozen=True, kw_only=True):
 
     strict: bool = True
 
+    by_run_times: ClassVar[bool] = False
+    """Whether the order goes by the run times that owners say."""
+
+    @property
+    def powers(self) -> Powers:
+        """Return those of an order of the queue."""
+        return Powers(passes=not self.strict, run_times=self.by_run_times, rates=self.sees_rates)
+
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each waiting job."""
         turns = turns_for(sort_jobs(queued(view), self.key(view)), self.why())
@@ -146,10 +155,18 @@ class Preemptive(Policy, frozen=True, kw_only=True):
 
     places: bool = True
 
+    by_run_times: ClassVar[bool] = False
+    """Whether the order goes by the run times that owners say."""
+
     @property
     def sees_nodes(self) -> bool:
         """Return `places`."""
         return self.places
+
+    @property
+    def powers(self) -> Powers:
+        """Return those of an order in which running jobs are preempted."""
+        return Powers(suspends=True, passes=True, priority="takes", run_times=self.by_run_times)
 
     def plan(self, view: VcView) -> Plan:
         """Return the plan that runs the first jobs of the order, as many as the GPUs hold."""

@@ -68,13 +68,19 @@ def series(result: RunResult, points: int = POINTS) -> Series:
         at=tuple(in_seconds(time - begin) for time in times),
         allocated=tuple(float(each.allocated) for each in sampled)
         or tuple(allocated.at(time) for time in times),
-        busy=tuple(each.busy for each in sampled),
+        busy=tuple(map(busy_of, sampled)),
         useful=tuple(each.useful for each in sampled),
         waiting=tuple(round(waiting.at(time)) for time in times),
         running=tuple(round(running.at(time)) for time in times),
         fragmentation=tuple(each[0] for each in levels),
         no_affinity=tuple(each[1] for each in levels),
     )
+
+
+def busy_of(sample: Sample) -> float:
+    """Return the GPUs that were busy, never more than were allocated."""
+    busy = sample.busy if sample.busy_gpus is None else sample.busy_gpus
+    return min(busy, float(sample.allocated))
 
 
 def _steps(result: RunResult) -> tuple[Steps, Steps, Steps]:

@@ -20,7 +20,7 @@ from skep_lab.measures.job import (
     normalised_latency,
     size_class,
 )
-from skep_lab.measures.series import gpu_time, series, span_of
+from skep_lab.measures.series import busy_of, gpu_time, series, span_of
 from skep_lab.measures.stat import Curve, Stat, distribution, stat
 from skep_lab.outcome import JobOutcome, RunResult
 
@@ -212,7 +212,7 @@ def _over_samples(result: RunResult, begin: int, end: int) -> tuple[float, float
         until = min(end, samples[place + 1].at) if place + 1 < len(samples) else end
         span = max(0, until - max(begin, each.at))
         allocated += each.allocated * span
-        busy += each.busy * span
+        busy += busy_of(each) * span
     space = max(1, result.gpus * (end - max(begin, samples[0].at)))
     return allocated / space, busy / space
 

@@ -89,6 +89,8 @@ class Agents:
         self.busy = self.useful = 0
         """What all jobs keep busy and get done, in millionths of a GPU."""
         self._counted: dict[Run, tuple[int, int]] = {}
+        self._packs = False
+        """Whether jobs ever shared GPUs."""
         self._awaiting: dict[str, Run] = {}
         """By job: the successor that is to take over."""
         self.paced: dict[Run, None] | None = None
@@ -114,6 +116,7 @@ class Agents:
             self._runs[key] = run
         if order.node in run.parts:
             return
+        self._packs = self._packs or bool(order.beside)
         part = run.parts[order.node] = Part(
             order.node,
             order.identity,
@@ -456,6 +459,17 @@ class Agents:
         self.useful += useful - before[1]
         if busy or useful:
             self._counted[run] = busy, useful
+
+    def busy_gpus(self) -> float:
+        """Return how many GPUs are busy: one that jobs share is so once, and never more."""
+        if not self._packs:
+            return self.busy / GPU
+        found: dict[tuple[str, int], float] = {}
+        for run, (busy, _) in self._counted.items():
+            devices = [(node, each) for node, gpus in run.devices.items() for each in gpus]
+            for device in devices:
+                found[device] = found.get(device, 0.0) + busy / GPU / len(devices)
+        return sum(min(each, 1.0) for each in found.values())
 
     def _chance(self, run: Run) -> float:
         if not self._noise:

@@ -88,6 +88,7 @@ def _result(world: World, *, cut: bool) -> RunResult:
         events=ledger.events,
         decisions=ledger.digest(),
         cut=cut,
+        stuck=world.stuck,
     )
 
 

@@ -63,6 +63,7 @@ class Samples:
             free_nodes=whole,
             free=free,
             shared_nodes=parted,
+            busy_gpus=self._agents.busy_gpus(),
             by_vc=self._vcs() if self._by_vc else {},
         )
 

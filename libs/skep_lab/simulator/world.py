@@ -121,6 +121,8 @@ class World:
         """How many instants in a row only timers were due; the allocator's count more."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
+        self.stuck = False
+        """Jobs wait, and nothing will ever happen."""
         self._circles = Circles()
         self._facts: list[AllocatorFact] = []
         """The facts so far of a decision that continues in a further one at this instant."""
@@ -168,7 +170,10 @@ class World:
         end = None if until is None else after(BEGIN, until)
         while self.ledger.open:
             at = self._soonest()
-            if at is None or (end is not None and at > end) or self._stuck(at):
+            if at is None or self._stuck(at):
+                self.stuck = True
+                break
+            if end is not None and at > end:
                 break
             self.samples.until(at)
             self.now = at

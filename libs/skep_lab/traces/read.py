@@ -174,7 +174,8 @@ def _table(
     notes: list[RowProblem] = []
     bad: set[str] = set()
     empty = merged = 0
-    for number, values in enumerate(_values(form, _unbroken(lines)), 0 if header else 1):
+    whole = _Whole(lines)
+    for number, values in enumerate(_values(form, _unbroken(whole)), 0 if header else 1):
         if number == 0:
             continue
         if not any(each.strip() for each in values):
@@ -183,7 +184,7 @@ def _table(
         try:
             jobs.append((number, _row(form, columns, number, values)))
         except RowError as error:
-            problems.append(error.at(number))
+            problems.append(whole.judge(error.at(number)))
             bad.update(
                 each.strip()
                 for name, each in zip(columns, values, strict=False)
@@ -202,6 +203,28 @@ def _table(
     if unread and header:
         notes.append(RowProblem(0, f"columns that are not read: {', '.join(unread)}"))
     return _checked(name, jobs, problems, notes, from_first=form.from_first, parts=merged)
+
+
+class _Whole:
+    """The lines of a file, which may end within one."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self._ahead = next(self._lines, None)
+        self.last = False
+        """The line that was read last is the file's last, and has no end."""
+
+    def __iter__(self) -> Iterator[str]:
+        while (line := self._ahead) is not None:
+            self._ahead = next(self._lines, None)
+            self.last = self._ahead is None and not line.endswith("\n")
+            yield line
+
+    def judge(self, problem: RowProblem) -> RowProblem:
+        """Return a problem of the line that was read last, with what may have caused it."""
+        if not self.last or problem.hint:
+            return problem
+        return msgspec.structs.replace(problem, hint="the file ends within it: is it cut off?")
 
 
 def _unbroken(lines: Iterable[str]) -> Iterator[str]:

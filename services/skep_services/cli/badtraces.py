@@ -19,7 +19,9 @@ def refused(error: BadTraceError) -> CommandError:
     """Return the end of a command: every kind of problem with its rows, and what to do."""
     lines = [f"{error.name}:", *(f"  {line}" for line in shown(error.problems))]
     rows = sum(problem.row > 0 for problem in error.problems)
-    if error.jobs:
+    if error.jobs and not rows:
+        lines.append(f"with --lenient what is there runs: {render.plural(error.jobs, 'job')}")
+    elif error.jobs:
         left = f"with --lenient they are left out, and the other {error.jobs:,} jobs run"
         lines.append(
             f"{render.plural(rows, 'row')} cannot be used (they count from 1, "

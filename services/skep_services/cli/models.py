@@ -302,7 +302,10 @@ def picture(speeds: dict[str, Any]) -> str:
         )
     )
     title = f"speed by nodes: 1 on as few nodes of {speeds['node_gpus']} GPUs as hold it"
-    return plots.stacked(about, [plots.lines(title, drawn, _doublings, plots.number_text)])
+    plot = plots.lines(
+        title, drawn, _doublings, plots.number_text, x_title="nodes", y_title="relative speed"
+    )
+    return plots.stacked(about, [plot])
 
 
 def _doublings(value: float) -> str:

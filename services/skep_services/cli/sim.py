@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from skep_lab.traces.job import Trace
     from skep_services.simulations.order import Played
     from skep_services.simulations.report import Report, Row
+    from skep_services.simulations.terms import Term
 
 ABOUT = """\
 verbs:
@@ -79,6 +80,12 @@ def options(parser: ArgumentParser) -> None:
         help="compare: the cluster as it is, and changed",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="jobs that no training has seen: seeds count from 1,000,000,000, and of a file the "
+        "last 3 of 10 jobs run",
+    )
     parser.add_argument(
         "--seeds",
         metavar="SEEDS",
@@ -168,7 +175,8 @@ def run(arguments: Namespace) -> int:
 
 def _simulate(arguments: Namespace, stop: Any) -> Report:
     from skep_services.simulations import ordering, pool
-    from skep_services.simulations.report import Report, base, sweep
+    from skep_services.simulations.report import Report, against, base, sweep
+    from skep_services.simulations.terms import with_refused
 
     asked = _asked(arguments)
     places = [_place(each, arguments.home) for each in arguments.cluster]
@@ -178,9 +186,11 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     orders, made_alike = ordering.alike(orders)
     if made_alike:
         say(made_alike)
+    for line in (remarks := ordering.remarks(asked)):
+        say(line)
     _warn(trace)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
+        _make(arguments.out)
         orders = ordering.with_files(orders, arguments.out)
     processes = arguments.processes or pool.processors()
     progress = Progress([order.label for order in orders])
@@ -191,6 +201,9 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     done = [each for each in played if each is not None]
     _tell_time(done, progress.passed_s())
     labels = list(dict.fromkeys(base(order.label) for order in orders))
+    known = ordering.terms_of(asked, labels, orders, traces)
+    if asked.verb == "compare":
+        known = with_refused(known, done)
     return Report(
         verb=asked.verb,
         trace=trace.name,
@@ -205,7 +218,23 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
             order.label for order, each in zip(orders, played, strict=True) if each is None
         ),
         swept=sweep(done, labels) if asked.verb == "sweep" else (),
+        terms=known,
+        paired=against(done, labels) if asked.verb == "sweep" else (),
+        remarks=remarks,
     )
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a report.
+
+    Raises:
+        CommandError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"--out {folder}: no folder can be made there: {error.strerror}"
+        raise CommandError(exits.USAGE, text) from None
 
 
 def _asked(arguments: Namespace) -> Any:
@@ -241,7 +270,11 @@ def _asked(arguments: Namespace) -> Any:
         clusters=tuple(arguments.cluster),
         policies=tuple(arguments.policy),
         what_if=tuple(arguments.what_if),
-        seeds=inputs.seeds(arguments.seeds) if verb == "sweep" else (arguments.seed,),
+        seeds=inputs.drawn(
+            inputs.seeds(arguments.seeds) if verb == "sweep" else (arguments.seed,),
+            held_out=arguments.held_out,
+        ),
+        held_out=arguments.held_out,
         models=arguments.models,
         until=None if until is None else inputs.duration(until, "--until"),
         hints=arguments.hints,
@@ -334,9 +367,9 @@ def _write(folder: Path, report: Report) -> None:
 
 def _tell(report: Report) -> None:
     from skep_services.simulations.page import CUTS
-    from skep_services.simulations.report import run_rows
+    from skep_services.simulations.report import base, left_out, run_rows, shown_runs
 
-    runs = report.runs
+    runs = shown_runs(report.runs)
     for label, changes in report.changes.items():
         print(f"{label}: {'; '.join(changes)}")
     if report.changes:
@@ -344,30 +377,45 @@ def _tell(report: Report) -> None:
     if not runs:
         say("interrupted before any run began")
         return
+    _tell_terms(report)
     if report.swept:
         _tell_swept(report)
     elif report.changes and len(runs) == 2:
-        _tell_difference(runs[0], runs[1])
+        _tell_difference(runs[0], runs[1], report.terms.differ)
     else:
-        _tell_rows(run_rows(runs), [run.label for run in runs])
-        if len(runs) == 1:
+        labels = [run.label for run in runs]
+        _tell_rows(run_rows(runs), labels, report.terms.of(list(map(base, labels))))
+        if len(report.runs) == 1:
             _tell_groups(runs[0])
     for run in runs:
         if run.audit is not None:
             _tell_audit(run)
-        if run.cut:
+        if run.cut and not report.swept:
             unfinished = run.measures.all.unfinished
             say(f"{run.label}: {CUTS[run.cut]}; {unfinished:,} jobs not finished, in no mean")
+    for line in left_out(report.runs):
+        say(line)
     if report.interrupted:
         left = f"; never begun: {', '.join(report.not_run)}" if report.not_run else ""
         say(f"interrupted: the figures above are of what had happened until then{left}")
 
 
-def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
-    cells = [row.cells() for row in shown]
+def _tell_terms(report: Report) -> None:
+    """Print what is equal in all runs."""
+    for line in report.terms.equal:
+        print(f"in every run: {line}")
+    if report.terms.equal:
+        if not report.terms.differ:
+            print("nothing but the order of jobs differs")
+        print()
+
+
+def _tell_rows(shown: Sequence[Row], labels: Sequence[str], head: Sequence[Term]) -> None:
+    """Print a table of measures, with what differs between the runs in its head."""
+    cells = [*(list(each.values) for each in head), *(row.cells() for row in shown)]
     render.show_table(
         [
-            Column("MEASURE", [row.title for row in shown]),
+            Column("MEASURE", [*(each.title for each in head), *(row.title for row in shown)]),
             *(
                 Column(label, [each[place] for each in cells], right=True)
                 for place, label in enumerate(labels)
@@ -376,17 +424,20 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
     )
 
 
-def _tell_difference(before: Played, after: Played) -> None:
+def _tell_difference(before: Played, after: Played, head: Sequence[Term]) -> None:
     """Print both runs, of all jobs and of each tenant for which something differs."""
     from skep_services.simulations.report import group_rows, run_rows
 
     shown = run_rows([before, after])
-    columns = [Column("MEASURE", [row.title for row in shown])]
+    titles = [*(each.title for each in head), *(row.title for row in shown)]
+    cells = [*(list(each.values) for each in head), *(row.cells() for row in shown)]
+    columns = [Column("MEASURE", titles)]
     columns += [
-        Column(label, [row.cells()[place] for row in shown], right=True)
+        Column(label, [each[place] for each in cells], right=True)
         for place, label in enumerate((before.label, after.label))
     ]
-    columns.append(Column("DIFFERENCE", [_difference(row) for row in shown], right=True))
+    differences = ["" for _ in head] + [_difference(row) for row in shown]
+    columns.append(Column("DIFFERENCE", differences, right=True))
     render.show_table(columns)
     vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
     told = {"jct_mean_s", "jct_p99_s", "queue_mean_s", "preempted"}
@@ -420,14 +471,15 @@ def _tell_difference(before: Played, after: Played) -> None:
 
 
 def _difference(row: Row) -> str:
+    from skep_services.simulations.report import signed
+
     before, after = row.values
     if before is None or after is None:
         return "-"
     if after == before:
         return "="
-    text = row.text(abs(after - before)).replace(" %", " points")
     part = f" ({(after - before) / before:+.1%})" if before else ""
-    return f"{'+' if after > before else '-'}{text}{part}"
+    return f"{signed(row, after - before)}{part}"
 
 
 def _tell_groups(run: Played) -> None:
@@ -452,18 +504,33 @@ def _tell_groups(run: Played) -> None:
 
 
 def _tell_swept(report: Report) -> None:
-    from skep_services.simulations.report import rows
+    from skep_services.simulations.report import INTERVALS, PAIRED, paired_text, rows
 
     shown = rows([run.measures for run in report.runs])
-    columns = [Column("MEASURE", [row.title for row in shown])]
-    for each in report.swept:
-        cells = []
+    head = report.terms.of([each.label for each in report.swept])
+    columns = [Column("MEASURE", [*(each.title for each in head), *(row.title for row in shown)])]
+    for place, each in enumerate(report.swept):
+        cells = [term.values[place] for term in head]
         for row in shown:
             one = each.spreads.get(row.key)
             cells.append(
                 "-" if one is None else f"{row.text(one.mean)} ± {row.text(one.deviation)}"
             )
         columns.append(Column(f"{each.label} ({len(each.seeds)} seeds)", cells, right=True))
+    render.show_table(columns)
+    if not report.paired:
+        return
+    print(f"\ndifference from {report.paired[0].base}, seed by seed: {INTERVALS}")
+    main = [row for row in shown if row.key in PAIRED]
+    columns = [Column("MEASURE", [row.title for row in main])]
+    columns += [
+        Column(
+            f"{each.label} ({len(each.seeds)} pairs)",
+            [paired_text(row, each.differences.get(row.key)) for row in main],
+            right=True,
+        )
+        for each in report.paired
+    ]
     render.show_table(columns)
 
 

@@ -77,11 +77,18 @@ def run_traces(arguments: Namespace) -> int:
         CommandError: The command line is wrong, or there is no such file or generator.
         refused: A CommandError: the trace cannot be used.
     """
+    from skep_lab.traces.heldout import HELD_OUT_FROM, is_held_out
     from skep_lab.traces.problems import BadTraceError
     from skep_services.trace_files import NoTraceError
 
     if arguments.verb == "list":
         return _list(arguments)
+    if is_held_out(arguments.seed):
+        text = (
+            f"--seed {arguments.seed} is held out for evaluation, which `skep sim --held-out` "
+            f"draws: write one below {HELD_OUT_FROM:,}"
+        )
+        raise CommandError(exits.USAGE, text)
     if arguments.what is None:
         kind = "a generator" if arguments.verb == "generate" else "a file"
         raise CommandError(exits.USAGE, f"{arguments.verb} needs {kind}")

@@ -106,24 +106,25 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
                 list(results),
                 [plots.Bars("preempted", values)],
                 plots.number_text,
+                x_title="GPUs",
             )
         )
     return found
 
 
 DRAWN = {
-    "busy": ("GPUs' mean utilisation", plots.part_text),
-    "completion": ("Jobs that ended within a time of their submission", plots.part_text),
-    "packs kept": ("Packs that were kept, counted from the first", plots.number_text),
-    "explored": ("Configurations that have trained", plots.number_text),
+    "busy": ("GPUs' mean utilisation", plots.part_text, "part of the GPUs' time"),
+    "completion": ("Jobs that ended within a time", plots.part_text, "jobs"),
+    "packs kept": ("Packs that were kept, counted from the first", plots.number_text, "packs"),
+    "explored": ("Configurations that have trained", plots.number_text, "configurations"),
 }
-"""Curves of Gandiva's experiments: title, and what is along the side."""
+"""Curves of Gandiva's experiments: title, what values are called, and what is along the side."""
 
 
 def _played(results: Results) -> list[str]:
     """Return each kind of curve in one picture, of the first seed of each setting."""
     found = []
-    for name, (title, text) in DRAWN.items():
+    for name, (title, text, side) in DRAWN.items():
         drawn = [
             plots.Line(label, outcomes[0].curves[name], stepped=name != "completion")
             for label, outcomes in results.items()
@@ -137,6 +138,8 @@ def _played(results: Results) -> list[str]:
                     _minutes,
                     text,
                     x_log=name == "completion",
+                    x_title="time since submission" if name == "completion" else "time",
+                    y_title=side,
                 )
             )
     return found
@@ -167,7 +170,11 @@ def _shares(results: Results) -> str:
     means = [sum(each) / len(each) if each else None for each in ratios]
     title = f"{SHOWN[0]}: mean delay under quotas over that alone, mean of the seeds"
     return plots.bars(
-        title, list(results), [plots.Bars("quota over private", means)], plots.number_text
+        title,
+        list(results),
+        [plots.Bars("quota over private", means)],
+        plots.number_text,
+        x_title="ratio of delays",
     )
 
 
@@ -184,19 +191,34 @@ def _tenants(label: str, outcomes: Sequence[Outcome]) -> str:
         )
         for arm in arms
     ]
-    return plots.bars(f"{label}: mean queueing delay", names, drawn, plots.seconds_text)
+    return plots.bars(
+        f"{label}: mean queueing delay",
+        names,
+        drawn,
+        plots.seconds_text,
+        x_title="time in the queue",
+    )
 
 
 def _delays(label: str, vc: str, outcome: Outcome) -> str:
     drawn = [plots.Line(arm, points) for arm, points in outcome.delays[vc].items()]
     title = f"{label}, seed {outcome.seed}: delay of {vc} by time of submission"
-    return plots.lines(title, drawn, _day, plots.seconds_text)
+    return plots.lines(
+        title,
+        drawn,
+        _day,
+        plots.seconds_text,
+        x_title="time of submission",
+        y_title="queueing delay",
+    )
 
 
 def _fragmentation(levels: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
     drawn = [plots.Line(name, points, stepped=True) for name, points in levels]
     title = "Nodes that cannot serve 8 GPUs at high priority, first seed"
-    return plots.lines(title, drawn, _day, plots.part_text, y_max=1.0)
+    return plots.lines(
+        title, drawn, _day, plots.part_text, y_max=1.0, x_title="time", y_title="nodes"
+    )
 
 
 def _day(value: float) -> str:

@@ -15,6 +15,7 @@ from skep.units import Duration, seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.settings import Costs
+from skep_lab.traces.heldout import HELD_OUT_FROM, HeldOutError, evaluation_seed, is_held_out
 
 SHAPE = re.compile(r"(?P<nodes>\d+)x(?P<gpus>\d+)(:(?P<type>[\w.-]+))?(/(?P<vcs>.*))?")
 NODES_MAX = 100_000
@@ -188,7 +189,14 @@ def _several(name: str, option: str) -> bool:
 
 def _split(text: str) -> list[str]:
     """Return the parts between commas that stand in no brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part]
 
 
 def _value(text: str) -> Any:
@@ -255,6 +263,32 @@ def seeds(text: str) -> tuple[int, ...]:
         reason = f"--seeds {text}: write 10 (that is 0 to 9), 3-12 or 1,5,9; at most {SEEDS_MAX}"
         raise WrongError(reason)
     return tuple(found)
+
+
+def drawn(asked: Sequence[int], *, held_out: bool) -> tuple[int, ...]:
+    """Return the seeds by which traces are drawn: those of evaluation only where they are meant.
+
+    Args:
+        asked: The numbers of the command line.
+        held_out: The n-th trace of evaluation is meant, which no training has seen.
+
+    Raises:
+        WrongError: A number is a seed of evaluation, or there is no such one.
+    """
+    if held_out:
+        try:
+            return tuple(evaluation_seed(number) for number in asked)
+        except HeldOutError as error:
+            reason = f"--held-out: {error}; count from 0 on"
+            raise WrongError(reason) from None
+    kept = next((seed for seed in asked if is_held_out(seed)), None)
+    if kept is not None:
+        reason = (
+            f"seed {kept} is held out for evaluation: write --held-out --seed "
+            f"{kept - HELD_OUT_FROM}, or one below {HELD_OUT_FROM:,}"
+        )
+        raise WrongError(reason)
+    return tuple(asked)
 
 
 def like(wrong: str, known: Iterable[str] | Mapping[str, Any]) -> str:

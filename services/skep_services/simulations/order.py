@@ -95,13 +95,6 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
                 before += len(own.jobs)
     if order.jobs_to:
         durable.write(order.jobs_to, _lines(result.jobs).encode(), 0o666, sync=False)
-    cut = (
-        "interrupted"
-        if not goes_on
-        else ""
-        if not result.cut
-        else ("until" if order.settings.until is not None else "stuck")
-    )
     slack_s = max(STOP_S, order.settings.costs.stop_s)  # Who borrowed is stopped first.
     return Played(
         label=order.label,
@@ -113,10 +106,19 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
         curves=curves(result),
         audit=audit(result, private, slack_s) if order.audited and goes_on else None,
         vc_gpus=result.vc_gpus,
-        cut=cut,
+        cut=_cut(result, goes_on=goes_on),
         cpu_s=result.cpu_s,
         completion_s=tuple(map(_completion_s, result.jobs)),
     )
+
+
+def _cut(result: RunResult, *, goes_on: bool) -> str:
+    """Return why a run ended before its trace did, as `Played.cut` has it."""
+    if not goes_on:
+        return "interrupted"
+    if not result.cut:
+        return ""
+    return "stuck" if result.stuck else "until"
 
 
 def _completion_s(outcome: JobOutcome) -> float | None:

@@ -14,13 +14,15 @@ from skep.units import Duration, in_seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.simulator.world import abilities
+from skep_lab.traces.heldout import HELD_OUT_FROM, TRAINING_TENTHS, HeldOutError, split
 from skep_lab.traces.job import RowProblem, Trace
 from skep_lab.traces.problems import BadTraceError, suit, without
 from skep_services.simulations import sources, whatif
 from skep_services.simulations.inputs import Choice, Place, WrongError, policies
 from skep_services.simulations.models import speeds
 from skep_services.simulations.order import Order
-from skep_services.simulations.report import with_seed
+from skep_services.simulations.report import base, with_seed
+from skep_services.simulations.terms import Terms, terms
 
 SAMPLES = 240
 """Looks at a run while its jobs are submitted: as many as a plot can show."""
@@ -51,6 +53,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     audit: bool
     lenient: bool
     home: str | None = None
+    held_out: bool = False
+    """Traces of evaluation are drawn, which no training has seen."""
 
 
 def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
@@ -68,7 +72,14 @@ def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
         UnreachableError: There is no cluster here.
     """
     if not sources.by_seed(asked.trace):
-        return dict.fromkeys(asked.seeds, _trace(asked, places, asked.seeds[0]))
+        fixed = _trace(asked, places, asked.seeds[0])
+        if asked.held_out:
+            try:
+                _, fixed = split(fixed)
+            except HeldOutError as error:
+                reason = f"--held-out: {error}"
+                raise WrongError(reason) from None
+        return dict.fromkeys(asked.seeds, fixed)
     return {seed: _trace(asked, places, seed) for seed in asked.seeds}
 
 
@@ -221,11 +232,54 @@ def alike(found: Sequence[Order]) -> tuple[list[Order], str]:
     most = max(able.values(), key=len, default=())
     if all(can == most for can in able.values()):
         return list(found), ""
-    raised = [label for label, can in able.items() if can != most]
+    raised = list(dict.fromkeys(base(label) for label, can in able.items() if can != most))
     replace = msgspec.structs.replace
     orders = [replace(each, settings=replace(each.settings, can=most)) for each in found]
     text = f"jobs can be suspended in every run, also under {', '.join(raised)}"
     return orders, text
+
+
+def terms_of(asked: Asked, labels: Sequence[str], found: Sequence[Order], traces: Traces) -> Terms:
+    """Return on what terms runs compete; nothing of a single one.
+
+    Args:
+        asked: The command line.
+        labels: The kinds of runs, without their seeds.
+        found: The runs.
+        traces: The jobs by seed.
+    """
+    if asked.verb == "run" or len(labels) < 2:
+        return Terms()
+    by_label = {base(order.label): order for order in reversed(found)}
+    distinct = list(traces.values()) if sources.by_seed(asked.trace) else list(traces.values())[:1]
+    return terms(labels, [by_label[label] for label in labels], distinct)
+
+
+def remarks(asked: Asked) -> tuple[str, ...]:
+    """Return what readers have to know of all runs: whether seeds matter, and what is held out."""
+    drawn = sources.by_seed(asked.trace)
+    told = []
+    if asked.verb == "sweep" and not drawn:
+        chance = [
+            what
+            for what, there in (("speeds", asked.noise), ("hints", asked.hints == "noisy"))
+            if there
+        ]
+        told.append(
+            f"{asked.trace} is the same for every seed: seeds change only "
+            f"the {' and '.join(chance)}"
+            if chance
+            else f"{asked.trace} is the same for every seed, and nothing is left to chance: seeds "
+            "change nothing, and a spread of 0 says nothing (--noise varies the speeds)"
+        )
+    if asked.held_out:
+        told.append(
+            f"held out: drawn by seeds from {HELD_OUT_FROM:,} on, which no training draws"
+            if drawn
+            else f"held out: the jobs after the first {TRAINING_TENTHS} of 10, which no training "
+            "plays; they begin in an empty cluster"
+        )
+    return tuple(told)
 
 
 def with_files(found: Sequence[Order], folder: Path) -> list[Order]:
@@ -244,6 +298,7 @@ def settings_told(asked: Asked) -> dict[str, str]:
         "policy": ", ".join(asked.policies) or "as in the cluster file, else fifo",
         "what if": "; ".join(asked.what_if),
         "seeds": ", ".join(map(str, asked.seeds)),
+        "held out": "yes" if asked.held_out else "",
         "models": asked.models,
         "costs": asked.costs_text,
         "hints": asked.hints,

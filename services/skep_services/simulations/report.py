@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from skep_lab.measures.paired import Paired, paired
 from skep_lab.measures.summary import Group, Measures
 from skep_lab.traces.job import RowProblem, Trace
 from skep_services.simulations.order import Played
 from skep_services.simulations.plots import part_text
+from skep_services.simulations.terms import Terms
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -32,6 +34,16 @@ class Swept(msgspec.Struct, frozen=True):
     spreads: dict[str, Spread]
 
 
+class Against(msgspec.Struct, frozen=True):
+    """How one policy differs from the first one, seed by seed."""
+
+    label: str
+    base: str
+    seeds: tuple[int, ...]
+    differences: dict[str, Paired]
+    """By measure."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is told, the same bytes for the same command line and trace."""
 
@@ -49,6 +61,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     unknown_models: dict[str, int] = {}
     swept: tuple[Swept, ...] = ()
+    terms: Terms = Terms()
+    """On what terms the runs compete; empty of a single run."""
+    paired: tuple[Against, ...] = ()
+    """Of a sweep: each policy against the first one."""
+    remarks: tuple[str, ...] = ()
+    """What readers have to know of the runs as a whole, in sentences."""
 
 
 def without_clock(report: Report) -> Report:
@@ -211,6 +229,27 @@ def run_rows(runs: Sequence[Played]) -> list[Row]:
     return [*_common_rows(runs), *(row for row in told if _says(row))]
 
 
+def shown_runs(runs: Sequence[Played]) -> list[Played]:
+    """Return the runs that are columns of a comparison: none that was interrupted beside others.
+
+    Runs that were all interrupted are shown, as far as they went.
+    """
+    complete = [run for run in runs if run.cut != INTERRUPTED]
+    return complete or list(runs)
+
+
+def left_out(runs: Sequence[Played]) -> list[str]:
+    """Return a sentence for each run that is not a column because it was interrupted."""
+    shown = {run.label for run in shown_runs(runs)}
+    return [
+        f"{run.label} was interrupted when {run.measures.all.ended:,} of "
+        f"{run.measures.all.jobs:,} jobs had ended: it is not compared"
+        for run in runs
+        if run.label not in shown
+    ]
+
+
+INTERRUPTED = "interrupted"
 COUNTS = ("ended", "refused", "unfinished")
 """Measures that mean the same for a run that was cut."""
 
@@ -287,6 +326,79 @@ def sweep(runs: Sequence[Played], labels: Sequence[str]) -> tuple[Swept, ...]:
         }
         found.append(Swept(label, tuple(run.seed for run in mine), spreads))
     return tuple(found)
+
+
+def against(runs: Sequence[Played], labels: Sequence[str]) -> tuple[Against, ...]:
+    """Return how each kind of run differs from the first one over the seeds that both have.
+
+    Args:
+        runs: The runs; those that were cut are left out, with their partners.
+        labels: The kinds, without their seeds.
+    """
+    by_kind = {
+        label: {run.seed: run for run in runs if base(run.label) == label and not run.cut}
+        for label in labels
+    }
+    first, *others = labels
+    found = []
+    for label in others:
+        seeds = tuple(seed for seed in by_kind[first] if seed in by_kind[label])
+        if not seeds:
+            continue
+        whole = [by_kind[first][seed] for seed in seeds] + [by_kind[label][seed] for seed in seeds]
+        count = len(seeds)
+        differences = {
+            row.key: paired(told[:count], told[count:])
+            for row in rows([run.measures for run in whole])
+            if len(told := [value for value in row.values if value is not None]) == 2 * count
+        }
+        found.append(Against(label, first, seeds, differences))
+    return tuple(found)
+
+
+PAIRED = (
+    "jct_mean_s",
+    "jct_median_s",
+    "jct_p99_s",
+    "queue_mean_s",
+    "queue_p99_s",
+    "makespan_s",
+    "allocated",
+    "effectiveness",
+    "rho_p99",
+    "preempted",
+    "suspended",
+)
+"""Measures whose differences are read by people; `results.json` has all of them."""
+INTERVALS = "mean [95 % of bootstrap resamples] (part of the base); under 5 pairs no interval"
+"""What `paired_text` tells."""
+
+
+def paired_text(row: Row, found: Paired | None) -> str:
+    """Return a difference as people see it: the mean, its interval, and the part of the base.
+
+    Args:
+        row: The measure.
+        found: The difference; None: there is none.
+    """
+    if found is None:
+        return "-"
+    if not found.mean and not found.low and not found.high:
+        return "="
+    text = signed(row, found.mean)
+    if found.low is not None and found.high is not None:
+        text += f" [{signed(row, found.low)}, {signed(row, found.high)}]"
+    if found.base and row.text is not part_text:
+        text += f" ({found.mean / found.base:+.1%})"
+    return text
+
+
+def signed(row: Row, value: float) -> str:
+    """Return a difference in the unit of a measure, with its sign."""
+    sign = "+" if value > 0 else "-" if value < 0 else ""
+    few = row.text is count_text and value % 1
+    text = ratio_text(abs(value)) if few else row.text(abs(value))
+    return f"{sign}{text.replace(' %', ' points')}"
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -47,19 +47,25 @@ def load(
     Raises:
         WrongError: There is no such file or generator, or the export cannot be used.
         BadTraceError: There are rows that cannot be used.
-        OSError: The file cannot be read.
         LiveError: The log of the cluster here cannot be used.
         UnreachableError: There is no cluster here.
     """
     if text == LIVE:
         return live(home).trace
-    if os.path.isfile(text) and exported.is_export(text):
+    if _is_export(text):
         return _exported(text)
     try:
         return trace_files.load(text, form=form, seed=seed, lenient=lenient)
     except trace_files.NoTraceError as error:
         reason = f"--trace {error}"
         raise WrongError(reason) from None
+
+
+def _is_export(text: str) -> bool:
+    try:
+        return os.path.isfile(text) and exported.is_export(text)
+    except OSError:
+        return False  # Whoever reads it as a trace says why it cannot be read.
 
 
 def _exported(text: str) -> Trace:

@@ -23,6 +23,7 @@ class MinMin(Queued, frozen=True):
 
     name: ClassVar[str] = "min-min"
     source: ClassVar[str] = "GENIE, section 7.1 (Min-Min scheduler)"
+    by_run_times: ClassVar[bool] = True
     factor: float = 2
 
     def __post_init__(self) -> None:
@@ -47,6 +48,7 @@ class WeightedFair(Queued, frozen=True):
 
     name: ClassVar[str] = "weighted-fair"
     source: ClassVar[str] = "GENIE, section 7.1 (weighted fair scheduler)"
+    by_run_times: ClassVar[bool] = True
     factor: float = 2
     weight: float = 0.5
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 from skep.policy.api import Policy
 from skep.policy.parts import by_arrival, queued
 from skep.policy.plan import Plan, Turn
+from skep.policy.powers import Powers
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.wire.reasons import Reason
 
@@ -44,6 +45,11 @@ class Drf(Policy, frozen=True):
     def sees_nodes(self) -> bool:
         """Return True: processors and memory belong to nodes."""
         return True
+
+    @property
+    def powers(self) -> Powers:
+        """Return that priorities order the jobs of one owner, and not owners."""
+        return Powers(passes=not self.strict, priority="ignored")
 
     def plan(self, view: VcView) -> Plan:
         """Return the turns by progressive filling (Dominant Resource Fairness, algorithm 1)."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 from skep.policy.api import Policy
 from skep.policy.parts import by_arrival, queued, turns_for
 from skep.policy.plan import Plan, Turn
+from skep.policy.powers import Powers
 from skep.policy.view import VcView
 from skep.wire.reasons import Reason
 
@@ -25,6 +26,11 @@ class Fifo(Policy, frozen=True):
 
     name: ClassVar[str] = "fifo"
     source: ClassVar[str] = "HiveD, section 4 (the default order inside a VC)"
+
+    @property
+    def powers(self) -> Powers:
+        """Return that a higher priority takes GPUs: the allocator's own queue does that."""
+        return Powers(priority="takes")
 
     def plan(self, view: VcView) -> Plan:
         """Return turns for the waiting jobs in their order."""
@@ -45,6 +51,11 @@ class Backfill(Policy, frozen=True):
     def only_orders(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def powers(self) -> Powers:
+        """Return those of an order that passes over what does not fit."""
+        return Powers(passes=True)
 
     def plan(self, view: VcView) -> Plan:
         """Return turns for the waiting jobs in their order."""

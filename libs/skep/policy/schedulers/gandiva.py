@@ -26,6 +26,7 @@ from skep.policy.gandiva.shares import OWED_SLICES_MAX
 from skep.policy.incremental import Change
 from skep.policy.parts import check_one_or_more, check_unique
 from skep.policy.plan import Plan, Suspend, Turn
+from skep.policy.powers import Powers
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.reasons import Reason
@@ -105,6 +106,21 @@ class Gandiva(Policy, frozen=True):
     def sees_rates(self) -> bool:
         """Return `introspect`."""
         return self.introspect
+
+    @property
+    def powers(self) -> Powers:
+        """Return that it gives turns; with `introspect` also packs, moves and growth by rates."""
+        more = self.introspect
+        return Powers(
+            suspends=True,
+            moves=more,
+            packs=more,
+            resizes=more,
+            passes=True,
+            priority="takes",
+            run_times=more,
+            rates=more,
+        )
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with a place, and which jobs are suspended for the others."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from skep.policy.api import Planner, Policy
 from skep.policy.parts import LATE_DIVISOR, check_one_or_more, turns_for
 from skep.policy.plan import Plan
+from skep.policy.powers import Powers
 from skep.policy.preempt import QUEUED, preempt_for
 from skep.policy.roster import MOVING, Order, Roster
 from skep.policy.view import JobView, Phase, VcView
@@ -52,6 +53,11 @@ class Las(Policy, frozen=True):
             ValueError: `round_s` is too short.
         """
         check_one_or_more("round_s", self.round_s, "seconds")
+
+    @property
+    def powers(self) -> Powers:
+        """Return that jobs are preempted at the beginning of a round."""
+        return Powers(suspends=True, passes=True, priority="takes")
 
     def plan(self, view: VcView) -> Plan:
         """Return which jobs run in this round."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued, turns_for
 from skep.policy.plan import Plan, Resize
+from skep.policy.powers import Powers
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
@@ -44,6 +45,11 @@ class Optimus(Policy, frozen=True):
     def sees_rates(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def powers(self) -> Powers:
+        """Return that it resizes, by remaining times and rates."""
+        return Powers(resizes=True, passes=not self.strict, run_times=True, rates=True)
 
     def plan(self, view: VcView) -> Plan:
         """Return turns in order of arrival, and new sizes at the beginning of a round."""

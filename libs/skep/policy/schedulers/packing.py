@@ -10,6 +10,7 @@ from typing import ClassVar
 from skep.policy.api import Policy
 from skep.policy.capacity import FreeCapacity
 from skep.policy.plan import Plan, Turn, Withheld
+from skep.policy.powers import Powers
 from skep.policy.schedulers.fifo import in_order
 from skep.policy.view import HOLDING, VcView
 from skep.wire.reasons import Reason
@@ -32,6 +33,11 @@ class Packing(Policy, frozen=True):
     def sees_nodes(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def powers(self) -> Powers:
+        """Return those of an order of the queue."""
+        return Powers(passes=not self.strict)
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn on its servers for each job that fits (SCHED², figure 2).

@@ -21,6 +21,7 @@ class Srtf(Preemptive, frozen=True):
 
     name: ClassVar[str] = "srtf"
     source: ClassVar[str] = "Tiresias, section 2.2 (time-based SJF); Muri, section 6.1"
+    by_run_times: ClassVar[bool] = True
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time."""
@@ -36,6 +37,7 @@ class Srsf(Preemptive, frozen=True):
 
     name: ClassVar[str] = "srsf"
     source: ClassVar[str] = "Tiresias, section 3.1 (SRSF); Muri, section 6.1"
+    by_run_times: ClassVar[bool] = True
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time multiplied by GPUs."""

@@ -23,6 +23,7 @@ class Sif(Queued, frozen=True):
 
     name: ClassVar[str] = "sif"
     source: ClassVar[str] = "SCHED², section IV-A"
+    by_run_times: ClassVar[bool] = True
 
     def key(self, view: VcView) -> Key:
         """Return how long the job runs where its speed is 1, in nanoseconds."""
@@ -92,6 +93,7 @@ class Saf(Queued, frozen=True):
 
     name: ClassVar[str] = "saf"
     source: ClassVar[str] = "SCHED², section IV-A (an oracle tells the placement and its speed)"
+    by_run_times: ClassVar[bool] = True
 
     @property
     def sees_nodes(self) -> bool:
@@ -135,6 +137,7 @@ class Spf(Queued, frozen=True):
 
     name: ClassVar[str] = "spf"
     source: ClassVar[str] = "SCHED², section IV-A"
+    by_run_times: ClassVar[bool] = True
 
     def key(self, view: VcView) -> Key:
         """Return GPUs multiplied by time."""

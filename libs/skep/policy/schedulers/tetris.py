@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from skep.policy.api import Policy
 from skep.policy.parts import queued, sort_jobs
 from skep.policy.plan import Plan, Resize, Turn
+from skep.policy.powers import Powers
 from skep.policy.schedulers.drf import amounts
 from skep.policy.view import JobView, NodeView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -56,6 +57,12 @@ class Tetris(Policy, frozen=True):
     def sees_rates(self) -> bool:
         """Return whether it chooses sizes."""
         return self.size != "spec"
+
+    @property
+    def powers(self) -> Powers:
+        """Return that it goes by lengths, and resizes if it chooses sizes."""
+        sizes = self.size != "spec"
+        return Powers(resizes=sizes, passes=not self.strict, run_times=True, rates=sizes)
 
     def plan(self, view: VcView) -> Plan:
         """Return turns by score (Tetris, section 3.3), and elastic jobs at their best size."""

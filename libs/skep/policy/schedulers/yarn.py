@@ -12,6 +12,7 @@ from skep.policy.api import Policy
 from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.parts import by_arrival, check_unique, own_jobs, portions
 from skep.policy.plan import Plan, Preempt, Turn
+from skep.policy.powers import Powers
 from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -57,6 +58,11 @@ class YarnCs(Policy, frozen=True):
     def sees_nodes(self) -> bool:
         """Return True: affinity depends on nodes."""
         return True
+
+    @property
+    def powers(self) -> Powers:
+        """Return that queues preempt one another; without queues only higher priorities do."""
+        return Powers(suspends=bool(self.queues), priority="takes")
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job that fits, or for which jobs can be preempted.
