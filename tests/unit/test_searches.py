@@ -315,6 +315,29 @@ def test_an_answer_that_is_read_before_its_request_counts(world: World) -> None:
     assert stands(world) == {1: "suspended", 2: "running"}
 
 
+def test_a_trial_that_made_room_and_moved_runs_again(world: World) -> None:
+    from skep.wire.changes import Goal, JobChanged, Result
+
+    world.begin(parallel=1)
+    world.settle()
+    for goal, why in ((Goal.SUSPEND, Reason.PREEMPTED), (Goal.MIGRATE, Reason.BY_POLICY)):
+        world.alloc.append(
+            JobChanged(
+                job="j2",
+                attempt=1,
+                goal=goal,
+                result=Result.DONE,
+                why=why,
+                at=world.now,
+                released=goal is Goal.SUSPEND,
+            )
+        )
+        while world.read_one(1):
+            pass
+        stand = Stand.WAITING if goal is Goal.SUSPEND else Stand.RUNNING
+        assert world.trial(1).stand is stand
+
+
 def test_who_made_room_for_others_is_not_resumed_by_its_search(world: World) -> None:
     from skep.wire.changes import Goal, JobChanged, Result
 

@@ -149,6 +149,8 @@ def _stand_after(fact: JobRan | JobRequeued | JobChanged) -> Stand | None:
     match fact:
         case JobRan() | JobChanged(result=Result.DONE, goal=Goal.RESUME):
             return Stand.RUNNING
+        case JobChanged(result=Result.DONE, goal=Goal.MIGRATE, released=False):
+            return Stand.RUNNING  # A suspended job that moves goes on there.
         case JobRequeued():
             return Stand.WAITING
         case JobChanged(result=Result.DONE, goal=Goal.SUSPEND):
