@@ -12,7 +12,7 @@ It needs the extra `lab` (numba, numpy, gymnasium); nothing else of Skep imports
     draw       random jobs in an environment's arrays, with bursts
     sched2     SCHED²'s environment: choose a job of the first J, or hold
     dl2        DL²'s environment: give workers and parameter servers to jobs, slot by slot
-    gym        both as Gymnasium environments
+    environments   both for Gymnasium
 
 It is an approximation of production. `play` is equal to it, job by job, for the policies and
 settings of the equality suite; elsewhere it differs:

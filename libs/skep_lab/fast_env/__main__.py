@@ -8,6 +8,7 @@ Exits 1 if any job starts or ends at another time.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 

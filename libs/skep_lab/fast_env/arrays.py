@@ -44,27 +44,27 @@ class _Job(NamedTuple):
     """GPUs of each worker."""
     model: int = 4
     """Its row in `State.speed` and `State.growth`."""
-    kinds: int = 5
-    """The types of GPU on which it may run, as bits."""
-    priority: int = 6
-    told: int = 7
+    told: int = 5
     """Its run time as predicted or as its owner says; NEVER: unknown."""
-    told_at: int = 8
+    told_at: int = 6
     """When that prediction comes, after its submission."""
-    phase: int = 9
-    key: int = 10
-    """What the queue is sorted by, after priority and before arrival."""
-    done: int = 11
-    """Work that is done, as of `since`: nanoseconds at speed 1."""
-    stored: int = 12
-    """The part of it that survives a stop."""
-    since: int = 13
-    begun: int = 14
-    """When it began to train without a break: checkpoints are counted from here."""
-    version: int = 15
-    """Counts changes: an event of an earlier version does not happen."""
-    size_now: int = 16
+    size_now: int = 7
     """Its workers at present."""
+    kinds: int = 8
+    """The types of GPU on which it may run, as bits."""
+    priority: int = 9
+    phase: int = 10
+    key: int = 11
+    """What the queue is sorted by, after priority and before arrival."""
+    done: int = 12
+    """Work that is done, as of `since`: nanoseconds at speed 1."""
+    stored: int = 13
+    """The part of it that survives a stop."""
+    since: int = 14
+    begun: int = 15
+    """When it began to train without a break: checkpoints are counted from here."""
+    version: int = 16
+    """Counts changes: an event of an earlier version does not happen."""
     first: int = 17
     """When it first had GPUs; NEVER: not yet."""
     ended: int = 18
@@ -78,6 +78,8 @@ class _Job(NamedTuple):
     """Time for which costs kept it from training."""
     parts: int = 23
     """Nodes it is on."""
+    until: int = 24
+    """When it is predicted to end where it is, as in `State.until`; 0: it has no GPUs."""
 
 
 class _Node(NamedTuple):
@@ -121,6 +123,17 @@ class _Num(NamedTuple):
     gpus_free: int = 8
     part_freed: int = 9
     """GPUs that a gang has given back while it has others still to give back."""
+    gpus_waited: int = 10
+    """Sum of the GPUs of the waiting jobs."""
+    told_waited: int = 11
+    """Sum of their predicted run times in milliseconds; an unknown one is 0."""
+    came_waited: int = 12
+    """Sum of their times of submission in milliseconds."""
+    rng_a: int = 13
+    rng_b: int = 14
+    """The two states of the random numbers (`draw.uniform`)."""
+    fault_every: int = 15
+    """Mean nanoseconds between two faults; 0: there are none."""
 
 
 class _Heap(NamedTuple):
@@ -196,6 +209,9 @@ class State(NamedTuple):
     """[B, J] the present speed of a job; 0: it does not train."""
     held: Ints
     """[B, J, P, 2] the nodes a job is on, and its GPUs there."""
+    until: Ints
+    """[B, N, G] when the jobs on a node are predicted to end, once for each of their GPUs, the latest
+    first; 0: a free GPU."""
     nodes: Ints
     """[B, N, NODE] nodes of a type are together."""
     queue: Ints
@@ -289,6 +305,7 @@ def new_state(
     num[:, NUM.open] = [len(each.at) for each in jobs]
     num[:, NUM.stamp] = count
     num[:, NUM.gpus_free] = int(nodes.size.sum())
+    num[:, [NUM.rng_a, NUM.rng_b]] = 1
     if speed is None:
         speed = np.ones((models, kinds, LEVELS))
     if growth is None:
@@ -297,6 +314,7 @@ def new_state(
         jobs=made,
         rate=np.zeros((batch, most)),
         held=np.zeros((batch, most, parts, 2), np.int64),
+        until=np.zeros((batch, count, int(nodes.size.max())), np.int64),
         nodes=floor,
         queue=np.zeros((batch, most), np.int64),
         heap=np.zeros((batch, 2 * most + 64, len(HEAP)), np.int64),

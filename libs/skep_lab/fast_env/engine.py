@@ -15,10 +15,21 @@ import numpy as np
 
 from skep_lab.fast_env.arrays import COST, HEAP, JOB, NEVER, NODE, NUM, PHASE, SHAPES, WHAT, State
 from skep_lab.fast_env.compiled import compiled, inner
-from skep_lab.fast_env.places import choose_packing, give_back, hold, place, see, take
+from skep_lab.fast_env.draw import next_fault, uniform
+from skep_lab.fast_env.places import (
+    choose_packing,
+    expect,
+    forget,
+    give_back,
+    hold,
+    place,
+    see,
+    take,
+)
 
 # Orders of the queue.
 ARRIVAL, SHORTEST, SMALLEST, FEWEST = range(4)
+MILLION = 1_000_000
 HANDS_OFF = 4
 """The queue is not served: an agent starts the jobs."""
 
@@ -139,6 +150,24 @@ def speed_of(s: State, b: int, j: int) -> float:
 
 
 @inner
+def known(s: State, b: int, j: int) -> int:
+    """Return the predicted run time of a job at speed 1; NEVER: it is not known yet."""
+    if s.num[b, NUM.now] < s.jobs[b, j, JOB.at] + s.jobs[b, j, JOB.told_at]:
+        return NEVER
+    return int(s.jobs[b, j, JOB.told])
+
+
+@inner
+def predicted_end(s: State, b: int, j: int, cost: int) -> int:
+    """Return when a job is predicted to end if it trains where it is after a cost."""
+    told, rate = known(s, b, j), speed_of(s, b, j)
+    if told >= NEVER or rate <= 0.0:
+        return NEVER
+    left = max(told - s.jobs[b, j, JOB.done], 0)
+    return int(s.num[b, NUM.now] + cost + min(left / rate, 1e18)) + 1
+
+
+@inner
 def advance(s: State, b: int, j: int) -> None:
     """Add the work of a job since the last call (`simulator.work.Work.advance`)."""
     now, rate = s.num[b, NUM.now], s.rate[b, j]
@@ -183,6 +212,7 @@ def _halt(s: State, b: int, j: int) -> None:
 def _go(s: State, b: int, j: int, cost: int) -> None:
     """Have a job train where it is, after the cost of that."""
     s.jobs[b, j, JOB.phase] = PHASE.starting
+    expect(s, b, j, predicted_end(s, b, j, cost))
     if cost > 0:
         s.jobs[b, j, JOB.overhead] += cost
         push(s, b, s.num[b, NUM.now] + cost, WHAT.train, j, s.jobs[b, j, JOB.version])
@@ -217,6 +247,7 @@ def enqueue(s: State, b: int, j: int) -> int:
         s.queue[b, i] = s.queue[b, i - 1]
     s.queue[b, low] = j
     s.num[b, NUM.queued] += 1
+    _count_waiting(s, b, j, 1)
     s.jobs[b, j, JOB.phase] = PHASE.waiting
     s.jobs[b, j, JOB.waits_since] = s.num[b, NUM.now]
     return low
@@ -228,16 +259,25 @@ def dequeue(s: State, b: int, at: int) -> None:
     j = s.queue[b, at]
     s.jobs[b, j, JOB.waited] += s.num[b, NUM.now] - s.jobs[b, j, JOB.waits_since]
     s.num[b, NUM.queued] -= 1
+    _count_waiting(s, b, j, -1)
     for i in range(at, s.num[b, NUM.queued]):
         s.queue[b, i] = s.queue[b, i + 1]
 
 
 @inner
+def _count_waiting(s: State, b: int, j: int, sign: int) -> None:
+    """Add a job to the sums over the queue, or take it off."""
+    told = s.jobs[b, j, JOB.told]
+    gpus = s.jobs[b, j, JOB.size_now] * s.jobs[b, j, JOB.each]
+    s.num[b, NUM.gpus_waited] += sign * gpus
+    s.num[b, NUM.told_waited] += sign * (told // MILLION if told < NEVER else 0)
+    s.num[b, NUM.came_waited] += sign * (s.jobs[b, j, JOB.at] // MILLION)
+
+
+@inner
 def set_key(s: State, b: int, j: int, order: int) -> None:
     """Compute what the queue is sorted by."""
-    told = s.jobs[b, j, JOB.told]
-    if s.num[b, NUM.now] < s.jobs[b, j, JOB.at] + s.jobs[b, j, JOB.told_at]:
-        told = NEVER
+    told = known(s, b, j)
     gpus = s.jobs[b, j, JOB.workers] * s.jobs[b, j, JOB.each]
     key = 0
     if order == SHORTEST:
@@ -290,17 +330,17 @@ def serve(s: State, b: int, rule: Rule, came: int) -> None:
     at, shapes = max(came, 0), 0
     while at < s.num[b, NUM.queued] and s.num[b, NUM.gpus_free] > 0:
         j = s.queue[b, at]
-        shape, known = _shape(s, b, j), False
+        shape, failed = _shape(s, b, j), False
         for i in range(shapes):
-            known = known or s.shapes[b, i] == shape
-        parts = 0 if known else place(s, b, j, False)
+            failed = failed or s.shapes[b, i] == shape
+        parts = 0 if failed else place(s, b, j, False)
         if parts > 0:
             dequeue(s, b, at)
             begin(s, b, j, parts)
         elif rule.strict:
             return
         else:
-            if not known and shapes < SHAPES:
+            if not failed and shapes < SHAPES:
                 s.shapes[b, shapes] = shape
                 shapes += 1
             at += 1
@@ -364,7 +404,7 @@ def _leave(s: State, b: int, j: int, rule: Rule, last: int) -> None:
             s.num[b, NUM.part_freed] += s.held[b, j, p, 1]
         give_back(s, b, j, p)
         if p == parts - 1:
-            s.jobs[b, j, JOB.parts] = 0
+            s.jobs[b, j, JOB.parts] = s.jobs[b, j, JOB.until] = 0
             _become(s, b, j, last)
         if (rule.by_node or p == parts - 1) and not rule.at_once:
             serve(s, b, rule, -1)
@@ -395,9 +435,11 @@ def _happens(s: State, b: int, what: int, j: int, arg: int, rule: Rule) -> None:
     elif what == WHAT.freed:
         _leave(s, b, j, rule, PHASE.away)
     elif what == WHAT.fault:
-        if s.jobs[b, j, JOB.phase] in (PHASE.starting, PHASE.running):
-            s.num[b, NUM.faults] += 1
-            stop(s, b, j)
+        _fault(s, b, j)
+    elif what == WHAT.told and s.jobs[b, j, JOB.until] == NEVER:
+        for p in range(s.jobs[b, j, JOB.parts]):
+            forget(s, b, j, p)
+        expect(s, b, j, predicted_end(s, b, j, 0))
     elif what == WHAT.told and s.jobs[b, j, JOB.phase] == PHASE.waiting:
         at = 0
         while s.queue[b, at] != j:
@@ -410,6 +452,25 @@ def _happens(s: State, b: int, what: int, j: int, arg: int, rule: Rule) -> None:
         if not rule.at_once:
             serve(s, b, rule, -1)
     assert now == s.num[b, NUM.now]
+
+
+@inner
+def _fault(s: State, b: int, j: int) -> None:
+    """Stop a job by a fault; one below 0 stands for a random one, and another fault follows."""
+    if j < 0:
+        push(s, b, s.num[b, NUM.now] + next_fault(s.num, b), WHAT.fault, -1, 0)
+        training = 0
+        for i in range(s.num[b, NUM.events]):
+            training += s.heap[b, i, HEAP.what] == WHAT.end and not _outdated(s, b, i)
+        victim = int(uniform(s.num, b) * training)
+        for i in range(s.num[b, NUM.events]):
+            if s.heap[b, i, HEAP.what] == WHAT.end and not _outdated(s, b, i):
+                if victim == 0:
+                    j = s.heap[b, i, HEAP.job]
+                victim -= 1
+    if j >= 0 and s.jobs[b, j, JOB.phase] in (PHASE.starting, PHASE.running):
+        s.num[b, NUM.faults] += 1
+        stop(s, b, j)
 
 
 @inner
@@ -557,6 +618,9 @@ def resize(s: State, b: int, j: int, workers: int) -> bool:
             return False
     _halt(s, b, j)
     s.jobs[b, j, JOB.stored] = s.jobs[b, j, JOB.done]
+    for p in range(s.jobs[b, j, JOB.parts]):
+        forget(s, b, j, p)
+    s.jobs[b, j, JOB.until] = 0
     if workers > before:
         for p in range(parts):
             _add_part(s, b, j, s.spot[b, p, 0], s.spot[b, p, 1])
@@ -564,6 +628,7 @@ def resize(s: State, b: int, j: int, workers: int) -> bool:
         _shrink(s, b, j, (before - workers) * each)
     s.jobs[b, j, JOB.size_now] = workers
     s.jobs[b, j, JOB.phase] = PHASE.starting
+    expect(s, b, j, predicted_end(s, b, j, s.costs[COST.resize]))
     s.jobs[b, j, JOB.overhead] += s.costs[COST.resize]
     push(s, b, s.num[b, NUM.now] + s.costs[COST.resize], WHAT.train, j, s.jobs[b, j, JOB.version])
     return True
@@ -611,6 +676,7 @@ def migrate(s: State, b: int, j: int) -> bool:
     for p in range(s.jobs[b, j, JOB.parts]):
         give_back(s, b, j, p)
     take(s, b, j, parts)
+    expect(s, b, j, predicted_end(s, b, j, s.costs[COST.migrate]))
     s.jobs[b, j, JOB.phase] = PHASE.moving
     s.jobs[b, j, JOB.overhead] += s.costs[COST.migrate]
     push(s, b, s.num[b, NUM.now] + s.costs[COST.migrate], WHAT.train, j, s.jobs[b, j, JOB.version])

@@ -256,6 +256,34 @@ def hold(s: State, b: int, n: int, gpus: int) -> None:
 
 
 @inner
+def expect(s: State, b: int, j: int, until: int) -> None:
+    """Note when a job is predicted to end; it has had no such time since it got its GPUs."""
+    s.jobs[b, j, JOB.until] = until
+    last = s.until.shape[2] - 1
+    for p in range(s.jobs[b, j, JOB.parts]):
+        n, gpus = s.held[b, j, p, 0], s.held[b, j, p, 1]
+        at = last
+        while at >= gpus and s.until[b, n, at - gpus] < until:
+            s.until[b, n, at] = s.until[b, n, at - gpus]
+            at -= 1
+        for i in range(at - gpus + 1, at + 1):
+            s.until[b, n, i] = until
+
+
+@inner
+def forget(s: State, b: int, j: int, p: int) -> None:
+    """Take back on one of a job's nodes what `expect` noted."""
+    until, n, gpus = s.jobs[b, j, JOB.until], s.held[b, j, p, 0], s.held[b, j, p, 1]
+    if until == 0 or gpus == 0:
+        return
+    size, at = s.until.shape[2], 0
+    while s.until[b, n, at] != until:
+        at += 1
+    for i in range(at, size):
+        s.until[b, n, i] = s.until[b, n, i + gpus] if i + gpus < size else 0
+
+
+@inner
 def take(s: State, b: int, j: int, parts: int) -> None:
     """Give a job the place in `tmp_node` and `tmp_gpus`."""
     s.jobs[b, j, JOB.parts] = parts
@@ -269,5 +297,6 @@ def give_back(s: State, b: int, j: int, p: int) -> None:
     """Free what a job has on one of its nodes."""
     gpus = s.held[b, j, p, 1]
     if gpus > 0:
+        forget(s, b, j, p)
         s.held[b, j, p, 1] = 0
         hold(s, b, s.held[b, j, p, 0], -gpus)
