@@ -34,6 +34,11 @@ HANDS_OFF = 4
 """The queue is not served: an agent starts the jobs."""
 
 
+FREED = np.int64(-1)
+"""`serve` is called because something came free. A plain -1 would be a type of its own to numba, for
+which it would compile everything again."""
+
+
 class Rule(NamedTuple):
     """How the queue is served."""
 
@@ -333,7 +338,7 @@ def serve(s: State, b: int, rule: Rule, came: int) -> None:
         shape, failed = _shape(s, b, j), False
         for i in range(shapes):
             failed = failed or s.shapes[b, i] == shape
-        parts = 0 if failed else place(s, b, j, False)
+        parts = 0 if failed else place(s, b, j, rule.packing)
         if parts > 0:
             dequeue(s, b, at)
             begin(s, b, j, parts)
@@ -387,7 +392,8 @@ def find_packed(s: State, b: int, j: int) -> int:
     if s.jobs[b, j, JOB.size_now] * s.jobs[b, j, JOB.each] > s.num[b, NUM.gpus_free]:
         return 0
     see(s, b)
-    return place(s, b, j, True) if choose_packing(s, b, j) else 0
+    fits = choose_packing(s, b, j)
+    return place(s, b, j, fits) if fits else 0
 
 
 # --- events --------------------------------------------------------------------------------------
@@ -407,7 +413,7 @@ def _leave(s: State, b: int, j: int, rule: Rule, last: int) -> None:
             s.jobs[b, j, JOB.parts] = s.jobs[b, j, JOB.until] = 0
             _become(s, b, j, last)
         if (rule.by_node or p == parts - 1) and not rule.at_once:
-            serve(s, b, rule, -1)
+            serve(s, b, rule, FREED)
 
 
 @inner
@@ -450,7 +456,7 @@ def _happens(s: State, b: int, what: int, j: int, arg: int, rule: Rule) -> None:
         enqueue(s, b, j)
         s.jobs[b, j, JOB.waits_since], s.jobs[b, j, JOB.waited] = since, waited
         if not rule.at_once:
-            serve(s, b, rule, -1)
+            serve(s, b, rule, FREED)
     assert now == s.num[b, NUM.now]
 
 
@@ -544,7 +550,7 @@ def run_until(s: State, b: int, rule: Rule, until: int) -> None:
         if not step_one(s, b, rule):
             return
         if rule.at_once and next_at(s, b) > at:
-            serve(s, b, rule, -1)
+            serve(s, b, rule, FREED)
 
 
 @compiled

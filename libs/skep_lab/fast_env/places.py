@@ -118,7 +118,7 @@ def place(s: State, b: int, j: int, only: bool) -> int:
     kinds = s.speed.shape[1]
     if s.jobs[b, j, JOB.size_now] * s.jobs[b, j, JOB.each] > s.num[b, NUM.gpus_free]:
         return 0
-    best, best_parts, best_size, found = -1, 1 << 60, 0, 0
+    best, best_parts, best_size = -1, 1 << 60, 0
     allowed = s.jobs[b, j, JOB.kinds]
     for kind in range(kinds):
         if not (allowed >> kind) & 1:
@@ -129,10 +129,7 @@ def place(s: State, b: int, j: int, only: bool) -> int:
         size = s.nodes[b, s.spot[b, 0, 0], NODE.size]
         if best < 0 or parts < best_parts or (parts == best_parts and size < best_size):
             best, best_parts, best_size = kind, parts, size
-            found = kind
-    if best < 0:
-        return 0
-    return place_in_kind(s, b, j, found, only)
+    return place_in_kind(s, b, j, best, only) if best >= 0 else 0
 
 
 @inner

@@ -205,24 +205,27 @@ class Batch:
         )
         self.tally = np.zeros((envs, 1))
         """Sum of the rewards of the running episode."""
+        self._none = np.zeros(envs, np.int64)
 
     def reset(self, seeds: Ints) -> Sight:
         """Begin an episode of each environment with a seed of its own."""
-        draw.draw(self.state, self.workload, ints(seeds))
         self.tally[:] = 0.0
         self.sight.reward[:] = 0.0
         self.sight.done[:] = False
-        look_all(self.state, self.options.window, self.sight)
+        self._run(seeds, -1)
         return self.sight
 
     def step(self, actions: Ints) -> Sight:
         """Take one decision in each environment; returns the same arrays every time."""
-        step_all(self.state, self.workload, ints(actions), self.tally, self.sight)
+        self._run(actions, 0)
         return self.sight
 
     def play_random(self, decisions: int) -> int:
         """Take so many random possible decisions in each environment, without Python in between."""
-        return random_all(self.state, self.workload, decisions, self.tally, self.sight)
+        return self._run(self._none, decisions)
+
+    def _run(self, given: Ints, decisions: int) -> int:
+        return run_all(self.state, self.workload, ints(given), decisions, self.tally, self.sight)
 
 
 @inner
@@ -317,14 +320,6 @@ def until_a_job_waits(s: State, b: int) -> None:
             return
 
 
-@compiled
-def look_all(s: State, window: int, view: Sight) -> None:
-    """Write what every environment shows, once a job waits there."""
-    for b in range(s.num.shape[0]):
-        until_a_job_waits(s, b)
-        look(s, b, window, view)
-
-
 @inner
 def effectiveness(s: State, b: int, j: int) -> float:
     """Return the execution effectiveness of a job that was just started (SCHED², equation 2)."""
@@ -383,28 +378,48 @@ def _step(s: State, b: int, w: Workload, action: int, tally: Floats, view: Sight
     look(s, b, window, view)
 
 
-@compiled
-def step_all(s: State, w: Workload, actions: Ints, tally: Floats, view: Sight) -> None:
-    """Take one decision in each environment."""
-    for b in range(s.num.shape[0]):
-        _step(s, b, w, actions[b], tally, view)
+@inner
+def _random(s: State, b: int, view: Sight) -> int:
+    """Return a random possible action."""
+    window, possible = view.mask.shape[1] - 1, 0
+    for action in range(window + 1):
+        possible += view.mask[b, action]
+    nth = int(draw.uniform(s.num, b) * possible)
+    for action in range(window):
+        if view.mask[b, action]:
+            if nth == 0:
+                return action
+            nth -= 1
+    return window
 
 
 @compiled
-def random_all(s: State, w: Workload, decisions: int, tally: Floats, view: Sight) -> int:
-    """Take random possible decisions in each environment; return how many there were."""
-    count, window = 0, view.mask.shape[1] - 1
-    for b in range(s.num.shape[0]):
-        for _ in range(decisions):
-            possible = 0
-            for action in range(window + 1):
-                possible += view.mask[b, action]
-            nth, chosen = int(draw.uniform(s.num, b) * possible), window
-            for action in range(window + 1):
-                if view.mask[b, action]:
-                    if nth == 0:
-                        chosen = action
-                    nth -= 1
-            _step(s, b, w, chosen, tally, view)
-            count += 1
-    return count
+def run_all(s: State, w: Workload, given: Ints, decisions: int, tally: Floats, view: Sight) -> int:
+    """Begin an episode in each environment, or take decisions there.
+
+    All is one function, because each one that Python calls is compiled with all that it calls.
+
+    Args:
+        s: The batch.
+        w: The distribution of its jobs.
+        given: By environment: the seed, or the action.
+        decisions: Below 0: episodes begin. 0: the given actions are taken. Above 0: as many random
+            possible ones are taken in each environment.
+        tally: Sums of rewards.
+        view: What is shown.
+
+    Returns:
+        How many decisions were taken.
+    """
+    envs = s.num.shape[0]
+    for b in range(envs):
+        if decisions < 0:
+            draw.seed_with(s.num, b, given[b])
+            draw.draw_jobs(s, b, w)
+            until_a_job_waits(s, b)
+            look(s, b, view.mask.shape[1] - 1, view)
+            continue
+        for _ in range(max(decisions, 1)):
+            action = given[b] if decisions == 0 else _random(s, b, view)
+            _step(s, b, w, action, tally, view)
+    return 0 if decisions < 0 else envs * max(decisions, 1)
