@@ -12,4 +12,4 @@ needs.require("lab")
 
 import numba  # noqa: E402
 
-numba.config.DISABLE_JIT = True
+numba.config.DISABLE_JIT = True  # type: ignore[attr-defined]

@@ -252,12 +252,13 @@ import numpy as np
 from skep_lab.fast_env import dl2, sched2
 said = []
 for batch in (
-    sched2.Batch(2, sched2.Options(jobs=40, fault_every_s=3000.0, told_after_s=30.0, burst=3.0, burst_part=0.3)),
+    sched2.Batch(2, sched2.Options(jobs=40, fault_every_s=3000.0, burst=3.0, burst_part=0.3)),
     dl2.Batch(2, dl2.Options(jobs=20, speed_error=0.2, fault_part=0.1)),
 ):
     batch.reset(np.array([1, 2]))
     batch.play_random(300)
-    said.append([batch.sight.observation.tolist(), batch.sight.reward.tolist(), batch.sight.finished.tolist()])
+    sight = batch.sight
+    said.append([each.tolist() for each in (sight.observation, sight.reward, sight.finished)])
 print(json.dumps(said))
 """
 

@@ -1,4 +1,4 @@
-"""A fast environment for learners: the placement and queueing rules of one VC, without the protocol.
+"""A fast environment for learners: placement and queueing in one VC, without the protocol.
 
 It plays millions of jobs per processor second, where the production simulator
 (`skep_lab.simulator`) plays hundreds, because it has no messages, facts, logs or checks: the state

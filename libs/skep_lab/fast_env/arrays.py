@@ -24,7 +24,7 @@ LEVELS = 4
 (SCHED², section III-B: k = 4)."""
 
 SHAPES = 64
-"""Shapes that are remembered as not fitting; a further one is tried again, which costs time only."""
+"""Shapes that are remembered as not fitting; a further one is tried again: that only takes time."""
 
 
 GROWN = 1025
@@ -93,7 +93,7 @@ class _Node(NamedTuple):
     stamp: int = 3
     """When it came to have as many free GPUs, as a counter: the lowest has longest."""
     number: int = 4
-    """The number of the VC's cell that a used node is bound to, within its type; -1: it has none."""
+    """The number of the VC's cell that a used node is bound to, within its type; -1: none."""
     up: int = 5
     """0: it takes no job (drained, or lost)."""
     only: int = 6
@@ -210,8 +210,8 @@ class State(NamedTuple):
     held: Ints
     """[B, J, P, 2] the nodes a job is on, and its GPUs there."""
     until: Ints
-    """[B, N, G] when the jobs on a node are predicted to end, once for each of their GPUs, the latest
-    first; 0: a free GPU."""
+    """[B, N, G] when the jobs on a node are predicted to end, once for each of their GPUs, the
+    latest first; 0: a free GPU."""
     nodes: Ints
     """[B, N, NODE] nodes of a type are together."""
     queue: Ints

@@ -9,7 +9,7 @@ itself, and what it reports is decided before the next node's report.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -34,9 +34,9 @@ HANDS_OFF = 4
 """The queue is not served: an agent starts the jobs."""
 
 
-FREED = np.int64(-1)
-"""`serve` is called because something came free. A plain -1 would be a type of its own to numba, for
-which it would compile everything again."""
+FREED = cast("int", np.int64(-1))
+"""`serve` is called because something came free. A plain -1 would be a type of its own to numba,
+for which it would compile everything again."""
 
 
 class Rule(NamedTuple):

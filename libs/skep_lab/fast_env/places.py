@@ -118,7 +118,7 @@ def place(s: State, b: int, j: int, only: bool) -> int:
     kinds = s.speed.shape[1]
     if s.jobs[b, j, JOB.size_now] * s.jobs[b, j, JOB.each] > s.num[b, NUM.gpus_free]:
         return 0
-    best, best_parts, best_size = -1, 1 << 60, 0
+    best, best_parts, best_size = kinds, 1 << 60, 0
     allowed = s.jobs[b, j, JOB.kinds]
     for kind in range(kinds):
         if not (allowed >> kind) & 1:
@@ -127,9 +127,9 @@ def place(s: State, b: int, j: int, only: bool) -> int:
         if parts == 0:
             continue
         size = s.nodes[b, s.spot[b, 0, 0], NODE.size]
-        if best < 0 or parts < best_parts or (parts == best_parts and size < best_size):
+        if parts < best_parts or (parts == best_parts and size < best_size):
             best, best_parts, best_size = kind, parts, size
-    return place_in_kind(s, b, j, best, only) if best >= 0 else 0
+    return place_in_kind(s, b, j, best, only) if best < kinds else 0
 
 
 @inner

@@ -68,7 +68,7 @@ class Options(NamedTuple):
     size_weights: tuple[float, ...] = (0.68, 0.1, 0.1, 0.12)
     """68 % have one GPU; the others are chosen as in `traces.generators.sched2`."""
     models: tuple[float, ...] = (0.6, 0.3, 0.025, 0.025, 0.025, 0.025)
-    """Weights of transformer, deepspeech, alexnet, inception3, resnet50 and vgg16 (section IV-A)."""
+    """Weights of transformer, deepspeech, alexnet, inception3, resnet50, vgg16 (section IV-A)."""
     slowdown: tuple[float, ...] = (2.7, 1.6, 4.5, 1.4, 1.5, 5.9)
     """Their times on one more server than necessary, relative to the fewest (section II-A); those
     of AlexNet and ResNet are chosen."""
