@@ -147,6 +147,8 @@ def test_what_fits_no_cluster_is_refused_and_what_is_not_known_is_said() -> None
     assert found.first.tolist() == found.ended.tolist() == [NEVER]
     with pytest.raises(ValueError, match="job c: the fast environment does not know `cpus`"):
         play([job("c", 1, 1, cpus=2)], uniform(2, 8), Settings(), "fifo")
+    with pytest.raises(ValueError, match="job b comes before a: sort jobs"):
+        play([job("a", 1, 1, 2), job("b", 1, 1, 1)], uniform(2, 8), Settings(), "fifo")
     with pytest.raises(ValueError, match="no policy 'las'"):
         rule_of("las")
     with pytest.raises(ValueError, match="no option 'gpus'"):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from skep.units import seconds
+from skep.units import Duration, seconds
 from skep.wire.cluster import Cluster
 from skep_lab.fast_env.arrays import LEVELS, NEVER
 from skep_lab.fast_env.play import SpeedTable, play
@@ -109,6 +109,10 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True):
 def random_trace(seed: int, jobs: int, case: Case) -> Trace:
     """Return random jobs on whole seconds, so that several events fall on one instant.
 
+    With speeds by place, arrivals are not on whole seconds but on multiples of 8 ns, so that no two
+    ends fall on one instant: production computes an end again when the neighbours of a job change,
+    and by that reorders the ends of an instant, whether or not its speed depends on neighbours.
+
     Args:
         seed: Equal seeds give equal traces.
         jobs: How many.
@@ -123,7 +127,7 @@ def random_trace(seed: int, jobs: int, case: Case) -> Trace:
         made.append(
             TraceJob(
                 id=f"e{number}",
-                at=seconds(round(at)),
+                at=Duration(int(at * 1e9) // 8 * 8) if case.speeds else seconds(round(at)),
                 run_time=seconds(max(1, round(rng.lognormvariate(MEAN_LOG_S, SIGMA)))),
                 gpus=gpus,
                 workers=gpus if case.split and rng.random() < 0.5 else 0,
@@ -170,7 +174,8 @@ def compare(case: Case, seed: int, jobs: int) -> Equality:
     first, starts, ends = (NEVER, ""), 0, 0
     for job, began, ended in zip(right.jobs, fast.first, fast.ended, strict=True):
         wanted = _time(job.began)
-        starts, ends = starts + (wanted == began), ends + (_time(job.ended) == ended)
+        starts += int(wanted == began)
+        ends += int(_time(job.ended) == ended)
         if wanted != began and min(wanted, int(began)) < first[0]:
             text = f"{job.job.id}: {wanted / 1e9} s, here {int(began) / 1e9} s"
             first = min(wanted, int(began)), text

@@ -152,6 +152,10 @@ def jobs_of(
     sizes = {kind: node_gpus(cluster, kind) for kind in ("", *types)}
     rows = {model: row for row, model in enumerate(models)}
     shapes, kinds = [], []
+    for job, following in zip(jobs, jobs[1:], strict=False):
+        if following.at < job.at:
+            reason = f"job {following.id} comes before {job.id}: sort jobs by `at`"
+            raise ValueError(reason)
     for job in jobs:
         _check(job)
         tied = job.gpu_type if job.tied else ""
