@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ def jobs_of(
     sizes = {kind: node_gpus(cluster, kind) for kind in ("", *types)}
     rows = {model: row for row, model in enumerate(models)}
     shapes, kinds = [], []
-    for job, following in zip(jobs, jobs[1:], strict=False):
+    for job, following in pairwise(jobs):
         if following.at < job.at:
             reason = f"job {following.id} comes before {job.id}: sort jobs by `at`"
             raise ValueError(reason)
