@@ -41,7 +41,7 @@ DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
 
 _NO_DATA = "the public traces are not here (SKEP_SHARED_DATA)"
 
-IN_CI = frozenset({"root", "engine", "torch", "sklearn"})
+IN_CI = frozenset({"root", "engine", "torch", "sklearn", "lab"})
 """What `.ci/run` provides."""
 
 
@@ -65,6 +65,11 @@ def _torch() -> str:
 
 def _sklearn() -> str:
     return _module("sklearn", "scikit-learn")
+
+
+def _lab() -> str:
+    absent = [name for name in ("numba", "gymnasium") if not importlib.util.find_spec(name)]
+    return f"{absent[0]} is not installed (the extra lab)" if absent else ""
 
 
 def _module(name: str, called: str) -> str:
@@ -97,6 +102,7 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "engine": _engine,
     "torch": _torch,
     "sklearn": _sklearn,
+    "lab": _lab,
     "data": _data,
 }
 """Each returns why its need is missing, or nothing."""
