@@ -16,6 +16,7 @@ from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.schedulers.las import Las
 from skep.policy.schedulers.optimus import Optimus
 from skep.policy.schedulers.packing import Packing
+from skep.policy.schedulers.pollux import Pollux
 from skep.policy.schedulers.remaining import Srsf, Srtf
 from skep.policy.schedulers.shortest import Dsif, Lrf, Saf, Sif, Spf
 from skep.policy.schedulers.tetris import Tetris
@@ -44,6 +45,7 @@ _ALL: tuple[type[Policy], ...] = (
     MinMin,
     WeightedFair,
     Gandiva,
+    Pollux,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 

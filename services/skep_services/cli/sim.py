@@ -92,6 +92,13 @@ def options(parser: ArgumentParser) -> None:
         help="how fast jobs go where: steady (as in the trace; default), papers, "
         "measured, or one table's (`skep models`)",
     )
+    parser.add_argument(
+        "--elastic",
+        choices=("no", "size", "batch"),
+        default="no",
+        help="whether jobs may change their number of GPUs (size), and their batch size as well "
+        "(batch), as far as --models has measurements; default no",
+    )
     parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
     parser.add_argument(
         "--hints",
@@ -251,6 +258,7 @@ def _asked(arguments: Namespace) -> Any:
         audit=arguments.audit,
         lenient=arguments.lenient,
         home=arguments.home,
+        elastic=arguments.elastic,
     )
 
 

@@ -14,8 +14,10 @@ from skep.units import Duration, in_seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.simulator.world import abilities
+from skep_lab.traces.elastic import Elasticity, elastic
 from skep_lab.traces.job import RowProblem, Trace
 from skep_lab.traces.problems import BadTraceError, suit, without
+from skep_lab.workloads.models import Models
 from skep_services.simulations import sources, whatif
 from skep_services.simulations.inputs import Choice, Place, WrongError, policies
 from skep_services.simulations.models import speeds
@@ -26,6 +28,13 @@ SAMPLES = 240
 """Looks at a run while its jobs are submitted: as many as a plot can show."""
 SAMPLE_S = 60.0
 """Between two looks at least."""
+
+ELASTICITY = {
+    "no": "no",
+    "size": "jobs may change their number of GPUs, one to a worker",
+    "batch": "jobs may change their number of GPUs, one to a worker, and their batch size",
+}
+"""What jobs may change, in words, for every policy alike."""
 
 Traces = Mapping[int, Trace]
 """By seed."""
@@ -51,6 +60,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     audit: bool
     lenient: bool
     home: str | None = None
+    elastic: Elasticity = "no"
 
 
 def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
@@ -76,6 +86,8 @@ def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
     trace = sources.load(
         asked.trace, form=asked.form, seed=seed, home=asked.home, lenient=asked.lenient
     )
+    if asked.elastic != "no":
+        trace = _elastic(asked, places, trace)
     unfit: dict[int, RowProblem] = {}
     for place in places:
         unknown = speeds(asked.models, place.cluster).unknown(trace.jobs)
@@ -94,6 +106,25 @@ def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
     if not asked.lenient or not left.jobs:
         raise BadTraceError(trace.name, found, len(left.jobs))
     return left
+
+
+def _elastic(asked: Asked, places: Sequence[Place], trace: Trace) -> Trace:
+    """Return a trace whose jobs may change their size, as far as measurements say.
+
+    Raises:
+        WrongError: The workload model has no measurements.
+    """
+    model = speeds(asked.models, places[0].cluster)
+    if not isinstance(model, Models):
+        reason = f"--elastic {asked.elastic}: --models {asked.models} does not say how jobs scale"
+        raise WrongError(f"{reason}; write --models measured, or one table's name")
+    return elastic(
+        trace,
+        model.limits,
+        model.own_mini_batch_s,
+        min(_gpus(place.cluster) for place in places),
+        batch=asked.elastic == "batch",
+    )
 
 
 def _gpus(cluster: Cluster) -> int:
@@ -248,6 +279,7 @@ def settings_told(asked: Asked) -> dict[str, str]:
         "costs": asked.costs_text,
         "hints": asked.hints,
         "noise": f"{asked.noise:g}",
+        "elastic": "" if asked.elastic == "no" else ELASTICITY[asked.elastic],
         "until": "" if asked.until is None else f"{in_seconds(asked.until):g} s",
         "lenient": "yes" if asked.lenient else "no",
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
@@ -344,6 +345,9 @@ def _take_turns(
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
+        if turn.workers and not _allows(job, turn.workers):
+            wrong.append(f"turn of {turn.job}: its spec does not allow {turn.workers} workers")
+            continue
         borrows = policy_views.borrowing(tx.state, job)
         if job.state is not State.QUEUED and not job.away and not borrows:
             continue  # It has its GPUs, or another turn or action of this plan took it.
@@ -391,6 +395,14 @@ def _take_turns(
     return taken
 
 
+def _allows(job: JobState, workers: int) -> bool:
+    """Return whether an attempt of a job may begin with so many workers."""
+    allowed = job.spec.elastic
+    if allowed is None:
+        return workers == job.spec.resources.workers
+    return allowed.min <= workers <= allowed.max
+
+
 def _take_turn(
     tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
 ) -> Outcome:
@@ -402,14 +414,16 @@ def _take_turn(
             cost = policy_actions.go_on(tx, job, (), now)
         planned.outside = planned.outside or not cost
         return done(cost)
-    shape = job.spec.resources, job.spec.over_quota, turn.nodes
+    shape: tuple[Any, ...] = (job.spec.resources, job.spec.over_quota, turn.nodes)
+    if turn.workers:
+        shape = *shape, turn.workers
     known = planned.demand.failed(shape, changes)
     if known is not None:
         planned.outside = planned.outside or known
         return BLOCKED
-    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes)
+    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes, workers=turn.workers)
     if placed is BLOCKED and _misled(tx, planned, job, turn, now):
-        placed = placing.serve(tx, job, turn.why, now, room, ())
+        placed = placing.serve(tx, job, turn.why, now, room, (), workers=turn.workers)
     if placed is BLOCKED:
         outside = _others_matter(tx.state, job)
         planned.demand.fail(shape, tx.soft.changes, outside=outside)
