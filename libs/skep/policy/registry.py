@@ -11,6 +11,7 @@ import msgspec
 from skep.policy.api import NUMBER_MAX, Policy
 from skep.policy.schedulers.completion import MinMin, ModelCapacity, WeightedFair
 from skep.policy.schedulers.drf import Drf
+from skep.policy.schedulers.elasticflow import ElasticFlow
 from skep.policy.schedulers.fifo import Backfill, Fifo
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.schedulers.las import Las
@@ -46,6 +47,7 @@ _ALL: tuple[type[Policy], ...] = (
     WeightedFair,
     Gandiva,
     Pollux,
+    ElasticFlow,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 

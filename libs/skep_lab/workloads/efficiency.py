@@ -54,7 +54,7 @@ class Training:
         self._ends = [
             min(epochs[size][number].progress for size in self.sizes) for number in range(count)
         ]
-        self._means: dict[int, float] = {}
+        self._gains: dict[tuple[int, int], float] = {}
 
     @property
     def base(self) -> int:
@@ -66,26 +66,28 @@ class Training:
         """Return the largest batch size that was measured."""
         return self.sizes[-1]
 
-    def gain(self, batch: float, stage: int) -> float:
-        """Return what a mini-batch is worth, in mini-batches of m0.
+    def gain(self, batch: int, stage: int) -> float:
+        """Return what a mini-batch is worth in a part of the run, in mini-batches of m0.
 
-        Norm and variance are linear between measured batch sizes.
+        It is the mean by which the mini-batches of all epochs of the part add up.
 
         Args:
             batch: Its size; beyond the measured sizes it counts as the nearest of them.
             stage: The part of the run, 0 to STAGES - 1.
         """
-        size = min(max(batch, self.base), self.most)
-        at = (stage + 0.5) / STAGES * self._ends[-1]
-        epoch = min(bisect_right(self._ends, at), len(self._ends) - 1)
-        above = bisect_left(self.sizes, size)
-        below = above if self.sizes[above] == size else above - 1
-        low, high = self.sizes[below], self.sizes[above]
-        part = (size - low) / (high - low) if high > low else 0.0
-        one, other = self._epochs[low][epoch], self._epochs[high][epoch]
-        norm = one.norm + part * (other.norm - one.norm)
-        variance = one.variance + part * (other.variance - one.variance)
-        return gain(variance / norm, size / self.base) if norm > 0 else size / self.base
+        known = self._gains.get((batch, stage))
+        if known is not None:
+            return known
+        whole = self._ends[-1]
+        begin, end = stage / STAGES * whole, (stage + 1) / STAGES * whole
+        steps, at = 0.0, begin
+        while at < end:
+            epoch = min(bisect_right(self._ends, at), len(self._ends) - 1)
+            until = max(min(self._ends[epoch], end), at)
+            steps += (until - at) / self._in_epoch(batch, epoch)
+            at = until if until > at else end
+        found = self._gains[batch, stage] = (end - begin) / steps
+        return found
 
     def mean(self, batch: int) -> float:
         """Return what a mini-batch is worth on the average of a run at one batch size.
@@ -93,11 +95,28 @@ class Training:
         Args:
             batch: The size.
         """
-        known = self._means.get(batch)
-        if known is None:
-            steps = sum(1 / self.gain(batch, stage) for stage in range(STAGES))
-            known = self._means[batch] = STAGES / steps
-        return known
+        return STAGES / sum(1 / self.gain(batch, stage) for stage in range(STAGES))
+
+    def steps(self, batch: int) -> float:
+        """Return how many mini-batches a run at one batch size takes, by the gains of its epochs.
+
+        Args:
+            batch: The size.
+        """
+        return self._ends[-1] / self.mean(batch)
+
+    def _in_epoch(self, batch: int, epoch: int) -> float:
+        """Return the gain in one epoch: norm and variance are linear between measured sizes."""
+        size = min(max(batch, self.base), self.most)
+        above = bisect_left(self.sizes, size)
+        below = above if self.sizes[above] == size else above - 1
+        low, high = self.sizes[below], self.sizes[above]
+        part = (size - low) / (high - low) if high > low else 0.0
+        one, other = self._epochs[low][epoch], self._epochs[high][epoch]
+        norm = one.norm + part * (other.norm - one.norm)
+        variance = one.variance + part * (other.variance - one.variance)
+        scale = size / self.base
+        return gain(variance / norm, scale) if norm > 0 else scale
 
 
 def parse(files: Mapping[int, Iterable[str]], epochs: int = 0) -> Training:

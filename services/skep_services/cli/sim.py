@@ -99,6 +99,11 @@ def options(parser: ArgumentParser) -> None:
         help="whether jobs may change their number of GPUs (size), and their batch size as well "
         "(batch), as far as --models has measurements; default no",
     )
+    parser.add_argument(
+        "--tick",
+        metavar="TIME",
+        help="policies decide only at multiples of this, as published simulators do: 60",
+    )
     parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
     parser.add_argument(
         "--hints",
@@ -259,6 +264,7 @@ def _asked(arguments: Namespace) -> Any:
         lenient=arguments.lenient,
         home=arguments.home,
         elastic=arguments.elastic,
+        tick=None if arguments.tick is None else inputs.duration(arguments.tick, "--tick"),
     )
 
 

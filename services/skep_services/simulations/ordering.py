@@ -61,6 +61,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool
     home: str | None = None
     elastic: Elasticity = "no"
+    tick: Duration | None = None
 
 
 def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
@@ -224,6 +225,7 @@ def _order(
         until=asked.until,
         noise=asked.noise,
         hints=asked.hints,
+        tick_s=in_seconds(asked.tick) if asked.tick is not None else 0.0,
         sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
     )
     if asked.audit and place.pooled:
@@ -280,6 +282,7 @@ def settings_told(asked: Asked) -> dict[str, str]:
         "hints": asked.hints,
         "noise": f"{asked.noise:g}",
         "elastic": "" if asked.elastic == "no" else ELASTICITY[asked.elastic],
+        "tick": "" if asked.tick is None else f"{in_seconds(asked.tick):g} s",
         "until": "" if asked.until is None else f"{in_seconds(asked.until):g} s",
         "lenient": "yes" if asked.lenient else "no",
     }

@@ -23,14 +23,13 @@ from typing import ClassVar, NamedTuple
 from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued
 from skep.policy.plan import Plan, Resize, Turn
+from skep.policy.sizes import changeable, gpus_per_worker, known_speeds
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
 LEAST_SPEEDUP = 1e-3
 """Added to every speed-up: a job without progress makes the fitness bad, and not infinitely so."""
-EXPLORED = 2
-"""A job has at most this multiple of the largest size at which its speed is known (section 4.1)."""
 
 
 class Pollux(Policy, frozen=True):
@@ -173,46 +172,6 @@ class _Step(NamedTuple):
     job: str
     choice: Choice
     gpus: int
-
-
-def changeable(job: JobView) -> bool:
-    """Return whether the size of a job can be changed, and its speed is known."""
-    return (
-        job.phase is Phase.RUNNING
-        and not job.borrows
-        and not job.partners
-        and job.spec.elastic is not None
-        and "resize" in job.can
-        and job.workers in dict(job.rates)
-    )
-
-
-def gpus_per_worker(job: JobView) -> int:
-    """Return the GPUs of one worker of a job."""
-    return max(job.spec.resources.gpus, 1)
-
-
-def known_speeds(job: JobView) -> dict[int, float]:
-    """Return the speed of a job for each number of workers that it may have, fewest first.
-
-    An unknown speed between or beyond known ones is in proportion to the workers from the next
-    known smaller size, up to EXPLORED times the largest known size (Pollux, section 4.1). A job of
-    which no speed is known has only its fewest workers. The unit is of no matter.
-
-    Args:
-        job: If it is not elastic, or is suspended, it has only the workers that it asks for.
-    """
-    elastic = job.spec.elastic
-    if elastic is None or job.phase is Phase.AWAY:
-        return {job.workers: 1.0}
-    rates = {workers: rate for workers, rate in job.rates if rate > 0}
-    most = max([*(EXPLORED * workers for workers in rates), elastic.min])
-    found: dict[int, float] = {}
-    base = min(rates, default=1)
-    for workers in range(elastic.min, min(elastic.max, most) + 1):
-        base = workers if workers in rates else base
-        found[workers] = max(rates.get(base, 1) * workers / base, LEAST_SPEEDUP)
-    return found
 
 
 def share_out(

@@ -118,10 +118,14 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
 
 def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
     """Return whether a VC is to be planned again now."""
-    if planned.due or (planned.look_at is not None and planned.look_at <= now):
-        return True
+    asks = planned.due or (planned.look_at is not None and planned.look_at <= now)
     elsewhere = planned.open and planned.outside
-    return elsewhere and planned.changes != tx.soft.changes
+    asks = asks or (elsewhere and planned.changes != tx.soft.changes)
+    every = tx.settings.plan_every
+    if asks and every and now % every:
+        planned.due, planned.look_at = True, Instant((now // every + 1) * every)
+        return False
+    return asks
 
 
 def _in_vain(tx: Transaction, planned: Planned) -> bool:
