@@ -191,9 +191,7 @@ def _serve(plan: Plan, seen: VcView, jobs: dict[str, JobView]) -> VcView:
         job_ = jobs[turn.job]
         if turn.workers:
             each = job_.gpus // job_.workers
-            job_ = msgspec.structs.replace(
-                job_, workers=turn.workers, gpus=turn.workers * each
-            )
+            job_ = msgspec.structs.replace(job_, workers=turn.workers, gpus=turn.workers * each)
         room = FreeCapacity(after, [each for each in jobs.values() if each.phase in HOLDING])
         place = room.fit(job_, turn.nodes or None)
         if place is None:

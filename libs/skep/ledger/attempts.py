@@ -50,10 +50,7 @@ def hold(
         KeyError: The state has no such chain.
     """
     asked = request(
-        job,
-        fact.attempt,
-        guaranteed=not job.spec.opportunistic,
-        workers=ranks_of(fact.members),
+        job, fact.attempt, guaranteed=not job.spec.opportunistic, workers=ranks_of(fact.members)
     )
     made = CellHold(
         asked, Placement(fact.chain, spots(state, fact.chain, fact.members)), claims=claims

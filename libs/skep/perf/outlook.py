@@ -195,10 +195,10 @@ class Outlooks:
         )
         runner.sent_at, runner.idle_since = now, Instant(0)
         stands = runner.busy and not rate.utilisation
-        known = step_ns and not stands and not runner.shares
-        if known and runner.key[0] and runner.nodes and rate.workers:
+        lasts = not stands and not runner.shares
+        if step_ns and lasts and runner.key[0] and runner.nodes and rate.workers:
             gpus = rate.workers * runner.each
-            self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, Duration(step_ns))
+            self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
             self._learned_families[runner.key] = None
         return runner.sent
 

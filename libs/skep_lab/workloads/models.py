@@ -87,7 +87,16 @@ class Models:
         self._kept: dict[tuple[object, ...], float] = {}
 
     def speed(self, job: TraceJob, where: Situation) -> float:
-        key = (job.model, job.batch_size, job.batch_max, job.gpus, job.workers, job.servers, job.gpu_type, where)
+        key = (
+            job.model,
+            job.batch_size,
+            job.batch_max,
+            job.gpus,
+            job.workers,
+            job.servers,
+            job.gpu_type,
+            where,
+        )
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= KEPT_MAX:
@@ -233,9 +242,7 @@ class Models:
 
     def _batch(self, job: TraceJob, there: Place, stage: int) -> Part:
         found = self._first(
-            job,
-            there,
-            lambda table, work, place: table.adapted(work, place, job.batch_max, stage),
+            job, there, lambda table, work, place: table.adapted(work, place, job.batch_max, stage)
         )
         return Part("batch", *(found or (1.0, "")))
 

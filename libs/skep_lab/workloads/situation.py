@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 
 from skep_lab.traces.job import TraceJob
 
-
 STAGES = 20
 """Parts of a run, of equal progress, between which its statistical efficiency may differ."""
 

@@ -14,9 +14,9 @@ from skep.units import Duration, in_seconds
 from skep.wire.cluster import Cluster
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.simulator.world import abilities
-from skep_lab.traces.elastic import Elasticity, elastic
 from skep_lab.traces.job import RowProblem, Trace
 from skep_lab.traces.problems import BadTraceError, suit, without
+from skep_lab.workloads.elastic import Elasticity, elastic
 from skep_lab.workloads.models import Models
 from skep_services.simulations import sources, whatif
 from skep_services.simulations.inputs import Choice, Place, WrongError, policies
@@ -117,8 +117,11 @@ def _elastic(asked: Asked, places: Sequence[Place], trace: Trace) -> Trace:
     """
     model = speeds(asked.models, places[0].cluster)
     if not isinstance(model, Models):
-        reason = f"--elastic {asked.elastic}: --models {asked.models} does not say how jobs scale"
-        raise WrongError(f"{reason}; write --models measured, or one table's name")
+        reason = (
+            f"--elastic {asked.elastic}: --models {asked.models} does not say how jobs scale; "
+            "write --models measured, or one table's name"
+        )
+        raise WrongError(reason)
     return elastic(
         trace,
         model.limits,

@@ -194,8 +194,8 @@ def _with_share(
             if ends > wants.within:
                 return None
             left.append(Stretch(stretch.begin, ends, stretch.free - gpus))
-            left.append(Stretch(ends, stretch.end, stretch.free))
-            return first, [*left, *free[number + 1 :]]
+            rest = [Stretch(ends, stretch.end, stretch.free)] if ends < stretch.end else []
+            return first, [*left, *rest, *free[number + 1 :]]
         work -= (stretch.end - stretch.begin) * wants.speeds[gpus]
         left.append(stretch._replace(free=stretch.free - gpus))
     return None
@@ -222,10 +222,7 @@ def _filled(
 
 
 def _minimum_shares(
-    running: Sequence[JobView],
-    waiting: Sequence[JobView],
-    wants: Mapping[str, Wants],
-    gpus: int,
+    running: Sequence[JobView], waiting: Sequence[JobView], wants: Mapping[str, Wants], gpus: int
 ) -> dict[str, int]:
     """Return the GPUs of each job that has any, before what is left is given out (algorithm 1).
 
@@ -302,10 +299,7 @@ def _give_rest(
 
 
 def _carry_out(
-    running: Sequence[JobView],
-    waiting: Sequence[JobView],
-    sizes: Mapping[str, int],
-    free: int,
+    running: Sequence[JobView], waiting: Sequence[JobView], sizes: Mapping[str, int], free: int
 ) -> tuple[list[Turn], list[Resize]]:
     """Return the turns and changes that lead to these sizes with the GPUs that are free now.
 

@@ -67,10 +67,7 @@ class Optimus(Policy, frozen=True):
                 Turn(job.job, Reason.ARRIVAL, workers=fewest_workers(job)) for job in waiting
             )
         return Plan(
-            turns=turns,
-            strict=self.strict,
-            actions=tuple(actions),
-            look_at=Instant(began + length),
+            turns=turns, strict=self.strict, actions=tuple(actions), look_at=Instant(began + length)
         )
 
     def _resizes(self, view: VcView) -> list[Resize]:

@@ -38,7 +38,8 @@ class Pollux(Policy, frozen=True):
     The fitness is the power mean of all jobs' speed-ups, with exponent `fairness`: 1 maximises
     their sum, and the further below zero it is, the more the slowest job counts. A job's speed-up
     is its goodput relative to that with an equal share of the GPUs. If its size is changed, it is
-    multiplied by (T - R d) / (T + d): T is its age, R how often it was started again, d `restart_s`.
+    multiplied by (T - R d) / (T + d): T is its age, R how often it was started again, and d
+    `restart_s`.
 
     Elastic jobs begin with the fewest workers that they may have, or more. Where the speed of a
     size is unknown it is assumed to be in proportion to the GPUs, up to twice the largest size that
@@ -111,9 +112,7 @@ class Pollux(Policy, frozen=True):
         """
         running = [job for job in view.jobs if job.pin == pin and changeable(job)]
         waiting = [
-            job
-            for job in by_arrival(queued(view))
-            if job.pin == pin and job.waiting_since <= began
+            job for job in by_arrival(queued(view)) if job.pin == pin and job.waiting_since <= began
         ]
         shared = free + sum(job.gpus for job in running)
         own = {job.job: 0 for job in waiting} | {job.job: job.workers for job in running}
@@ -138,7 +137,9 @@ class Pollux(Policy, frozen=True):
         speeds = known_speeds(job)
         equal = min(max(round(fair / each), min(speeds)), max(speeds))
         age = (now - job.submitted_at) / NS_PER_SECOND
-        kept = max(age - max(job.starts - 1, 0) * self.restart_s, 0.0) / (age + self.restart_s + 1e-9)
+        kept = max(age - max(job.starts - 1, 0) * self.restart_s, 0.0) / (
+            age + self.restart_s + 1e-9
+        )
         found = []
         for workers, speed in speeds.items():
             speedup = speed / speeds[equal]
@@ -175,11 +176,7 @@ class _Step(NamedTuple):
 
 
 def share_out(
-    jobs: Sequence[JobView],
-    choices: Mapping[str, Sequence[Choice]],
-    gpus: int,
-    *,
-    strict: bool,
+    jobs: Sequence[JobView], choices: Mapping[str, Sequence[Choice]], gpus: int, *, strict: bool
 ) -> dict[str, Choice]:
     """Return the size of each job that maximises the sum of what they add.
 

@@ -346,11 +346,9 @@ def _take_turns(
     planned.open = planned.outside = False
     for turn in plan.turns:
         job = _job(tx.state, planned, turn.job)
-        if job is None:
-            wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
-            continue
-        if turn.workers and not _allows(job, turn.workers):
-            wrong.append(f"turn of {turn.job}: its spec does not allow {turn.workers} workers")
+        if job is None or not _allows(job, turn.workers):
+            size = f"its spec does not allow {turn.workers} workers"
+            wrong.append(f"turn of {turn.job}: {size if job else f'no such job of {planned.vc}'}")
             continue
         borrows = policy_views.borrowing(tx.state, job)
         if job.state is not State.QUEUED and not job.away and not borrows:
@@ -400,10 +398,10 @@ def _take_turns(
 
 
 def _allows(job: JobState, workers: int) -> bool:
-    """Return whether an attempt of a job may begin with so many workers."""
+    """Return whether an attempt of a job may begin with so many workers; 0: those of its spec."""
     allowed = job.spec.elastic
-    if allowed is None:
-        return workers == job.spec.resources.workers
+    if allowed is None or not workers:
+        return workers in (0, job.spec.resources.workers)
     return allowed.min <= workers <= allowed.max
 
 

@@ -15,7 +15,8 @@ from skep_lab.traces.job import RowProblem, Trace, TraceJob
 from skep_lab.workloads.table import Limits
 
 Elasticity = Literal["no", "size", "batch"]
-"""What jobs may change while they run: nothing, their number of workers, or their batch size too."""
+"""What jobs may change while they run: nothing, their number of workers, or that and their batch
+size."""
 
 
 def elastic(
