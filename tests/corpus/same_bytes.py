@@ -3,11 +3,11 @@
     python -m tests.corpus.same_bytes [--jobs 60] [--policy fifo --policy srtf] [--json]
 
 Every policy plays one small trace, with noise, costs, hints and models drawn by the seed, in one
-`skep sim compare`; one of them also in `skep sim run` and `skep sim sweep`. Policies of `LATER` have
-a comparison of their own, so that what was stored before them is compared as it is. Each command runs with
-two PYTHONHASHSEEDs, and with one process and two. What it prints as JSON and the files that it
-writes (page, picture, numbers, a table of jobs for each run) are compared byte by byte. Ends with 1
-where any differ.
+`skep sim compare`; one of them also in `skep sim run` and `skep sim sweep`. Policies of `LATER`
+have a comparison of their own, so that what was stored before them is compared as it is. Each
+command runs with two PYTHONHASHSEEDs, and with one process and two. What it prints as JSON and the
+files that it writes (page, picture, numbers, a table of jobs for each run) are compared byte by
+byte. Ends with 1 where any differ.
 """
 
 from __future__ import annotations

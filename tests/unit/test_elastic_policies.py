@@ -19,6 +19,7 @@ from tests.policy_kit import NOW, job, told, view
 ROUND = Instant(NOW // seconds(60) * seconds(60))
 LINEAR = tuple((workers, 1000 * workers) for workers in range(1, 9))
 FLAT = ((1, 1000), (2, 1050), (3, 1060), (4, 1065), (5, 1066), (6, 1067), (7, 1068), (8, 1069))
+SLOWER = ((1, 1000), *((workers, 900) for workers in range(2, 9)))
 
 
 def elastic(name: str, workers: int = 1, *, on: int = 0, **more: Any) -> JobView:
@@ -80,6 +81,18 @@ def test_pollux_waits_with_who_came_after_the_round_began() -> None:
     came = replace(elastic("j1"), waiting_since=Instant(ROUND + seconds(10)))
     assert plan("pollux", view([came], now=now)) == ""
     assert plan("pollux", view([came], now=Instant(ROUND + seconds(60)))) == "+j1 j1:8"
+
+
+def test_pollux_tries_a_job_anew_that_did_not_scale_before() -> None:
+    """In one of 30 rounds, which its place in the order of arrival says."""
+    old = elastic("j1", on=1, rates=SLOWER, ran=9000, since=9000)
+    seen = view([old], size=8, nodes=1)
+    found = {
+        number: plan("pollux", replace(seen, now=Instant(ROUND + number * seconds(60))))
+        for number in range(30)
+    }
+    assert [text for text in found.values() if text] == ["j1=2"]
+    assert plan("pollux", replace(seen, now=ROUND), retry_s=60) == "j1=2"
 
 
 def test_pollux_makes_room_for_a_job_of_fixed_size() -> None:

@@ -23,13 +23,16 @@ from typing import ClassVar, NamedTuple
 from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued
 from skep.policy.plan import Plan, Resize, Turn
-from skep.policy.sizes import changeable, gpus_per_worker, known_speeds
+from skep.policy.sizes import EXPLORED, changeable, gpus_per_worker, known_speeds
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
 LEAST_SPEEDUP = 1e-3
 """Added to every speed-up: a job without progress makes the fitness bad, and not infinitely so."""
+
+GAINS_LEAST = 1.1
+"""A job is tried anew if no size up to EXPLORED times its own is faster by this factor."""
 
 
 class Pollux(Policy, frozen=True):
@@ -43,7 +46,10 @@ class Pollux(Policy, frozen=True):
 
     Elastic jobs begin with the fewest workers that they may have, or more. Where the speed of a
     size is unknown it is assumed to be in proportion to the GPUs, up to twice the largest size that
-    is known (section 4.1). Other jobs have the GPUs of their spec, in the order of arrival. No job
+    is known (section 4.1). How a job scales changes while it trains, as its statistical efficiency
+    does, and what is known of its family may be of younger jobs: every `retry_s` seconds a running
+    job that no larger size makes faster is thought to scale in proportion, and so tried anew. Other
+    jobs have the GPUs of their spec, in the order of arrival. No job
     is stopped; a job that does not fit beside the fewest workers of all others waits, and with
     `strict` blocks those behind it.
     """
@@ -53,6 +59,7 @@ class Pollux(Policy, frozen=True):
     every_s: float = 60
     fairness: float = -1
     restart_s: float = 30
+    retry_s: float = 1800
     strict: bool = True
 
     def __post_init__(self) -> None:
@@ -62,6 +69,7 @@ class Pollux(Policy, frozen=True):
             ValueError: `every_s` is too short, `restart_s` negative, or `fairness` above 1.
         """
         check_one_or_more("every_s", self.every_s, "seconds")
+        check_one_or_more("retry_s", self.retry_s, "seconds")
         if self.restart_s < 0:
             reason = f"restart_s is seconds, 0 or more: not {self.restart_s}"
             raise ValueError(reason)
@@ -135,6 +143,10 @@ class Pollux(Policy, frozen=True):
         """
         each = gpus_per_worker(job)
         speeds = known_speeds(job)
+        if own and self._tries_again(job, now):
+            larger = [k for k in speeds if own < k <= EXPLORED * own]
+            if max((speeds[k] for k in larger), default=0.0) < GAINS_LEAST * speeds[own]:
+                speeds |= {k: speeds[own] * k / own for k in larger}
         equal = min(max(round(fair / each), min(speeds)), max(speeds))
         age = (now - job.submitted_at) / NS_PER_SECOND
         kept = max(age - max(job.starts - 1, 0) * self.restart_s, 0.0) / (
@@ -147,6 +159,14 @@ class Pollux(Policy, frozen=True):
                 speedup *= kept
             found.append(Choice(workers * each, workers, self._worth(speedup)))
         return found
+
+    def _tries_again(self, job: JobView, now: Instant) -> bool:
+        """Return whether a job is to be tried at larger sizes in this round.
+
+        Jobs take turns, by their place in the order of arrival.
+        """
+        rounds = max(round(self.retry_s / self.every_s), 1)
+        return (now // round(self.every_s * NS_PER_SECOND) + job.sequence) % rounds == 0
 
     def _worth(self, speedup: float) -> float:
         """Return a job's term of the fitness, to be maximised as a sum (section 4.2)."""
