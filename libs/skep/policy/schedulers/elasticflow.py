@@ -23,7 +23,7 @@ from skep.wire.reasons import Reason
 
 DEADLINE = "finish-by-s"
 """The label of a job's spec that says how many seconds after its submission it is to have ended."""
-TRIED_MAX = 64
+TRIED_MAX = 16
 """Waiting jobs that are tried for admission in one plan, the first ones to come: each try fills the
 GPUs anew for all admitted jobs."""
 
@@ -73,7 +73,8 @@ class ElasticFlow(Policy, frozen=True):
         turns: list[Turn] = []
         actions: list[Resize] = []
         free = view.free_for()
-        for pin in sorted(view.gpus_for()):
+        wanted = sorted(view.gpus_for()) if resizes or queued(view) else []
+        for pin in wanted:
             more, changes = self._among(view, pin, free.get(pin, 0))
             turns += more
             actions += changes if resizes else []
@@ -238,9 +239,15 @@ def _minimum_shares(
     shares = {job.job: min(wants[job.job].speeds) for job in running}
     timed = [job for job in running if wants[job.job].within is not None]
     timed.sort(key=lambda job: job.sequence)
+    came = [job for job in waiting if wants[job.job].within is not None][:TRIED_MAX]
     admitted: list[JobView] = []
     best: dict[str, int] = {}
-    for job in (*timed, *[job for job in waiting if wants[job.job].within is not None][:TRIED_MAX]):
+    names = {job.job for job in timed}
+    others = sum(least for name, least in shares.items() if name not in names)
+    all_timed = _filled(timed, wants, max(gpus - others, 0))
+    if all_timed is not None:
+        admitted, best, timed = timed, all_timed, []
+    for job in (*timed, *came):
         chosen = [*admitted, job]
         names = {each.job for each in chosen}
         others = sum(least for name, least in shares.items() if name not in names)
