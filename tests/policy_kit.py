@@ -189,6 +189,9 @@ def _serve(plan: Plan, seen: VcView, jobs: dict[str, JobView]) -> VcView:
     after = _again(seen, jobs)
     for turn in plan.turns:
         job_ = jobs[turn.job]
+        if turn.workers:
+            each = job_.gpus // job_.workers
+            job_ = msgspec.structs.replace(job_, workers=turn.workers, gpus=turn.workers * each)
         room = FreeCapacity(after, [each for each in jobs.values() if each.phase in HOLDING])
         place = room.fit(job_, turn.nodes or None)
         if place is None:

@@ -93,6 +93,13 @@ def _pollux(folder: Path) -> Table:
     return pollux.parse(
         {place.parent.name: _lines(place) for place in places},
         {file.parent.name: _lines(file) for file in more if file.exists()},
+        {
+            place.parent.name: {
+                int(file.stem.rpartition("-")[2]): _lines(file)
+                for file in sorted(place.parent.glob("validation-*.csv"))
+            }
+            for place in places
+        },
     )
 
 

@@ -91,6 +91,14 @@ def test_who_stands_for_a_moment_is_not_told_of(teller: Teller) -> None:
     assert teller.told[-1][1].jobs[0].utilisation == 0
 
 
+def test_nothing_is_learned_of_a_family_from_a_gang_that_stands(teller: Teller) -> None:
+    """While it changes its size its rate falls with its silence."""
+    teller.measured(rate(2000), times=30)
+    teller.measured(rate(100, utilisation=0, workers=4), times=60)
+    assert teller.told[-1][1].jobs[0].rate_milli == 100
+    assert not [each for _, each in teller.told[1:] if each.families]
+
+
 def test_a_size_is_learned_from_when_the_rate_rests_on_it_alone(teller: Teller) -> None:
     teller.measured(rate(2000), times=30)
     teller.measured(rate(2000, workers=4), times=3)

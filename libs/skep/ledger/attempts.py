@@ -17,16 +17,22 @@ from skep.wire.facts import CellsReserved, JobBound, Member
 from skep.wire.moves import SuccessorBound
 
 
-def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
+def request(job: JobState, attempt: int, *, guaranteed: bool, workers: int = 0) -> Request:
     """Return what an attempt of a job asks of the cells, for as many workers as it has now.
 
     Args:
         job: Not changed.
         attempt: The number of the attempt, which may be the next one.
         guaranteed: Whether it asks for cells of its VC, or for idle GPUs.
+        workers: With how many workers the attempt is to begin; 0: as many as it has now.
     """
     name = ids.attempt_id(job.job, attempt)
-    return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
+    return Request.of(job.spec, name, guaranteed=guaranteed, workers=workers or job.resized)
+
+
+def ranks_of(members: Iterable[Member]) -> int:
+    """Return how many ranks the parts of a gang have together."""
+    return sum(len(member.devices) for member in members)
 
 
 def hold(
@@ -43,7 +49,9 @@ def hold(
     Raises:
         KeyError: The state has no such chain.
     """
-    asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
+    asked = request(
+        job, fact.attempt, guaranteed=not job.spec.opportunistic, workers=ranks_of(fact.members)
+    )
     made = CellHold(
         asked, Placement(fact.chain, spots(state, fact.chain, fact.members)), claims=claims
     )

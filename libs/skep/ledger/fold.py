@@ -149,6 +149,9 @@ def _job_bound(state: ClusterState, fact: JobBound) -> None:
     job.gone, job.waits, job.stopped_why = [], None, None
     job.stopped_detail = ""
     change_facts.forget(state, job)
+    ranks = attempts.ranks_of(fact.members)
+    if ranks != job.spec.resources.workers:
+        job.resized = ranks  # Its policy has it begin with another number of workers.
     state.order = fact.order
     attempts.take(state, job, fact)
     state.placed[job.job] = job

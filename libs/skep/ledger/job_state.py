@@ -183,7 +183,8 @@ class JobState(msgspec.Struct):
     """How long the attempt was suspended before: its time limit does not run meanwhile."""
     successor: Successor | None = None
     resized: int = 0
-    """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+    """Ranks of the gang, if the attempt did not begin with those of the spec, or its size was
+    changed since; 0: as many as the spec says."""
     rebound: bool = False
     """The attempt is not, or was not always, on the GPUs that its nodes were told to start it on:
     ranks that are to go on are told on which."""
@@ -237,7 +238,7 @@ class JobState(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Return how many ranks train, or are to: every attempt begins with those of the spec."""
+        """Return how many ranks train, or are to."""
         return self.resized or self.spec.resources.workers
 
     def outside(self, name: str) -> bool:

@@ -74,6 +74,9 @@ class Runner(msgspec.Struct):
     """Since when only its utilisation differs from what was sent; 0: it does not."""
     base: Steady = NOT_YET
     """Its long-term rate at its present place and size."""
+    busy: bool = False
+    """Its GPUs were seen busy: while they are not, it stands (it changes its size, or stores its
+    state), and its rate says nothing about its family."""
 
 
 class Outlooks:
@@ -119,6 +122,7 @@ class Outlooks:
             return
         steady = abs(rate.rate_milli - runner.before) * STEADY_DIVISOR <= runner.before
         runner.before = rate.rate_milli
+        runner.busy = runner.busy or rate.utilisation > 0
         if not runner.since or rate.workers != runner.size:
             runner.since, runner.size, runner.base = now, rate.workers, NOT_YET
         if rate.samples:
@@ -190,7 +194,9 @@ class Outlooks:
             samples=runner.base.samples,
         )
         runner.sent_at, runner.idle_since = now, Instant(0)
-        if step_ns and runner.key[0] and runner.nodes and rate.workers and not runner.shares:
+        stands = runner.busy and not rate.utilisation
+        lasts = not stands and not runner.shares
+        if step_ns and lasts and runner.key[0] and runner.nodes and rate.workers:
             gpus = rate.workers * runner.each
             self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
             self._learned_families[runner.key] = None

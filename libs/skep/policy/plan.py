@@ -25,11 +25,14 @@ class Turn(_Part, frozen=True):
     job holds them). Then `nodes` is ignored, and the job goes where the cells have free GPUs. A job
     that is AWAY and cannot migrate returns to its own nodes whatever `nodes` says; while they are
     taken it blocks no other job, also in a strict plan.
+
+    `workers`: an elastic job that is WAITING begins with so many; 0: with those of its spec.
     """
 
     job: str
     why: Reason
     nodes: tuple[str, ...] = ()
+    workers: int = 0
 
 
 class Preempt(_Part, frozen=True, tag="preempt"):

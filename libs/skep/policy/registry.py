@@ -11,11 +11,13 @@ import msgspec
 from skep.policy.api import NUMBER_MAX, Policy
 from skep.policy.schedulers.completion import MinMin, ModelCapacity, WeightedFair
 from skep.policy.schedulers.drf import Drf
+from skep.policy.schedulers.elasticflow import ElasticFlow
 from skep.policy.schedulers.fifo import Backfill, Fifo
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.schedulers.las import Las
 from skep.policy.schedulers.optimus import Optimus
 from skep.policy.schedulers.packing import Packing
+from skep.policy.schedulers.pollux import Pollux
 from skep.policy.schedulers.remaining import Srsf, Srtf
 from skep.policy.schedulers.shortest import Dsif, Lrf, Saf, Sif, Spf
 from skep.policy.schedulers.tetris import Tetris
@@ -44,6 +46,8 @@ _ALL: tuple[type[Policy], ...] = (
     MinMin,
     WeightedFair,
     Gandiva,
+    Pollux,
+    ElasticFlow,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 

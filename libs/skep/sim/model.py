@@ -415,7 +415,10 @@ class AllocatorModel:
             for member in fact.members
             for pair in zip(member.numbers, member.devices, strict=True)
         ]
-        whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
+        sizes = job.spec.elastic
+        least, most = (sizes.min, sizes.max) if sizes else (wanted.workers, wanted.workers)
+        whole = [rank for rank, _ in ranks] == list(range(len(ranks)))
+        whole = whole and least <= len(ranks) <= most
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
         packed = (name, fact.attempt) in self.gpus.decisions
@@ -431,7 +434,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
-        job.suspended, job.size, job.before = False, 0, {}
+        job.suspended, job.size, job.before = False, len(ranks), {}
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)

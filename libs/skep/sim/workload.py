@@ -57,7 +57,10 @@ TIERS = (
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
-NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model"))
+LATER = ("pollux", "elasticflow")
+"""Policies that came after histories were stored by their seeds: a draw from more names would make
+other histories of all of them."""
+NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model", *LATER))
 """The policies that histories draw from, besides the one that is made for them. One holds a job
 that is larger than the share of its model for ever, and every history is to end."""
 

@@ -139,7 +139,7 @@ class Runtime(_Part, frozen=True):
 class Elastic(_Part, frozen=True):
     """How few and how many workers the job may have while it runs: `skep resize`.
 
-    Every attempt begins with `resources.workers`.
+    Every attempt begins with `resources.workers`, unless the policy of its VC says otherwise.
     """
 
     min: Positive

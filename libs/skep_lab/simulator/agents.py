@@ -420,12 +420,20 @@ class Agents:
             if not run.trains:
                 continue
             work, where = self.works[run.name], self._floor.situation(run)
+            if run.job.batch_max:
+                work.advance(now, self._store_every)
+                where = where._replace(stage=work.stage())
             if where == work.where:
                 continue
             work.advance(now, self._store_every)
             work.where = where
             speed = self._speeds.speed(work.job, where) * work.factor * work.phase
             self._reckon(run, work, speed, self._speeds.utilisation(work.job, where), now)
+
+    def _staged(self, run: Run, version: int, now: Instant) -> None:
+        """Compute the speed of an attempt again, as another part of its run has begun."""
+        if self.works[run.name].version == version and run.trains:
+            self._stale[run] = None
 
     def vary(self, name: str, phase: float, now: Instant) -> None:
         """Change the speed of a job by a factor to its model: it is in another phase.
@@ -452,6 +460,9 @@ class Agents:
             self.paced[run] = None
         if speed > 0:
             self.later.append((after(now, work.left()), (self.ends, run.name, work.version)))
+            until = work.next_stage()
+            if until is not None and not self._steady:
+                self.later.append((after(now, until), (self._staged, run, work.version)))
 
     def _count(self, run: Run, busy: int, useful: int) -> None:
         before = self._counted.pop(run, (0, 0))

@@ -83,6 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     over_quota: OverQuota = "wait"
     """What guaranteed jobs do that exceed their VC's cells (`spec.over_quota`). The default here is
     to wait: published experiments have strict queues."""
+    tick_s: float = 0.0
+    """Policies decide only at multiples of so many seconds since 1970, as simulators that step do;
+    0: whenever something happens. A queue without a policy (`fifo`) does not wait."""
     gpu_memory: dict[str, int] = {}
     """Bytes of GPU memory by type; that of other types is unknown."""
 
@@ -96,6 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if unknown:
             reason = f"no compat switch is called {unknown[0]!r}; there are: {', '.join(COMPAT)}"
             raise ValueError(reason)
-        if self.noise < 0 or self.sample_every_s < 0:
-            reason = "noise and sample_every_s are 0 or more"
+        if self.noise < 0 or self.sample_every_s < 0 or self.tick_s < 0:
+            reason = "noise, sample_every_s and tick_s are 0 or more"
             raise ValueError(reason)

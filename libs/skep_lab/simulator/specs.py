@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from skep.cells.levels import gpus_per_node
-from skep.units import in_seconds, seconds
+from skep.policy.schedulers.elasticflow import DEADLINE
+from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Cluster
 from skep.wire.spec import TIME_S_MAX, TYPES_APART
 from skep_lab.simulator.settings import Settings
@@ -116,6 +117,8 @@ class Owners:
             spec["command"] = ("train",)
         if job.workers_max:
             spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
+        if job.deadline is not None and job.deadline > job.at:
+            spec["labels"] = {DEADLINE: f"{in_seconds(Duration(job.deadline - job.at)):.0f}"}
         if job.priority:
             spec["priority"] = job.priority
         if job.opportunistic:

@@ -8,7 +8,7 @@ import msgspec
 
 from skep.units import Duration, Instant
 from skep_lab.traces.job import TraceJob
-from skep_lab.workloads.situation import Situation
+from skep_lab.workloads.situation import STAGES, Situation
 
 HUNDREDTH = 100
 """The mini-batch by which AutoML decides about a model (Gandiva, section 6.2)."""
@@ -75,6 +75,20 @@ class Work(msgspec.Struct):
         """Return how long it still takes from `since` on, at its present speed (above 0)."""
         rest = self.job.run_time - self.done
         return Duration(rest if self.rate == 1.0 else math.ceil(rest / self.rate))
+
+    def stage(self) -> int:
+        """Return in which part of its run the job is; 0 if its batch size is fixed."""
+        if not self.job.batch_max or not self.job.run_time:
+            return 0
+        return min(self.done * STAGES // self.job.run_time, STAGES - 1)
+
+    def next_stage(self) -> Duration | None:
+        """Return how long the present part still takes at its speed (above 0); None: it is last."""
+        stage = self.stage()
+        if not self.job.batch_max or stage == STAGES - 1:
+            return None
+        rest = math.ceil((stage + 1) * self.job.run_time / STAGES) - self.done
+        return Duration(math.ceil(rest / self.rate) + 1)
 
     def lose(self) -> None:
         """Return to the stored state."""

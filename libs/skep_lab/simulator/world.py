@@ -114,6 +114,7 @@ class World:
         self.allocator.settings.node_lost_after = FOR_EVER
         self.allocator.settings.node_check_every = FOR_EVER
         self.allocator.settings.trial_rules.repeated = FOR_EVER
+        self.allocator.settings.plan_every = seconds(settings.tick_s)
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)

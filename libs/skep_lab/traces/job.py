@@ -40,6 +40,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workers_min: int = 0
     workers_max: int = 0
     """The fewest and the most workers that it may have; 0: the number is fixed."""
+    batch_max: int = 0
+    """The largest batch size that it may change to while it runs; 0: its batch size is fixed."""
     servers: int = 0
     """Parameter servers; 0: its workers exchange gradients among themselves."""
     cpus: int = 0

@@ -19,7 +19,7 @@ import csv
 from collections.abc import Iterable, Mapping
 
 from skep_lab.workloads.names import normalised
-from skep_lab.workloads.table import Place, Table, Work, between
+from skep_lab.workloads.table import Limits, Place, Table, Work, between
 
 
 class Dl2(Table):
@@ -43,6 +43,11 @@ class Dl2(Table):
             return None
         rows = {workers: between(row, place.servers) for workers, row in grid.items()}
         return between(rows, place.workers) / self.batches[work.model]
+
+    def limits(self, work: Work) -> Limits | None:
+        """Return the most workers that were measured."""
+        grid = self.grids.get(work.model)
+        return Limits(max(grid)) if grid else None
 
     def seconds(self, work: Work, place: Place) -> float | None:
         rate = self.rate(work, place)

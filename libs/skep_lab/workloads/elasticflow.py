@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from skep_lab.workloads.names import normalised
-from skep_lab.workloads.table import Place, Table, Work, nearest, scaled
+from skep_lab.workloads.table import Limits, Place, Table, Work, nearest, scaled
 
 
 class ElasticFlow(Table):
@@ -36,6 +36,15 @@ class ElasticFlow(Table):
                 batch = nearest(tuple(sizes), work.gang_batch)
                 return scaled(sizes[batch], place.gpus) * batch / (work.gang_batch or batch)
         return None
+
+    def limits(self, work: Work) -> Limits | None:
+        """Return the most GPUs that were measured at the batch size nearest to the job's."""
+        found = [
+            max(sizes[nearest(tuple(sizes), work.gang_batch)])
+            for (_, model), sizes in self.rates.items()
+            if model == work.model
+        ]
+        return Limits(max(found)) if found else None
 
     def seconds(self, work: Work, place: Place) -> float | None:
         rate = self.rate(work, place)

@@ -5,6 +5,7 @@ A speed is a product, and each factor comes from the first table that knows the 
     type      its GPUs against those of its trace            rate on one / rate on the other
     workers   as many as it has now against its trace's      rate with these / rate with those
     locality  its nodes against as few as would hold it      rate there / rate on the fewest
+    batch     its best batch size against its trace's        goodput with it / goodput with that
     packing   what partners on its GPUs leave                slowdowns of all added up
     network   what neighbours on its nodes' network leave    the same
 
@@ -23,7 +24,7 @@ from skep_lab.traces.job import TraceJob
 from skep_lab.workloads.figures import Figures
 from skep_lab.workloads.names import gpu_type, kin, normalised
 from skep_lab.workloads.situation import Situation
-from skep_lab.workloads.table import Place, Table, Work, fewest, together
+from skep_lab.workloads.table import Limits, Place, Table, Work, fewest, together
 
 ORDER = (
     "dl2",
@@ -86,7 +87,16 @@ class Models:
         self._kept: dict[tuple[object, ...], float] = {}
 
     def speed(self, job: TraceJob, where: Situation) -> float:
-        key = (job.model, job.batch_size, job.gpus, job.workers, job.servers, job.gpu_type, where)
+        key = (
+            job.model,
+            job.batch_size,
+            job.batch_max,
+            job.gpus,
+            job.workers,
+            job.servers,
+            job.gpu_type,
+            where,
+        )
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= KEPT_MAX:
@@ -130,6 +140,22 @@ class Models:
         """Return whether some table says anything about this model's speed."""
         return any(name in self._known for name in kin(normalised(model).model))
 
+    def limits(self, job: TraceJob) -> Limits | None:
+        """Return how far a job can grow by the first table that knows its model; None: unknown."""
+        for name in self._names(job):
+            for table in self.tables:
+                found = table.limits(self._work(job, name))
+                if found is not None and name in self._models[table.name]:
+                    return found
+        return None
+
+    def own_mini_batch_s(self, job: TraceJob) -> float:
+        """Return the seconds of a mini-batch of a job where it ran in its trace; 0.0: unknown."""
+        found = self._first(
+            job, self._then(job), lambda table, work, place: table.seconds(work, place)
+        )
+        return found[0] if found else 0.0
+
     def sources(self) -> dict[str, tuple[str, ...]]:
         """Return by model (normalised, sorted) the tables that know it, in the order of use."""
         every = sorted({model for models in self._models.values() for model in models})
@@ -170,6 +196,8 @@ class Models:
             parts.append(self._workers(job, then, there))
         if len(there.spread) > 1 and there.spread != self._fewest(there):
             parts.append(self._locality(job, there))
+        if job.batch_max:
+            parts.append(self._batch(job, there, where.stage))
         if where.partners:
             parts.append(self._packing(job, there, where))
         if where.neighbours:
@@ -211,6 +239,12 @@ class Models:
             job, there, lambda table, work, place: table.locality(work, place, least)
         )
         return Part("locality", *(found or (1.0, "")))
+
+    def _batch(self, job: TraceJob, there: Place, stage: int) -> Part:
+        found = self._first(
+            job, there, lambda table, work, place: table.adapted(work, place, job.batch_max, stage)
+        )
+        return Part("batch", *(found or (1.0, "")))
 
     def _packing(self, job: TraceJob, there: Place, where: Situation) -> Part:
         left, tables = [], []

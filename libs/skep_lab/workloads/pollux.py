@@ -20,12 +20,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from skep_lab.workloads.table import Place, Spread, Table, Work
+from skep_lab.traces.formats.lengths import POLLUX_EPOCHS
+from skep_lab.workloads import efficiency
+from skep_lab.workloads.efficiency import Training
+from skep_lab.workloads.table import Limits, Place, Spread, Table, Work
 
 NODES_DENSE = 4
 """Up to so many nodes every split was measured, in `placements.csv`."""
 ALIKE = 4
 """Fewer and more of them are no closer to splits left out."""
+
+BATCH_STEPS = 4
+"""Batch sizes of each doubling among which a job chooses its best one."""
+ONE_GPU = ("ncf",)
+"""Applications that have one GPU in Pollux's experiments, at a batch size that fills it."""
 
 
 class Step(NamedTuple):
@@ -46,8 +54,11 @@ class Pollux(Table):
     origin = "Pollux (OSDI'21): T4; every split of 1 to 16 GPUs over 1 to 4 nodes, and 6 to 16"
     gpu_types = ("t4",)
 
-    def __init__(self, applications: Mapping[str, Measured]) -> None:
+    def __init__(
+        self, applications: Mapping[str, Measured], training: Mapping[str, Training] = {}
+    ) -> None:
         self.applications = applications
+        self.training = training
 
     def models(self) -> tuple[str, ...]:
         return tuple(sorted(self.applications))
@@ -68,6 +79,40 @@ class Pollux(Table):
             return None
         step = self.step(work, place.spread)
         return max(1 - step.sync_s / step.step_s, 0.0)
+
+    def limits(self, work: Work) -> Limits | None:
+        """Return how far a job can grow: each GPU has at least the smallest measured batch."""
+        measured = self.applications.get(work.model)
+        if measured is None:
+            return None
+        if work.model in ONE_GPU:
+            return Limits(1, 1)
+        least = min(size for sizes in measured.values() for size in sizes)
+        fixed = max(int(work.gang_batch) // least, 1)
+        training = self.training.get(work.model)
+        if training is None:
+            return Limits(fixed)
+        return Limits(fixed, max(training.most // least, 1), training.most)
+
+    def adapted(self, work: Work, place: Place, batch_max: int, stage: int) -> float | None:
+        """Return the goodput at the best batch size, relative to that of the trace's.
+
+        Goodput is throughput times statistical efficiency (Pollux, equation 6): here progress per
+        second, in mini-batches of the batch size at which the application begins.
+        """
+        training = self.training.get(work.model)
+        if training is None or work.model not in self.applications:
+            return None
+        own = int(work.gang_batch) or training.base
+        fixed = training.mean(own) / self._step_s(work, own, place)
+        best = max(
+            training.gain(batch, stage) / self._step_s(work, batch, place)
+            for batch in _batches(training.base, min(max(batch_max, own), training.most), own)
+        )
+        return best / fixed
+
+    def _step_s(self, work: Work, batch: int, place: Place) -> float:
+        return self.step(work._replace(batch=batch, each=False), place.spread).step_s
 
     def seconds(self, work: Work, place: Place) -> float | None:
         rate = self.rate(work, place)
@@ -92,6 +137,13 @@ class Pollux(Table):
         splits = self.applications[work.model].values()
         sizes = max((sorted(sizes) for sizes in splits), key=len)
         return sizes[len(sizes) // 2]
+
+
+def _batches(least: int, most: int, own: int) -> list[int]:
+    """Return the batch sizes among which a job chooses: its own, and some of each doubling."""
+    count = max(math.ceil(math.log2(most / least) * BATCH_STEPS), 0)
+    sizes = [round(least * 2 ** (step / BATCH_STEPS)) for step in range(count)]
+    return sorted({*(size for size in sizes if size <= most), most, own})
 
 
 def at_batch(sizes: Mapping[int, Step], local: float) -> Step:
@@ -161,15 +213,18 @@ def _features(spread: Spread) -> tuple[float, float, float, float]:
 
 
 def parse(
-    placements: Mapping[str, Iterable[str]], scalability: Mapping[str, Iterable[str]]
+    placements: Mapping[str, Iterable[str]],
+    scalability: Mapping[str, Iterable[str]],
+    validation: Mapping[str, Mapping[int, Iterable[str]]] = {},
 ) -> Pollux:
-    """Return the table in both files of each application.
+    """Return the table in the files of each application.
 
     Splits that differ only in order are averaged.
 
     Args:
         placements: By application, the lines of `placements.csv`.
         scalability: By application, the lines of `scalability.csv`.
+        validation: By application and batch size, the lines of `validation-N.csv`.
 
     Raises:
         ValueError: An application has no placements.
@@ -192,7 +247,12 @@ def parse(
             spread: {size: _mean(steps) for size, steps in sorted(sizes.items())}
             for spread, sizes in sorted(rows.items())
         }
-    return Pollux(applications)
+    training = {
+        model: efficiency.parse(files, POLLUX_EPOCHS.get(model, 0))
+        for model, files in validation.items()
+        if files
+    }
+    return Pollux(applications, training)
 
 
 def _note(rows: dict[Spread, dict[int, list[Step]]], spread: Spread, row: dict[str, str]) -> None:

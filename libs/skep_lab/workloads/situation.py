@@ -6,6 +6,9 @@ from typing import NamedTuple, Protocol
 
 from skep_lab.traces.job import TraceJob
 
+STAGES = 20
+"""Parts of a run, of equal progress, between which its statistical efficiency may differ."""
+
 
 class Situation(NamedTuple):
     """Where a job runs. `spread` is the number of its GPUs on each of its nodes, largest first.
@@ -13,7 +16,8 @@ class Situation(NamedTuple):
     `workers` are the processes that train (GPUs where each has one), `servers` its parameter
     servers. `partners` are the models packed with it on the same GPUs, `neighbours` those that
     share a node's network with it without sharing a GPU; both sorted. `racks`: how many racks (or
-    switches) its nodes are in.
+    switches) its nodes are in. `stage` is the part of its run in which a job is that may change its
+    batch size (0 to STAGES - 1); 0 for all others.
     """
 
     gpu_type: str
@@ -23,6 +27,7 @@ class Situation(NamedTuple):
     partners: tuple[str, ...] = ()
     neighbours: tuple[str, ...] = ()
     racks: int = 1
+    stage: int = 0
 
 
 class Speeds(Protocol):

@@ -46,6 +46,17 @@ class Place(NamedTuple):
         return sum(self.spread)
 
 
+class Limits(NamedTuple):
+    """How far a job can grow: GPUs by whether its batch size is fixed, and its largest batch."""
+
+    gpus: int
+    """At the batch size of its trace."""
+    gpus_adapting: int = 0
+    """At its largest batch size."""
+    batch: int = 0
+    """Its largest batch size; 0: it is not known how another one would train."""
+
+
 class Table:
     """A source of measurements. It answers None if it does not know.
 
@@ -104,6 +115,28 @@ class Table:
             work: The job.
             neighbour: The other job.
             place: Where the job runs.
+        """
+        return None
+
+    def limits(self, work: Work) -> Limits | None:
+        """Return the most GPUs and the largest batch size with which a job can train.
+
+        Args:
+            work: The job.
+        """
+        return None
+
+    def adapted(self, work: Work, place: Place, batch_max: int, stage: int) -> float | None:
+        """Return the progress of a job at its best batch size, relative to that of its trace.
+
+        Both are on the same GPUs. The progress at the batch size of its trace is the mean of a
+        whole run.
+
+        Args:
+            work: The job.
+            place: Where it runs.
+            batch_max: The largest batch size that the job may have.
+            stage: The part of its run in which it is.
         """
         return None
 

@@ -99,6 +99,18 @@ def options(parser: ArgumentParser) -> None:
         help="how fast jobs go where: steady (as in the trace; default), papers, "
         "measured, or one table's (`skep models`)",
     )
+    parser.add_argument(
+        "--elastic",
+        choices=("no", "size", "batch"),
+        default="no",
+        help="whether jobs may change their number of GPUs (size), and their batch size as well "
+        "(batch), as far as --models has measurements; default no",
+    )
+    parser.add_argument(
+        "--tick",
+        metavar="TIME",
+        help="policies decide only at multiples of this, as published simulators do: 60",
+    )
     parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
     parser.add_argument(
         "--hints",
@@ -284,6 +296,8 @@ def _asked(arguments: Namespace) -> Any:
         audit=arguments.audit,
         lenient=arguments.lenient,
         home=arguments.home,
+        elastic=arguments.elastic,
+        tick=None if arguments.tick is None else inputs.duration(arguments.tick, "--tick"),
     )
 
 

@@ -170,8 +170,22 @@ def _place(attempt: Attempt) -> str:
     )
 
 
+def begin_with(job: Job, workers: int) -> None:
+    """Set a job's size to the workers of an attempt that its policy has begin with others.
+
+    Args:
+        job: Its attempt was bound.
+        workers: The workers of the attempt.
+    """
+    row = job.row
+    if job.spec_whole and workers != row.workers:
+        job.begins_with = job.begins_with or row.workers
+        row.gpus = row.gpus // max(1, row.workers) * workers
+        row.workers = workers
+
+
 def begin_again(job: Job) -> None:
-    """Set a job's size to the workers that every attempt begins with."""
+    """Set a job's size to the workers of its spec."""
     row = job.row
     if job.begins_with:
         row.gpus = row.gpus // max(1, row.workers) * job.begins_with

@@ -484,6 +484,7 @@ class Fold:
         job.victims = ()
         job.released, job.changing = False, None
         changes.begin_again(job)
+        changes.begin_with(job, sum(len(member.devices) for member in fact.members))
         for member in fact.members:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices

@@ -17,6 +17,8 @@ from skep_lab.simulator.world import abilities
 from skep_lab.traces.heldout import HELD_OUT_FROM, TRAINING_TENTHS, HeldOutError, split
 from skep_lab.traces.job import RowProblem, Trace
 from skep_lab.traces.problems import BadTraceError, suit, without
+from skep_lab.workloads.elastic import Elasticity, elastic
+from skep_lab.workloads.models import Models
 from skep_services.simulations import sources, whatif
 from skep_services.simulations.inputs import Choice, Place, WrongError, policies
 from skep_services.simulations.models import speeds
@@ -28,6 +30,13 @@ SAMPLES = 240
 """Looks at a run while its jobs are submitted: as many as a plot can show."""
 SAMPLE_S = 60.0
 """Between two looks at least."""
+
+ELASTICITY = {
+    "no": "no",
+    "size": "jobs may change their number of GPUs, one to a worker",
+    "batch": "jobs may change their number of GPUs, one to a worker, and their batch size",
+}
+"""What jobs may change, in words, for every policy alike."""
 
 Traces = Mapping[int, Trace]
 """By seed."""
@@ -53,6 +62,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     audit: bool
     lenient: bool
     home: str | None = None
+    elastic: Elasticity = "no"
+    tick: Duration | None = None
     held_out: bool = False
     """Traces of evaluation are drawn, which no training has seen."""
 
@@ -87,6 +98,8 @@ def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
     trace = sources.load(
         asked.trace, form=asked.form, seed=seed, home=asked.home, lenient=asked.lenient
     )
+    if asked.elastic != "no":
+        trace = _elastic(asked, places, trace)
     unfit: dict[int, RowProblem] = {}
     for place in places:
         unknown = speeds(asked.models, place.cluster).unknown(trace.jobs)
@@ -105,6 +118,28 @@ def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
     if not asked.lenient or not left.jobs:
         raise BadTraceError(trace.name, found, len(left.jobs))
     return left
+
+
+def _elastic(asked: Asked, places: Sequence[Place], trace: Trace) -> Trace:
+    """Return a trace whose jobs may change their size, as far as measurements say.
+
+    Raises:
+        WrongError: The workload model has no measurements.
+    """
+    model = speeds(asked.models, places[0].cluster)
+    if not isinstance(model, Models):
+        reason = (
+            f"--elastic {asked.elastic}: --models {asked.models} does not say how jobs scale; "
+            "write --models measured, or one table's name"
+        )
+        raise WrongError(reason)
+    return elastic(
+        trace,
+        model.limits,
+        model.own_mini_batch_s,
+        min(_gpus(place.cluster) for place in places),
+        batch=asked.elastic == "batch",
+    )
 
 
 def _gpus(cluster: Cluster) -> int:
@@ -204,6 +239,7 @@ def _order(
         until=asked.until,
         noise=asked.noise,
         hints=asked.hints,
+        tick_s=in_seconds(asked.tick) if asked.tick is not None else 0.0,
         sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
     )
     if asked.audit and place.pooled:
@@ -303,6 +339,8 @@ def settings_told(asked: Asked) -> dict[str, str]:
         "costs": asked.costs_text,
         "hints": asked.hints,
         "noise": f"{asked.noise:g}",
+        "elastic": "" if asked.elastic == "no" else ELASTICITY[asked.elastic],
+        "tick": "" if asked.tick is None else f"{in_seconds(asked.tick):g} s",
         "until": "" if asked.until is None else f"{in_seconds(asked.until):g} s",
         "lenient": "yes" if asked.lenient else "no",
     }

@@ -46,5 +46,8 @@ class Settings(msgspec.Struct):
     trial_rules: Rules = msgspec.field(default_factory=Rules)
     defers: bool = False
     """While this holds nothing is placed: a simulation has more to say about this instant."""
+    plan_every: Duration = Duration(0)
+    """Policies are asked at multiples of this only, as published simulators do; 0: whenever
+    something happened."""
     key: bytes = b""
     """What secrets of successors are derived from: a service's own, never recorded."""

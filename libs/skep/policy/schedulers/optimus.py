@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued, turns_for
-from skep.policy.plan import Plan, Resize
+from skep.policy.plan import Plan, Resize, Turn
 from skep.policy.powers import Powers
+from skep.policy.sizes import fewest_workers, gpus_per_worker, known_speeds
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
@@ -26,12 +29,17 @@ class Optimus(Policy, frozen=True):
 
     Only jobs whose rates are predicted are resized: those whose family was measured at two sizes or
     more (`JobView.rates`). For all others this is an order of arrival.
+
+    With `fewest` waiting elastic jobs begin with the fewest workers that they may have, as in the
+    paper, and unknown speeds are assumed to be in proportion to the workers, up to twice the
+    largest size that is known: else no family would ever be measured at a second size.
     """
 
     name: ClassVar[str] = "optimus"
     source: ClassVar[str] = "Optimus (EuroSys 2018), section 4.1; DL², section 6.1"
     every_s: float = 600
     strict: bool = True
+    fewest: bool = False
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -58,23 +66,30 @@ class Optimus(Policy, frozen=True):
         actions: list[Resize] = []
         if view.now - began <= length // LATE_DIVISOR:
             actions = self._resizes(view)
+        waiting = by_arrival(queued(view))
+        turns = turns_for(waiting, Reason.ARRIVAL)
+        if self.fewest:
+            turns = tuple(
+                Turn(job.job, Reason.ARRIVAL, workers=fewest_workers(job)) for job in waiting
+            )
         return Plan(
-            turns=turns_for(by_arrival(queued(view)), Reason.ARRIVAL),
-            strict=self.strict,
-            actions=tuple(actions),
-            look_at=Instant(began + length),
+            turns=turns, strict=self.strict, actions=tuple(actions), look_at=Instant(began + length)
         )
 
     def _resizes(self, view: VcView) -> list[Resize]:
         spare = view.free_for()
         for job in queued(view):
-            spare[job.pin] = spare.get(job.pin, 0) - job.gpus
+            workers = self.fewest and fewest_workers(job)
+            asks = workers * gpus_per_worker(job) if workers else job.gpus
+            spare[job.pin] = spare.get(job.pin, 0) - asks
         return [resize for pin, free in spare.items() for resize in self._among(view, pin, free)]
 
     def _among(self, view: VcView, pin: str, free: int) -> list[Resize]:
         """Return new sizes of the jobs with this pin, given what waiting jobs leave free."""
         elastic = [job for job in view.jobs if job.pin == pin and _is_elastic(job, view)]
         now = {job.job: job.workers for job in elastic}
+        if self.fewest:
+            elastic = [_with_all_speeds(job) for job in elastic]
         shares = share_out(elastic, view, free)
         resizes = []
         for job in sorted(elastic, key=lambda job: (shares[job.job] - now[job.job], job.sequence)):
@@ -116,6 +131,12 @@ def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> fl
     if not rates[workers] or not rates[workers + 1]:
         return 0.0
     return remaining * speed * (1 / rates[workers] - 1 / rates[workers + 1]) / _gpus_per_worker(job)
+
+
+def _with_all_speeds(job: JobView) -> JobView:
+    """Return a job whose unknown rates are assumed."""
+    rates = tuple((workers, round(rate)) for workers, rate in known_speeds(job).items())
+    return msgspec.structs.replace(job, rates=rates)
 
 
 def _is_elastic(job: JobView, view: VcView) -> bool:

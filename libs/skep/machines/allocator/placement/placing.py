@@ -61,6 +61,8 @@ def serve(
     now: Instant,
     room: int,
     only: tuple[str, ...] | None = None,
+    *,
+    workers: int = 0,
 ) -> Outcome:
     """Bind a job or reserve cells for it; else say why it waits.
 
@@ -73,12 +75,14 @@ def serve(
         only: Given at a turn in the plan of the VC's policy: the nodes of the turn, empty for any.
             Then priorities in the VC count for nothing, as its policy says which job yields; and
             the job borrows nothing here, but later (`borrow`).
+        workers: With how many workers it is to begin; 0: with those of its spec.
 
     Returns:
         `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
     """
     soft, attempt = tx.soft, job.following
-    asked = attempts.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    mine = not job.spec.opportunistic
+    asked = attempts.request(job, attempt, guaranteed=mine, workers=workers)
     if only is not None:
         asked = asked._replace(priority=0)
     where = _place(tx, job, asked, now, only)

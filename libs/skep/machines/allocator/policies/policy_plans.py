@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
@@ -117,10 +118,14 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
 
 def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
     """Return whether a VC is to be planned again now."""
-    if planned.due or (planned.look_at is not None and planned.look_at <= now):
-        return True
+    asks = planned.due or (planned.look_at is not None and planned.look_at <= now)
     elsewhere = planned.open and planned.outside
-    return elsewhere and planned.changes != tx.soft.changes
+    asks = asks or (elsewhere and planned.changes != tx.soft.changes)
+    every = tx.settings.plan_every
+    if asks and every and now % every:
+        planned.due, planned.look_at = True, Instant((now // every + 1) * every)
+        return False
+    return asks
 
 
 def _in_vain(tx: Transaction, planned: Planned) -> bool:
@@ -341,8 +346,9 @@ def _take_turns(
     planned.open = planned.outside = False
     for turn in plan.turns:
         job = _job(tx.state, planned, turn.job)
-        if job is None:
-            wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
+        if job is None or not _allows(job, turn.workers):
+            size = f"its spec does not allow {turn.workers} workers"
+            wrong.append(f"turn of {turn.job}: {size if job else f'no such job of {planned.vc}'}")
             continue
         borrows = policy_views.borrowing(tx.state, job)
         if job.state is not State.QUEUED and not job.away and not borrows:
@@ -391,6 +397,14 @@ def _take_turns(
     return taken
 
 
+def _allows(job: JobState, workers: int) -> bool:
+    """Return whether an attempt of a job may begin with so many workers; 0: those of its spec."""
+    allowed = job.spec.elastic
+    if allowed is None or not workers:
+        return workers in (0, job.spec.resources.workers)
+    return allowed.min <= workers <= allowed.max
+
+
 def _take_turn(
     tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
 ) -> Outcome:
@@ -402,14 +416,16 @@ def _take_turn(
             cost = policy_actions.go_on(tx, job, (), now)
         planned.outside = planned.outside or not cost
         return done(cost)
-    shape = job.spec.resources, job.spec.over_quota, turn.nodes
+    shape: tuple[Any, ...] = (job.spec.resources, job.spec.over_quota, turn.nodes)
+    if turn.workers:
+        shape = *shape, turn.workers
     known = planned.demand.failed(shape, changes)
     if known is not None:
         planned.outside = planned.outside or known
         return BLOCKED
-    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes)
+    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes, workers=turn.workers)
     if placed is BLOCKED and _misled(tx, planned, job, turn, now):
-        placed = placing.serve(tx, job, turn.why, now, room, ())
+        placed = placing.serve(tx, job, turn.why, now, room, (), workers=turn.workers)
     if placed is BLOCKED:
         outside = _others_matter(tx.state, job)
         planned.demand.fail(shape, tx.soft.changes, outside=outside)
