@@ -19,6 +19,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.figures import Figures
 from skep_lab.workloads.models import Models
 from skep_lab.workloads.situation import Speeds, Steady
-from skep_services.collection import keep_pauses_short
+from skep_services.collection import short_pauses
 
 NODE_GPUS = 8
 SIZES = {"one": ((1,), (1,)), "mixed": ((1, 2, 4, 8, 16), (70, 12, 9, 7, 2))}
@@ -119,17 +120,19 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
     machine.decide = decide  # type: ignore[method-assign, assignment]
     policy_views.of_vc = view  # type: ignore[assignment]
     ruled = False
+    pauses = ExitStack()
     for now in world.steps():
         if not ruled and now - begun >= seconds(FILL_S + 10):
             ruled = True
             _rule(world, {"introspect": True} if introspect else {})
-            keep_pauses_short()  # As the service does, once it has read its log.
+            pauses.enter_context(short_pauses())  # As the service does, once it has read its log.
             machine.tx.soft.planned[ALL].plan = plan
         if now - begun < seconds(FILL_S + 10 + told.warm):
             for each in (decide, view, plan):
                 each.spent.clear()
         if len(decide.spent) >= told.decisions:
             break
+    pauses.close()
     phases = Counter(
         each.phase.value
         for planned in machine.tx.soft.planned.values()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 ALL_AGAIN_S = 3600.0
 """How often a full collection looks at everything again: one long pause an hour bounds what
@@ -44,6 +45,13 @@ class ShortPauses:
             gc.unfreeze()
 
 
-def keep_pauses_short() -> None:
+@contextmanager
+def short_pauses() -> Iterator[None]:
     """Have full collections of this process look only at what came since the one before."""
-    gc.callbacks.append(ShortPauses())
+    pauses = ShortPauses()
+    gc.callbacks.append(pauses)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(pauses)
+        gc.unfreeze()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skep_services.collection import ALL_AGAIN_S, ShortPauses
+from skep_services.collection import ALL_AGAIN_S, ShortPauses, short_pauses
 
 
 class Thing:
@@ -65,3 +65,12 @@ def test_a_frozen_cycle_is_freed_within_the_hour(clock: Clock) -> None:
     clock.now = ALL_AGAIN_S
     gc.collect()
     assert found() is None
+
+
+def test_nothing_stays_frozen_at_the_end() -> None:
+    before = list(gc.callbacks)
+    with short_pauses():
+        assert gc.get_freeze_count() > 0
+        assert len(gc.callbacks) == len(before) + 1
+    assert gc.get_freeze_count() == 0
+    assert gc.callbacks == before

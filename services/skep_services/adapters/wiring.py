@@ -19,7 +19,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.peers import Peers, Standing
-from skep_services.collection import keep_pauses_short
+from skep_services.collection import short_pauses
 from skep_services.links import ForeignSeen
 from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
@@ -197,9 +197,10 @@ async def drive(
 
 
 async def _collect_little(shell: Shell[Any, Any]) -> None:
-    """Keep the garbage collector's pauses short, once the state has been read."""
+    """Keep the garbage collector's pauses short, once the state has been read, until cancelled."""
     await shell.ready.wait()
-    keep_pauses_short()
+    with short_pauses():
+        await asyncio.Event().wait()
 
 
 async def _answer(
