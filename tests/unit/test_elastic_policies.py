@@ -69,7 +69,7 @@ def test_pollux_leaves_a_young_job_that_would_lose_more_by_its_restart() -> None
 def test_pollux_decides_once_in_a_round_and_passes_on_what_comes_free() -> None:
     jobs = [elastic("j1", on=6, ran=9000, since=9000), elastic("j2", 4)]
     seen = view(jobs, size=8, nodes=1, now=Instant(ROUND + seconds(20)))
-    assert plan("pollux", seen) == "+j2 j2:4", "nobody is made smaller now"
+    assert plan("pollux", seen) == "+j2 j2:4", "no job is made smaller now"
     late = replace(seen, now=Instant(ROUND + seconds(45)))
     assert plan("pollux", late) == ""
     made = make("pollux").plan(late)

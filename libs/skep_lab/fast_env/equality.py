@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Speed depends on the model, the type and the number of nodes."""
     priorities: bool = False
     costs: Costs = Costs()
-    hints: str = "exact"
+    hints: Literal["exact", "none", "noisy"] = "exact"
     at_once: bool = False
 
 
@@ -165,7 +165,7 @@ def compare(case: Case, seed: int, jobs: int) -> Equality:
     settings = Settings(
         seed=seed,
         costs=case.costs,
-        hints=case.hints,  # type: ignore[arg-type]
+        hints=case.hints,
         policies={ALL: (case.policy, case.options)},
         compat=frozenset({AT_ONCE} if case.at_once else ()),
     )

@@ -136,6 +136,7 @@ def parse(files: Mapping[int, Iterable[str]], epochs: int = 0) -> Training:
             for row in csv.DictReader(lines)
         )
         if not rows:
-            raise ValueError(f"no epochs at batch size {size}")  # noqa: EM102
+            reason = f"no epochs at batch size {size}"
+            raise ValueError(reason)
         found[size] = rows[: epochs or len(rows)]
     return Training(found)

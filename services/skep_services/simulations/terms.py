@@ -1,7 +1,8 @@
 """On what terms the runs of a comparison compete: what is equal in all of them, and what is not.
 
-A table of policies is read as if only the order of jobs differed. What else differs (who may stop
-running jobs, what a priority is worth, who is told run times, the cluster) is named in its head.
+A table of policies is read as if only the order of jobs differed. What else differs (which policy
+may stop running jobs, what a priority is worth, which goes by run times, the cluster) is named in
+its head.
 """
 
 from __future__ import annotations

@@ -63,15 +63,16 @@ class Transaction:
 
         Which VC bears bad hardware, and which attempt leads a set, is decided in the same record.
         """
+        self._record(fact)
+        if self.state.cells.undecided:
+            for step in bad_cells.next_steps(self.state.cells):
+                self._record(_fact_of(step))
+
+    def _record(self, fact: AllocatorFact) -> None:
+        """Apply one fact, and have it made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
         self.soft.story.append(fact)
-        if self.state.cells.undecided:
-            for step in bad_cells.next_steps(self.state.cells):
-                chosen = _fact_of(step)
-                self.apply(chosen)
-                self.effects.append(Record(chosen))
-                self.soft.story.append(chosen)
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot.
