@@ -16,7 +16,7 @@ import msgspec
 from skep.cells.check import check_cells
 from skep.cells.decide import placement
 from skep.cells.decide.bad_cells import AT_ONCE
-from skep.cells.decide.cover import find_cover
+from skep.cells.decide.cover import find_cover, out_of_reach
 from skep.cells.decide.reconfigure import reconfigure
 from skep.cells.forest import Forest
 from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request
@@ -394,6 +394,11 @@ class History:
         for job, hold in list(self.cells.holds.items()):
             if hold.priority < hold.asked and not hold.claims:
                 spots = find_cover(self.cells, hold)
+                chain = self.cells.chains[hold.chain]
+                pool = chain.pools.get((hold.vc, hold.pin))
+                if pool is not None and out_of_reach(pool, chain.topology, hold.spots):
+                    assert spots is None, job
+                    self.stats["out of reach"] += 1
                 if spots is not None:
                     self.cells.promote(job, spots)
                     self.verify()

@@ -289,6 +289,7 @@ class ChainState:
         self.forest.allocate(level, index)
         self.forest.owed[level] -= 1
         pool.left[level] -= 1
+        pool.bindings += 1
         cell = self.bound[level][index] = pool.bound[level, index] = VirtualCell(pool, level, index)
         if bad_cell:
             cell.bad_cell = True
@@ -321,6 +322,7 @@ class ChainState:
             del self.bad_cells[cell]
             self.bad_cells_at[level] -= 1
         pool.left[level] += 1
+        pool.bindings += 1
         self.forest.owed[level] += 1
         nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()
         if level < shape.node_level:

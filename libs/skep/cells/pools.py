@@ -39,6 +39,8 @@ class Pool:
         self._room: dict[tuple[int, int], int] = {}
         self.freed = 0
         """Counts how often something of its cells came free."""
+        self.bindings = 0
+        """Counts how often one of its cells was bound, or is not bound any longer."""
 
     def list_unit(self, forest: Forest, level: int, index: int) -> None:
         """List a unit by its free GPUs; while their number is the same, it keeps its place.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.holds import CellHold, Spot
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
+from skep.cells.topology import Topology
 
 
 def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
@@ -25,16 +25,17 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
     """
     chain = cells.chains[hold.chain]
     pool = chain.pools.get((hold.vc, hold.pin))
-    claimed = any(leaf in chain.claim for spot in hold.spots for leaf in spot.leaves)
-    if pool is None or claimed:
+    if pool is None:
         return None
-    draft, left, shape = Draft(chain.forest), list(pool.left), chain.topology
+    left, shape = list(pool.left), chain.topology
+    draft: Draft | None = None
     new: dict[tuple[int, int], None] = {}
     spots = []
     for spot in hold.spots:
-        level = _level_of_cover(chain, pool, spot, new)
-        if not level:
-            first, last = min(spot.leaves), max(spot.leaves)
+        first, last = min(spot.leaves), max(spot.leaves)
+        level = _level_of_cover(shape, pool, first, last, new)
+        if not level and any(left):
+            draft = draft or Draft(chain.forest)  # It takes time, and most VCs have nothing left.
             for at in _levels_to_try(spot.level, shape.top):
                 cell = first // shape.size[at]
                 if cell == last // shape.size[at] and left[at] and draft.take_if_safe(at, cell):
@@ -45,7 +46,26 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
         if not level:
             return None
         spots.append(Spot(spot.leaves, level))
-    return tuple(spots)
+    claimed = any(leaf in chain.claim for spot in spots for leaf in spot.leaves)
+    return None if claimed else tuple(spots)
+
+
+def out_of_reach(pool: Pool, shape: Topology, spots: tuple[Spot, ...]) -> bool:
+    """Return whether a VC has no cell left, and those that it has bound do not contain all spots.
+
+    So it is until `pool.bindings` changes. `find_cover` returns None then.
+
+    Args:
+        pool: The cells of the VC.
+        shape: The shape of their chain.
+        spots: Where the workers of a job are.
+    """
+    if any(pool.left):
+        return False
+    none: dict[tuple[int, int], None] = {}
+    return not all(
+        _level_of_cover(shape, pool, min(spot.leaves), max(spot.leaves), none) for spot in spots
+    )
 
 
 def _levels_to_try(preferred: int, top: int) -> list[int]:
@@ -55,14 +75,13 @@ def _levels_to_try(preferred: int, top: int) -> list[int]:
 
 
 def _level_of_cover(
-    chain: ChainState, pool: Pool, spot: Spot, new: dict[tuple[int, int], None]
+    shape: Topology, pool: Pool, first: int, last: int, new: dict[tuple[int, int], None]
 ) -> int:
-    """Return the level of the bound or `new` cell that contains a spot; 0: there is none."""
-    shape = chain.topology
+    """Return the level of the bound or `new` cell that contains these leaves; 0: there is none."""
     for level in range(1, shape.top + 1):
-        first = spot.leaves[0] // shape.size[level]
-        if all(leaf // shape.size[level] == first for leaf in spot.leaves):
-            key = level, first
-            if key in new or key in pool.bound:
-                return level
+        size = shape.size[level]
+        cell = first // size
+        key = level, cell
+        if cell == last // size and (key in pool.bound or key in new):
+            return level
     return 0

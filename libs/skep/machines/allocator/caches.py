@@ -64,6 +64,7 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
         telling.touched = telling.stale = True
     if delta.ended:
         soft.uncovered.pop(delta.ended, None)
+        soft.out_of_reach.pop(delta.ended, None)
     if delta.views and soft.planned:
         _show(jobs, soft, delta.views)
 

@@ -15,20 +15,9 @@ from skep import ids
 from skep.cells.patrol import Broken, Patrol, check_hold, unsafe_levels
 from skep.ledger.state import Place
 from skep.machines.allocator.transaction import Transaction
-from skep.machines.base import Record
 from skep.units import Instant, after, seconds
-from skep.wire.changes import GpusRegained, MemberLearned
-from skep.wire.facts import (
-    CellsAlarm,
-    CellsReserved,
-    JobBound,
-    JobDemoted,
-    JobPromoted,
-    JobQueued,
-    JobRan,
-    JobWaits,
-    MemberRan,
-)
+from skep.wire.changes import GpusRegained
+from skep.wire.facts import CellsAlarm, CellsReserved, JobBound, JobDemoted, JobPromoted
 from skep.wire.reasons import Reason
 
 ROUND_EVERY = seconds(1)
@@ -39,9 +28,7 @@ ALARMS_AT_ONCE = 5
 ALARMS_MAX = 100
 """New alarms in one decision, so that their facts fit its record beside a large gang's, and alarms
 at one time: a broken index is found in every cell, and the first hundred tell enough."""
-ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned))
-"""Facts that change nothing about cells: they need no look."""
-HOLDS = frozenset((JobBound, JobDemoted, JobPromoted, CellsReserved, GpusRegained))
+HOLDS = (JobBound, JobDemoted, JobPromoted, CellsReserved, GpusRegained)
 """Facts by which a job gets GPUs, or holds them in another way."""
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a look at broken cells may raise."""
@@ -57,19 +44,14 @@ def look(tx: Transaction, now: Instant) -> None:
         tx: Its effects are read; alarms are added, and ends of alarms.
         now: The time of the decision.
     """
-    facts = [
-        effect.fact
-        for effect in tx.effects
-        if type(effect) is Record and type(effect.fact) not in ASIDE
-    ]
-    if not facts:
+    if not tx.weighty:
         return
     cells = tx.state.cells
     found: list[Broken] = []
     for chain in cells.chains.values():
         _collect(found, unsafe_levels(chain))
-    for fact in facts:
-        if type(fact) in HOLDS:
+    for fact in list(tx.weighty):
+        if isinstance(fact, HOLDS):
             _collect(found, check_hold(cells, ids.attempt_id(fact.job, fact.attempt)))
     if tx.state.alarms:
         broken = {_place(each) for each in found}

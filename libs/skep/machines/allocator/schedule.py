@@ -161,7 +161,19 @@ def _some_wait(tx: Transaction) -> bool:
 
 def _some_have_turns(tx: Transaction) -> bool:
     """Return whether jobs wait in a queue, or jobs that were lent GPUs may have a turn."""
-    return bool(tx.state.borrowed or tx.state.away or tx.soft.anew) or _some_wait(tx)
+    if tx.state.away or tx.soft.anew or _some_wait(tx):
+        return True
+    return any(policy_views.lends(job) for job in tx.state.borrowed.values())
+
+
+def _some_may_have_cells(tx: Transaction) -> bool:
+    """Return whether a job that borrows may have its VC's cells, and could not when last looked.
+
+    Policies and advice change the order of jobs without a fact.
+    """
+    soft = tx.soft
+    news = soft.may_promote or soft.promoted_at != soft.changes
+    return bool(tx.state.borrowed) and bool(news or soft.planned or soft.advice_until)
 
 
 STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
@@ -175,7 +187,7 @@ STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
     (Stage.LENDING, policy_plans.has_plans, _lend),
     (Stage.IDLE, _some_wait, _lend_idle),
     (Stage.OPPORTUNISTIC, _some_wait, _opportunistic),
-    (Stage.PROMOTION, lambda tx: tx.state.borrowed, _promotion),
+    (Stage.PROMOTION, _some_may_have_cells, _promotion),
 )
 """The stages that give GPUs to jobs in their order, each with what tells whether it has input."""
 
@@ -374,11 +386,14 @@ def _serve(tx: Transaction, head: Head, now: Instant, room: int) -> int:
 
 def _promote(tx: Transaction, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where no job of the VC waits for them."""
-    lent = policy_views.lines(tx)
-    for job in list(tx.state.borrowed.values()):
+    soft = tx.soft
+    jobs = [job for job in tx.state.borrowed.values() if not placing.known_uncovered(tx, job)]
+    lent = policy_views.lines(tx) if jobs else {}
+    for job in jobs:
         if policy_views.rules(tx, job.spec.vc) and policy_views.borrowing(tx.state, job):
             continue  # It has its turn in its policy's plan.
         if policy_views.lent(tx, job):
             continue  # It has its turn in the order of its queue.
         if job.state is not State.STOPPING and not policy_views.behind(tx, job, lent):
             placing.promote(tx, job, now)
+    soft.may_promote, soft.promoted_at = False, soft.changes

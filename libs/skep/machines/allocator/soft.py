@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from skep.base.timers import TimerHeap
-from skep.cells.holds import Request
+from skep.cells.holds import Request, Spot
 from skep.cells.patrol import Patrol
+from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.ledger.state import Place
 from skep.machines.allocator.placement.lending_line import Line
@@ -102,8 +103,15 @@ class Soft:
         """`changes` and the latest request when suspended jobs were last looked at."""
         self.reshare: dict[str, None] = {}
         """Jobs whose partners on their GPUs may have changed since they were told their share."""
+        self.may_promote = True
+        """Whether something was recorded since that may let a job that borrows have cells."""
+        self.promoted_at = 0
+        """`changes` when jobs that borrow were last looked at."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
+        self.out_of_reach: dict[str, tuple[Pool, int, tuple[Spot, ...]]] = {}
+        """By job that borrows GPUs, and that no cell of its VC can cover: the pool of its VC, its
+        `bindings` then, and where the job was."""
         self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
         """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
         that."""

@@ -17,7 +17,11 @@ from skep.machines.allocator.soft import Soft
 from skep.machines.allocator.stages import Progress, Report, Stage
 from skep.machines.base import Effect, Record
 from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
-from skep.wire.facts import AllocatorFact
+from skep.wire.changes import MemberLearned
+from skep.wire.facts import AllocatorFact, JobQueued, JobRan, JobWaits, MemberRan
+
+ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned))
+"""Facts that change nothing about cells."""
 
 
 class Transaction:
@@ -29,6 +33,7 @@ class Transaction:
         settings: What a simulation may have otherwise.
         effects: The facts and messages of this decision, in order.
         progress: What stages of this decision spent, where that is not nothing.
+        weighty: The facts of this decision that may change something about cells.
     """
 
     def __init__(self) -> None:
@@ -38,11 +43,12 @@ class Transaction:
         self.settings = Settings()
         self.effects: list[Effect] = []
         self.progress: dict[Stage, Progress] = {}
+        self.weighty: list[AllocatorFact] = []
         self._marks: list[tuple[Stage, int]] = []
 
     def begin(self) -> None:
         """Begin a decision, with the intake of its event."""
-        self.effects, self.progress = [], {}
+        self.effects, self.progress, self.weighty = [], {}, []
         self._marks = [(Stage.INTAKE, 0)]
 
     def enter(self, stage: Stage) -> None:
@@ -73,6 +79,11 @@ class Transaction:
         self.apply(fact)
         self.effects.append(Record(fact))
         self.soft.story.append(fact)
+        if type(fact) not in ASIDE:
+            self.weighty.append(fact)
+            self.soft.may_promote = True
+        elif type(fact) is JobWaits and fact.aside:
+            self.soft.may_promote = True  # No job waits behind it any more.
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot.

@@ -8,11 +8,10 @@ policy.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from skep import ids
 from skep.cells.decide import placement
-from skep.cells.decide.cover import find_cover
+from skep.cells.decide.cover import find_cover, out_of_reach
 from skep.cells.decide.cover_cost import cover_cost
 from skep.cells.decide.fair_share import place_yielding
 from skep.cells.decide.search import Limit
@@ -496,17 +495,11 @@ def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False)
     Returns:
         Whether it has the cells now.
     """
-    changes = tx.soft.changes
-    known = tx.soft.uncovered.get(job.job) == changes and not home
-    if job.job not in tx.state.borrowed or known:
+    if job.job not in tx.state.borrowed or (not home and known_uncovered(tx, job)):
         return False
-    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
-    anywhere = home or _returned(job)
-    cover = partial(find_cover, tx.state.cells) if anywhere else partial(_cover, tx, job)
-    away = not home and not resume_places.kept(tx).keys().isdisjoint(job.live)
-    spots = cover(hold) if hold is not None and not away else None
+    spots = _covered(tx, job, home=home)
     if spots is None:
-        tx.soft.uncovered[job.job] = changes
+        _note_uncovered(tx, job)
         return False
     tx.record(
         JobPromoted(
@@ -514,6 +507,49 @@ def promote(tx: Transaction, job: JobState, now: Instant, *, home: bool = False)
         )
     )
     return True
+
+
+def known_uncovered(tx: Transaction, job: JobState) -> bool:
+    """Return whether its VC's cells could not cover a job, and still cannot for what is known."""
+    soft = tx.soft
+    if soft.uncovered.get(job.job) == soft.changes:
+        return True
+    known = soft.out_of_reach.get(job.job)
+    if known is None:
+        return False
+    pool, bindings, spots = known
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    if hold is not None and hold.spots is spots and pool.bindings == bindings:
+        chain = tx.state.cells.chains.get(hold.chain)
+        if chain is not None and chain.pools.get((hold.vc, hold.pin)) is pool:
+            soft.uncovered[job.job] = soft.changes
+            return True
+    del soft.out_of_reach[job.job]
+    return False
+
+
+def _note_uncovered(tx: Transaction, job: JobState) -> None:
+    """Keep that its VC's cells could not cover a job, so that it is not tried again in vain."""
+    tx.soft.uncovered[job.job] = tx.soft.changes
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    if hold is None:
+        return
+    chain = tx.state.cells.chains[hold.chain]
+    pool = chain.pools.get((hold.vc, hold.pin))
+    if pool is not None and out_of_reach(pool, chain.topology, hold.spots):
+        tx.soft.out_of_reach[job.job] = pool, pool.bindings, hold.spots
+
+
+def _covered(tx: Transaction, job: JobState, *, home: bool) -> tuple[Spot, ...] | None:
+    """Return the cells of its VC that a job may have where it is; see `promote`."""
+    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    if hold is None:
+        return None
+    if not home and (kept := resume_places.kept(tx)) and not kept.keys().isdisjoint(job.live):
+        return None
+    if home or _returned(job):
+        return find_cover(tx.state.cells, hold)
+    return _cover(tx, job, hold)
 
 
 def _returned(job: JobState) -> bool:

@@ -63,13 +63,18 @@ def comes_anew(tx: Transaction, job: JobState) -> bool:
     return (only or lent(tx, job)) and job.state is State.RUNNING and "checkpoint" in job.can
 
 
+def lends(job: JobState) -> bool:
+    """Return whether a job was bound to idle GPUs that it gives back at its turn."""
+    return job.lent and job.spec.over_quota == "auto"
+
+
 def lent(tx: Transaction, job: JobState) -> bool:
     """Return whether a job of a VC without a policy has idle GPUs until its turn, by default.
 
     So it is too while it stands without GPUs, or is stopped, as others needed them. What its
     tenant has suspended, or is changing, is left as it is.
     """
-    if not job.lent or job.spec.over_quota != "auto":
+    if not lends(job):
         return False
     if job.cancelled or rules(tx, job.spec.vc):
         return False
@@ -96,7 +101,7 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
             del anew[name]
     begins_anew = [tx.state.jobs[name] for name in anew if name not in tx.state.borrowed]
     for job in (*tx.state.borrowed.values(), *tx.state.away.values(), *begins_anew):
-        if job.lent and lent(tx, job):
+        if lends(job) and lent(tx, job):
             found.setdefault(job.spec.vc, []).append(job)
     for line in found.values():
         line.sort(key=lambda job: job.entry, reverse=True)
