@@ -111,7 +111,7 @@ class Cells(Holdings):
 
     def begin_change(self) -> None:
         """Begin a change: everything that the last one left open must have been decided."""
-        if self.undecided:
+        if self.unsettled or self.unled or self.returned:
             self.unsettled.clear()
             self.unled.clear()
             self.returned.clear()

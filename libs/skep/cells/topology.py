@@ -81,6 +81,8 @@ class Topology:
 
     def device(self, leaf: int) -> int:
         """Return the device index of a leaf on its node."""
+        if not self._devices:
+            return leaf % self.node_size
         node, place = divmod(leaf, self.node_size)
         devices = self._devices.get(node)
         return place if devices is None else devices[place]

@@ -11,7 +11,10 @@ from skep.wire.cluster import Cluster
 from skep.wire.facts import NodeSeen
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, TYPES_APART, JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, TYPES_APART, JobSpec, Problem, Resources
+
+POSSIBLE_MAX = 1000
+"""Shapes of jobs of which it is kept that some node could run them: more than a cluster sees."""
 
 
 class Build(NamedTuple):
@@ -29,6 +32,8 @@ class Hardware:
         """Count them."""
         self._builds = Counter(map(_build, nodes))
         self._types = sorted({kind for build in self._builds for kind, _ in build.gpus})
+        self._possible: dict[Resources, Cluster] = {}
+        """What some node could run, and with which cells that was found out."""
 
     def problem(self, spec: JobSpec, cells: Cluster) -> Problem | None:
         """Return why no node could run the job, naming what exists; None if one could.
@@ -40,6 +45,8 @@ class Hardware:
         if not self._builds:
             return None  # No hardware has joined yet: nothing is known to be impossible.
         wanted, types = spec.resources, self._types
+        if self._possible.get(wanted) is cells:
+            return None
         asked = types if wanted.gpu_type is None else wanted.gpu_type.split(TYPES_APART)
         for kind in (kind for kind in asked if kind not in types):
             text = f"no node has GPUs of type `{kind}`; there are: {', '.join(types)}"
@@ -52,6 +59,9 @@ class Hardware:
         kinds = [kind for kind in types if kind in asked]
         one_node = _one_node(spec, cells)
         if any(self._holds(kind, spec, 1 if one_node else GANG_NODES_MAX) for kind in kinds):
+            if len(self._possible) >= POSSIBLE_MAX:
+                self._possible.clear()
+            self._possible[wanted] = cells
             return None
         return self._too_big(spec, kinds, one_node=one_node)
 

@@ -121,12 +121,14 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
     _take_in(tx, event, now)
     waits = tx.settings.defers or tx.soft.losing
     if (not isinstance(event, Heartbeat) or tx.effects) and not waits:
-        tx.enter(Stage.TRIALS)
-        trials.review(tx, now)
+        if trials.is_due(tx, now):
+            tx.enter(Stage.TRIALS)
+            trials.review(tx, now)
         schedule.run(tx, now)
-        tx.enter(Stage.VERDICTS)
-        trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
-        trials.tell(tx, now)
+        if trials.is_due(tx, now):
+            tx.enter(Stage.VERDICTS)
+            trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
+            trials.tell(tx, now)
     tx.enter(Stage.CHECKS)
     cell_watch.look(tx, now)
 

@@ -66,6 +66,8 @@ def run(tx: Transaction, now: Instant) -> None:
         tx: Changed.
         now: The instant of the decision (Unix ns).
     """
+    if not _any_input(tx):
+        return
     room = placing.MEMBERS_BOUND_MAX
     for stage, has_input, step in STAGES:
         if not has_input(tx):
@@ -174,6 +176,22 @@ def _some_may_have_cells(tx: Transaction) -> bool:
     soft = tx.soft
     news = soft.may_promote or soft.promoted_at != soft.changes
     return bool(tx.state.borrowed) and bool(news or soft.planned or soft.advice_until)
+
+
+def _any_input(tx: Transaction) -> bool:
+    """Return False if no stage has input: so it is after most events of a cluster with room."""
+    soft, state = tx.soft, tx.state
+    return bool(
+        policy_plans.has_plans(tx)
+        or state.borrowed
+        or state.away
+        or soft.anew
+        or soft.ripe
+        or soft.reshare
+        or soft.returning
+        or soft.advice_until
+        or _some_wait(tx)
+    )
 
 
 STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (

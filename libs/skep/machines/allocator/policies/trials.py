@@ -234,6 +234,14 @@ def _goes_back(tx: Transaction, trial: TrialBegun, now: Instant) -> str:
     return "" if against is None else f"{against.why}: {against.detail}"
 
 
+def is_due(tx: Transaction, now: Instant) -> bool:
+    """Return whether `review` or `tell` have anything to do."""
+    telling = tx.soft.telling
+    news = telling.touched or telling.stale or telling.unsure or telling.unsettled
+    late = telling.at is not None and telling.at <= now
+    return bool(news or late or tx.state.tries.undoing)
+
+
 def review(tx: Transaction, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = tx.state.tries, tx.soft
