@@ -38,6 +38,22 @@ def test_a_run_ends_where_a_job_waits_for_what_its_policy_never_gives() -> None:
     assert [job.ended for job in result.jobs] == [seconds(5), None]
 
 
+def test_users_of_a_trace_share_by_drf() -> None:
+    """The user of a job is the label by which `drf` shares: ada has a GPU, so bo is next."""
+    jobs = [
+        TraceJob(id=name, at=seconds(at), run_time=seconds(run_s), gpus=1, user=user)
+        for name, at, run_s, user in (
+            ("a", 0, 100, "ada"),
+            ("b", 0, 10, "ada"),
+            ("c", 1, 10, "ada"),
+            ("d", 2, 10, "bo"),
+        )
+    ]
+    settings = Settings(policies={"all": ("drf", {})})
+    result = run(Trace(name="t", jobs=tuple(jobs)), uniform(1, 2), settings, Steady())
+    assert [job.began for job in result.jobs] == [0, 0, seconds(20), seconds(10)]
+
+
 def test_jobs_run_one_after_the_other_where_only_one_fits() -> None:
     trace = Trace(name="two", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
     result = run(trace, uniform(1, 8), Settings(), Steady())

@@ -117,8 +117,11 @@ class Owners:
             spec["command"] = ("train",)
         if job.workers_max:
             spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
+        labels = {"user": job.user} if job.user else {}
         if job.deadline is not None and job.deadline > job.at:
-            spec["labels"] = {DEADLINE: f"{in_seconds(Duration(job.deadline - job.at)):.0f}"}
+            labels[DEADLINE] = f"{in_seconds(Duration(job.deadline - job.at)):.0f}"
+        if labels:
+            spec["labels"] = labels
         if job.priority:
             spec["priority"] = job.priority
         if job.opportunistic:
