@@ -219,8 +219,8 @@ class Mirror:
         """Check that a job that is preempted had to expect it.
 
         Raises:
-            BrokenError: It had cells, and they are claimed by another tenant's job or by one whose
-                priority is not higher.
+            BrokenError: It had cells, and no job claims them, or another tenant's job does, or one
+                whose priority is not higher.
         """
         victim = self.held[fact.job, fact.attempt]
         self.counts.victims += 1
@@ -232,7 +232,8 @@ class Mirror:
             for held in self.held.values()
             if held.claims and any(gpu in gpus for part in held.parts for gpu in part.gpus)
         ]
-        if not all(each.vc == victim.vc and each.priority > victim.priority for each in claims):
+        due = [each.vc == victim.vc and each.priority > victim.priority for each in claims]
+        if not due or not all(due):
             message = f"{fact.job} of {victim.vc} was preempted {fact.detail}"
             raise BrokenError(message)
         self.counts.lower += 1

@@ -205,14 +205,20 @@ async def latest(link: Link, stream: str, subject: str) -> bytes:
     return answer.payload
 
 
-async def stream_info(link: Link, stream: str) -> StreamInfo:
+async def stream_info(link: Link, stream: str, *, deleted: bool = False) -> StreamInfo:
     """Return what is known of `stream`.
+
+    Args:
+        link: The connection.
+        stream: The name of the stream.
+        deleted: Whether to ask which messages were deleted too.
 
     Raises:
         missing: A MissingStreamError: the stream does not exist.
         refused: A RefusedError: the server does not tell.
     """
-    info = await ask(link, f"STREAM.INFO.{stream}", None, StreamInfo)
+    asked = {"deleted_details": True} if deleted else None
+    info = await ask(link, f"STREAM.INFO.{stream}", asked, StreamInfo)
     if info.error is None:
         return info
     if info.error.err_code == STREAM_NOT_FOUND:

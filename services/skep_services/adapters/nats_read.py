@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from skep_services.adapters.nats_api import Answer, StreamInfo, ask, missing, refused
+from skep_services.adapters.nats_api import Answer, ask, refused, stream_info
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.ports import Delivery
 
@@ -17,13 +17,11 @@ async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
 
     Raises:
         missing: A MissingStreamError: the server has no such stream.
+        refused: A RefusedError: the server does not tell.
         TimeoutError: The messages did not come within WITHIN_S.
     """
     found: list[Delivery] = []
-    verb, asked = f"STREAM.INFO.{stream}", {"deleted_details": True}
-    info = await ask(bus.link, verb, asked, StreamInfo)
-    if info.error is not None:
-        raise missing(stream)
+    info = await stream_info(bus.link, stream, deleted=True)
     last, done = info.state.last_there, asyncio.Event()
     if not last:
         return found
