@@ -2,8 +2,10 @@
 
 An event is a start or an end of a job. Everything that decides is what runs in production, first
 come, first served in cells; jobs are Philly's mix of sizes, arrivals such that four fifths of the
-GPUs are busy. The whole Philly trace is played if its data is there (SKEP_SHARED_DATA, or
-`shared/data` beside the repository). Each figure comes of a process of its own.
+GPUs are busy. `hived` is five days of HiveD's eleven tenants in cells, whose jobs borrow idle GPUs;
+`hived-whole` its 141,950 jobs. The whole Philly trace is played if its data is there
+(SKEP_SHARED_DATA, or `shared/data` beside the repository). Each figure comes of a process of its
+own.
 
     python -m benchmarks simulator [--quick] [--only NAME] [--profile]
 """
@@ -28,9 +30,12 @@ from typing import Any
 
 from skep.units import seconds
 from skep.wire.cluster import Cluster
+from skep_lab.experiments.hived import fits
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.run import run as simulate
-from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Costs, Settings
+from skep_lab.traces.generators.hived import Options, assign, generate
+from skep_lab.traces.generators.hived import cluster as hived_cluster
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
 
@@ -43,6 +48,7 @@ SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (93.2, 2.2, 2.3, 2.0, 0.2, 0.1)
 """Philly's mix of GPUs per job."""
 MEAN_S, SIGMA, LOAD = 3600.0, 1.5, 0.8
 DEEP_JOBS = 5_000
+HIVED_NODES, HIVED_DAYS = 200, 5.0
 
 
 def drawn(gpus: int, jobs: int, vcs: int = 1, load: float = LOAD) -> Trace:
@@ -108,6 +114,16 @@ def helios() -> tuple[Trace, Cluster]:
     return Trace(name="philly oct 1-14", jobs=jobs), uniform(sum(vcs.values()), NODE_GPUS, vcs=vcs)
 
 
+def hived(days: float) -> tuple[Trace, Cluster, Settings]:
+    """Return HiveD's tenants on 200 nodes, their cells, and what its experiments set."""
+    drawn, owned = generate(0, Options(days=days)), assign(HIVED_NODES)
+    jobs = tuple(job for job in drawn.jobs if fits(job, owned[job.vc]))
+    settings = Settings(
+        costs=Costs(checkpoint_every_s=1.0), over_quota="opportunistic", can=("checkpoint",)
+    )
+    return Trace(name=drawn.name, jobs=jobs), hived_cluster(HIVED_NODES, owned), settings
+
+
 def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -> dict[str, Any]:
     """Return what one run took, and its means."""
     result = simulate(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
@@ -141,6 +157,8 @@ def case(name: str, *, quick: bool) -> dict[str, Any]:
         case "deep":
             # Ten times what the GPUs can do: almost all of it waits.
             return measured(drawn(512, min(jobs, DEEP_JOBS), load=10.0), uniform(64, NODE_GPUS))
+        case "hived" | "hived-whole":
+            return measured(*hived(1.0 if quick else 0.0 if name == "hived-whole" else HIVED_DAYS))
         case "philly":
             return measured(philly(), uniform(PHILLY_NODES, NODE_GPUS))
         case _:
@@ -148,14 +166,18 @@ def case(name: str, *, quick: bool) -> dict[str, Any]:
             return measured(*helios(), quirks)
 
 
-CASES = ("512", "2232", "65536", "vcs", "deep")
+CASES = ("512", "2232", "65536", "vcs", "deep", "hived")
+ALONE = ("hived-whole",)
+"""Cases that take minutes: only if asked for."""
 WITH_DATA = ("philly", "helios")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what may be chosen."""
     parser.add_argument("--quick", action="store_true", help="1,000 jobs each, no whole trace")
-    parser.add_argument("--only", choices=(*CASES, *WITH_DATA), help="one case, in this process")
+    parser.add_argument(
+        "--only", choices=(*CASES, *ALONE, *WITH_DATA), help="one case, in this process"
+    )
     parser.add_argument("--profile", action="store_true", help="with --only: where the time goes")
 
 
