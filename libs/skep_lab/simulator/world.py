@@ -298,6 +298,10 @@ class World:
         if agents.outbox:
             inbox += agents.outbox
             agents.outbox.clear()
+        if not inbox:
+            agents.settle(now)
+            self._push()
+            return
         tx, settings, asked = allocator.tx, allocator.settings, False
         held = settings.defers
         self._circles.begin()
@@ -322,10 +326,13 @@ class World:
 
     def _push(self) -> None:
         """Schedule the later events of agents."""
-        for at, event in self.agents.later:
+        later = self.agents.later
+        if not later:
+            return
+        for at, event in later:
             self._pushed += 1
             heapq.heappush(self._heap, (at, self._pushed, event))
-        self.agents.later.clear()
+        later.clear()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         now, news, ledger = self.now, [], self.ledger

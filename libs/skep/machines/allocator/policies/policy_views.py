@@ -96,6 +96,8 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
     """
     found: dict[str, list[JobState]] = {}
     anew = tx.soft.anew
+    if not (anew or tx.state.borrowed or tx.state.away):
+        return found
     for name in list(anew):
         if name not in tx.state.jobs or tx.state.jobs[name].state is not State.STOPPING:
             del anew[name]
