@@ -148,9 +148,13 @@ def _other(loads: tuple[float, float, float], days: float | None) -> list[Settin
     )
 
 
+def _fig8_quotas(days: float | None) -> list[Setting]:
+    return [each for each in _fig8(days) if each.plain]
+
+
 def _load_shapes(days: float | None) -> list[Setting]:
     """Return Figure 8's quotas where the tenant that it shows asks for less than all others."""
-    return [_asked(each, "res-f") for each in _fig8(days) if each.plain]
+    return [_asked(each, "res-f") for each in _fig8_quotas(days)]
 
 
 def _load_soft(days: float | None) -> list[Setting]:
@@ -619,6 +623,14 @@ EXPERIMENTS = {
             "HiveD, section 5.2, Figure 8",
             _fig8,
             _lines_fig8,
+        ),
+        Experiment(
+            "hived-fig8-quotas",
+            "Jobs reshaped to 8 GPUs or 1, quotas alone",
+            "HiveD, section 5.2, Figure 8",
+            _fig8_quotas,
+            _lines_fig8,
+            "Cells take minutes for each of its settings: one-GPU jobs are many.",
         ),
         Experiment(
             "hived-fig9", "Soft affinity", "HiveD, section 5.2, Figure 9", _fig9, _lines_fig9

@@ -118,6 +118,7 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
 
 FOCUS = {
     "hived-fig8": "res-f",
+    "hived-fig8-quotas": "res-f",
     "hived-fig9": "prod-a",
     "hived-load-shapes": "res-f",
     "hived-load-soft": "prod-a",
