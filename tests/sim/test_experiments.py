@@ -312,6 +312,25 @@ def test_an_experiment_tells_and_writes_a_report_that_loads_nothing(
     assert "1 seed" in out
 
 
+def test_a_tenants_delay_is_drawn_by_setting_with_its_spread() -> None:
+    both = [hived.compare(seed, 12, SMALL, plain=True) for seed in (3, 4)]
+    for name, rows in (("hived-fig9", "25% soft"), ("hived-load-shapes", "and prod-d")):
+        experiment = catalogue.EXPERIMENTS[name]
+        results = {each.label: both for each in experiment.settings(1.0)}
+        assert all(len(line.ours) == 2 for line in experiment.lines(results))
+        first = page.pictures(experiment, results)[0]
+        assert ">" + rows + "<" in first
+        assert "quota, most" in first
+        assert ("cells, most" in first) == (name == "hived-fig9")
+
+
+def test_the_small_nodes_of_gandiva_hold_four() -> None:
+    jobs = [job("a", 0, 100, 3), job("a", 0, 50, 2)]
+    run = GandivaRun(jobs, {"a": 4}, 1, Duration(0), Rules(node_gpus=4, slice_s=60))
+    run.run()
+    assert waits(run)[1] > 0
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

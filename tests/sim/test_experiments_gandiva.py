@@ -58,6 +58,17 @@ def test_tenants_have_the_mix_in_cells_and_alone() -> None:
         assert told[1][f"{name}: jct_min"] <= told[0][f"{name}: jct_min"]
 
 
+def test_tenants_with_quotas_wait_less_together_than_alone() -> None:
+    alone, shared = (
+        gandiva.play(scene("mix", part=0.05, cells=cells), 0).figures
+        for cells in ("quota alone", "quota")
+    )
+    for name in gandiva.TENANTS:
+        assert alone[f"{name}: unfinished"] == shared[f"{name}: unfinished"] == 0
+    assert shared["busy: queue_s"] < alone["busy: queue_s"]
+    assert shared["busy: jct_min"] < alone["busy: jct_min"]
+
+
 def test_the_days_are_as_much_work_as_was_asked_for_and_all_of_it_ends() -> None:
     trace = gandivadays.generate(1, gandivadays.Options(gpus=8, load=0.5))
     work = sum(job.gpus * in_seconds(job.run_time) for job in trace.jobs)

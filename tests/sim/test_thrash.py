@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from skep.ledger.records import COOLS
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
+from skep_lab.measures import program
 from skep_lab.studies import thrash
 from skep_lab.studies.adversary import JOBS_MAX, draw, mutated, named
 from skep_lab.studies.thrash import Laws, judge
@@ -111,3 +113,28 @@ def test_the_command_line_tells_what_failed(
     assert told.err == "world 6: swings: x\n"
     assert found["worlds"] == 3 + 3 * thrash.CHANGED
     assert [each["name"] for each in found["failed"]] == ["6"]
+
+
+def test_worlds_that_were_kept_are_not_played_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    played: list[str] = []
+
+    def one(job: tuple[str, bool]) -> thrash.Result:
+        played.append(job[0])
+        return thrash.Result(job[0], ratio=1.0 + int(job[0]) / 100)
+
+    monkeypatch.setattr(thrash, "_one", one)
+    words = ["--long", "--json", "--keep", str(tmp_path / "kept")]
+    assert thrash.main(["--first", "5", "--worlds", "2", *words]) == 0
+    assert thrash.main(["--first", "5", "--worlds", "3", *words]) == 0
+    assert played == ["5", "6", "7"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["worlds"] == 3
+    assert found["ratios"]["50 %"] == 1.06
+    with pytest.raises(SystemExit):
+        thrash.main([*words[1:], "--worlds", "3"])
+    assert "of other worlds" in capsys.readouterr().err
+    monkeypatch.setattr(program, "digest", lambda: b"another")
+    with pytest.raises(SystemExit):
+        thrash.main([*words, "--worlds", "3"])

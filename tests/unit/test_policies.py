@@ -197,6 +197,14 @@ def test_las_changes_at_rounds_only() -> None:
     assert shown(make("las"), begins).look_at == begins.now + seconds(360)
 
 
+def test_las_has_no_rounds_where_no_job_waits() -> None:
+    runs = job("j1", on=[("n1", 1)], ran=500, since=500)
+    for now in (NOW // seconds(360) * seconds(360), NOW):
+        assert shown(make("las"), view([runs], nodes=1, size=2, now=Instant(now))).look_at is None
+        both = view([runs, job("j2")], nodes=1, size=2, now=Instant(now))
+        assert shown(make("las"), both).look_at is not None
+
+
 def test_las_weighs_what_jobs_ran_until_their_round_began() -> None:
     """Else whoever runs passes the other within the window, and a plan in it undoes the last."""
     begins = Instant(NOW // seconds(360) * seconds(360))

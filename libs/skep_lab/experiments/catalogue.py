@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from skep_lab.experiments import gandivafigures
-from skep_lab.experiments.hived import STOPPED, TURNS, Outcome
+from skep_lab.experiments.hived import TURNS, Outcome
 from skep_lab.experiments.quota import Rules
 from skep_lab.experiments.quotagandiva import SLICE_S
 from skep_lab.experiments.report import Experiment, Line, Results
@@ -148,17 +148,45 @@ def _other(loads: tuple[float, float, float], days: float | None) -> list[Settin
     )
 
 
+def _fig8_quotas(days: float | None) -> list[Setting]:
+    return [each for each in _fig8(days) if each.plain]
+
+
+def _load_shapes(days: float | None) -> list[Setting]:
+    """Return Figure 8's quotas where the tenant that it shows asks for less than all others."""
+    return [_asked(each, "res-f") for each in _fig8_quotas(days)]
+
+
+def _load_soft(days: float | None) -> list[Setting]:
+    """Return Figure 9's quotas where the tenant that it shows asks for less than all others."""
+    return [_asked(each, "prod-a") for each in _fig9(days) if each.plain]
+
+
+def _asked(setting: Setting, tenant: str) -> Setting:
+    load, own, _ = DOUBTFUL
+    loads = (f"{tenant}:{own:g}",)
+    return setting._replace(
+        options=msgspec.structs.replace(setting.options, load=load, loads=loads)
+    )
+
+
 def _testbed(days: float | None) -> list[Setting]:
-    """Return Figure 5's settings with cells, where all but one ask for more."""
+    """Return settings of Figure 5, with quotas for Gandiva, where all but prod-a ask for more."""
     own = f"prod-a:{TESTBED_OWN:g}"
-    return [
-        each._replace(
-            label=f"testbed, load {TESTBED_LOAD:g}, prod-a {TESTBED_OWN:g}, {each.label}{CELLS}",
-            options=msgspec.structs.replace(each.options, load=TESTBED_LOAD, loads=(own,)),
+    found = []
+    for each in _fig5(days):
+        if each.manner == TURNS and "quota" not in each.arms:
+            continue
+        if each.plain and each.policy[0] != "gandiva":
+            continue
+        label = each.label if each.plain else f"{each.label}{CELLS}"
+        found.append(
+            each._replace(
+                label=f"testbed, load {TESTBED_LOAD:g}, prod-a {TESTBED_OWN:g}, {label}",
+                options=msgspec.structs.replace(each.options, load=TESTBED_LOAD, loads=(own,)),
+            )
         )
-        for each in _fig5(days)
-        if not each.plain and each.manner == STOPPED
-    ]
+    return found
 
 
 CELLS, QUOTAS = ": cells", ": quotas"
@@ -384,7 +412,7 @@ def _lines_fig8(results: Results) -> list[Line]:
     found = []
     for count, paper in enumerate(("132", "4.3", "1.9", "0.9"), 1):
         label = _large(count)
-        week, months = results[f"{label}{CELLS}"], results[f"{label}{QUOTAS}"]
+        week, months = results.get(f"{label}{CELLS}", []), results[f"{label}{QUOTAS}"]
         found += [
             Line(
                 f"{label}; workload fragmentation",
@@ -396,13 +424,7 @@ def _lines_fig8(results: Results) -> list[Line]:
                 paper,
                 _ratio(months, "res-f", "quota"),
             ),
-            Line(
-                f"{label}, cells: res-f's delay over private",
-                "below 1",
-                _ratio(week, "res-f", "cells"),
-            ),
-            *_safety(months, label, "quota"),
-            *_safety(week, label),
+            *_both_arms(label, "res-f", week, months),
         ]
     return found
 
@@ -411,19 +433,42 @@ def _lines_fig9(results: Results) -> list[Line]:
     found = []
     for part in SOFT:
         label = f"{part:.0%} soft"
-        week, months = results[f"{label}{CELLS}"], results[f"{label}{QUOTAS}"]
+        week, months = results.get(f"{label}{CELLS}", []), results[f"{label}{QUOTAS}"]
         found += [
             Line(
                 f"{label}, quota: prod-a's delay over private",
                 "1.3" if part == 0.5 else "about 1",
                 _ratio(months, "prod-a", "quota"),
             ),
+            *_both_arms(label, "prod-a", week, months),
+        ]
+    return found
+
+
+def _both_arms(
+    label: str, vc: str, week: Sequence[Outcome], months: Sequence[Outcome]
+) -> list[Line]:
+    """Return lines on a tenant and on all under quotas, and under cells if these were run."""
+    found = [
+        Line(
+            f"{label}: {vc} alone, mean delay",
+            "",
+            [each.tenants[vc].private_s / 60 for each in months],
+            " min",
+        ),
+        Line(
+            f"{label}, quota: worst window of {vc} over private",
+            "",
+            _excess(months, vc, "quota"),
+            " min",
+        ),
+        *_safety(months, label, "quota"),
+    ]
+    if week:
+        found += [
             Line(
-                f"{label}, cells: prod-a's delay over private",
-                "below 1",
-                _ratio(week, "prod-a", "cells"),
+                f"{label}, cells: {vc}'s delay over private", "below 1", _ratio(week, vc, "cells")
             ),
-            *_safety(months, label, "quota"),
             *_safety(week, label),
         ]
     return found
@@ -580,6 +625,14 @@ EXPERIMENTS = {
             _lines_fig8,
         ),
         Experiment(
+            "hived-fig8-quotas",
+            "Jobs reshaped to 8 GPUs or 1, quotas alone",
+            "HiveD, section 5.2, Figure 8",
+            _fig8_quotas,
+            _lines_fig8,
+            "Cells take minutes for each of its settings: one-GPU jobs are many.",
+        ),
+        Experiment(
             "hived-fig9", "Soft affinity", "HiveD, section 5.2, Figure 9", _fig9, _lines_fig9
         ),
         Experiment(
@@ -611,6 +664,22 @@ EXPERIMENTS = {
             _load_cells,
             _lines_load,
             OTHER,
+        ),
+        Experiment(
+            "hived-load-shapes",
+            "Jobs reshaped to 8 GPUs or 1, under another load",
+            "HiveD, section 5.2, Figure 8",
+            _load_shapes,
+            _lines_fig8,
+            f"Load {DOUBTFUL[0]:g}, and {DOUBTFUL[1]:g} of res-f. {OTHER}",
+        ),
+        Experiment(
+            "hived-load-soft",
+            "Soft affinity under another load",
+            "HiveD, section 5.2, Figure 9",
+            _load_soft,
+            _lines_fig9,
+            f"Load {DOUBTFUL[0]:g}, and {DOUBTFUL[1]:g} of prod-a. {OTHER}",
         ),
         Experiment(
             "hived-load-testbed",

@@ -23,6 +23,8 @@ from skep.wire.cluster import Cluster
 from skep.wire.trials import TrialBegun, TrialOver, Verdict
 from skep_lab.experiments import multijob
 from skep_lab.experiments.multijob import Study
+from skep_lab.experiments.quota import Rules
+from skep_lab.experiments.quotagandiva import GandivaRun
 from skep_lab.outcome import JobOutcome, RunResult, Sample
 from skep_lab.simulator.build import of_types
 from skep_lab.simulator.run import run
@@ -49,6 +51,7 @@ COMING_MIN = (20, 120)
 """The part of it in which jobs come: later one arm may have finished what the other still has to
 do."""
 SAMPLE_S = 60.0
+QUOTA_SLICE_S = 60.0
 POINTS = 240
 MIX = 1000, 45
 """Jobs and servers of section 6.3."""
@@ -72,7 +75,9 @@ class Scene(NamedTuple):
     """Whether it matters on how many nodes a gang is."""
     cells: str = ""
     """The jobs are those of TENANTS: `own`, each has cells in the cluster, and borrows; `wait`, and
-    does not; `alone`, each has a cluster of its own; empty, there are no tenants."""
+    does not; `alone`, each has a cluster of its own; `quota`, each has a number of GPUs
+    (`quotagandiva`, whatever the policy), and `quota alone`, the same scheduler alone; empty, there
+    are no tenants."""
     study: Study | None = None
     ours: bool = True
 
@@ -171,20 +176,27 @@ def _run(scene: Scene, trace: Trace, cluster: Cluster, seed: int) -> tuple[RunRe
     return run(trace, cluster, settings, speeds, judge=ledger.note), ledger
 
 
-def _tenants(scene: Scene, seed: int) -> Played:
-    """Return the mix divided among tenants: means of each, and of all."""
-    jobs, nodes = (max(1, round(each * scene.part)) for each in MIX)
+def _divided(scene: Scene, seed: int) -> Trace:
+    """Return the mix divided among tenants."""
+    jobs = max(1, round(MIX[0] * scene.part))
     drawn = gandiva.generate(seed, gandiva.Options(jobs=jobs))
     rng = random.Random(f"tenants {seed}")
     names = rng.choices(list(TENANTS), list(TENANTS.values()), k=len(drawn.jobs))
-    trace = msgspec.structs.replace(
+    return msgspec.structs.replace(
         drawn,
         jobs=tuple(
             msgspec.structs.replace(job, vc=name)
             for job, name in zip(drawn.jobs, names, strict=True)
         ),
     )
+
+
+def _tenants(scene: Scene, seed: int) -> Played:
+    """Return the mix divided among tenants: means of each, and of all."""
+    nodes, trace = max(1, round(MIX[1] * scene.part)), _divided(scene, seed)
     each = max(1, nodes // (2 * len(TENANTS)))
+    if scene.cells.startswith("quota"):
+        return _quotas(trace, 2 * each, seed, alone=scene.cells != "quota")
     own = {"p100": each, "p40": each}
     if scene.cells != "alone":
         whole = {kind: count * len(TENANTS) for kind, count in own.items()}
@@ -212,6 +224,30 @@ def _tenants(scene: Scene, seed: int) -> Played:
         figures[f"{name}: queue_s"] = _mean([in_seconds(each.waited) for each in outcomes])
         curves[f"{name}: done"] = _done(outcomes, 2 * each * NODE_GPUS)
     return Played(seed=seed, figures=figures, curves=curves)
+
+
+def _quotas(trace: Trace, nodes: int, seed: int, *, alone: bool) -> Played:
+    """Return what tenants of so many nodes' GPUs each have of Gandiva with quotas."""
+    rules = Rules(beyond=not alone, node_gpus=NODE_GPUS, slice_s=QUOTA_SLICE_S)
+    clusters = [(name,) for name in TENANTS] if alone else [tuple(TENANTS)]
+    figures = dict[str, float]()
+    for names in clusters:
+        jobs = [job for job in trace.jobs if job.vc in names]
+        gpus = dict.fromkeys(names, nodes * NODE_GPUS)
+        played = GandivaRun(jobs, gpus, nodes * len(names), Duration(0), rules)
+        played.run()
+        for name in names:
+            mine = [number for number, job in enumerate(jobs) if job.vc == name]
+            ends = [(jobs[number], played.ended[number]) for number in mine]
+            took = [in_seconds(Duration(end - job.at)) / 60 for job, end in ends if end is not None]
+            figures |= {
+                f"{name}: jct_min": _mean(took),
+                f"{name}: unfinished": float(len(mine) - len(took)),
+                f"{name}: queue_s": _mean(
+                    [in_seconds(Duration(played.waited[number])) for number in mine]
+                ),
+            }
+    return Played(seed=seed, figures=figures)
 
 
 def _done(outcomes: Sequence[JobOutcome], gpus: int) -> list[tuple[float, float]]:

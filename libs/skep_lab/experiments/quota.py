@@ -20,6 +20,7 @@ from skep.units import Duration
 from skep_lab.traces.job import TraceJob
 
 NODE_GPUS = 8
+"""HiveD's nodes."""
 
 
 class Sample(NamedTuple):
@@ -44,6 +45,9 @@ class Rules(NamedTuple):
     least_used: bool = False
     """Whether the tenant that uses least of its quota is first, as in YARN's queues; else the first
     job."""
+    node_gpus: int = NODE_GPUS
+    slice_s: float = 600.0
+    """Of turns, for all jobs. Gandiva's are a minute; HiveD's jobs last hours and days."""
 
 
 RULES = Rules()
@@ -176,9 +180,12 @@ class QuotaRun:
         if len(found) == workers or not high:
             return found if len(found) == workers else None
         more = [
-            (max(firm + soft + each - NODE_GPUS, 1), -firm, firm, soft, extra)
+            (max(firm + soft + each - self._rules.node_gpus, 1), -firm, firm, soft, extra)
             for firm, soft in self._nodes
-            if (extra := (NODE_GPUS - firm) // each - (NODE_GPUS - firm - soft) // each)
+            if (
+                extra := (self._rules.node_gpus - firm) // each
+                - (self._rules.node_gpus - firm - soft) // each
+            )
         ]
         for _, _, firm, soft, extra in sorted(more):
             found += self._of(firm, soft, each, workers - len(found), extra * each)
@@ -192,10 +199,10 @@ class QuotaRun:
         kinds = [
             (firm + soft, firm, soft)
             for firm, soft in self._nodes
-            if firm + soft + each <= NODE_GPUS
+            if firm + soft + each <= self._rules.node_gpus
         ]
         for taken, firm, soft in sorted(kinds, reverse=True):
-            found += self._of(firm, soft, each, workers - len(found), NODE_GPUS - taken)
+            found += self._of(firm, soft, each, workers - len(found), self._rules.node_gpus - taken)
             if len(found) == workers:
                 break
         return found
@@ -231,7 +238,7 @@ class QuotaRun:
 
     def _clear(self, node: int, gpus: int) -> None:
         """Preempt the latest low-priority jobs of a node until the GPUs are free."""
-        while self._firm[node] + self._soft[node] + gpus > NODE_GPUS:
+        while self._firm[node] + self._soft[node] + gpus > self._rules.node_gpus:
             victim = next(reversed(self._guests[node]))
             job = self.jobs[victim]
             self._left[victim] = Duration(self._left[victim] - (self._now - self._since[victim]))

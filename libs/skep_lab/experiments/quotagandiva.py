@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from skep.units import Duration, seconds
-from skep_lab.experiments.quota import NODE_GPUS, RULES, Rules
+from skep_lab.experiments.quota import RULES, Rules
 from skep_lab.experiments.quotalas import LasRun, Place, take
 from skep_lab.traces.job import TraceJob
 
-SLICE_S = 600.0
-"""For all jobs. Gandiva's slices are a minute; jobs here last hours and days."""
+SLICE_S = RULES.slice_s
 AGAIN_S, MOVED_S = 1.0, 3.5
 """The cost of being suspended and resumed, and of resuming elsewhere or being moved:
 `gandiva.COSTS`."""
@@ -50,7 +49,7 @@ class GandivaRun(LasRun):
         """
         super().__init__(jobs, quota, nodes, sample_every, rules)
         self.moves = 0
-        self._slice = seconds(SLICE_S)
+        self._slice = seconds(rules.slice_s)
         self._homes: dict[int, Place] = {}
         """Where jobs are, or last were."""
 
@@ -79,7 +78,7 @@ class GandivaRun(LasRun):
                 low.append(number)
                 if number not in self._places and self._starves(number):
                     left[job.vc] = 0  # Else a gang would stand behind small ones for ever.
-        free = [NODE_GPUS] * self._nodes
+        free = [self._rules.node_gpus] * self._nodes
         places: dict[int, Place] = {}
         self._serve(high, [*high, *low], free, places)
         self._high = {number for number in high if number in places}
@@ -119,13 +118,14 @@ class GandivaRun(LasRun):
         """Move the jobs of a server that is mostly free to others; return whether one was moved."""
         job = self.jobs[number]
         each = job.gpus // max(job.workers, 1)
-        able = [node for node in range(self._nodes) if DEFRAG_FREE * NODE_GPUS <= free[node] < each]
+        whole = self._rules.node_gpus
+        able = [node for node in range(self._nodes) if DEFRAG_FREE * whole <= free[node] < each]
         for node in sorted(able, key=lambda node: (-free[node], node)):
             there = dict(enumerate(free))
             moves: dict[int, int] = {}
             for other in [other for other, place in places.items() if list(place) == [node]]:
                 gpus = places[other][node]
-                room = [to for to in there if to != node and gpus <= there[to] < NODE_GPUS]
+                room = [to for to in there if to != node and gpus <= there[to] < whole]
                 to = min(room, key=lambda to: (there[to], to), default=None)
                 if to is not None:
                     moves[other] = to

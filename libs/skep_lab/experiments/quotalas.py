@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from skep.units import NS_PER_SECOND, Duration
-from skep_lab.experiments.quota import NODE_GPUS, RULES, Rules, Sample
+from skep_lab.experiments.quota import RULES, Rules, Sample
 from skep_lab.traces.job import TraceJob
 
 THRESHOLDS_S = (3250.0,)
@@ -126,7 +126,7 @@ class LasRun:
             (high if job.gpus <= left[job.vc] else low).append(number)
             if job.gpus <= left[job.vc]:
                 left[job.vc] -= job.gpus
-        before, free = self._places, [NODE_GPUS] * self._nodes
+        before, free = self._places, [self._rules.node_gpus] * self._nodes
         places = {number: before[number] for number in high if number in before}
         for place in places.values():
             take(free, place)

@@ -6,6 +6,7 @@
 --worlds 100 --long       of four hours
 --worlds 100 --rounds 5   and what comes of changing the worst ones
 --world 17.2              one world, as JSON
+--keep FILE               go on after the worlds that this very program has kept there
 
 Each world is played twice by the production machines: with introspection, and with turns alone.
 The laws, of every world with introspection:
@@ -29,6 +30,7 @@ import sys
 # A library without a clock, but for how long a command line takes.
 import time  # noqa: TID251 - progress of a command line
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -37,6 +39,7 @@ from skep.ledger.trial_facts import HOUR, JOB_MAX, JOB_MOVES_MAX
 from skep.units import NS_PER_SECOND, after, seconds
 from skep.wire.resizes import GangWidened
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
+from skep_lab.measures import program
 from skep_lab.outcome import JobOutcome
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.ledger import BEGIN
@@ -54,6 +57,7 @@ LEAST = 0.98
 WORST, CHANGED = 8, 4
 """Worlds that are changed in a round, and how often each."""
 WORKERS_MAX = 64
+QUANTILES = {"1 %": 0.01, "10 %": 0.1, "50 %": 0.5}
 GPU = "v100"
 
 
@@ -247,6 +251,7 @@ class Options(argparse.Namespace):
     long: bool
     json: bool
     world: str
+    keep: Path | None
 
 
 class Summary(msgspec.Struct):
@@ -256,6 +261,8 @@ class Summary(msgspec.Struct):
     failed: list[Result]
     mean_ratio: float
     least_ratio: tuple[float, str]
+    ratios: dict[str, float]
+    """What a hundredth, a tenth and half of the worlds make at most."""
     most_of_bound: tuple[float, str]
     trials: dict[str, int]
     seconds: float
@@ -308,12 +315,19 @@ def summed(results: Iterable[Result], took: float) -> Summary:
         failed=[each for each in results if each.broken],
         mean_ratio=sum(each.ratio for each in results) / max(len(results), 1),
         least_ratio=min(((each.ratio, each.name) for each in results), default=(1.0, "")),
+        ratios=_quantiles(sorted(each.ratio for each in results)),
         most_of_bound=max(
             ((each.stands / max(each.bound, 1), each.name) for each in results), default=(0.0, "")
         ),
         trials=dict(sorted(trials.items())),
         seconds=took,
     )
+
+
+def _quantiles(ratios: Sequence[float]) -> dict[str, float]:
+    return {
+        name: ratios[int(part * (len(ratios) - 1))] for name, part in QUANTILES.items() if ratios
+    }
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
@@ -334,14 +348,44 @@ def _options(arguments: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--long", action="store_true", help="worlds of four hours")
     parser.add_argument("--world", default="", metavar="NAME", help="this world alone, as JSON")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep there what is known")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments, namespace=Options())
+    if options.keep is not None and (error := _unfit(options)):
+        parser.error(error)
     if options.worlds < 0 or options.rounds < 0 or not 1 <= options.workers <= WORKERS_MAX:
         parser.error(f"--worlds and --rounds from 0, --workers from 1 to {WORKERS_MAX}")
     return options
 
 
+def _unfit(options: Options) -> str:
+    """Return what is wrong with the file of results; empty: nothing, and it begins with a head."""
+    assert options.keep is not None
+    head = msgspec.json.encode({"long": options.long, "program": program.digest().hex()})
+    if not options.keep.exists():
+        options.keep.write_bytes(head + b"\n")
+    with options.keep.open("rb") as file:
+        if file.readline().rstrip() == head:
+            return ""
+    return f"{options.keep} is of another program, or of other worlds: name another file"
+
+
 def _results(names: Sequence[str], options: Options) -> Iterator[Result]:
+    """Return what comes of worlds, those first that were kept; keep what was played."""
+    if options.keep is None:
+        yield from _played(names, options)
+        return
+    lines = options.keep.read_bytes().splitlines()[1:]
+    kept = {each.name: each for each in map(msgspec.json.Decoder(Result).decode, lines)}
+    yield from (kept[name] for name in names if name in kept)
+    with options.keep.open("ab") as file:
+        for result in _played([name for name in names if name not in kept], options):
+            file.write(msgspec.json.encode(result) + b"\n")
+            file.flush()
+            yield result
+
+
+def _played(names: Sequence[str], options: Options) -> Iterator[Result]:
     jobs = [(name, options.long) for name in names]
     if options.workers == 1:
         yield from map(_one, jobs)
@@ -363,6 +407,8 @@ def _text(summary: Summary) -> str:
         f"{summary.worlds} worlds in {summary.seconds:.0f} s, {len(summary.failed)} failed",
         f"work with introspection over turns alone: {summary.mean_ratio:.4f} on average, "
         f"at least {summary.least_ratio[0]:.3f} (world {summary.least_ratio[1]})",
+        "at most, of the worlds: "
+        + ", ".join(f"{name} {ratio:.4f}" for name, ratio in summary.ratios.items()),
         f"stood for at most {summary.most_of_bound[0]:.2f} of the bound "
         f"(world {summary.most_of_bound[1]})",
         "trials: " + ", ".join(f"{count} {named_}" for named_, count in summary.trials.items()),

@@ -1,8 +1,9 @@
 """What runs of experiments came to, in a folder: for going on later, and for other experiments.
 
 A file's name is a digest of the setting, the seed, and the text of the program that simulates:
-after any change to `skep` nothing that was kept before is found. What is plain is simulated without
-the production machines, and found until the text of experiments or generators changes.
+after any change to `skep` or `skep_lab` nothing that was kept before is found. What is plain is
+simulated without the production machines, and found until the text of experiments or generators
+changes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from typing import Any
 
 import msgspec
 
-import skep_lab.experiments
 from skep_lab.experiments.gandiva import Played, Scene
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.setting import Setting
+from skep_lab.measures import program
 
-PROGRAM = Path(skep_lab.experiments.__file__).parents[1]
-PLAIN = ("experiments/", "traces/generators/", "traces/job.py", "units.py", "wire/cluster.py")
-SAID = ("experiments/catalogue.py", "experiments/gandivafigures.py", "experiments/report.py")
+PLAIN = (
+    "skep/units.py",
+    "skep/wire/cluster.py",
+    "skep_lab/experiments/",
+    "skep_lab/traces/generators/",
+    "skep_lab/traces/job.py",
+)
+SAID = tuple(
+    f"skep_lab/experiments/{name}.py" for name in ("catalogue", "gandivafigures", "report")
+)
 """The lists of settings, and what is told of them: it changes no outcome of a setting."""
 
 
@@ -59,9 +67,4 @@ def _file(folder: Path, setting: Setting | Scene, seed: int) -> Path:
 
 @cache
 def _program(*, plain: bool) -> bytes:
-    digest = hashlib.sha256()
-    for file in sorted(PROGRAM.rglob("*.py")):
-        path = file.relative_to(PROGRAM).as_posix()
-        if path not in SAID and (not plain or path.startswith(PLAIN)):
-            digest.update(path.encode() + b"\0" + file.read_bytes())
-    return digest.digest()
+    return program.digest(lambda path: path not in SAID and (not plain or path.startswith(PLAIN)))

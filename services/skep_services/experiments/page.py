@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from statistics import fmean
 
+from skep_lab.experiments.catalogue import CELLS, QUOTAS
 from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Line, Results
@@ -81,7 +83,9 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
             found.append(
                 _fragmentation([(arm, first.fragmentation[arm]) for arm in first.fragmentation])
             )
-    if experiment.name.startswith("hived-load"):
+    if experiment.name in FOCUS:
+        found.insert(0, _ratios(FOCUS[experiment.name], results))
+    elif experiment.name.startswith("hived-load"):
         found.insert(0, _shares(results))
     if experiment.name in ("hived-fig10", "hived-fig11"):
         found.append(
@@ -110,6 +114,41 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
             )
         )
     return found
+
+
+FOCUS = {
+    "hived-fig8": "res-f",
+    "hived-fig8-quotas": "res-f",
+    "hived-fig9": "prod-a",
+    "hived-load-shapes": "res-f",
+    "hived-load-soft": "prod-a",
+}
+"""The tenant that a figure shows, setting by setting."""
+
+
+def _ratios(vc: str, results: Results) -> str:
+    """Return a tenant's delay over that alone, by setting and arm: least, mean and most."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for label, outcomes in results.items():
+        arm = "cells" if label.endswith(CELLS) else "quota"
+        _, comma, last = label.removesuffix(CELLS).removesuffix(QUOTAS).rpartition(", ")
+        name = f"and {last}" if comma else last.rpartition(": ")[-1]
+        found.setdefault(name, {})[arm] = [
+            getattr(each.tenants[vc], f"{arm}_s") / max(each.tenants[vc].private_s, 60.0)
+            for each in outcomes
+        ]
+    arms = [arm for arm in ("quota", "cells") if any(arm in each for each in found.values())]
+    reduced: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
+    drawn = [
+        plots.Bars(
+            f"{arm}, {name}",
+            [reduce(each[arm]) if each.get(arm) else None for each in found.values()],
+        )
+        for arm in arms
+        for name, reduce in reduced.items()
+    ]
+    title = f"{vc}: mean delay over that alone, by seeds"
+    return plots.dots(title, list(found), drawn, plots.number_text, x_title="ratio of delays")
 
 
 DRAWN = {

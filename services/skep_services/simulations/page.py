@@ -74,9 +74,9 @@ CARDS = """
   TABLE tr > * { padding: 0; border: 0; text-align: left; background: none; }
   TABLE tbody th { grid-column: 1 / -1; font-weight: 600; }
   TABLE td { white-space: normal; display: flex; flex-wrap: wrap; gap: 0 .5em;
-             justify-content: space-between; align-items: baseline; }
+             justify-content: flex-end; align-items: baseline; }
   TABLE td::before { content: attr(data-label); color: var(--faint); font-size: .85rem;
-                     overflow-wrap: anywhere; }
+                     overflow-wrap: anywhere; margin-right: auto; }
   TABLE tr.term { background: var(--panel); }
   TABLE.long tr { grid-template-columns: repeat(auto-fill, minmax(17em, 1fr)); }
 }

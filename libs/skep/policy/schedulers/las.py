@@ -71,12 +71,13 @@ class Las(Policy, frozen=True):
     def _plan(self, view: VcView, roster: Roster) -> Plan:
         length = round(self.round_s * NS_PER_SECOND)
         began = Instant(view.now // length * length)
-        following = Instant(began + length)
         order = roster.follow(
             view,
             lambda job: (ran_until(job, began), job.phase in QUEUED),
             lambda job: job.phase not in MOVING,
         )
+        # Where no job waits no round changes anything, and the next one that comes is an event.
+        following = Instant(began + length) if order.waits else None
         if view.now - began <= length // LATE_DIVISOR:
             why, because = Reason.LEAST_TIME, Reason.SLICE_OVER
             plan = preempt_for(view, roster, order, why, because=because, look_at=following)
