@@ -30,7 +30,7 @@ from typing import Any
 
 from skep.units import seconds
 from skep.wire.cluster import Cluster
-from skep_lab.experiments.hived import fits
+from skep_lab.experiments.hived import fits_in
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.run import run as simulate
 from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Costs, Settings
@@ -117,7 +117,7 @@ def helios() -> tuple[Trace, Cluster]:
 def hived(days: float) -> tuple[Trace, Cluster, Settings]:
     """Return HiveD's tenants on 200 nodes, their cells, and what its experiments set."""
     drawn, owned = generate(0, Options(days=days)), assign(HIVED_NODES)
-    jobs = tuple(job for job in drawn.jobs if fits(job, owned[job.vc]))
+    jobs = tuple(job for job in drawn.jobs if fits_in(job, owned[job.vc]))
     settings = Settings(
         costs=Costs(checkpoint_every_s=1.0), over_quota="opportunistic", can=("checkpoint",)
     )

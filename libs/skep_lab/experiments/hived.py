@@ -170,7 +170,7 @@ def compare(
     fits = tuple(
         job
         for job in drawn.jobs
-        if fits(job, owned[job.vc]) and (beside is None or fits(job, beside[job.vc]))
+        if fits_in(job, owned[job.vc]) and (beside is None or fits_in(job, beside[job.vc]))
     )
     trace = Trace(name=drawn.name, jobs=fits)
     found: dict[str, Arm] = {}
@@ -335,7 +335,7 @@ def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Clu
     return Cluster(chains=chains, vcs=vcs)
 
 
-def fits(job: TraceJob, cells: dict[str, int]) -> bool:
+def fits_in(job: TraceJob, cells: dict[str, int]) -> bool:
     """Return whether a tenant's own cells hold a job when no other job is there."""
     if job.gpus <= hived.NODE_GPUS:
         return max(dict(hived.LEVELS)[level] for level in cells) >= job.gpus
