@@ -54,25 +54,26 @@ def select(view: VcView, order: Order) -> Selection:
     else:
         behind = order.behind(None)  # The hardware of some is bad.
     turns, taken, reading, held = list[JobView](), dict[str, None](), order.read(), 0
-    while reading.goes_on() or held < len(behind):
-        if held < len(behind) and not (reading.goes_on() and reading.rank() < behind[held][0]):
+    heads, most = reading.heads, max(left.values())
+    while most > 0 and (heads or held < len(behind)):
+        if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
             job = behind[held][1]
             held += 1
             if job.gpus > left.get(job.pin, 0):
                 continue
             taken[job.job] = None
         else:
-            shape = reading.shape()
+            shape = heads[0][3].shape
             if shape.gpus > left.get(shape.pin, 0):
                 reading.leave(for_good=True)
                 continue
-            job = reading.job()
-            reading.next()
+            job = reading.read()
             if shape.waits:
                 turns.append(job)
             else:
                 taken[job.job] = None
         left[job.pin] -= job.gpus
+        most = max(left.values())
     return Selection(turns, behind, taken)
 
 
@@ -183,16 +184,17 @@ class _Places:
     def find(self) -> None:
         """Find a place for each job that can have one."""
         reading, behind, held = self._reading, self._behind, 0
-        while reading.goes_on() or (self.leaving and held < len(behind)):
-            if held < len(behind) and not (reading.goes_on() and reading.rank() < behind[held][0]):
+        heads = reading.heads
+        while heads or (self.leaving and held < len(behind)):
+            if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
                 self._pass(*behind[held])
                 held += 1
                 continue
-            shape, rank, job = reading.shape(), reading.rank(), reading.job()
-            if shape.gpus > self._most(shape.pin):
+            rank, _, at, lane = heads[0]
+            if lane.shape.gpus > self._most(lane.shape.pin):
                 reading.leave(for_good=True)  # There will not be more.
-            elif self._find(rank, job) or shape.resources is None:
-                reading.next()
+            elif self._find(rank, lane.jobs[at]) or lane.shape.resources is None:
+                reading.read()
             else:
                 reading.leave(for_good=False)
 

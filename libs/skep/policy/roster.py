@@ -67,7 +67,7 @@ class Lane:
             like: `Course.like` of its jobs.
             shape: What its jobs ask for; None: they hold GPUs.
         """
-        self.like, self.shape = like, shape
+        self.like, self.holds, self.shape = like, shape is None, shape or Shape(False, "", 0)
         self.ranks: list[Rank] = []
         """By place, ascending."""
         self.jobs: list[JobView] = []
@@ -112,8 +112,8 @@ class Order:
     def __init__(self, roster: Roster, key: Key) -> None:
         """Read a roster at the time of a key; valid until it follows another view."""
         lanes = [lane for lane in roster.lanes.values() if lane.jobs]
-        self.wanting = [lane for lane in lanes if lane.shape is not None]
-        self.held = [lane for lane in lanes if lane.shape is None]
+        self.wanting = [lane for lane in lanes if not lane.holds]
+        self.held = [lane for lane in lanes if lane.holds]
         self.held_gpus, self.fixed_gpus = roster.held_gpus, roster.fixed_gpus
         self.stopping = sorted(roster.stopping.values(), key=lambda job: job.sequence)
         self.waits = roster.queued > 0
@@ -144,11 +144,10 @@ class Order:
 
     def queue(self) -> Iterator[JobView]:
         """Yield the jobs that wait, in their order."""
-        lanes = [lane for lane in self.wanting if lane.shape is not None and lane.shape.waits]
+        lanes = [lane for lane in self.wanting if lane.shape.waits]
         reading = Reading(lanes, self._key)
-        while reading.goes_on():
-            yield reading.job()
-            reading.next()
+        while reading.heads:
+            yield reading.read()
 
 
 def _rank(each: Ranked) -> Rank:
@@ -164,40 +163,23 @@ class Reading:
     def __init__(self, lanes: list[Lane], key: Key) -> None:
         """Begin before the first job."""
         self._key = key
-        self._heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(lanes)]
-        heapify(self._heads)
+        self.heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(lanes)]
+        """The next job of each lane: its rank, its place in its lane; the first comes first."""
+        heapify(self.heads)
         self._left: list[tuple[int, Lane]] = []
 
-    def goes_on(self) -> bool:
-        """Return whether there is a present job."""
-        return bool(self._heads)
-
-    def shape(self) -> Shape:
-        """Return what the present job asks for."""
-        shape = self._heads[0][3].shape
-        assert shape is not None
-        return shape
-
-    def rank(self) -> Rank:
-        """Return the rank of the present job."""
-        return self._heads[0][0]
-
-    def job(self) -> JobView:
-        """Return the present job."""
-        _, _, at, lane = self._heads[0]
+    def read(self) -> JobView:
+        """Return the next job, and go past it."""
+        _, number, at, lane = self.heads[0]
+        if at + 1 < len(lane.jobs):
+            heapreplace(self.heads, (lane.rank(at + 1, self._key), number, at + 1, lane))
+        else:
+            heappop(self.heads)
         return lane.jobs[at]
 
-    def next(self) -> None:
-        """Go on to the next job."""
-        _, number, at, lane = self._heads[0]
-        if at + 1 < len(lane.jobs):
-            heapreplace(self._heads, (lane.rank(at + 1, self._key), number, at + 1, lane))
-        else:
-            heappop(self._heads)
-
     def leave(self, *, for_good: bool) -> None:
-        """Skip the present job and all behind it in its lane."""
-        _, number, _, lane = heappop(self._heads)
+        """Skip the next job and all behind it in its lane."""
+        _, number, _, lane = heappop(self.heads)
         if not for_good:
             self._left.append((number, lane))
 
@@ -206,7 +188,7 @@ class Reading:
         for number, lane in self._left:
             at = lane.after(rank, self._key)
             if at < len(lane.jobs):
-                heappush(self._heads, (lane.rank(at, self._key), number, at, lane))
+                heappush(self.heads, (lane.rank(at, self._key), number, at, lane))
         self._left.clear()
 
 
@@ -291,7 +273,7 @@ class Roster:
         lane, rank = spot
         lane.remove(rank)
         if not lane.jobs:
-            del self.lanes[lane.like, lane.shape]
+            del self.lanes[lane.like, None if lane.holds else lane.shape]
         self.timers.cancel(job.job)
 
     def _count(self, job: JobView, sign: int) -> None:
