@@ -41,6 +41,11 @@ class Planned:
         """When to ask again if nothing happens before."""
         self.changes = -1
         """`Soft.changes` when the last plan was carried out."""
+        self.vain: tuple[Instant, int, int] | None = None
+        """When a plan last came to nothing, with `Soft.changes` and `Soft.stirred` then; None: the
+        last one did something."""
+        self.named: dict[str, None] = {}
+        """Jobs that had a turn or an action in the last plan."""
         self.open = False
         """Whether a job of the last plan's turns waits still."""
         self.outside = False
@@ -133,19 +138,24 @@ class Planned:
             self.held[name] = count + 1, freed
             self.show(name, replace(view, held=count + 1))
 
-    def show(self, name: str, view: JobView | None) -> None:
-        """Take over how the policy sees a job from now on; None: not at all."""
-        before, self.views[name] = self.views.get(name), view
-        self._replace(before, view)
+    def show(self, name: str, view: JobView | None) -> bool:
+        """Take over how the policy sees a job from now on; None: not at all.
 
-    def _replace(self, before: JobView | None, view: JobView | None) -> None:
-        """Put another view of a job in its place."""
+        Returns:
+            Whether that is otherwise than before.
+        """
+        before, self.views[name] = self.views.get(name), view
+        return self._replace(before, view)
+
+    def _replace(self, before: JobView | None, view: JobView | None) -> bool:
+        """Put another view of a job in its place; return whether it is another."""
         any_view = before or view
         if before == view or any_view is None:
-            return
+            return False
         at = bisect_left(self._shown, any_view.sequence, key=_sequence)
         self._shown[at : at + (before is not None)] = [] if view is None else [view]
         self._jobs = None
+        return True
 
     def jobs(self) -> tuple[JobView, ...]:
         """Return what the policy sees of its jobs, in the order of their arrival."""
