@@ -12,7 +12,7 @@ for what had no place already, is skipped as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from skep.policy.capacity import FreeCapacity, Place, choose_victims
@@ -32,6 +32,8 @@ class Selection(NamedTuple):
     """Jobs whose GPUs may be taken, and that do not come before all that want some, in the order."""
     taken: dict[str, None]
     """Those of `behind` that should have GPUs, and of the jobs that are being stopped."""
+    gpus: dict[str, int]
+    """GPUs of `behind`, by pin."""
 
 
 def select(view: VcView, order: Order) -> Selection:
@@ -47,12 +49,12 @@ def select(view: VcView, order: Order) -> Selection:
     left = view.gpus_for()
     _less(left, order.fixed_gpus)
     behind = order.behind(order.first())
-    before = dict(order.held_gpus)
-    _less(before, _sums(job for _, job in behind))
-    if all(gpus <= left.get(pin, 0) for pin, gpus in before.items()):
+    before, gpus = dict(order.held_gpus), _sums(behind)
+    _less(before, gpus)
+    if all(held <= left.get(pin, 0) for pin, held in before.items()):
         _less(left, before)
     else:
-        behind = order.behind(None)  # The hardware of some is bad.
+        behind, gpus = order.behind(None), dict(order.held_gpus)  # Some hardware is bad.
     turns, taken, reading, held = list[JobView](), dict[str, None](), order.read(), 0
     heads, most = reading.heads, max(left.values())
     while most > 0 and (heads or held < len(behind)):
@@ -74,14 +76,15 @@ def select(view: VcView, order: Order) -> Selection:
                 taken[job.job] = None
         left[job.pin] -= job.gpus
         most = max(left.values())
-    return Selection(turns, behind, taken)
+    return Selection(turns, behind, taken, gpus)
 
 
-def _sums(jobs: Iterator[JobView]) -> dict[str, int]:
+def _sums(jobs: Sequence[Ranked]) -> dict[str, int]:
     """Return the GPUs of jobs by pin."""
     sums = dict[str, int]()
-    for job in jobs:
-        sums[job.pin] = sums.get(job.pin, 0) + job.gpus
+    for _, job in jobs:
+        pin = job.pin
+        sums[pin] = sums.get(pin, 0) + job.gpus
     return sums
 
 
@@ -174,7 +177,7 @@ class _Places:
         self._lower = [*reversed(self._behind)]
         """Jobs that may leave, the first to leave first."""
         self._lower.sort(key=lambda each: each[1].job in self._taken)
-        self._coming = _sums(job for _, job in self._behind)
+        self._coming = selection.gpus
         """GPUs of jobs behind the present one that may leave and have not, by pin."""
         kept = dict(order.fixed_gpus)
         for pin, gpus in order.held_gpus.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from skep.base.timers import TimerHeap
@@ -134,7 +135,11 @@ class Order:
         key, found = self._key, list[Ranked]()
         for lane in self.held:
             start = 0 if rank is None else lane.after(rank, key)
-            found += [(lane.rank(at, key), lane.jobs[at]) for at in range(start, len(lane.jobs))]
+            there = zip(lane.ranks[start:], lane.jobs[start:], strict=True)
+            if lane.like is None:
+                found += there
+            else:
+                found += [((place[0], key(job), place[2]), job) for place, job in there]
         found.sort(key=_rank)
         return found
 
@@ -150,8 +155,7 @@ class Order:
             yield reading.read()
 
 
-def _rank(each: Ranked) -> Rank:
-    return each[0]
+_rank = itemgetter(0)
 
 
 class Reading:
