@@ -3,7 +3,8 @@
 An event is a start or an end of a job. Everything that decides is what runs in production, first
 come, first served in cells; jobs are Philly's mix of sizes, arrivals such that four fifths of the
 GPUs are busy. The whole Philly trace is played if its data is there (SKEP_SHARED_DATA, or
-`shared/data` beside the repository). Each figure comes of a process of its own.
+`shared/data` beside the repository), and Muri's third trace under `las`, whose rounds of 360 s
+suspend and move most jobs again and again. Each figure comes of a process of its own.
 
     python -m benchmarks simulator [--quick] [--only NAME] [--profile]
 """
@@ -28,10 +29,11 @@ from typing import Any
 
 from skep.units import seconds
 from skep.wire.cluster import Cluster
-from skep_lab.simulator.build import uniform
+from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run as simulate
 from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
 from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.read import read
 from skep_lab.workloads.situation import Steady
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +41,8 @@ DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
 NODE_GPUS = 8
 PHILLY_NODES = 279
 """HiveD's cluster: 2,232 GPUs (section 5)."""
+MURI_NODES = 8
+"""Muri's cluster (section 6.1)."""
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (93.2, 2.2, 2.3, 2.0, 0.2, 0.1)
 """Philly's mix of GPUs per job."""
 MEAN_S, SIGMA, LOAD = 3600.0, 1.5, 0.8
@@ -108,6 +112,12 @@ def helios() -> tuple[Trace, Cluster]:
     return Trace(name="philly oct 1-14", jobs=jobs), uniform(sum(vcs.values()), NODE_GPUS, vcs=vcs)
 
 
+def muri() -> Trace:
+    """Return Muri's third trace."""
+    with gzip.open(DATA / "muri" / "trace3.csv.gz", "rt", newline="") as lines:
+        return read(lines, "muri trace3", "muri")
+
+
 def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -> dict[str, Any]:
     """Return what one run took, and its means."""
     result = simulate(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
@@ -143,13 +153,16 @@ def case(name: str, *, quick: bool) -> dict[str, Any]:
             return measured(drawn(512, min(jobs, DEEP_JOBS), load=10.0), uniform(64, NODE_GPUS))
         case "philly":
             return measured(philly(), uniform(PHILLY_NODES, NODE_GPUS))
+        case "muri-las":
+            las = Settings(policies={ALL: ("las", {})})
+            return measured(muri(), uniform(MURI_NODES, NODE_GPUS), las)
         case _:
             quirks = Settings(compat=frozenset({AT_ONCE, FIRST_NODE}))
             return measured(*helios(), quirks)
 
 
 CASES = ("512", "2232", "65536", "vcs", "deep")
-WITH_DATA = ("philly", "helios")
+WITH_DATA = ("philly", "helios", "muri-las")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,9 @@ GPUs suffice. Selected jobs that wait get a turn; a running job that is not sele
 if that lets a selected one run. A job that is being stopped counts as one that waits for GPUs that
 come free, so a plan does not change while it is carried out.
 
-Jobs that hold GPUs before the first job that wants some keep theirs, and are not looked at. Behind it,
-jobs are read in their order until no GPU is left for any of them; what asks for more than is left, or
-for what had no place already, is skipped as a whole.
+Jobs that hold GPUs before the first job that wants some keep theirs, and are not looked at. Behind
+it, jobs are read in their order until no GPU is left for any of them; what asks for more than is
+left, or for what had no place already, is skipped as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Selection(NamedTuple):
     turns: list[JobView]
     """Those of them that wait, in the order."""
     behind: list[Ranked]
-    """Jobs whose GPUs may be taken, and that do not come before all that want some, in the order."""
+    """Jobs whose GPUs may be taken, without those before all jobs that want some, in the order."""
     taken: dict[str, None]
     """Those of `behind` that should have GPUs, and of the jobs that are being stopped."""
     gpus: dict[str, int]

@@ -2,9 +2,10 @@
 
     view --changes--> lanes: held jobs, waiting jobs by what they ask for --> Order, read by a plan
 
-A job stays where it is in its lane until something happens to it, or until the instant at which its
-key changes otherwise than that of its like. A plan reads the lanes from the first job that wants GPUs
-on: how many jobs run before it, and how many wait behind those that it can serve, does not matter.
+A job stays where it is in its lane until something happens to it, or until the instant at which
+its key changes otherwise than that of its like. A plan reads the lanes from the first job that
+wants GPUs on: how many jobs run before it, and how many wait behind those that it can serve, does
+not matter.
 """
 
 from __future__ import annotations
