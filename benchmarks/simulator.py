@@ -4,8 +4,9 @@ An event is a start or an end of a job. Everything that decides is what runs in 
 come, first served in cells; jobs are Philly's mix of sizes, arrivals such that four fifths of the
 GPUs are busy. `hived` is five days of HiveD's eleven tenants in cells, whose jobs borrow idle GPUs;
 `hived-whole` its 141,950 jobs. The whole Philly trace is played if its data is there
-(SKEP_SHARED_DATA, or `shared/data` beside the repository). Each figure comes of a process of its
-own.
+(SKEP_SHARED_DATA, or `shared/data` beside the repository), and Muri's third trace under `las`,
+whose rounds of 360 s suspend and move most jobs again and again. Each figure comes of a process of
+its own.
 
     python -m benchmarks simulator [--quick] [--only NAME] [--profile]
 """
@@ -31,12 +32,13 @@ from typing import Any
 from skep.units import seconds
 from skep.wire.cluster import Cluster
 from skep_lab.experiments.hived import fits_in
-from skep_lab.simulator.build import uniform
+from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run as simulate
 from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Costs, Settings
 from skep_lab.traces.generators.hived import Options, assign, generate
 from skep_lab.traces.generators.hived import cluster as hived_cluster
 from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.traces.read import read
 from skep_lab.workloads.situation import Steady
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +46,8 @@ DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
 NODE_GPUS = 8
 PHILLY_NODES = 279
 """HiveD's cluster: 2,232 GPUs (section 5)."""
+MURI_NODES = 8
+"""Muri's cluster (section 6.1)."""
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (93.2, 2.2, 2.3, 2.0, 0.2, 0.1)
 """Philly's mix of GPUs per job."""
 MEAN_S, SIGMA, LOAD = 3600.0, 1.5, 0.8
@@ -124,6 +128,12 @@ def hived(days: float) -> tuple[Trace, Cluster, Settings]:
     return Trace(name=drawn.name, jobs=jobs), hived_cluster(HIVED_NODES, owned), settings
 
 
+def muri() -> Trace:
+    """Return Muri's third trace."""
+    with gzip.open(DATA / "muri" / "trace3.csv.gz", "rt", newline="") as lines:
+        return read(lines, "muri trace3", "muri")
+
+
 def measured(trace: Trace, cluster: Cluster, settings: Settings | None = None) -> dict[str, Any]:
     """Return what one run took, and its means."""
     result = simulate(trace, cluster, settings or Settings(), Steady(), clock=time.process_time)
@@ -161,6 +171,9 @@ def case(name: str, *, quick: bool) -> dict[str, Any]:
             return measured(*hived(1.0 if quick else 0.0 if name == "hived-whole" else HIVED_DAYS))
         case "philly":
             return measured(philly(), uniform(PHILLY_NODES, NODE_GPUS))
+        case "muri-las":
+            las = Settings(policies={ALL: ("las", {})})
+            return measured(muri(), uniform(MURI_NODES, NODE_GPUS), las)
         case _:
             quirks = Settings(compat=frozenset({AT_ONCE, FIRST_NODE}))
             return measured(*helios(), quirks)
@@ -169,7 +182,7 @@ def case(name: str, *, quick: bool) -> dict[str, Any]:
 CASES = ("512", "2232", "65536", "vcs", "deep", "hived")
 ALONE = ("hived-whole",)
 """Cases that take minutes: only if asked for."""
-WITH_DATA = ("philly", "helios")
+WITH_DATA = ("philly", "helios", "muri-las")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

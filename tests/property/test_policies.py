@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from skep.policy.plan import Plan, Preempt, Resize, Suspend
-from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.registry import POLICIES, make
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.view import HOLDING, QUEUED, STOPPABLE, JobView, Phase, VcView
 from skep.units import Instant, after, seconds
 from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view, without_nodes
 

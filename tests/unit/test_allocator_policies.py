@@ -374,7 +374,7 @@ def test_who_stood_with_his_gpus_waited_for_none() -> None:
     decide(known("j1"))
 
     def stood() -> bool:
-        policy_views.bring_up(decide.machine.tx, due=False)
+        policy_views.bring_up(decide.machine.tx, None)
         seen = decide.machine.tx.soft.planned["nlp"].views["j1"]
         return seen is not None and seen.stood
 

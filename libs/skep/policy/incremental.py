@@ -13,7 +13,7 @@ from typing import TypeVar
 from skep.base.timers import TimerHeap
 from skep.policy.view import JobView, NodeView
 
-CHUNK = 256
+CHUNKS = (256, 32, 4, 1)
 """Elements of two views that are compared at once: most are the same objects."""
 
 _Part = TypeVar("_Part", JobView, NodeView)
@@ -37,16 +37,12 @@ def changes(
     """
     left = right = 0
     while left < len(before) and right < len(after):
-        if before[left : left + CHUNK] == after[right : right + CHUNK]:
-            left, right = left + CHUNK, right + CHUNK
-            continue
-        for _ in range(CHUNK):
-            if left >= len(before) or right >= len(after):
+        for size in CHUNKS:
+            if before[left : left + size] == after[right : right + size]:
+                left, right = left + size, right + size
                 break
+        else:
             old, new = before[left], after[right]
-            if old is new or old == new:
-                left, right = left + 1, right + 1
-                continue
             first, second = _place(old), _place(new)
             if first is None or second is None or first == second:
                 yield old, new

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar
 
 from skep.policy.api import NUMBER_MAX, Planner, Policy
 from skep.policy.plan import Plan, Turn
 from skep.policy.powers import Powers
-from skep.policy.preempt import QUEUED, preempt_for
-from skep.policy.roster import MOVING, Key, Roster
-from skep.policy.view import JobView, VcView
+from skep.policy.preempt import preempt_for
+from skep.policy.roster import Course, Courses, Key, Roster
+from skep.policy.view import QUEUED, JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
 
+MOVING = frozenset({Phase.RUNNING, Phase.STOPPING})
+"""Phases in which the key of a job may depend on the time, under every policy."""
 LATE_DIVISOR = 60
 """A plan may be late by this part of a round and still count as its beginning: timers and messages
 take time."""
@@ -177,9 +179,8 @@ class Preemptive(Policy, frozen=True, kw_only=True):
         roster, why = Roster(), self.why()
 
         def plan(view: VcView) -> Plan:
-            order = roster.follow(view, self.key(view), self.rests, self.basis(view))
-            look_at = self.look_at(view, order.moving)
-            return preempt_for(view, roster, order, why, look_at=look_at)
+            order = roster.follow(view, self.key(view), self.courses(view), self.basis(view))
+            return preempt_for(view, roster, order, why, look_at=self.look_at(order.until))
 
         return plan
 
@@ -187,9 +188,14 @@ class Preemptive(Policy, frozen=True, kw_only=True):
         """Return the sort key of jobs: the lowest comes first."""
         raise NotImplementedError
 
-    def rests(self, job: JobView) -> bool:
-        """Return whether the key of a job stays the same while its view does."""
-        return job.phase not in MOVING
+    def courses(self, view: VcView) -> Courses:
+        """Return how the keys of jobs change with time, from the time of a view on.
+
+        Unless a policy says more, the key of a job that runs may be any other one an instant later,
+        and that of another job stays as it is.
+        """
+        key, later = self.key(view), Instant(view.now + 1)
+        return lambda job: Course(key(job), until=later if job.phase in MOVING else None)
 
     def basis(self, _view: VcView) -> Any:
         """Return what the keys of all jobs depend on, beside each job and the time."""
@@ -199,11 +205,10 @@ class Preemptive(Policy, frozen=True, kw_only=True):
         """Return the reason that turns by this order have."""
         raise NotImplementedError
 
-    def look_at(self, _view: VcView, _moving: Sequence[JobView]) -> Instant | None:
-        """Return when the order changes without an event; None: it does not.
+    def look_at(self, _until: Instant | None) -> Instant | None:
+        """Return when to plan again without an event; None: at no time.
 
         Args:
-            _view: The VC.
-            _moving: The jobs that do not rest.
+            _until: When the course of a job is another one; None: each stays as it is.
         """
         return None

@@ -5,35 +5,35 @@ GPUs suffice. Selected jobs that wait get a turn; a running job that is not sele
 if that lets a selected one run. A job that is being stopped counts as one that waits for GPUs that
 come free, so a plan does not change while it is carried out.
 
-Jobs are read in their order only until no GPU is left for any of them.
+Jobs that hold GPUs before the first job that wants some keep theirs, and are not looked at. Behind
+it, jobs are read in their order until no GPU is left for any of them; what asks for more than is
+left, or for what had no place already, is skipped as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
-from skep.policy.roster import Order, Ranked, Roster
-from skep.policy.view import JobView, Phase, VcView
+from skep.policy.roster import Order, Rank, Ranked, Roster
+from skep.policy.view import QUEUED, JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
 
-QUEUED = frozenset({Phase.WAITING, Phase.AWAY})
-"""Phases in which a job may get a turn."""
-STOPPABLE = frozenset({Phase.STARTING, Phase.RUNNING})
-"""Phases in which a job's GPUs may be taken for another one."""
-FIXED = frozenset({Phase.RESERVED, Phase.SUSPENDED})
-"""Phases in which a job keeps its GPUs whatever the order says: they are reserved for it, or its
-tenant suspended it."""
-
 
 class Selection(NamedTuple):
-    """Jobs that should have the VC's GPUs, in the order (`taken`), and those of them that wait."""
+    """Which jobs should have the VC's GPUs by an order."""
 
-    taken: list[JobView]
     turns: list[JobView]
+    """Those of them that wait, in the order."""
+    behind: list[Ranked]
+    """Jobs whose GPUs may be taken, without those before all jobs that want some, in the order."""
+    taken: dict[str, None]
+    """Those of `behind` that should have GPUs, and of the jobs that are being stopped."""
+    gpus: dict[str, int]
+    """GPUs of `behind`, by pin."""
 
 
 def select(view: VcView, order: Order) -> Selection:
@@ -43,25 +43,55 @@ def select(view: VcView, order: Order) -> Selection:
 
     Args:
         view: Gives the number of GPUs by pin.
-        order: The jobs. Those that keep their GPUs in any case come first, wherever they are in it.
+        order: The jobs; some job waits. Those that keep their GPUs in any case come first, wherever
+            they would be in it.
     """
     left = view.gpus_for()
-    for job in order.held:
-        if job.phase in FIXED:
-            left[job.pin] = left.get(job.pin, 0) - job.gpus
-    taken, turns = [], []
-    most = max(left.values())
-    for _, job in order:
-        if most <= 0:
-            break
-        if job.phase in FIXED or job.gpus > left.get(job.pin, 0):
-            continue
+    _less(left, order.fixed_gpus)
+    behind = order.behind(order.first())
+    before, gpus = dict(order.held_gpus), _sums(behind)
+    _less(before, gpus)
+    if all(held <= left.get(pin, 0) for pin, held in before.items()):
+        _less(left, before)
+    else:
+        behind, gpus = order.behind(None), dict(order.held_gpus)  # Some hardware is bad.
+    turns, taken, reading, held = list[JobView](), dict[str, None](), order.read(), 0
+    heads, most = reading.heads, max(left.values())
+    while most > 0 and (heads or held < len(behind)):
+        if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
+            job = behind[held][1]
+            held += 1
+            if job.gpus > left.get(job.pin, 0):
+                continue
+            taken[job.job] = None
+        else:
+            shape = heads[0][3].shape
+            if shape.gpus > left.get(shape.pin, 0):
+                reading.leave(for_good=True)
+                continue
+            job = reading.read()
+            if shape.waits:
+                turns.append(job)
+            else:
+                taken[job.job] = None
         left[job.pin] -= job.gpus
         most = max(left.values())
-        taken.append(job)
-        if job.phase in QUEUED:
-            turns.append(job)
-    return Selection(taken, turns)
+    return Selection(turns, behind, taken, gpus)
+
+
+def _sums(jobs: Sequence[Ranked]) -> dict[str, int]:
+    """Return the GPUs of jobs by pin."""
+    sums = dict[str, int]()
+    for _, job in jobs:
+        pin = job.pin
+        sums[pin] = sums.get(pin, 0) + job.gpus
+    return sums
+
+
+def _less(sums: dict[str, int], others: Mapping[str, int]) -> None:
+    """Subtract GPUs by pin."""
+    for pin, gpus in others.items():
+        sums[pin] = sums.get(pin, 0) - gpus
 
 
 def preempt_for(
@@ -94,36 +124,37 @@ def preempt_for(
         return Plan(look_at=look_at)
     if not view.nodes:
         victims = _victims_by_count(view, order, selection)
-        turns = tuple(Turn(job.job, why) for job in selection.turns)
+        turns = tuple([Turn(job.job, why) for job in selection.turns])
         holds: tuple[Withheld, ...] = ()
     else:
         places = _Places(view, roster, order, selection)
         places.find()
-        victims = [job for _, job in reversed(order.holding) if job.job in places.leaving]
+        victims = [job for _, job in reversed(selection.behind) if job.job in places.leaving]
         turns = tuple(
-            Turn(job.job, why, tuple(node for node, _ in place))
-            for job, place in places.at.values()
-            if job.phase in QUEUED
+            [
+                Turn(job.job, why, tuple([node for node, _ in place]))
+                for job, place in places.at.values()
+                if job.phase in QUEUED
+            ]
         )
-        held = (job for job in selection.turns if job.job not in places.at)
-        holds = tuple(Withheld(job.job, Reason.WAITS_FOR_AFFINITY) for job in held)
-    actions = tuple(Preempt(job.job, because) for job in victims)
+        held = [job for job in selection.turns if job.job not in places.at]
+        holds = tuple([Withheld(job.job, Reason.WAITS_FOR_AFFINITY) for job in held])
+    actions = tuple([Preempt(job.job, because) for job in victims])
     return Plan(turns=turns, strict=False, actions=actions, holds=holds, look_at=look_at)
 
 
 def _victims_by_count(view: VcView, order: Order, selection: Selection) -> list[JobView]:
     """Return the jobs to preempt, last first, so that the GPUs suffice for all selected jobs."""
-    taken = {job.job for job in selection.taken}
+    taken = selection.taken
     free = view.free_for()
     for job in selection.turns:
         free[job.pin] -= job.gpus
-    for job in order.held:
-        if job.phase is Phase.STOPPING and job.job not in taken:
+    for job in order.stopping:
+        if job.job not in taken:
             free[job.pin] = free.get(job.pin, 0) + job.gpus
     victims = []
-    for _, job in reversed(order.holding):
-        short = free.get(job.pin, 0) < 0
-        if short and job.phase in STOPPABLE and job.job not in taken:
+    for _, job in reversed(selection.behind):
+        if free.get(job.pin, 0) < 0 and job.job not in taken:
             victims.append(job)
             free[job.pin] += job.gpus
     return victims
@@ -141,51 +172,70 @@ class _Places:
         self.at: dict[str, tuple[JobView, Place]] = {}
         """Jobs that wait, or that leave and come back, in their order, and their places."""
         self.leaving: dict[str, JobView] = {}
-        self._order = order
-        self._taken = {job.job for job in selection.taken}
-        stopping, kept = [], dict[str, int]()
-        for job in order.held:
-            if job.phase is Phase.STOPPING:
-                stopping.append(job)
-            else:
-                kept[job.pin] = kept.get(job.pin, 0) + job.gpus
-        self._capacity = FreeCapacity.after(view, stopping, kept, roster.nodes)
+        self._reading = order.read()
+        self._behind, self._taken = selection.behind, selection.taken
+        self._lower = [*reversed(self._behind)]
+        """Jobs that may leave, the first to leave first."""
+        self._lower.sort(key=lambda each: each[1].job in self._taken)
+        self._coming = selection.gpus
+        """GPUs of jobs behind the present one that may leave and have not, by pin."""
+        kept = dict(order.fixed_gpus)
+        for pin, gpus in order.held_gpus.items():
+            kept[pin] = kept.get(pin, 0) + gpus
+        self._capacity = FreeCapacity.after(view, order.stopping, kept, roster.nodes)
 
     def find(self) -> None:
         """Find a place for each job that can have one."""
-        lower = [each for each in self._order.holding if each[1].phase in STOPPABLE]
-        beyond = dict[str, int]()
-        for _, job in lower:
-            beyond[job.pin] = beyond.get(job.pin, 0) + job.gpus
-        lower.sort(key=lambda each: each[1].job in self._taken, reverse=True)
-        lower.reverse()
-        pins = self._capacity.pins
-        for place, job in self._order:
-            if not any(self._capacity.left(pin) + beyond.get(pin, 0) > 0 for pin in pins):
-                break
-            stays = job.phase in STOPPABLE and job.job not in self.leaving
-            if job.phase in STOPPABLE:
-                beyond[job.pin] = beyond.get(job.pin, 0) - job.gpus
-            if stays or job.phase in FIXED:
+        reading, behind, held = self._reading, self._behind, 0
+        heads = reading.heads
+        while heads or (self.leaving and held < len(behind)):
+            if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
+                self._pass(*behind[held])
+                held += 1
                 continue
-            if job.gpus > self._capacity.left(job.pin) + beyond.get(job.pin, 0):
-                continue
-            self._find(place, job, lower)
+            rank, _, at, lane = heads[0]
+            if lane.shape.gpus > self._most(lane.shape.pin):
+                reading.leave(for_good=True)  # There will not be more.
+            elif self._find(rank, lane.jobs[at]) or lane.shape.resources is None:
+                reading.read()
+            else:
+                reading.leave(for_good=False)
 
-    def _find(self, rank: tuple[int, Any, int], job: JobView, lower: Sequence[Ranked]) -> None:
-        """Find a place for one job; jobs behind it leave for it if that helps."""
+    def _most(self, pin: str) -> int:
+        """Return how many GPUs the present job could have if all jobs behind it left."""
+        return self._capacity.left(pin) + self._coming.get(pin, 0)
+
+    def _pass(self, rank: Rank, job: JobView) -> None:
+        """Go past a job that has GPUs: if it leaves for others, it may go on elsewhere."""
+        if job.job not in self.leaving:
+            self._coming[job.pin] -= job.gpus
+        elif job.gpus <= self._most(job.pin):
+            self._find(rank, job)
+
+    def _find(self, rank: Rank, job: JobView) -> bool:
+        """Find a place for one job; jobs behind it leave for it if that helps.
+
+        Returns:
+            Whether it has one.
+        """
         place = self._capacity.fit(job)
         if place is None and job.phase is not Phase.STOPPING:
-            self._clear(job, [each for behind, each in lower if behind > rank])
+            if self._clear(job, [each for behind, each in self._lower if behind > rank]):
+                self._reading.take_up(rank)  # What others leave may serve them, too.
             place = self._capacity.fit(job)
-        if place is not None:
-            self._capacity.take(job, place)
-            self.at[job.job] = job, place
+        if place is None:
+            return False
+        self._capacity.take(job, place)
+        self.at[job.job] = job, place
+        return True
 
-    def _clear(self, job: JobView, lower: Sequence[JobView]) -> None:
-        """Preempt some of the jobs after a job, if it fits then."""
+    def _clear(self, job: JobView, lower: Sequence[JobView]) -> bool:
+        """Preempt some of the jobs after a job, if it fits then; return whether any."""
         able = [each for each in lower if each.job not in self.leaving]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
-        for each in choose_victims(job, self._capacity, able, cost) or ():
+        victims = choose_victims(job, self._capacity, able, cost) or ()
+        for each in victims:
             self.leaving[each.job] = each
+            self._coming[each.pin] -= each.gpus
             self._capacity.release(each)
+        return bool(victims)

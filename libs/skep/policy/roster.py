@@ -1,69 +1,200 @@
 """The jobs of a VC in the order of a policy, kept from one view to the next.
 
-A job that waits keeps its place in the order until something happens to it; only jobs that run
-move with time. So a plan sorts the running jobs, and merges them with the waiting ones as far as
-the VC's GPUs go: how many jobs wait behind those does not matter.
+    view --changes--> lanes: held jobs, waiting jobs by what they ask for --> Order, read by a plan
+
+A job stays where it is in its lane until something happens to it, or until the instant at which
+its key changes otherwise than that of its like. A plan reads the lanes from the first job that
+wants GPUs on: how many jobs run before it, and how many wait behind those that it can serve, does
+not matter.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
-from heapq import merge
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+from skep.base.timers import TimerHeap
 from skep.policy.capacity import NodeCapacity
-from skep.policy.incremental import changes
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.incremental import add, changes
+from skep.policy.view import QUEUED, STOPPABLE, JobView, Phase, VcView
+from skep.units import Instant
+from skep.wire.spec import Resources
 
 Key = Callable[[JobView], Any]
 """Returns a sort key of a job: the lowest comes first."""
-Ranked = tuple[tuple[int, Any, int], JobView]
-"""A job behind its place in the order: its priority (negative), its key, its number of arrival."""
+Rank = tuple[int, Any, int]
+"""The place of a job in an order: its priority (negative), its key, its number of arrival."""
+Ranked = tuple[Rank, JobView]
 
-MOVING = frozenset({Phase.RUNNING, Phase.STOPPING})
-"""Phases in which the place of a job may depend on the time, under every policy."""
+
+class Course(NamedTuple):
+    """How the key of a job changes while its view stays the same."""
+
+    place: Any
+    """Sorts the job among its like: the key itself where `like` is None."""
+    like: Any = None
+    """The keys of all jobs with this value change with time in such a way that they keep their
+    order; None: the key stays the same."""
+    until: Instant | None = None
+    """From then on the course is another one; None: it never is."""
+
+
+Courses = Callable[[JobView], Course]
+"""Returns the course of a job at the time of a view."""
+
+
+class Shape(NamedTuple):
+    """What the jobs of a lane ask for."""
+
+    waits: bool
+    """Whether they have no GPUs; else they are being stopped, and may be placed again."""
+    pin: str
+    gpus: int
+    workers: int = 0
+    resources: Resources | None = None
+    """All that they ask for: where one has no place, none behind it has; None: they may differ in
+    the rest."""
+
+
+class Lane:
+    """Jobs that keep their order while time passes: all held ones, or all that ask for the same."""
+
+    def __init__(self, like: Any, shape: Shape | None) -> None:
+        """Begin without jobs.
+
+        Args:
+            like: `Course.like` of its jobs.
+            shape: What its jobs ask for; None: they hold GPUs.
+        """
+        self.like, self.holds, self.shape = like, shape is None, shape or Shape(False, "", 0)
+        self.ranks: list[Rank] = []
+        """By place, ascending."""
+        self.jobs: list[JobView] = []
+        """In the same order."""
+
+    def insert(self, rank: Rank, job: JobView) -> None:
+        """Add a job."""
+        at = bisect_left(self.ranks, rank)
+        self.ranks.insert(at, rank)
+        self.jobs.insert(at, job)
+
+    def remove(self, rank: Rank) -> None:
+        """Remove the job of a rank."""
+        at = bisect_left(self.ranks, rank)
+        del self.ranks[at], self.jobs[at]
+
+    def rank(self, at: int, key: Key) -> Rank:
+        """Return the rank of a job at the time of a key."""
+        rank = self.ranks[at]
+        return rank if self.like is None else (rank[0], key(self.jobs[at]), rank[2])
+
+    def after(self, rank: Rank, key: Key) -> int:
+        """Return the place of the first job behind a rank, at the time of a key."""
+        if self.like is None:
+            return bisect_right(self.ranks, rank)
+        return bisect_right(range(len(self.ranks)), rank, key=lambda at: self.rank(at, key))
 
 
 class Order:
     """The jobs that have or want GPUs of a VC, without jobs that borrow, in an order.
 
-    It is sorted when it is first read.
+    Attributes:
+        wanting: Lanes of the jobs that wait, or wait again once they are stopped.
+        held: Lanes of the jobs whose GPUs may be taken.
+        held_gpus: GPUs of these, by pin.
+        fixed_gpus: GPUs of jobs that keep theirs whatever the order says, by pin.
+        stopping: Jobs that are being stopped.
+        waits: Whether some job has no GPUs.
+        until: When the order of two jobs may change without an event; None: not known to.
     """
 
-    def __init__(
-        self, resting: list[Ranked], moving: Iterable[JobView], holding: Iterable[JobView], key: Key
-    ) -> None:
-        """Begin with a sorted list, and others.
+    def __init__(self, roster: Roster, key: Key) -> None:
+        """Read a roster at the time of a key; valid until it follows another view."""
+        lanes = [lane for lane in roster.lanes.values() if lane.jobs]
+        self.wanting = [lane for lane in lanes if not lane.holds]
+        self.held = [lane for lane in lanes if lane.holds]
+        self.held_gpus, self.fixed_gpus = roster.held_gpus, roster.fixed_gpus
+        self.stopping = sorted(roster.stopping.values(), key=lambda job: job.sequence)
+        self.waits = roster.queued > 0
+        first = roster.timers.first_due()
+        self.until = None if first is None else Instant(first)
+        self._key = key
+
+    def first(self) -> Rank:
+        """Return the rank of the first job that wants GPUs; there has to be one."""
+        return min(lane.rank(0, self._key) for lane in self.wanting)
+
+    def behind(self, rank: Rank | None) -> list[Ranked]:
+        """Return the jobs whose GPUs may be taken, in their order.
 
         Args:
-            resting: Jobs that keep their place while time passes, sorted.
-            moving: The others.
-            holding: Those of both that have GPUs.
-            key: The sort key of jobs within a priority.
+            rank: Only those behind it; None: all.
         """
-        self._resting, self._key = resting, key
-        self.moving = [*moving]
-        """The jobs whose place depends on the time."""
-        self.held = [*holding]
-        """The jobs that have GPUs, in any order."""
-        self.waits = len(resting) + len(self.moving) > len(self.held)
-        """Whether some job has no GPUs."""
+        key, found = self._key, list[Ranked]()
+        for lane in self.held:
+            start = 0 if rank is None else lane.after(rank, key)
+            there = zip(lane.ranks[start:], lane.jobs[start:], strict=True)
+            if lane.like is None:
+                found += there
+            else:
+                found += [((place[0], key(job), place[2]), job) for place, job in there]
+        found.sort(key=_rank)
+        return found
 
-    def __iter__(self) -> Iterator[Ranked]:
-        """Yield the jobs in their order; to read the first of many costs nothing for the others."""
-        return merge(self._resting, self._moved, key=itemgetter(0))
+    def read(self) -> Reading:
+        """Begin to read the jobs that want GPUs."""
+        return Reading(self.wanting, self._key)
 
-    @cached_property
-    def _moved(self) -> list[Ranked]:
-        return _ranked(self.moving, self._key)
+    def queue(self) -> Iterator[JobView]:
+        """Yield the jobs that wait, in their order."""
+        lanes = [lane for lane in self.wanting if lane.shape.waits]
+        reading = Reading(lanes, self._key)
+        while reading.heads:
+            yield reading.read()
 
-    @cached_property
-    def holding(self) -> list[Ranked]:
-        """Return the jobs that have GPUs, sorted."""
-        return _ranked(self.held, self._key)
+
+_rank = itemgetter(0)
+
+
+class Reading:
+    """The jobs of several lanes in one order, as far as they are read.
+
+    A lane can be left: for good, or until it is taken up again.
+    """
+
+    def __init__(self, lanes: list[Lane], key: Key) -> None:
+        """Begin before the first job."""
+        self._key = key
+        self.heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(lanes)]
+        """The next job of each lane: its rank, its place in its lane; the first comes first."""
+        heapify(self.heads)
+        self._left: list[tuple[int, Lane]] = []
+
+    def read(self) -> JobView:
+        """Return the next job, and go past it."""
+        _, number, at, lane = self.heads[0]
+        if at + 1 < len(lane.jobs):
+            heapreplace(self.heads, (lane.rank(at + 1, self._key), number, at + 1, lane))
+        else:
+            heappop(self.heads)
+        return lane.jobs[at]
+
+    def leave(self, *, for_good: bool) -> None:
+        """Skip the next job and all behind it in its lane."""
+        _, number, _, lane = heappop(self.heads)
+        if not for_good:
+            self._left.append((number, lane))
+
+    def take_up(self, rank: Rank) -> None:
+        """Read all lanes again that were left, from behind a rank on."""
+        for number, lane in self._left:
+            at = lane.after(rank, self._key)
+            if at < len(lane.jobs):
+                heappush(self.heads, (lane.rank(at, self._key), number, at, lane))
+        self._left.clear()
 
 
 class Roster:
@@ -78,72 +209,95 @@ class Roster:
     def _forget(self) -> None:
         self._seen: tuple[JobView, ...] = ()
         self._basis: Any = None
-        self._resting: list[Ranked] = []
-        self._places: dict[str, Ranked] = {}
-        """Entries of `_resting`, by job."""
-        self._moving: dict[str, JobView] = {}
-        self._holding: dict[str, JobView] = {}
+        self._now = Instant(0)
+        self.lanes: dict[Any, Lane] = {}
+        """By `Course.like` and what the jobs ask for."""
+        self._spots: dict[str, tuple[Lane, Rank]] = {}
+        """By job: its lane, and its rank there."""
+        self.timers = TimerHeap[str]()
+        """When the course of a job is another one."""
+        self.stopping: dict[str, JobView] = {}
+        self.held_gpus: dict[str, int] = {}
+        self.fixed_gpus: dict[str, int] = {}
+        self.queued = 0
+        """Jobs without GPUs."""
 
-    def follow(
-        self, view: VcView, key: Key, rests: Callable[[JobView], bool], basis: Any = None
-    ) -> Order:
+    def follow(self, view: VcView, key: Key, courses: Courses, basis: Any = None) -> Order:
         """Take over a view.
 
         Args:
             view: The VC.
             key: The sort key of jobs within a priority, at the time of the view.
-            rests: Whether the key of a job stays the same until its view is another one.
+            courses: How the key of a job changes from the time of the view on.
             basis: What all keys depend on beside the job and the time; with another one than
                 before all jobs are ranked again.
 
         Returns:
             The order at the time of the view, valid until the next call.
         """
-        if basis != self._basis:
+        if basis != self._basis or view.now < self._now:
             self._forget()
         try:
-            if self._seen:
-                for old, new in changes(self._seen, view.jobs):
-                    if old is not None:
-                        self._leave(old)
-                    if new is not None and not new.borrows:
-                        self._come(new, key, rests)
-            else:
-                self._begin(view, key, rests)
+            for name in self.timers.pop_due(view.now):
+                lane, rank = self._spots[name]
+                job = lane.jobs[bisect_left(lane.ranks, rank)]
+                self._leave(job)
+                self._come(job, courses)
+            for old, new in changes(self._seen, view.jobs):
+                if old is not None and not old.borrows:
+                    self._leave(old)
+                if new is not None and not new.borrows:
+                    self._come(new, courses)
         except BaseException:
             self._forget()  # It may be half changed.
             raise
-        self._seen, self._basis = view.jobs, basis
+        self._seen, self._basis, self._now = view.jobs, basis, view.now
         self.nodes.follow(view.nodes)
-        return Order(self._resting, self._moving.values(), self._holding.values(), key)
+        return Order(self, key)
 
-    def _begin(self, view: VcView, key: Key, rests: Callable[[JobView], bool]) -> None:
-        own = [job for job in view.jobs if not job.borrows]
-        self._holding = {job.job: job for job in own if job.phase in HOLDING}
-        self._moving = {job.job: job for job in own if not rests(job)}
-        self._resting = _ranked((job for job in own if job.job not in self._moving), key)
-        self._places = {each[1].job: each for each in self._resting}
-
-    def _come(self, job: JobView, key: Key, rests: Callable[[JobView], bool]) -> None:
-        if job.phase in HOLDING:
-            self._holding[job.job] = job
-        if rests(job):
-            entry = self._places[job.job] = _place(job, key), job
-            insort(self._resting, entry, key=itemgetter(0))
-        else:
-            self._moving[job.job] = job
+    def _come(self, job: JobView, courses: Courses) -> None:
+        self._count(job, 1)
+        shape = _shape(job)
+        if shape is None and job.phase not in STOPPABLE:
+            return  # It keeps its GPUs whatever its place is.
+        course = courses(job)
+        rank = -job.spec.priority, course.place, job.sequence
+        lane = self.lanes.get((course.like, shape))
+        if lane is None:
+            lane = self.lanes[course.like, shape] = Lane(course.like, shape)
+        lane.insert(rank, job)
+        self._spots[job.job] = lane, rank
+        if course.until is not None:
+            self.timers.set_timer(job.job, course.until)
 
     def _leave(self, job: JobView) -> None:
-        self._holding.pop(job.job, None)
-        self._moving.pop(job.job, None)
-        entry = self._places.pop(job.job, None)
-        if entry is not None:
-            del self._resting[bisect_left(self._resting, entry[0], key=itemgetter(0))]
+        self._count(job, -1)
+        spot = self._spots.pop(job.job, None)
+        if spot is None:
+            return
+        lane, rank = spot
+        lane.remove(rank)
+        if not lane.jobs:
+            del self.lanes[lane.like, None if lane.holds else lane.shape]
+        self.timers.cancel(job.job)
+
+    def _count(self, job: JobView, sign: int) -> None:
+        if job.phase in QUEUED:
+            self.queued += sign
+        elif job.phase in STOPPABLE:
+            add(self.held_gpus, job.pin, sign * job.gpus)
+        elif job.phase is not Phase.STOPPING:
+            add(self.fixed_gpus, job.pin, sign * job.gpus)
+        elif sign > 0:
+            self.stopping[job.job] = job
+        else:
+            del self.stopping[job.job]
 
 
-def _place(job: JobView, key: Key) -> tuple[int, Any, int]:
-    return -job.spec.priority, key(job), job.sequence
-
-
-def _ranked(jobs: Iterable[JobView], key: Key) -> list[Ranked]:
-    return sorted([(_place(job, key), job) for job in jobs], key=itemgetter(0))
+def _shape(job: JobView) -> Shape | None:
+    """Return what a job asks for; None: it has GPUs, and keeps them or may lose them."""
+    if job.phase is Phase.STOPPING or job.at_home:
+        return Shape(job.phase is not Phase.STOPPING, job.pin, job.gpus)
+    if job.phase in QUEUED:
+        return Shape(True, job.pin, job.gpus, job.workers, job.spec.resources)
+    return None

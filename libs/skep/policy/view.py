@@ -31,6 +31,10 @@ HOLDING = frozenset(
     {Phase.RESERVED, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDED, Phase.STOPPING}
 )
 """Phases in which a job has cells."""
+QUEUED = frozenset({Phase.WAITING, Phase.AWAY})
+"""Phases in which a job may get a turn."""
+STOPPABLE = frozenset({Phase.STARTING, Phase.RUNNING})
+"""Phases in which a job's GPUs may be taken for another one."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,8 +18,7 @@ import msgspec
 
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn
-from skep.policy.preempt import QUEUED, STOPPABLE
-from skep.policy.view import JobView, VcView
+from skep.policy.view import QUEUED, STOPPABLE, JobView, VcView
 from skep.units import NS_PER_SECOND, Instant, in_seconds
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason

@@ -22,10 +22,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from skep.policy.plan import Plan
-from skep.policy.preempt import QUEUED
 from skep.policy.registry import POLICIES
 from skep.policy.schedulers.tiresias import TiresiasL
-from skep.policy.view import VcView
+from skep.policy.view import QUEUED, VcView
 from skep.units import Duration, in_seconds, seconds
 from skep_lab.measures.job import completion
 from skep_lab.simulator.build import ALL, uniform

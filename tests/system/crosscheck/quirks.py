@@ -16,9 +16,8 @@ import msgspec
 
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn
-from skep.policy.preempt import QUEUED, STOPPABLE
 from skep.policy.registry import POLICIES
-from skep.policy.view import JobView, NodeView, Phase, VcView
+from skep.policy.view import QUEUED, STOPPABLE, JobView, NodeView, Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason

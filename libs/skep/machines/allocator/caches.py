@@ -11,8 +11,14 @@ from skep.ledger.job_state import JobState
 from skep.machines.allocator.soft import Soft
 from skep.units import Instant
 from skep.wire.advice import JobPace
+from skep.wire.changes import JobChanging, MemberAnswered, MemberLearned
 from skep.wire.facts import GhostGone
+from skep.wire.moves import SuccessorLoaded, SuccessorReady
 from skep.wire.trials import TrialBegun, TrialOver
+
+QUIET = frozenset({JobChanging, MemberAnswered, MemberLearned, SuccessorLoaded, SuccessorReady})
+"""Facts about a job that change nothing else: no cell, and nothing that a node has free. What they
+mean for a policy is in the job's view."""
 
 
 def touch(soft: Soft, fact: Any) -> None:
@@ -22,6 +28,8 @@ def touch(soft: Soft, fact: Any) -> None:
         soft: Changed.
         fact: Any fact of the allocator, or a piece of a snapshot.
     """
+    if type(fact) not in QUIET:
+        soft.stirred += 1
     job = getattr(fact, "job", None)
     if isinstance(fact, TrialBegun):
         soft.touched.update((each.job, None) for each in fact.jobs)

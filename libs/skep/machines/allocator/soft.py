@@ -128,6 +128,8 @@ class Soft:
         self.touched: dict[str, None] = {}
         """Jobs of any VC about which something was recorded since the views were last brought up
         to date."""
+        self.stirred = 0
+        """Counts the facts that may change more than how a policy sees one job."""
         self.left: dict[str, tuple[Duration, int]] = {}
         """By job: how long it still had to run, as predicted, when it had been served so long."""
         self.paces: dict[str, tuple[JobPace, Instant]] = {}

@@ -33,8 +33,7 @@ from skep.policy.gandiva.shares import (
     owed,
 )
 from skep.policy.incremental import Change, add, changes, keep, set_or_cancel
-from skep.policy.preempt import QUEUED
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.view import HOLDING, QUEUED, JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.spec import Resources
 

@@ -19,8 +19,7 @@ from skep.policy.gandiva.rules import MILLI, Rules, on_them, turns_give
 from skep.policy.gandiva.state import UnitIndex
 from skep.policy.incremental import Change, add, changes, set_or_cancel
 from skep.policy.plan import Action, Pack, Plan, Suspend
-from skep.policy.preempt import QUEUED
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.view import HOLDING, QUEUED, JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
 

@@ -14,8 +14,7 @@ from skep.policy.capacity import FreeCapacity
 from skep.policy.gandiva.pack_candidates import PackCandidates
 from skep.policy.gandiva.rules import Rules, movable
 from skep.policy.incremental import add, keep, set_or_cancel
-from skep.policy.preempt import QUEUED
-from skep.policy.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.policy.view import HOLDING, QUEUED, JobView, NodeView, Phase, VcView
 from skep.units import Instant, after
 from skep.wire.reasons import Reason
 

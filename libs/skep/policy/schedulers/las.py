@@ -6,6 +6,7 @@ Source: Gavel (OSDI 2020), sections 4.1 (LAS as max-min fairness) and 5 (rounds)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -14,9 +15,9 @@ from skep.policy.api import Planner, Policy
 from skep.policy.parts import LATE_DIVISOR, check_one_or_more, turns_for
 from skep.policy.plan import Plan
 from skep.policy.powers import Powers
-from skep.policy.preempt import QUEUED, preempt_for
-from skep.policy.roster import MOVING, Order, Roster
-from skep.policy.view import JobView, Phase, VcView
+from skep.policy.preempt import preempt_for
+from skep.policy.roster import Course, Order, Roster
+from skep.policy.view import QUEUED, JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
@@ -71,13 +72,10 @@ class Las(Policy, frozen=True):
     def _plan(self, view: VcView, roster: Roster) -> Plan:
         length = round(self.round_s * NS_PER_SECOND)
         began = Instant(view.now // length * length)
-        order = roster.follow(
-            view,
-            lambda job: (ran_until(job, began), job.phase in QUEUED),
-            lambda job: job.phase not in MOVING,
-        )
+        end = Instant(began + length)
+        order = roster.follow(view, partial(_key, began), partial(_course, began, end))
         # Where no job waits no round changes anything, and the next one that comes is an event.
-        following = Instant(began + length) if order.waits else None
+        following = end if order.waits else None
         if view.now - began <= length // LATE_DIVISOR:
             why, because = Reason.LEAST_TIME, Reason.SLICE_OVER
             plan = preempt_for(view, roster, order, why, because=because, look_at=following)
@@ -96,8 +94,25 @@ def ran_until(job: JobView, at: Instant) -> int:
         job: The job.
         at: An instant, not after the view.
     """
-    runs = job.phase in (Phase.RUNNING, Phase.STOPPING) and job.since >= job.waiting_since
-    return job.served + (max(at - job.since, 0) if runs else 0)
+    return job.served + (max(at - job.since, 0) if _runs(job) else 0)
+
+
+def _runs(job: JobView) -> bool:
+    return job.phase in (Phase.RUNNING, Phase.STOPPING) and job.since >= job.waiting_since
+
+
+def _key(began: Instant, job: JobView) -> tuple[int, bool]:
+    return ran_until(job, began), job.phase in QUEUED
+
+
+def _course(began: Instant, following: Instant, job: JobView) -> Course:
+    """Return how the key of a job changes: all that run have run one round more in the next."""
+    ran, waits = _key(began, job)
+    if not _runs(job):
+        return Course((ran, waits))
+    if began < job.since:
+        return Course((ran, waits), until=following)
+    return Course(job.served - job.since, like=True)
 
 
 def _next(view: VcView, order: Order) -> Iterator[JobView]:
@@ -106,13 +121,10 @@ def _next(view: VcView, order: Order) -> Iterator[JobView]:
     If jobs of other VCs have GPUs of this one, those go back to the first. Idle GPUs of others are
     lent in the order of turns.
     """
-    free, count = view.free_for(), 0
+    free = view.free_for()
     most = max(free.values())
-    for _, job in order:
-        if job.phase not in QUEUED:
-            continue
+    for count, job in enumerate(order.queue()):
         if count < FIRST or job.gpus <= free.get(job.pin, 0):
             yield job
         elif most <= 0:
             return
-        count += 1

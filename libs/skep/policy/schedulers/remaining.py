@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skep.policy.parts import Preemptive, unknown_last
-from skep.policy.roster import Key
-from skep.policy.view import JobView, VcView
+from skep.policy.roster import Course, Courses, Key
+from skep.policy.view import JobView, Phase, VcView
+from skep.units import Instant
 from skep.wire.reasons import Reason
 
 
@@ -27,6 +28,10 @@ class Srtf(Preemptive, frozen=True):
         """Return the remaining time."""
         return lambda job: unknown_last(job.remaining(view.now))
 
+    def courses(self, view: VcView) -> Courses:
+        """Return that jobs which run keep their order, until one has run as long as was said."""
+        return lambda job: _course(job, view.now, job.remaining(view.now), 1)
+
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
         return Reason.SHORTEST_REMAINING
@@ -41,13 +46,27 @@ class Srsf(Preemptive, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time multiplied by GPUs."""
-        return lambda job: unknown_last(_service(job, view))
+        return lambda job: unknown_last(_service(job, view.now))
+
+    def courses(self, view: VcView) -> Courses:
+        """Return that jobs of a size which run keep their order, as with `srtf`."""
+        return lambda job: _course(job, view.now, job.remaining(view.now), job.gpus)
 
     def why(self) -> Reason:
         """Return the reason that turns by this order have."""
         return Reason.LEAST_REMAINING_SERVICE
 
 
-def _service(job: JobView, view: VcView) -> int | None:
-    remaining = job.remaining(view.now)
+def _service(job: JobView, now: Instant) -> int | None:
+    remaining = job.remaining(now)
     return None if remaining is None else remaining * job.gpus
+
+
+def _course(job: JobView, now: Instant, remaining: int | None, weight: int) -> Course:
+    """Return how `weight` times the remaining time of a job changes: it ends when it ends."""
+    if job.phase is not Phase.RUNNING or not remaining:
+        return Course(unknown_last(remaining and remaining * weight))
+    if now < job.since:
+        return Course(unknown_last(remaining * weight), until=job.since)
+    ends = Instant(now + remaining)
+    return Course(ends, like=weight, until=ends)

@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
+from math import ceil
 from typing import Any, ClassVar
 
 from skep.policy.parts import Preemptive, check_one_or_more
-from skep.policy.preempt import QUEUED
-from skep.policy.roster import Key
-from skep.policy.view import JobView, Phase, VcView
+from skep.policy.roster import Course, Courses, Key
+from skep.policy.view import QUEUED, JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
 
@@ -92,25 +92,27 @@ class TiresiasL(Preemptive, frozen=True):
             return max(now - job.since, 0) * job.gpus
         return job.attained(now)
 
-    def rests(self, job: JobView) -> bool:
-        """Return whether the key of a job stays the same: a waiting one may be promoted."""
-        return super().rests(job) and not self.starvation
+    def courses(self, view: VcView) -> Courses:
+        """Return that a job keeps its key until it is in another queue."""
+        key, limits, now = self.key(view), self._limits(), view.now
+        return lambda job: Course(key(job), until=self._changes_at(job, now, limits))
 
-    def look_at(self, view: VcView, moving: Sequence[JobView]) -> Instant | None:
+    def look_at(self, until: Instant | None) -> Instant | None:
         """Return when the next job changes its queue; None: no job does."""
-        limits = self._limits()
-        changes = [self._changes_at(job, view.now, limits) for job in moving]
-        return min((at for at in changes if at is not None), default=None)
+        return until
 
     def _changes_at(self, job: JobView, now: Instant, limits: list[int]) -> Instant | None:
         if job.phase is Phase.RUNNING:
+            if now < job.since:
+                return job.since
             service = self.service(job, now)
             queue = bisect_right(limits, service)
             if queue == len(limits):
                 return None
             return Instant(now - (service - limits[queue]) // job.gpus)
-        if job.phase in QUEUED and self.starvation and job.served:
-            at = job.waiting_since + round(job.served * self.starvation)
+        waits = job.phase in QUEUED or job.phase is Phase.STARTING
+        if waits and self.starvation and job.served and not job.stood:
+            at = job.waiting_since + ceil(job.served * self.starvation)
             return Instant(at) if at > now else None
         return None
 
@@ -164,17 +166,21 @@ class TiresiasG(Preemptive, frozen=True):
         """Return the sample of which the indices are made."""
         return () if self.samples else view.ended
 
-    def look_at(self, view: VcView, moving: Sequence[JobView]) -> Instant | None:
+    def courses(self, view: VcView) -> Courses:
+        """Return that a job keeps its key until it has had another quantum."""
+        key, now, quantum = self.key(view), view.now, round(self.quantum * NS_PER_SECOND)
+
+        def course(job: JobView) -> Course:
+            if job.phase is not Phase.RUNNING:
+                return Course(key(job))
+            more = quantum - job.attained(now) % quantum
+            return Course(key(job), until=Instant(max(now, job.since) - -more // job.gpus))
+
+        return course
+
+    def look_at(self, until: Instant | None) -> Instant | None:
         """Return when the next job has had another quantum; None: no job runs."""
-        quantum = round(self.quantum * NS_PER_SECOND)
-        return min(
-            (
-                Instant(view.now - -(quantum - job.attained(view.now) % quantum) // job.gpus)
-                for job in moving
-                if job.phase is Phase.RUNNING and job.gpus
-            ),
-            default=None,
-        )
+        return until
 
     def _index(self, view: VcView, quantum: int) -> Gittins:
         if self.samples:

@@ -13,8 +13,7 @@ from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.parts import by_arrival, check_unique, own_jobs, portions
 from skep.policy.plan import Plan, Preempt, Turn
 from skep.policy.powers import Powers
-from skep.policy.preempt import QUEUED, STOPPABLE
-from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.policy.view import HOLDING, QUEUED, STOPPABLE, JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
 Line = tuple[str, str]

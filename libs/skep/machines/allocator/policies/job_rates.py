@@ -72,6 +72,8 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
         Fields of `JobView` by name; those of which nothing is known are left out.
     """
     found: dict[str, Any] = {}
+    if not tx.soft.paces and not tx.soft.scales and not job.mixed:
+        return found
     told = tx.soft.paces.get(job.job)
     own = (0, 0)
     if told is not None and job.state not in (State.QUEUED, State.RESERVED):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,6 +41,11 @@ class Planned:
         """When to ask again if nothing happens before."""
         self.changes = -1
         """`Soft.changes` when the last plan was carried out."""
+        self.vain: tuple[Instant, int, int] | None = None
+        """When a plan last came to nothing, with `Soft.changes` and `Soft.stirred` then; None: the
+        last one did something."""
+        self.named: dict[str, None] = {}
+        """Jobs that had a turn or an action in the last plan."""
         self.open = False
         """Whether a job of the last plan's turns waits still."""
         self.outside = False
@@ -77,8 +84,10 @@ class Planned:
         self.borrowers: dict[str, None] = {}
         """Its jobs that would have idle GPUs while they wait."""
         self.seats = Seats()
+        self._shown: list[JobView] = []
+        """The views of its jobs that there are, in the order of arrival."""
         self._jobs: tuple[JobView, ...] | None = None
-        """The views of its jobs that there are; None: one of them is another."""
+        """The same; None: one of them is another."""
 
     def try_elsewhere(self, name: str, now: Instant) -> bool:
         """Return whether a job may be moved now, and count the try if so.
@@ -129,15 +138,29 @@ class Planned:
             self.held[name] = count + 1, freed
             self.show(name, replace(view, held=count + 1))
 
-    def show(self, name: str, view: JobView | None) -> None:
-        """Take over how the policy sees a job from now on; None: not at all."""
-        self.views[name] = view
+    def show(self, name: str, view: JobView | None) -> bool:
+        """Take over how the policy sees a job from now on; None: not at all.
+
+        Returns:
+            Whether that is otherwise than before.
+        """
+        before, self.views[name] = self.views.get(name), view
+        return self._replace(before, view)
+
+    def _replace(self, before: JobView | None, view: JobView | None) -> bool:
+        """Put another view of a job in its place; return whether it is another."""
+        any_view = before or view
+        if before == view or any_view is None:
+            return False
+        at = bisect_left(self._shown, any_view.sequence, key=_sequence)
+        self._shown[at : at + (before is not None)] = [] if view is None else [view]
         self._jobs = None
+        return True
 
     def jobs(self) -> tuple[JobView, ...]:
         """Return what the policy sees of its jobs, in the order of their arrival."""
         if self._jobs is None:
-            self._jobs = tuple(filter(None, self.views.values()))
+            self._jobs = tuple(self._shown)
         return self._jobs
 
     def forget(self, name: str) -> None:
@@ -149,5 +172,9 @@ class Planned:
         self.unsaid.pop(name, None)
         self.borrowers.pop(name, None)
         self.demand.leave(name)
-        self.seats.move(name, self.views.pop(name), None)
-        self._jobs = None
+        before = self.views.pop(name)
+        self.seats.move(name, before, None)
+        self._replace(before, None)
+
+
+_sequence = attrgetter("sequence")

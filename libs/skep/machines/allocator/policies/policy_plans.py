@@ -63,7 +63,7 @@ def serve(tx: Transaction, now: Instant, room: int) -> int:
     Returns:
         What it took of the decision.
     """
-    policy_views.bring_up(tx, due=True)
+    policy_views.bring_up(tx, now)
     if tx.soft.unmade or tx.state.alarms:
         cell_watch.no_policy(tx, now)
     if not tx.soft.planned:
@@ -79,7 +79,7 @@ def serve(tx: Transaction, now: Instant, room: int) -> int:
         if _in_vain(tx, planned):
             continue
         taken += _run(tx, planned, now, room - taken)
-        policy_views.bring_up(tx, due=False)
+        policy_views.bring_up(tx, None)
     return taken
 
 
@@ -147,8 +147,8 @@ def _in_vain(tx: Transaction, planned: Planned) -> bool:
 
 def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
     """Have a policy plan, and do what it says."""
-    planned.due, planned.look_at = False, None
-    whole, planned.whole = planned.whole, False
+    planned.due, planned.look_at, planned.vain = False, None, None
+    whole, planned.whole, before = planned.whole, False, len(tx.effects)
     planned.returning.clear()
     planned.awaited.clear()
     planned.leaving.clear()
@@ -162,6 +162,7 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
         cell_watch.policy_wrong(tx, planned.vc, Reason.POLICY_FAILED, text, now)
         return 0
     planned.fallen = False
+    planned.named = jobs | dict.fromkeys([action.job for action in plan.actions])
     planned.line = tuple(turn.job for turn in plan.turns)
     planned.lent_at = -1
     cell_watch.policy_right(tx, planned.vc, Reason.POLICY_FAILED, now)
@@ -180,6 +181,8 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
         cell_watch.policy_wrong(tx, planned.vc, Reason.NOT_ITS_JOB, text, now)
     else:
         cell_watch.policy_right(tx, planned.vc, Reason.NOT_ITS_JOB, now)
+    if len(tx.effects) == before and planned.whole and not planned.due:
+        planned.vain = now, tx.soft.changes, tx.soft.stirred
     return taken
 
 
@@ -197,7 +200,7 @@ def lend(tx: Transaction, now: Instant, room: int) -> int:
     Returns:
         What it took of the decision; `room` too where a gang has to come first in the next one.
     """
-    policy_views.bring_up(tx, due=True)
+    policy_views.bring_up(tx, now)
     lines = {}
     for vc, planned in tx.soft.planned.items():
         if not planned.fallen and planned.lent_at != tx.soft.changes:
@@ -435,7 +438,7 @@ def _take_turn(
 
 def _left(tx: Transaction, planned: Planned, turn: Turn) -> tuple[str, ...]:
     """Return the nodes of a turn if jobs of the VC are about to leave GPUs there."""
-    policy_views.bring_up(tx, due=False)  # This plan's actions have them leave.
+    policy_views.bring_up(tx, None)  # This plan's actions have them leave.
     there = (planned.views.get(name) for node in turn.nodes for name in planned.seats.on(node))
     leaves = any(view is not None and view.phase is Phase.STOPPING for view in there)
     return turn.nodes if leaves else ()
@@ -449,7 +452,7 @@ def _misled(tx: Transaction, planned: Planned, job: JobState, turn: Turn, now: I
     """
     if not turn.nodes:
         return False
-    policy_views.bring_up(tx, due=False)  # This plan's earlier turns are in the way, too.
+    policy_views.bring_up(tx, None)  # This plan's earlier turns are in the way, too.
     mine = planned.views.get(job.job)
     if mine is None:
         return False

@@ -147,12 +147,12 @@ def predicted(tx: Transaction, job: JobState, advice: JobAdvice) -> None:
         soft.touched[job.job] = None
 
 
-def bring_up(tx: Transaction, *, due: bool) -> None:
+def bring_up(tx: Transaction, now: Instant | None) -> None:
     """Make the views again of jobs about which something is new.
 
     Args:
         tx: The views in its soft state are changed.
-        due: Whether what is new asks for a plan.
+        now: The time of the decision, if what is new asks for a plan; None: it does not.
     """
     soft = tx.soft
     if soft.planned_for is not tx.state.cells.cluster:
@@ -168,13 +168,14 @@ def bring_up(tx: Transaction, *, due: bool) -> None:
             for planned in soft.planned.values():
                 if name in planned.views:
                     planned.forget(name)
-                    planned.due = planned.due or due
+                    planned.due = planned.due or now is not None
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
             if job.state is State.QUEUED:
                 job_rates.forget(tx, name)
-            _show(tx, planned, job)
-            planned.due = planned.due or due
+            news = _show(tx, planned, job) or name in planned.named
+            if now is not None and (news or planned.vain != (now, soft.changes, soft.stirred)):
+                planned.due = True  # Else the same plan would come to nothing again.
 
 
 def _take_up(tx: Transaction) -> None:
@@ -207,8 +208,8 @@ def _take_up(tx: Transaction) -> None:
 # --- a job ---------------------------------------------------------------------------------------
 
 
-def _show(tx: Transaction, planned: Planned, job: JobState) -> None:
-    """Take over how a job is to be seen."""
+def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
+    """Take over how a job is to be seen; return whether that is otherwise than before."""
     name, view = job.job, of_job(tx, job)
     planned.misfits.pop(name, None)
     if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
@@ -236,7 +237,7 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> None:
     else:
         planned.demand.leave(name)
     planned.seats.move(name, planned.views.get(name), view)
-    planned.show(name, view)
+    return planned.show(name, view)
 
 
 def of_job(tx: Transaction, job: JobState) -> JobView | None:

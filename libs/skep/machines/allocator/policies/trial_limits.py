@@ -20,8 +20,10 @@ def limits(state: ClusterState, name: str) -> dict[str, Any]:
         name: A job, or `vc:` and a VC.
 
     Returns:
-        Fields of views by name.
+        Fields of views by name; none where no trial ever began.
     """
+    if not state.tries.begun:
+        return {}
     return {
         "trial_after": trial_facts.full(state, name),
         "move_after": trial_facts.full(state, f"moves {name}"),
