@@ -129,8 +129,7 @@ def _play(
 
     todo = play.tasks(experiment, seeds, days)
     progress = Progress([f"seed {task.seed}" for task in todo])
-
-    ear = Ear(lambda _place, _data: None, progress.tell, say)
+    ear = Ear(lambda _place, _data: None, progress.tell, progress.say)
     try:
         done = play.run_all(todo, engine, ear, stop, folder)
     finally:

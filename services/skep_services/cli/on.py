@@ -150,7 +150,7 @@ def _on_skep(arguments: Namespace) -> Engine:
     except OSError as error:
         text = f"--listen {host}: this machine cannot listen there: {error.strerror or error}"
         raise CommandError(exits.USAGE, text) from None
-    return OnSkep(_Jobs(client, vc), host, int(port or 0), arguments.workers)
+    return OnSkep(GatewayJobs(client, vc), host, int(port or 0), arguments.workers)
 
 
 def _towards(client: Client) -> str:
@@ -164,15 +164,15 @@ def _towards(client: Client) -> str:
     return address
 
 
-class _Jobs:
+class GatewayJobs:
     """The jobs of one command at a gateway."""
 
     def __init__(self, client: Client, vc: str) -> None:
         self.client, self.vc = client, vc
         self.key = secrets.token_hex(8)
-        self.submitted: list[str] = []
+        self.submitted = 0
 
-    def submit(self, number: int, command: Sequence[str], env: dict[str, str]) -> str:
+    def submit(self, command: Sequence[str], env: dict[str, str]) -> str:
         """Submit a job on one idle GPU; see `skep_jobs.Jobs`.
 
         Raises:
@@ -180,22 +180,21 @@ class _Jobs:
         """
         from skep_services.cli import specs, submit
 
+        self.submitted += 1
+        name = f"runs-{self.submitted}"
         tree = {
-            "name": f"runs-{number}",
+            "name": name,
             "vc": self.vc,
             "command": list(command),
             "env": env,
             "service_class": "opportunistic",
         }
         document = specs.Document("a job for runs", tree, {})
-        result = submit.send(self.client, document, f"runs-{self.key}-{number}")
+        result = submit.send(self.client, document, f"{name}-{self.key}")
         if result["accepted"] is False:
             text = f"--on skep: VC {self.vc} refuses a job for runs: {'; '.join(result['where'])}"
             raise CommandError(exits.FAILED, text)
-        job = str(result["job"])
-        self.submitted.append(job)
-        say(f"{job} of VC {self.vc} runs some of them, on one idle GPU" if number == 1 else job)
-        return job
+        return str(result["job"])
 
     def look(self, job: str) -> Seen:
         """Return how a job is; see `skep_jobs.Jobs`."""
@@ -206,8 +205,7 @@ class _Jobs:
         row = self.client.get(f"/v1/jobs/{quote(job)}")
         ended = row["state"] in OUTSIDE
         said = f"{row['state']} ({why_of(row)})" if why_of(row) else str(row["state"])
-        why = f"{said}; skep logs {job} may say why" if ended else f"is {said}"
-        return Seen(ended, row["state"] == RUNNING, len(row["attempts"]), why)
+        return Seen(ended, row["state"] == RUNNING, len(row["attempts"]), said)
 
     def cancel(self, job: str) -> None:
         """Have a job end; see `skep_jobs.Jobs`."""

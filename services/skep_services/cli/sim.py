@@ -200,7 +200,7 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
         orders = ordering.with_files(orders, arguments.out)
     progress = Progress([order.label for order in orders])
     try:
-        played = pool.play_all(orders, traces, engine, progress.tell, stop, say)
+        played = pool.play_all(orders, traces, engine, progress.tell, stop, progress.say)
     finally:
         progress.end()
     done = [each for each in played if each is not None]

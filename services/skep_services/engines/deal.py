@@ -28,7 +28,7 @@ LOOK_S = 0.2
 STOP_S = 30.0
 """What tasks may take to tell what they have after they were told to stop."""
 TRIES_MAX = 2
-"""How many workers a task may cost: a machine may fail once, a task that kills them does it again."""
+"""How many workers a task may cost: a machine fails once, a task that kills them does it again."""
 
 
 class Ear(NamedTuple):
@@ -91,6 +91,8 @@ class Gone(NamedTuple):
     name: str
     why: str
     returns: bool = False
+    hint: str = ""
+    """Where more of it is said."""
 
 
 Word = Ready | Part | Output | Gone
@@ -200,7 +202,8 @@ class _Deal:
         if place is not None:
             self._again(place, word)
         elif not was_there and not word.returns:
-            text = f"{word.name} {word.why} before it ran anything"
+            hint = word.hint and f"; {word.hint}"
+            text = f"{word.name} {word.why} before it ran anything{hint}"
             raise DiedError(text)
         if not word.returns and self.waiting and not self.stop.asked:
             self._hire()

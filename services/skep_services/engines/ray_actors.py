@@ -29,8 +29,10 @@ PART_EVERY_S = 1.0
 WAITS_S = 5.0
 """Without any worker for so long, a person is told."""
 WORKERS_MAX = 1024
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
-"""Ray reports its use to its makers unless it is told not to, and logs to the terminal."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""Ray reports its use to its makers unless it is told not to."""
+AGAIN = "Starting Ray client server failed"
+"""What a head of Ray says if a process of its client, which it forks, died as it began."""
 SAID_MAX = 300
 """Characters of what Ray says of an error."""
 
@@ -83,10 +85,13 @@ def connect(address: str) -> Any:
         raise UnusableError(text) from None
     if match is not None:
         _look(address, match["host"].strip("[]"), int(match["port"]))
-    try:
-        ray.init(address, log_to_driver=False, logging_level="FATAL")
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise UnreachableError(_refused(address, error)) from None
+    for tries_left in (1, 0):
+        try:
+            ray.init(address, log_to_driver=False, logging_level="FATAL")
+            break
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            if not (tries_left and AGAIN in str(error)):
+                raise UnreachableError(_refused(address, error)) from None
     return ray
 
 
@@ -102,6 +107,8 @@ def _look(address: str, host: str, port: int) -> None:
     except (OSError, OverflowError) as error:
         text = f"--on {address}: no Ray answers there ({error}); is it {which}?"
         raise UnreachableError(text) from None
+    if address.startswith(CLIENT):
+        return  # A head forks while it greets a client: a second connection then may end the fork.
     grpc: Any = importlib.import_module("grpc")  # ray[client] needs it, and so installs it.
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
@@ -112,7 +119,7 @@ def _look(address: str, host: str, port: int) -> None:
 
 
 def _refused(address: str, error: Exception) -> str:
-    said = " ".join(str(error).split())[:SAID_MAX]
+    said = " ".join(str(error).rpartition("Error: ")[2].split())[:SAID_MAX]
     if address == AUTO:
         hint = "start one (ray start --head) or name one: --on ray://HOST:10001"
         return f"--on ray: no Ray cluster runs on this machine; {hint}"

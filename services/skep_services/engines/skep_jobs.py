@@ -57,11 +57,10 @@ class Seen(NamedTuple):
 class Jobs(Protocol):
     """The cluster, as far as the engine needs it."""
 
-    def submit(self, number: int, command: Sequence[str], env: dict[str, str]) -> str:
+    def submit(self, command: Sequence[str], env: dict[str, str]) -> str:
         """Submit a job of one GPU and return its id.
 
         Args:
-            number: Tells it from the others.
             command: What it runs.
             env: Variables it gets.
         """
@@ -86,7 +85,7 @@ class OnSkep(NamedTuple):
 
     def run(self, tasks: Sequence[Task], ear: Ear, stop: Stop) -> None:
         """Run tasks; see `deal.Engine`."""
-        with _Door(self.host, self.port) as door:
+        with Door(self.host, self.port) as door:
             crew = _Crew(self.jobs, door, ear.say)
             deal(crew, tasks, min(self.workers or WORKERS, WORKERS_MAX), ear, stop)
 
@@ -96,7 +95,7 @@ class _Arrived(NamedTuple):
     pipe: Connection
 
 
-class _Door:
+class Door:
     """Lets workers in that know the key."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -107,7 +106,7 @@ class _Door:
         self.bell, self.ring = os.pipe()
         self.places = threading.BoundedSemaphore(ARRIVALS_MAX)
 
-    def __enter__(self) -> _Door:
+    def __enter__(self) -> Door:
         threading.Thread(target=self._accept, name="engine-door", daemon=True).start()
         return self
 
@@ -162,7 +161,7 @@ class _Worker:
 
 
 class _Crew:
-    def __init__(self, jobs: Jobs, door: _Door, say: Callable[[str], None]) -> None:
+    def __init__(self, jobs: Jobs, door: Door, say: Callable[[str], None]) -> None:
         self.jobs, self.door, self.say = jobs, door, say
         self.workers: dict[int, _Worker] = {}
         self.began = time.monotonic()
@@ -174,8 +173,9 @@ class _Crew:
         module = "skep_services.engines.serve"
         command = [sys.executable, "-m", module, str(host), str(port), str(worker)]
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
-        job = self.jobs.submit(worker, command, {**passed, KEY: self.door.key.hex()})
+        job = self.jobs.submit(command, {**passed, KEY: self.door.key.hex()})
         self.workers[worker] = _Worker(job)
+        self.say(f"{job} is submitted: a worker, on one idle GPU")
 
     def give(self, worker: int, task: Task) -> None:
         pipe = self.workers[worker].pipe
@@ -226,7 +226,8 @@ class _Crew:
                 seen = self.jobs.look(worker.job)
                 if seen.ended:
                     del self.workers[number]
-                    words.append(Gone(number, worker.name, seen.why))
+                    hint = f"skep logs {worker.job} may say why"
+                    words.append(Gone(number, worker.name, seen.why, hint=hint))
                 elif worker.lost and (not seen.runs or seen.attempt > worker.attempt):
                     worker.lost = False
                     words.append(Gone(number, worker.name, "was stopped by the cluster", True))
@@ -238,7 +239,11 @@ class _Crew:
         if not self.told and time.monotonic() - self.began > WAITS_S:
             self.told = True
             host, port = self.door.address
-            why = f"does not reach this command at {host}:{port} yet" if seen.runs else seen.why
+            why = (
+                f"does not reach this command at {host}:{port} yet"
+                if seen.runs
+                else f"is {seen.why}"
+            )
             self.say(f"{worker.name} {why}")
 
     def stop(self, worker: int) -> None:
