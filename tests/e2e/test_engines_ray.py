@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skep_services.cli import exits
+from skep_services.engines import deal
 from skep_services.engines.ray_actors import OnRay, connect
-from skep_services.engines.task import DiedError, FailedError, UnreachableError
+from skep_services.engines.task import DiedError, DiffersError, FailedError, UnreachableError, about
 from tests import engine_kit
 from tests.engine_kit import run, task
 from tests.support import ports
@@ -88,6 +90,17 @@ def test_a_run_that_kills_two_workers_or_raises_ends_all(ray: RayCluster) -> Non
         run(OnRay(ray.client), [task("seed 0", engine_kit.dies)])
     with pytest.raises(FailedError, match=r"'seed 1' failed on process \d+ .*: ValueError: no su"):
         run(OnRay(ray.client), [task("seed 1", engine_kit.fails)])
+
+
+def test_workers_with_another_program_are_refused(
+    ray: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = msgspec.structs.replace(about(), program="other")
+    monkeypatch.setattr(deal, "about", lambda: other)
+    with pytest.raises(
+        DiffersError, match=r"process \d+ of Ray on \S+ cannot .* has other code than"
+    ):
+        run(OnRay(ray.client), [task("seed 0", engine_kit.twice)])
 
 
 def test_what_runs_ends_early(ray: RayCluster, tmp_path: Path) -> None:

@@ -17,11 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
-}
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 STORE_BYTES = 80_000_000
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -139,16 +139,20 @@ def _on_skep(arguments: Namespace) -> Engine:
     from skep_services.cli.submit import default_vc
     from skep_services.engines.skep_jobs import OnSkep
 
-    client = client_of(arguments, PATIENCE_FOLLOWING_S)
+    client = client_of(arguments)
     vc = default_vc(client)
+    client.patience_s = PATIENCE_FOLLOWING_S  # From now on the gateway may be away for a moment.
     host, _, port = (arguments.listen or "").partition(":")
     if port and not (port.isdecimal() and int(port) < 65536):
         raise CommandError(exits.USAGE, f"--listen {arguments.listen}: write HOST or HOST:PORT")
     host = host or _towards(client)
+    if host in ("0.0.0.0", "::"):  # noqa: S104
+        text = f"--listen {host}: name the one address by which nodes reach this machine"
+        raise CommandError(exits.USAGE, text)
     try:
         socket.create_server((host, int(port or 0))).close()
     except OSError as error:
-        text = f"--listen {host}: this machine cannot listen there: {error.strerror or error}"
+        text = f"--listen {host}: this machine cannot listen there: {os.strerror(error.errno or 0)}"
         raise CommandError(exits.USAGE, text) from None
     return OnSkep(GatewayJobs(client, vc), host, int(port or 0), arguments.workers)
 

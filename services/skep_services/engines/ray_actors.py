@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -87,7 +88,9 @@ def connect(address: str) -> Any:
         _look(address, match["host"].strip("[]"), int(match["port"]))
     for tries_left in (1, 0):
         try:
-            ray.init(address, log_to_driver=False, logging_level="FATAL")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # Said again by the exception.
+                ray.init(address, log_to_driver=False, logging_level="FATAL")
             break
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             if not (tries_left and AGAIN in str(error)):
