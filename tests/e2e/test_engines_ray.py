@@ -26,6 +26,7 @@ from tests.support.ray_cluster import RayCluster
 # Ray leaves sockets and files to the collector.
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.needs("ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -134,8 +134,10 @@ def test_what_runs_ends_early_and_no_job_is_left(
     assert active(cluster) == []
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_ctrl_c_ends_the_jobs_and_tells_what_there_is(
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+)
+def test_the_end_of_the_command_is_the_end_of_its_jobs(
     cluster: Embedded, number: signal.Signals, code: int
 ) -> None:
     words = ("sim", "run", "--trace", "sched2:jobs=20000", "--cluster", "2x8", "--json")

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skep_services.cli import exits
+from skep_services.cli import exits, on
+from skep_services.cli.exits import CommandError
 from skep_services.cli.main import main
 from skep_services.engines import deal as dealing
 from skep_services.engines import task as tasks_of
@@ -220,6 +221,7 @@ SIM = ("sim", "run", "--trace", "sched2:jobs=5", "--cluster", "1x8")
         (("--on", "ray", "--listen", "x"), exits.USAGE, "--listen goes with --on skep"),
         (("--on", "ray", "--workers", "-1"), exits.USAGE, "1 or more"),
         (("--on", "ray://x:y"), exits.USAGE, "write ray://HOST:PORT"),
+        (("--on", "ray://127.0.0.1"), exits.USAGE, "write ray://HOST:PORT"),
         (("--on", "skep"), exits.UNREACHABLE, "no cluster here"),
     ],
 )
@@ -234,6 +236,26 @@ def test_wrong_words_are_refused_in_one_line(
     monkeypatch.delenv("SKEP_API", raising=False)
     assert main([*SIM, *words, "--home", str(tmp_path)]) == code
     assert any(said in line for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("10.0.0.5", ("10.0.0.5", 0)),
+        ("head.lan:7000", ("head.lan", 7000)),
+        ("[fe80::1]:7000", ("fe80::1", 7000)),
+        ("0.0.0.0:7000", None),
+        ("head:70000", None),
+        ("a:b:c", None),
+        (":7000", None),
+    ],
+)
+def test_where_to_listen_is_one_address(text: str, found: tuple[str, int] | None) -> None:
+    if found is not None:
+        assert on._listen(text) == found
+    else:
+        with pytest.raises(CommandError, match="the address by which nodes reach this machine"):
+            on._listen(text)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

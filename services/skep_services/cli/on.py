@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 HERE, RAY, AUTO, SKEP = "processes", "ray", "auto", "skep"
 OUTSIDE = ("succeeded", "failed", "cancelled", "refused")
 RUNNING = "running"
+LISTEN = re.compile(r"(\[(?P<six>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+))(:(?P<port>\d{1,5}))?")
+PORT_MAX = 65535
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+"""No address that a node could be told."""
 HELP = """\
 where runs go on: processes of this machine (by itself), a Ray cluster (ray, HOST:PORT or
 ray://HOST:PORT, with the extra `ray`), or jobs of the Skep cluster that SKEP_API or --home names
@@ -137,24 +142,33 @@ def _on_skep(arguments: Namespace) -> Engine:
     """
     from skep_services.cli.client import PATIENCE_FOLLOWING_S
     from skep_services.cli.submit import default_vc
-    from skep_services.engines.skep_jobs import OnSkep
+    from skep_services.engines.skep_jobs import OnSkep, listener
 
     client = client_of(arguments)
     vc = default_vc(client)
     client.patience_s = PATIENCE_FOLLOWING_S  # From now on the gateway may be away for a moment.
-    host, _, port = (arguments.listen or "").partition(":")
-    if port and not (port.isdecimal() and int(port) < 65536):
-        raise CommandError(exits.USAGE, f"--listen {arguments.listen}: write HOST or HOST:PORT")
-    host = host or _towards(client)
-    if host in ("0.0.0.0", "::"):  # noqa: S104
-        text = f"--listen {host}: name the one address by which nodes reach this machine"
-        raise CommandError(exits.USAGE, text)
+    host, port = _listen(arguments.listen) if arguments.listen else (_towards(client), 0)
     try:
-        socket.create_server((host, int(port or 0))).close()
+        listener(host, port).close()
     except OSError as error:
-        text = f"--listen {host}: this machine cannot listen there: {os.strerror(error.errno or 0)}"
+        text = f"--listen {host}: this machine cannot listen there: {error}"
         raise CommandError(exits.USAGE, text) from None
-    return OnSkep(GatewayJobs(client, vc), host, int(port or 0), arguments.workers)
+    return OnSkep(GatewayJobs(client, vc), host, port, arguments.workers)
+
+
+def _listen(text: str) -> tuple[str, int]:
+    """Return host and port of HOST, HOST:PORT or [ADDRESS]:PORT.
+
+    Raises:
+        CommandError: The text is none of them, or names every address.
+    """
+    match = LISTEN.fullmatch(text)
+    port = int(match["port"] or 0) if match is not None else 0
+    host = "" if match is None else match["host"] or match["six"]
+    if match is None or port > PORT_MAX or host in EVERYWHERE:
+        reason = f"--listen {text}: write HOST or HOST:PORT, the address by which nodes reach this"
+        raise CommandError(exits.USAGE, f"{reason} machine")
+    return host, port
 
 
 def _towards(client: Client) -> str:

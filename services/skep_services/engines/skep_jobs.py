@@ -90,6 +90,12 @@ class OnSkep(NamedTuple):
             deal(crew, tasks, min(self.workers or WORKERS, WORKERS_MAX), ear, stop)
 
 
+def listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at a name or an address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
 class _Arrived(NamedTuple):
     hello: Hello
     pipe: Connection
@@ -99,7 +105,7 @@ class Door:
     """Lets workers in that know the key."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.listener = socket.create_server((host, port))
+        self.listener = listener(host, port)
         self.address = self.listener.getsockname()[:2]
         self.key = secrets.token_bytes(32)
         self.arrived: queue.SimpleQueue[_Arrived] = queue.SimpleQueue()
