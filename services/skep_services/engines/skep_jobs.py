@@ -12,6 +12,7 @@ import os
 import queue
 import secrets
 import socket
+import struct
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ import msgspec
 
 from skep_services.engines.deal import LOOK_S, Ear, Gone, Ready, Word, deal
 from skep_services.engines.processes import heard, send
-from skep_services.engines.serve import END, KEY, STOP, Hello
+from skep_services.engines.serve import END, KEY, STOP, Hello, stay_alive
 from skep_services.engines.stop import Stop
 from skep_services.engines.task import Task
 
@@ -41,6 +42,8 @@ LEFT_S = 30.0
 ARRIVALS_MAX = 32
 """Connections that have not shown that they know the key; more are turned away."""
 HELLO_BYTES_MAX = 4096
+HELLO_S = 10
+"""For each word by which a worker shows that it knows the key."""
 PASSED = ("PYTHONPATH", "SKEP_SHARED_DATA")
 """Variables of this command that its jobs get, too."""
 
@@ -109,7 +112,8 @@ class Door:
         self.address = self.listener.getsockname()[:2]
         self.key = secrets.token_bytes(32)
         self.arrived: queue.SimpleQueue[_Arrived] = queue.SimpleQueue()
-        self.bell, self.ring = os.pipe()
+        self.bell, self.ring = socket.socketpair()
+        """What says that a worker arrived, to those who wait for several things at once."""
         self.places = threading.BoundedSemaphore(ARRIVALS_MAX)
 
     def __enter__(self) -> Door:
@@ -118,7 +122,10 @@ class Door:
 
     def __exit__(self, *_: object) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
+        for each in (self.listener, self.bell, self.ring):
+            each.close()
+        while not self.arrived.empty():
+            self.arrived.get().pipe.close()
 
     def _accept(self) -> None:
         while True:
@@ -132,19 +139,21 @@ class Door:
                 link.close()
 
     def _let_in(self, link: socket.socket) -> None:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        pipe = Connection(link.detach())
+        stay_alive(link)
+        pipe = Connection(os.dup(link.fileno()))
         try:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", HELLO_S, 0))
             deliver_challenge(pipe, self.key)
             answer_challenge(pipe, self.key)
             hello = msgspec.msgpack.decode(pipe.recv_bytes(HELLO_BYTES_MAX), type=Hello)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+            self.arrived.put(_Arrived(hello, pipe))
+            self.ring.send(b".")
         except (OSError, EOFError, AuthenticationError, msgspec.MsgspecError):
             pipe.close()
-            return
         finally:
+            link.close()
             self.places.release()
-        self.arrived.put(_Arrived(hello, pipe))
-        os.write(self.ring, b".")
 
 
 class _Worker:
@@ -199,7 +208,7 @@ class _Crew:
                 else:
                     words.append(word)
             else:
-                os.read(self.door.bell, ARRIVALS_MAX)
+                self.door.bell.recv(ARRIVALS_MAX)
                 words += self._arrivals()
         return words + self._look()
 
