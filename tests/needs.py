@@ -72,6 +72,10 @@ def _lab() -> str:
     return f"{absent[0]} is not installed (the extra lab)" if absent else ""
 
 
+def _ray() -> str:
+    return "" if importlib.util.find_spec("ray") else "Ray is not installed (the extra ray)"
+
+
 def _module(name: str, called: str) -> str:
     return "" if importlib.util.find_spec(name) else f"{called} is not installed"
 
@@ -103,6 +107,7 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "torch": _torch,
     "sklearn": _sklearn,
     "lab": _lab,
+    "ray": _ray,
     "data": _data,
 }
 """Each returns why its need is missing, or nothing."""

@@ -119,6 +119,10 @@ class Gate:
         """Return once the job waits at the gate."""
         until(self._here.exists, f"a job at {self._here}")
 
+    def is_reached(self) -> bool:
+        """Return whether the job waits at the gate."""
+        return self._here.exists()
+
     def open(self) -> None:
         """Let the job go on."""
         self._open.touch()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +18,19 @@ from skep_lab.experiments.quota import RULES, QuotaRun, Rules
 from skep_lab.experiments.quotagandiva import GandivaRun
 from skep_lab.experiments.quotalas import LasRun
 from skep_lab.experiments.setting import Setting
+from skep_lab.experiments.setting import play as outcome_of
 from skep_lab.traces.generators import hived as workload
 from skep_lab.traces.job import TraceJob
 from skep_services.cli import exits
 from skep_services.cli.main import main
+from skep_services.engines.deal import Ear, Engine
+from skep_services.engines.processes import Processes
+from skep_services.engines.stop import Stop
+from skep_services.engines.task import Task
 from skep_services.experiments import keep, page, play
-from skep_services.simulations.pool import DiedError, Stop
 
+DEAF = Ear(lambda _place, _data: None, lambda _parts: None, lambda _text: None)
+RUN_ALL = play.run_all
 DRAWN = cache(workload.generate)
 SMALL = workload.Options(days=2, part=0.02)
 
@@ -34,6 +39,10 @@ SMALL = workload.Options(days=2, part=0.02)
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw each workload once: that a seed draws the same is tested with the generators."""
     monkeypatch.setattr(workload, "generate", DRAWN)
+
+
+def came_of(task: play.Task) -> hived.Outcome | Played:
+    return outcome_of(task.setting_of(), task.seed)
 
 
 def job(
@@ -245,7 +254,7 @@ def test_what_was_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(settings=lambda _: [setting])
     monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)
     todo = play.tasks(small, [3], None)
-    found = play.run_all(todo, 1, lambda _: None, Stop(), tmp_path / "kept")
+    found = play.run_all(todo, Processes(1), DEAF, Stop(), tmp_path / "kept")
     assert found == {todo[0]: one}
     monkeypatch.setattr(keep, "_program", lambda *, plain: b"another")
     assert keep.get(tmp_path / "kept", setting, 3) is None
@@ -283,7 +292,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         play,
         "run_all",
-        lambda todo, processes, tell, stop, folder: {task: play.one(task) for task in todo},
+        lambda todo, _engine, _ear, _stop, _folder: {task: came_of(task) for task in todo},
     )
 
 
@@ -358,10 +367,10 @@ def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def some(
-        todo: list[play.Task], _processes: int, _tell: object, stop: Stop, _folder: object
+        todo: list[play.Task], _engine: Engine, _ear: Ear, stop: Stop, _folder: object
     ) -> dict[play.Task, hived.Outcome | Played]:
         stop.asked = True
-        return {task: play.one(task) for task in todo[:3]}
+        return {task: came_of(task) for task in todo[:3]}
 
     monkeypatch.setattr(play, "run_all", some)
     code = main(["experiment", "hived-fig6a", "--seeds", "3-5", "--days", "2"])
@@ -374,7 +383,7 @@ def test_one_interrupted_before_a_seed_is_whole_writes_a_report_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(
-        _todo: object, _processes: int, _tell: object, stop: Stop, _folder: object
+        _todo: object, _engine: Engine, _ear: Ear, stop: Stop, _folder: object
     ) -> dict[object, object]:
         stop.asked = True
         return {}
@@ -389,11 +398,23 @@ def test_one_interrupted_before_a_seed_is_whole_writes_a_report_all_the_same(
         ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", html))
 
 
-def test_a_run_whose_process_dies_ends_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play, "one", os._exit)
-    todo: Any = [9]
-    with pytest.raises(DiedError, match="ended without a result"):
-        play.run_all(todo, 1, lambda _: None, Stop())
+class InHere:
+    """An engine that runs tasks in this process, whether they watch or not."""
+
+    def run(self, tasks: Sequence[Task], ear: Ear, stop: Stop) -> None:
+        for place, task in enumerate(tasks):
+            ear.take(place, play.work(task.inputs, lambda _: not stop.asked))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_comes_of_a_run_travels_unchanged_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play, "run_all", RUN_ALL)
+    todo = play.tasks(catalogue.EXPERIMENTS["hived-fig6a"], [3], 2.0)
+    found = play.run_all(todo, InHere(), DEAF, Stop(), tmp_path)
+    assert found == {task: came_of(task) for task in todo}
+    assert found == play.run_all(todo, Processes(1), DEAF, Stop(), tmp_path), "nothing runs again"
 
 
 def test_a_seed_counts_if_all_its_settings_were_run() -> None:

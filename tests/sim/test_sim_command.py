@@ -267,7 +267,7 @@ def test_a_run_that_is_ended_early_says_so(run: Run) -> None:
 
 
 def test_a_run_whose_process_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_child", os.abort)
+    monkeypatch.setattr(pool, "WORK", "tests.engine_kit:dies")
     code, _, err = run(
         "compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "2x8", "--processes", "2"
     )

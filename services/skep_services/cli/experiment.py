@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from skep_services.cli import exits, render
+from skep_services.cli import exits, on, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, say
 from skep_services.cli.progress import Progress, time_text
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skep_lab.experiments.report import Experiment, Line, Results
-    from skep_services.simulations.pool import Stop
+    from skep_services.engines.deal import Engine
+    from skep_services.engines.stop import Stop
 
-ABOUT = """\
+ABOUT = f"""\
   skep experiment list
   skep experiment hived-fig7 --seeds 10 --out report
 
+{on.HELP}
 The same seeds give the same figures. An interrupted run (Ctrl-C) reports the seeds that are whole,
 says so, and ends with 130.
 """
@@ -45,13 +47,7 @@ def options(parser: ArgumentParser) -> None:
         help="days of submissions; default a week with cells, two months with "
         "quotas, ten days on the testbed",
     )
-    parser.add_argument(
-        "--processes",
-        metavar="N",
-        type=int,
-        default=0,
-        help="runs at a time; default as many as processors",
-    )
+    on.options(parser)
     parser.add_argument(
         "--keep",
         metavar="DIR",
@@ -68,10 +64,11 @@ def run(arguments: Namespace) -> int:
     """Run the experiment, tell, and return the exit code.
 
     Raises:
-        CommandError: The command line is wrong, or the process of a run died.
+        CommandError: The command line is wrong, or what runs it fails.
     """
     from skep_lab.experiments.catalogue import EXPERIMENTS
-    from skep_services.simulations import inputs, pool
+    from skep_services.engines.stop import Stop
+    from skep_services.simulations import inputs
 
     if arguments.name == "list":
         return _list(arguments, list(EXPERIMENTS.values()))
@@ -80,17 +77,16 @@ def run(arguments: Namespace) -> int:
         hint = inputs.like(arguments.name, EXPERIMENTS)
         raise CommandError(exits.USAGE, f"no experiment is called {arguments.name}{hint}")
     days: float | None = arguments.days
-    if (days is not None and days <= 0) or arguments.processes < 0:
-        raise CommandError(exits.USAGE, "--days is above 0, and --processes 1 or more")
+    if days is not None and days <= 0:
+        raise CommandError(exits.USAGE, "--days is above 0")
     try:
         seeds = inputs.seeds(arguments.seeds)
     except inputs.WrongError as error:
         raise CommandError(exits.USAGE, str(error)) from None
-    with pool.Stop().on_interrupt() as stop:
-        try:
-            results = _play(experiment, seeds, days, arguments.processes, stop, arguments.keep)
-        except pool.DiedError as error:
-            raise CommandError(exits.FAILED, str(error)) from None
+    engine = on.engine(arguments)
+    with Stop().on_interrupt() as stop:
+        with on.errors():
+            results = _play(experiment, seeds, days, engine, stop, arguments.keep)
         found = _found(experiment, results, seeds, days, interrupted=stop.asked)
         if arguments.out is not None:
             _write(arguments.out, found)
@@ -124,21 +120,18 @@ def _play(
     experiment: Experiment,
     seeds: Sequence[int],
     days: float | None,
-    processes: int,
+    engine: Engine,
     stop: Stop,
     folder: Path | None,
 ) -> Results:
+    from skep_services.engines.deal import Ear
     from skep_services.experiments import play
-    from skep_services.simulations import pool
 
     todo = play.tasks(experiment, seeds, days)
     progress = Progress([f"seed {task.seed}" for task in todo])
-
-    def tell(done: int) -> None:
-        progress.tell([1.0] * done + [0.0] * (len(todo) - done))
-
+    ear = Ear(lambda _place, _data: None, progress.tell, progress.say)
     try:
-        done = play.run_all(todo, processes or pool.processors(), tell, stop, folder)
+        done = play.run_all(todo, engine, ear, stop, folder)
     finally:
         progress.end()
     say(f"{render.plural(len(done), 'run')} in {time_text(progress.passed_s())}")

@@ -50,6 +50,11 @@ class Progress:
         """Return the seconds since the beginning."""
         return self.clock() - self.began
 
+    def say(self, text: str) -> None:
+        """Tell a person something in place of the line, which comes again below."""
+        self.end()
+        print(text, file=sys.stderr, flush=True)
+
     def end(self) -> None:
         """Take the line away."""
         if self.shown and self.width:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import badtraces, exits, render
+from skep_services.cli import badtraces, exits, on, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, say
 from skep_services.cli.progress import Progress, time_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skep_services.simulations.report import Report, Row
     from skep_services.simulations.terms import Term
 
-ABOUT = """\
+ABOUT = f"""\
 verbs:
   run      simulate a trace on a cluster
   compare  the same for several policies, clusters or what-ifs, side by side
@@ -47,6 +47,7 @@ Without a trace and a cluster of one's own (each line takes seconds to a minute)
   skep sim sweep --trace hived:days=2 --cluster vcs.yaml --lenient --seeds 5 \\
     --policy fifo --policy srtf
 
+{on.HELP}
 How far it is and how long it may still take is on standard error, if that is a terminal. An
 interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
 """
@@ -140,31 +141,25 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write report.html, summary.svg, results.json, jobs"
     )
-    parser.add_argument(
-        "--processes",
-        metavar="N",
-        type=int,
-        default=0,
-        help="runs at a time; default as many as processors",
-    )
+    on.options(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Simulate, tell, and return the exit code.
 
     Raises:
-        CommandError: The command line is wrong, the log of the cluster here cannot be used, or the
-            process of a run died.
+        CommandError: The command line is wrong, the log of the cluster here cannot be used, or what
+            runs the simulations fails.
         refused: A CommandError: the trace cannot be used.
     """
     from skep_lab.traces.problems import BadTraceError
+    from skep_services.engines.stop import Stop
     from skep_services.replaying import UnreachableError
     from skep_services.simulations.inputs import WrongError
-    from skep_services.simulations.pool import DiedError, Stop
     from skep_services.simulations.sources import LiveError
 
     try:
-        with Stop().on_interrupt() as stop:
+        with Stop().on_interrupt() as stop, on.errors():
             report = _simulate(arguments, stop)
             if arguments.out is not None:
                 _write(arguments.out, report)
@@ -174,8 +169,6 @@ def run(arguments: Namespace) -> int:
         raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
     except LiveError as error:
         raise CommandError(exits.FAILED, str(error), "bad-log") from None
-    except DiedError as error:
-        raise CommandError(exits.FAILED, str(error)) from None
     except BadTraceError as error:
         raise badtraces.refused(error) from None
     if arguments.json:
@@ -191,6 +184,7 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     from skep_services.simulations.terms import with_refused
 
     asked = _asked(arguments)
+    engine = on.engine(arguments)
     places = [_place(each, arguments.home) for each in arguments.cluster]
     traces = ordering.traces_for(asked, places)
     trace = traces[asked.seeds[0]]
@@ -204,10 +198,9 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     if arguments.out is not None:
         _make(arguments.out)
         orders = ordering.with_files(orders, arguments.out)
-    processes = arguments.processes or pool.processors()
     progress = Progress([order.label for order in orders])
     try:
-        played = pool.play_all(orders, traces, processes, progress.tell, stop)
+        played = pool.play_all(orders, traces, engine, progress.tell, stop, progress.say)
     finally:
         progress.end()
     done = [each for each in played if each is not None]
@@ -272,8 +265,6 @@ def _asked(arguments: Namespace) -> Any:
         raise CommandError(
             exits.USAGE, "compare what? Give --policy or --cluster twice, or --what-if"
         )
-    if arguments.processes < 0:
-        raise CommandError(exits.USAGE, "--processes: 1 or more")
     until = arguments.until
     return Asked(
         verb=verb,
@@ -358,7 +349,7 @@ def _json(report: Report, *, curves: bool) -> str:
 
     tree: dict[str, Any] = msgspec.to_builtins(without_clock(report))
     for one in tree["runs"]:
-        del one["cpu_s"], one["completion_s"]
+        del one["cpu_s"], one["completion_s"], one["job_lines"]
         if not curves:
             del one["curves"], one["series"]
     return msgspec.json.encode(tree).decode() + "\n"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.gandiva import Played, Scene
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Results
 from skep_lab.experiments.setting import Setting, play
+from skep_services.engines import task as engines
+from skep_services.engines.deal import Ear, Engine
+from skep_services.engines.stop import Stop
 from skep_services.experiments import keep
-from skep_services.simulations.pool import DiedError, Stop, deaf_children
 
-LOOK_S = 0.2
-"""Between two looks for the end, or for Ctrl-C."""
+WORK = f"{__name__}:work"
 
 
 class Task(NamedTuple):
@@ -50,53 +50,54 @@ def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> l
 
 
 def run_all(
-    todo: Sequence[Task],
-    processes: int,
-    tell: Callable[[int], None],
-    stop: Stop,
-    folder: Path | None = None,
+    todo: Sequence[Task], engine: Engine, ear: Ear, stop: Stop, folder: Path | None = None
 ) -> dict[Task, Outcome | Played]:
     """Return what came of each task; what was not done when `stop` was asked is left out.
 
     Args:
         todo: The tasks.
-        processes: How many run at a time.
-        tell: Told how many tasks are done, every so often.
+        engine: What runs them.
+        ear: Is told how far each task is that was not kept, and what to say.
         stop: Once it is asked for, no further outcome is waited for.
         folder: Where each outcome is kept, and found again by the same program: also by another
             experiment with the same setting. None: nowhere.
 
     Raises:
-        DiedError: The process of a run ended without a result.
+        EngineError: A run failed, or the engine cannot be used.
     """
     done = _kept(folder, todo) if folder is not None else {}
-    todo = [task for task in todo if task not in done]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        with deaf_children():
-            waiting = {pool.submit(one, task): task for task in todo}
-        try:
-            while waiting and not stop.asked:
-                over, _ = wait(waiting, LOOK_S, FIRST_COMPLETED)
-                for each in over:
-                    task = waiting.pop(each)
-                    done[task] = each.result()
-                    if folder is not None:
-                        keep.put(folder, task.setting_of(), task.seed, done[task])
-                tell(len(done))
-        except BrokenProcessPool:
-            reason = "a run ended without a result: its process was killed, or had no memory left"
-            raise DiedError(reason) from None
-        finally:
-            if waiting:  # What was not done would be done before the pool ends.
-                for process in multiprocessing.active_children():
-                    process.kill()
+    left = [task for task in todo if task not in done]
+    kept = [1.0] * len(done)
+
+    def take(place: int, data: bytes) -> None:
+        task = left[place]
+        done[task] = _outcome(task, data)
+        if folder is not None:
+            keep.put(folder, task.setting_of(), task.seed, done[task])
+
+    def tell(parts: Sequence[float]) -> None:
+        ear.tell([*kept, *parts])
+
+    if left:
+        engine.run([_asked(task) for task in left], Ear(take, tell, ear.say), stop)
     return done
 
 
-def one(task: Task) -> Outcome | Played:
-    """Run one task."""
-    return play(task.setting_of(), task.seed)
+def _asked(task: Task) -> engines.Task:
+    label = f"{task.setting_of().label} · seed {task.seed}"
+    return engines.Task(label, WORK, (msgspec.msgpack.encode(task),), watches=False)
+
+
+def _outcome(task: Task, data: bytes) -> Outcome | Played:
+    kind: type[Any] = Played if isinstance(task.setting_of(), Scene) else Outcome
+    found: Outcome | Played = msgspec.msgpack.decode(data, type=kind)
+    return found
+
+
+def work(inputs: Sequence[bytes], _watch: engines.Watch) -> bytes:
+    """Run one task: what an engine's worker calls."""
+    task = msgspec.msgpack.decode(inputs[0], type=Task)
+    return msgspec.msgpack.encode(play(task.setting_of(), task.seed))
 
 
 def results(settings: Sequence[Setting | Scene], done: dict[Task, Outcome | Played]) -> Results:

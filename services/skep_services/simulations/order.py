@@ -23,7 +23,6 @@ from skep_lab.studies.private import own_jobs, private_cluster
 from skep_lab.studies.replay import STOP_S
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Speeds
-from skep_services import durable
 
 Watch = Callable[[int, int], bool]
 """Told every so often how many jobs are over, of how many; says whether to go on."""
@@ -45,7 +44,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     pooled: bool = False
     audited: bool = False
     jobs_to: str = ""
-    """A file for one line for each job; empty: none."""
+    """A file for `Played.job_lines`; empty: none."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +64,8 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     completion_s: tuple[float | None, ...] = ()
     """By job of the trace: from its submission to its end; None if it has not ended."""
     cpu_s: float = 0.0
+    job_lines: str = ""
+    """A line for each job, if the order names a file for them."""
 
 
 def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
@@ -93,8 +94,6 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
             if own.jobs and goes_on:
                 private.append(_run(order, private_cluster(order.cluster, vc), own, speeds, told))
                 before += len(own.jobs)
-    if order.jobs_to:
-        durable.write(order.jobs_to, _lines(result.jobs).encode(), 0o666, sync=False)
     slack_s = max(STOP_S, order.settings.costs.stop_s)  # Who borrowed is stopped first.
     return Played(
         label=order.label,
@@ -109,6 +108,7 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
         cut=_cut(result, goes_on=goes_on),
         cpu_s=result.cpu_s,
         completion_s=tuple(map(_completion_s, result.jobs)),
+        job_lines=_lines(result.jobs) if order.jobs_to else "",
     )
 
 

@@ -1,0 +1,46 @@
+"""Whether a person wants the end: asked once, everything ends in order; twice, at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from types import FrameType
+
+
+class Stop:
+    """Whether somebody pressed Ctrl-C. Once it is asked for everything ends in order."""
+
+    def __init__(self) -> None:
+        """Go on until told otherwise."""
+        self.asked = False
+
+    @contextlib.contextmanager
+    def on_interrupt(self) -> Iterator[Stop]:
+        """Have the first Ctrl-C ask for the end, and a second one end it at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.asked = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+    """Have processes that begin in here hear no Ctrl-C, from their first instruction on.
+
+    It reaches every process of a terminal, and the parent says what to do. The parent itself hears
+    one that comes meanwhile when this is over.
+    """
+    resource_tracker.ensure_running()  # Its start, if it were later, would undo the mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
