@@ -482,10 +482,9 @@ class Deficits:
             for soon, slices, lowest, down, falls in there.leave:
                 apart = short + down
                 at = now + int(apart / (rate + falls)) if apart > 0 else now
-                if at < soon:
-                    at = soon
-                falls_at = lowest if lowest > slices else slices
-                ends_at = lasts if lasts > soon else soon
+                at = max(at, soon)
+                falls_at = max(slices, lowest)
+                ends_at = max(soon, lasts)
                 soonest = min(soonest, at, falls_at, ends_at)
         until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps other jobs off its nodes.

@@ -65,6 +65,8 @@ def lent(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     Returns:
         The attempts that would have to leave; empty: none, or its VC cannot cover such GPUs.
     """
+    if not state.cells.opportunistic:
+        return []
     return _on_its_own(state, job) or _on_its_node(state, job)
 
 
