@@ -249,6 +249,14 @@ class Deficits:
             account.version = self._version
         return account.deficit
 
+    def standing(self, job: JobView) -> tuple[int, int]:
+        """Return the deficit and the patience of a job, in nanoseconds."""
+        account = self._accounts[job.job]
+        if account.version != self._version:
+            account.settle(self.now, self._deficit_max)
+            account.version = self._version
+        return account.deficit, min(job.waiting_since + account.group.stands, NEVER)
+
     def patience(self, job: JobView) -> int:
         """Return the instant from which a suspended job may resume whatever the deficits are."""
         account = self._accounts.get(job.job)

@@ -268,8 +268,8 @@ class _Turns:
         )
 
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
-        deficit, ran = self._deficits.of(job), not _never_ran(job)
-        starves = ran and (deficit >= self._most or self._out_of_patience(job))
+        (deficit, patience), ran = self._deficits.standing(job), not _never_ran(job)
+        starves = ran and (deficit >= self._most or self._now >= patience)
         # Deficits are bounded: of starving jobs the one that has stood the longest comes first.
         return (-job.spec.priority, not starves, ran, -deficit, job.waiting_since, job.sequence)
 

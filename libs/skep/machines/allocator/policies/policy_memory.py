@@ -79,8 +79,10 @@ class Planned:
         """Its jobs that would have idle GPUs while they wait."""
         self.pairs = Pairs()
         self.seats = Seats()
+        self._shown: dict[str, JobView] = {}
+        """The views that there are, in the same order."""
         self._jobs: tuple[JobView, ...] | None = None
-        """The views of its jobs that there are; None: one of them is another."""
+        """The same; None: one of them is another."""
 
     def try_elsewhere(self, name: str, now: Instant) -> bool:
         """Return whether a job may be moved now, and count the try if so.
@@ -133,13 +135,19 @@ class Planned:
 
     def show(self, name: str, view: JobView | None) -> None:
         """Take over how the policy sees a job from now on; None: not at all."""
-        self.views[name] = view
-        self._jobs = None
+        comes = name not in self.views
+        self.views[name], self._jobs = view, None
+        if view is None:
+            self._shown.pop(name, None)
+        elif comes or name in self._shown:
+            self._shown[name] = view
+        else:  # Its place is not the last one.
+            self._shown = {name: view for name, view in self.views.items() if view is not None}
 
     def jobs(self) -> tuple[JobView, ...]:
         """Return what the policy sees of its jobs, in the order of their arrival."""
         if self._jobs is None:
-            self._jobs = tuple(filter(None, self.views.values()))
+            self._jobs = tuple(self._shown.values())
         return self._jobs
 
     def forget(self, name: str) -> None:
@@ -152,4 +160,5 @@ class Planned:
         self.borrowers.pop(name, None)
         self.demand.leave(name)
         self.seats.move(name, self.views.pop(name), None)
+        self._shown.pop(name, None)
         self._jobs = None
