@@ -338,7 +338,7 @@ class _Turns:
             self._busy_on(node).intersection(devices) for node, devices in job.devices
         ):
             return None
-        return self._capacity.fit(_at_home(job))
+        return self._capacity.home(job)
 
     # --- turns -----------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def limits(state: ClusterState, name: str) -> dict[str, Any]:
 
 
 class Pairs:
-    """Which pairs of jobs of a VC were tried often, found again where a trial began or a job ended."""
+    """Pairs of a VC that were tried often: found again where a trial began or a job ended."""
 
     def __init__(self) -> None:
         """Start with no pair."""
