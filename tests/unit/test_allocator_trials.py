@@ -152,7 +152,7 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     ]
     leaves(decide, effects, 41)
     # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
-    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", at(41))
+    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", trial_limits.Pairs(), at(41))
     assert cools.until == at(40) + records.COOLS
 
 
@@ -262,7 +262,7 @@ def test_whoever_joins_without_a_trial_makes_it_void() -> None:
     decide = begun()
     effects = do(decide, Pack("j3", "j1", WHY), second=20)
     assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
-    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", at(21))
+    (cools,) = trial_limits.cooling(decide.machine.state, "nlp", trial_limits.Pairs(), at(21))
     assert cools.until == at(20) + trial_facts.COOLS_VOID
 
 
@@ -337,7 +337,7 @@ def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() ->
     machine = decide.machine
     machine.state.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
     assert not of(do(decide, TRY), TrialBegun)
-    (tired,) = trial_limits.cooling(machine.state, "nlp", at(10))
+    (tired,) = trial_limits.cooling(machine.state, "nlp", trial_limits.Pairs(), at(10))
     assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + trial_facts.HOUR)
     assert of(do(decide, msgspec.structs.replace(TRY, job="j3"), second=11), TrialBegun)
 
@@ -348,8 +348,8 @@ def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
     begun = decide.machine.state.tries.begun
     earlier = [at(6 - 3600)] * trial_facts.PAIR_MAX
     begun["pair nlp j1 j2"], begun["pair nlp j8 j9"] = list(earlier), list(earlier)
-    assert trial_limits.cooling(decide.machine.state, "nlp", at(5))
-    assert not trial_limits.cooling(decide.machine.state, "nlp", at(6))
+    assert trial_limits.cooling(decide.machine.state, "nlp", trial_limits.Pairs(), at(5))
+    assert not trial_limits.cooling(decide.machine.state, "nlp", trial_limits.Pairs(), at(6))
     assert of(do(decide, TRY, second=10), TrialBegun)
     assert begun["pair nlp j1 j2"] == [at(10)]
     assert "pair nlp j8 j9" not in begun

@@ -64,7 +64,7 @@ def forget(state: ClusterState, job: JobState) -> None:
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns, job.stayed = Instant(0), 0, False
-    state.away.pop(job.job, None)
+    state.note_away(job, away=False)
 
 
 def _apply_over(state: ClusterState, fact: AskOver) -> None:
@@ -193,7 +193,7 @@ def _release(state: ClusterState, job: JobState) -> None:
     for node in job.live:
         state.nodes[node].suspend(attempt, suspended=True)
     job.released, job.packed, job.stayed = True, None, False
-    state.away[job.job] = job
+    state.note_away(job, away=True)
     state.note_borrowed(job)
     sharing.parted(state, others)
     state.delta.freed += 1

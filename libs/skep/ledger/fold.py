@@ -179,7 +179,7 @@ def _job_stopping(state: ClusterState, fact: JobStopping) -> None:
     job = state.jobs[fact.job]
     job.stands(fact.at, borrows=job.job in state.borrowed)
     job.move("JobStopping")
-    state.away.pop(job.job, None)
+    state.note_away(job, away=False)
     job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
     state.order = fact.order
     for name, part in job.parts.items():
@@ -249,7 +249,7 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
     else:
         del state.placed[job.job]
         state.borrowed.pop(job.job, None)
-        state.away.pop(job.job, None)
+        state.note_away(job, away=False)
     state.delta.ended = job.job
     trial_facts.ended(state, job)
 

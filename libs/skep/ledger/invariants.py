@@ -27,6 +27,7 @@ def check(state: ClusterState) -> None:
             waiting += job.job not in state.parked
         assert job.change is None or job.state in (State.RUNNING, State.SUSPENDED), job
         assert job.away == (job.job in state.away), job
+        assert job.away == (job.job in state.away_of.get(job.queue, ())), job
         assert not job.away or ids.attempt_id(job.job, job.attempt) not in state.cells.holds, job
         if idle:
             continue

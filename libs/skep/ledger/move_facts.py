@@ -71,7 +71,7 @@ def _apply_moved(state: ClusterState, job: JobState, fact: JobMoved) -> None:
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
     job.waits, job.released = None, False  # It holds what its successor got.
-    state.away.pop(job.job, None)
+    state.note_away(job, away=False)
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     state.note_borrowed(job, fact.at)

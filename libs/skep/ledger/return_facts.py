@@ -34,7 +34,7 @@ def apply_regained(state: ClusterState, job: JobState, fact: GpusRegained) -> No
     for name in job.live:
         state.nodes[name].suspend(attempt, suspended=False)
     job.released, job.chain = False, fact.chain
-    del state.away[job.job]
+    state.note_away(job, away=False)
     state.note_borrowed(job)
 
 

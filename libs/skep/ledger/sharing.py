@@ -74,7 +74,14 @@ def told(job: JobState, share: Share) -> None:
 
 def on(node: NodeState, device: int) -> list[Attempt]:
     """Return the attempts that use a GPU."""
-    return [attempt for attempt, held in node.holdings.items() if device in held.devices]
+    found = []
+    for attempt, held in node.holdings.items():
+        if not held.suspended:
+            for gpus in held.member.devices:
+                if device in gpus:
+                    found.append(attempt)
+                    break
+    return found
 
 
 def partners(state: ClusterState, nodes: Iterable[str], attempt: Attempt) -> list[Attempt]:

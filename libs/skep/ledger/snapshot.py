@@ -210,7 +210,8 @@ def restore(state: ClusterState, kept: Kept) -> None:
                 state.queue(job).remove(job.entry)
             state.reserved = {name: state.jobs[name] for name in kept.reserved}
             state.borrowed = {name: state.jobs[name] for name in kept.borrowed}
-            state.away = {name: state.jobs[name] for name in kept.away}
+            for name in kept.away:
+                state.note_away(state.jobs[name], away=True)
 
 
 def _restored(kept: NodeKept) -> NodeState:

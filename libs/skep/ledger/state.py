@@ -51,6 +51,8 @@ class ClusterState:
         """Guaranteed jobs that run opportunistically for now."""
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
+        self.away_of: dict[tuple[str, bool], dict[str, JobState]] = {}
+        """The same jobs by VC, and whether they are opportunistic."""
         self.served: dict[str, list[int]] = {}
         """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
         self.last_asked = 0
@@ -85,6 +87,17 @@ class ClusterState:
         if queue is None:
             queue = self.queues[vc, opportunistic] = JobQueue()
         return queue
+
+    def note_away(self, job: JobState, *, away: bool) -> None:
+        """Note whether a job is suspended and has given back its GPUs."""
+        if away:
+            self.away[job.job] = job
+            self.away_of.setdefault(job.queue, {})[job.job] = job
+        elif self.away.pop(job.job, None) is not None:
+            there = self.away_of[job.queue]
+            del there[job.job]
+            if not there:
+                del self.away_of[job.queue]
 
     def note_borrowed(self, job: JobState, at: Instant | None = None) -> None:
         """Note whether a guaranteed job holds GPUs opportunistically.

@@ -536,23 +536,22 @@ def _follow_level(attempt: Attempt, until: Instant) -> None:
 def _look_again(attempt: Attempt, soon: Instant) -> Instant | None:
     """Return when there may be something more to find, if the latest report still holds."""
     looks: list[int] = []
-    pure = True
+    pure, going = True, False
     for rank in attempt.ranks.values():
         course = rank.course
         if course is None:
             continue
+        goes = course.goes
         if rank.steps == 0:
-            looks += [course.tells(course.next_at)] if course.goes else []
-        elif not course.goes:
+            looks += [course.tells(course.next_at)] if goes else []
+        elif not goes:
             looks += [0] if attempt.stalled is None else []
-        elif not rank.pure(course.next_at):
-            pure = False
-        elif rank.steps < LEARNED_STEPS:
-            looks.append(course.tells(course.ends(LEARNED_STEPS)))
-    going = any(
-        rank.course is not None and rank.course.goes and rank.steps
-        for rank in attempt.ranks.values()
-    )
+        else:
+            going = True
+            if not rank.pure(course.next_at):
+                pure = False
+            elif rank.steps < LEARNED_STEPS:
+                looks.append(course.tells(course.ends(LEARNED_STEPS)))
     attempt.calm += pure
     if going and not (pure and attempt.learned and attempt.calm > CALM and attempt.stalled is None):
         return soon

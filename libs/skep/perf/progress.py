@@ -216,14 +216,21 @@ class RankWindow:
             steps, ended = course.done(at)
             self._times, self._counts = [ended], [steps]
             self.steps, self.last_step_at = steps, ended
+        steps, ended, step_ns = course.steps, course.last_step_at, course.step_ns
+        goes, next_at = course.goes, course.next_at
         while at < until:
             at = self._next(course, at, until)
-            self.observe(*course.done(at), course.step_ns, at)
+            if goes and at >= next_at:  # As `course.done` says.
+                more = (at - next_at) // step_ns
+                steps, ended = course.steps + 1 + more, next_at + more * step_ns
+            self.observe(steps, ended, step_ns, at)
 
     def _next(self, course: Course, at: int, until: int) -> int:
         """Return when the next report that says anything new is made, or the last one."""
         soon = at + NS_PER_SECOND
-        slow = course.goes and course.step_ns > NS_PER_SECOND and self.pure(course.next_at)
+        if course.step_ns <= NS_PER_SECOND:
+            return min(soon, until)
+        slow = course.goes and self.pure(course.next_at)
         if not slow or self.last_step_at + course.step_ns <= soon:
             return min(soon, until)
         return min(course.tells(self.last_step_at + course.step_ns), until)

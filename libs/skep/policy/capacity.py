@@ -185,7 +185,7 @@ class FreeCapacity:
         if job.gpus > self.left(job.pin):
             return None
         if job.at_home:
-            return self._home(job, only)
+            return self.home(job, only)
         per_worker = max(job.gpus // max(job.workers, 1), 1)
         slots = self._workers_that_fit(job, per_worker, only)
         free = self._gpus.get(job.pin, {})
@@ -202,9 +202,17 @@ class FreeCapacity:
                 return place
         return None
 
-    def _home(self, job: JobView, only: Sequence[str] | None) -> Place | None:
-        """Return a suspended job's own nodes, if each has enough free GPUs."""
-        free = self._gpus.get(job.pin, {})
+    def home(self, job: JobView, only: Sequence[str] | None = None) -> Place | None:
+        """Return a suspended job's own nodes, if each has enough free GPUs.
+
+        Args:
+            job: It is suspended, and was on some nodes.
+            only: The nodes that it may use; None: all.
+        """
+        pin = job.pin
+        if job.gpus > self._left.get(pin, 0):
+            return None
+        free = self._gpus.get(pin, {})
         for node, gpus in job.nodes:
             if free.get(node, 0) < gpus or (only is not None and node not in only):
                 return None

@@ -9,7 +9,6 @@ from skep.ledger import move_costs
 from skep.ledger.delta import Delta, MoveCost
 from skep.ledger.job_state import JobState
 from skep.machines.allocator.soft import Soft
-from skep.units import Instant
 from skep.wire.advice import JobPace
 from skep.wire.changes import JobChanging, MemberAnswered, MemberLearned
 from skep.wire.facts import GhostGone
@@ -59,15 +58,15 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
         soft.ripe.update(dict.fromkeys(delta.claims))
     for name in delta.partners:
         soft.reshare[name] = None
-        telling.unsure[name] = Instant(0)
+        telling.be_unsure(name)
     for name in delta.disturbed:
         _disturb(soft, jobs[name])
     for name in delta.remeasured:
-        telling.unsure[name] = Instant(0)
+        telling.be_unsure(name)
         telling.alone.pop(name, None)
         telling.settled.pop(name, None)
         if jobs[name].mixed:
-            telling.unsettled[name] = Instant(0), Instant(0)
+            telling.unsettle(name)
     if delta.trials:
         telling.touched = telling.stale = True
     if delta.ended:
@@ -94,7 +93,7 @@ def _disturb(soft: Soft, job: JobState) -> None:
     told, telling = soft.paces.get(job.job), soft.telling
     if telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
         telling.alone[job.job] = job.attempt, best(told[0])
-    telling.unsettled[job.job] = Instant(0), Instant(0)
+    telling.unsettle(job.job)
 
 
 def _show(jobs: Mapping[str, JobState], soft: Soft, changed: tuple[str | MoveCost, ...]) -> None:

@@ -47,14 +47,26 @@ class Telling:
         self.unsure: dict[str, Instant] = {}
         """Jobs that were just resized, or whose GPUs others came to or left: until when a rate told
         may be of before; 0: as of this decision."""
+        self.unsure_at = Instant(0)
+        """When the first of them is sure again; 0: now."""
         self.unsettled: dict[str, tuple[Instant, Instant]] = {}
         """Jobs that have shared GPUs, and may be alone: since when, and when that is looked at; 0:
         as of this decision."""
+        self.unsettled_at = Instant(0)
+        """When the first of them is looked at; 0: now."""
         self.settled: dict[str, int] = {}
         """By job that has shared GPUs: the attempt, if what was told of it last is of it alone."""
         self.alone: dict[str, tuple[int, int]] = {}
         """Likewise if it shares some again: the attempt, and its rate alone before, in
         thousandths."""
+
+    def be_unsure(self, job: str) -> None:
+        """Note that a rate told of a job may be of before this decision."""
+        self.unsure[job], self.unsure_at = Instant(0), Instant(0)
+
+    def unsettle(self, job: str) -> None:
+        """Note that a job that has shared GPUs may be alone as of this decision."""
+        self.unsettled[job], self.unsettled_at = (Instant(0), Instant(0)), Instant(0)
 
 
 class Soft:

@@ -42,7 +42,7 @@ def restarted(tx: Transaction, now: Instant) -> None:
             outbox.limit(tx, job, now)
             soft.reshare[job.job] = None
             if job.mixed:
-                soft.telling.unsettled[job.job] = Instant(0), Instant(0)
+                soft.telling.unsettle(job.job)
         if job.successor is not None:
             for name in job.successor.members:
                 outbox.command(tx, name, job.job, job.successor.attempt, now)

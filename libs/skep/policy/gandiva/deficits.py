@@ -23,9 +23,10 @@ from skep.base.timers import NEVER, TimerHeap
 from skep.policy.capacity import FreeCapacity, NodeCapacity
 from skep.policy.gandiva.shares import (
     OWED_SLICES_MAX,
+    Account,
+    Group,
     Kind,
     Weigh,
-    begun,
     divide,
     is_fixed,
     kind_of,
@@ -145,8 +146,13 @@ class Deficits:
         """Jobs whose bounds were computed with earlier shares than those."""
         self._bounds_per_plan = 0
         """How many of them are computed again in a plan."""
-        self._kinds: dict[str, Kind | None] = {}
-        """By job; None: it has its GPUs all of the time."""
+        self._accounts: dict[str, Account] = {}
+        self._groups: dict[Kind | None, Group] = {}
+        """By kind; None: jobs that have their GPUs all of the time."""
+        self._divided: tuple[object, ...] = ()
+        """What the shares were computed of."""
+        self._version = 0
+        """The number of the view, by which deficits are known to be of now."""
         self._quiet = TimerHeap[str]()
         self._ranks: dict[Likeness, dict[str, AlikeSummary]] = {}
         self._ranked: dict[str, tuple[Likeness, ...]] = {}
@@ -154,7 +160,6 @@ class Deficits:
         """Nodes whose ranks have to be computed again."""
         self._order: dict[str, int] = {}
         self._empty: FreeCapacity | None = None
-        self._deficit: dict[str, int] = {}
         self._summaries: dict[str, NodeSummary] = {}
 
     def follow(self, view: VcView, known: Sequence[Change] | None = None) -> None:
@@ -180,7 +185,7 @@ class Deficits:
         self._empty = FreeCapacity.after(
             view, self.stopping.values(), self._stays, self._node_capacity
         )
-        self._deficit, self._summaries = {}, {}
+        self._version, self._summaries = self._version + 1, {}
         self._update_shares(view)
         self._unranked.update(touched)
         for node in touched:
@@ -230,23 +235,36 @@ class Deficits:
 
     def share(self, job: JobView) -> float:
         """Return for what part of the time a job should have its GPUs: 0 to 1."""
-        kind = self._kinds.get(job.job)
-        return 1.0 if kind is None else self._share.get(kind, 1.0)
+        account = self._accounts.get(job.job)
+        return 1.0 if account is None else account.group.share
 
     def of(self, job: JobView) -> int:
         """Return the deficit of a job, in nanoseconds (see `shares.owed`)."""
-        found = self._deficit.get(job.job)
-        if found is None:
-            found = self._deficit[job.job] = owed(job, self.share(job), self.now, self._slice)
-        return found
+        account = self._accounts.get(job.job)
+        if account is None:
+            return owed(job, 1.0, self.now, self._slice)
+        if account.version != self._version:
+            account.settle(self.now, self._deficit_max)
+            account.version = self._version
+        return account.deficit
+
+    def standing(self, job: JobView) -> tuple[int, int]:
+        """Return the deficit and the patience of a job, in nanoseconds."""
+        account = self._accounts[job.job]
+        if account.version != self._version:
+            account.settle(self.now, self._deficit_max)
+            account.version = self._version
+        return account.deficit, min(job.waiting_since + account.group.stands, NEVER)
 
     def patience(self, job: JobView) -> int:
         """Return the instant from which a suspended job may resume whatever the deficits are."""
-        return self._patience(job, self.share(job))
+        account = self._accounts.get(job.job)
+        stands = self._stands(1.0) if account is None else account.group.stands
+        return min(job.waiting_since + stands, NEVER)
 
-    def _patience(self, job: JobView, share: float) -> int:
-        slices = PATIENCE_TURNS / share if share > 0 else NEVER
-        return min(job.waiting_since + int(slices * self._slice), NEVER)
+    def _stands(self, share: float) -> int:
+        """Return how long a job with a share stands at most, in nanoseconds."""
+        return int((PATIENCE_TURNS / share if share > 0 else NEVER) * self._slice)
 
     def order(self, job: JobView) -> tuple[int, int, int]:
         """Return the sort key of jobs that may be suspended: the lowest is suspended first."""
@@ -273,7 +291,7 @@ class Deficits:
 
     def _rank(self, node: str, jobs: Sequence[JobView]) -> AlikeSummary:
         now, low = self.now, min(map(self.of, jobs))
-        age = max(max(now, job.since) - begun(job) for job in jobs)
+        age = max(max(now, job.since) - self._accounts[job.job].begun for job in jobs)
         # A job whose deficit is at the minimum may really have less: it does not rise at once.
         rest = 0 if low <= -self._deficit_max else min(max(now - job.since, 0) for job in jobs)
         first = min(job.since for job in jobs)
@@ -323,8 +341,10 @@ class Deficits:
         name, come = job.job, sign > 0
         if come:
             fixed = job.borrows or is_fixed(job)
-            self._kinds[name] = None if fixed else kind_of(job, self._weigh)
-        kind = self._kinds[name] if come else self._kinds.pop(name)
+            kind = None if fixed else kind_of(job, self._weigh)
+            self._accounts[name] = Account(job, self._group(kind))
+        else:
+            kind = self._accounts.pop(name).group.kind
         if not job.borrows:
             if kind is None:
                 add(self._fixed, job.pin, sign * job.gpus)
@@ -346,6 +366,13 @@ class Deficits:
                 set_or_cancel(self.slice_ends, name, job.since + self._slice, come)
         if job.phase in QUEUED:
             self._queue(job, come)
+
+    def _group(self, kind: Kind | None) -> Group:
+        group = self._groups.get(kind)
+        if group is None:
+            share = 1.0 if kind is None else self._share.get(kind, 1.0)
+            group = self._groups[kind] = Group(kind, share, self._stands(share))
+        return group
 
     def _queue(self, job: JobView, come: bool) -> None:
         name = job.job
@@ -383,7 +410,21 @@ class Deficits:
         return frozenset(self._counts.get(node, ()))
 
     def _update_shares(self, view: VcView) -> None:
-        before, self._share = self._share, divide(view.gpus_for(), self._fixed, self._turning)
+        gpus = view.gpus_for()
+        divided = gpus, {**self._fixed}, {**self._turning}
+        if divided == self._divided:
+            return  # And so are the shares.
+        self._divided = divided
+        before, self._share = self._share, divide(gpus, self._fixed, self._turning)
+        self._groups = {
+            kind: group
+            for kind, group in self._groups.items()
+            if kind is None or kind in self._turning
+        }
+        for kind, group in self._groups.items():
+            if kind is not None:
+                group.share = self._share.get(kind, 1.0)
+                group.stands = self._stands(group.share)
         most = 0.0
         for kind, share in self._share.items():
             if kind not in before:
@@ -405,7 +446,7 @@ class Deficits:
         found = self._summaries.get(node)
         if found is not None:
             return found
-        now, drift = self.now, DRIFTS_MAX * SHARE_DRIFT
+        now, drift, most = self.now, DRIFTS_MAX * SHARE_DRIFT, self._deficit_max
         least = able = int(NEVER)
         leave = []
         for job in self.on.get(node, {}).values():
@@ -413,9 +454,10 @@ class Deficits:
             least = min(least, level)
             if job.job in self.able:
                 able = min(able, level)
-                falls = 1 - self.share(job) + 2 * drift
-                down = self.of(job) - drift * (now - begun(job)) - SLACK_NS
-                lowest = now + int(max(down + self._deficit_max, 0) / falls)
+                account = self._accounts[job.job]
+                falls = 1 - account.group.share + 2 * drift
+                down = self.of(job) - drift * (now - account.begun) - SLACK_NS
+                lowest = now + int(max(down + most, 0) / falls)
                 leave.append((job.since + self._soon, job.since + self._slice, lowest, down, falls))
         found = self._summaries[node] = NodeSummary(least, able, leave)
         return found
@@ -426,32 +468,34 @@ class Deficits:
         Before that time its deficit is also too small for a job at its home to leave.
         """
         assert self._empty is not None
-        now, capacity = self.now, self._empty
-        if not job.began_at or all(
-            capacity.free(node, job.pin) >= gpus for node, gpus in job.nodes
-        ):
+        now, capacity, pin = self.now, self._empty, job.pin
+        if not job.began_at or all(capacity.free(node, pin) >= gpus for node, gpus in job.nodes):
             return now
         beside = [self._summary(node) for node, _ in job.nodes]
         level = job.spec.priority
         if "migrate" in job.can and all(there.least > level for there in beside):
             return now
+        account = self._accounts[job.job]
         drift = DRIFTS_MAX * SHARE_DRIFT
-        share = self.share(job)
-        up = self.of(job) + drift * (now - begun(job)) + SLACK_NS
-        soonest, lasts = int(NEVER), self._patience(job, share + 2 * drift)
-        short, rate = self._swap - up, share + 2 * drift
+        rate = account.group.share + 2 * drift
+        up = self.of(job) + drift * (now - account.begun) + SLACK_NS
+        soonest, lasts = int(NEVER), min(job.waiting_since + self._stands(rate), NEVER)
+        short = self._swap - up
         for there in beside:
             if there.able < level:
                 soonest = 0
+                break
             # Instants are too large for floats: only their differences are floats.
             for soon, slices, lowest, down, falls in there.leave:
                 apart = short + down
-                crosses = now + int(apart / (rate + falls)) if apart > 0 else now
-                at = max(crosses, soon)
-                soonest = min(soonest, at, max(lowest, slices), max(lasts, soon))
+                at = now + int(apart / (rate + falls)) if apart > 0 else now
+                at = max(at, soon)
+                falls_at = max(slices, lowest)
+                ends_at = max(soon, lasts)
+                soonest = min(soonest, at, falls_at, ends_at)
         until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps other jobs off its nodes.
-            starves = now + int(max(self._deficit_max - up, 0) / (share + 2 * drift))
+            starves = now + int(max(self._deficit_max - up, 0) / rate)
             until = min(until, starves, lasts)
         return until
 

@@ -128,6 +128,74 @@ def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
     return max(-most, min(after, most))
 
 
+class Group:
+    """The jobs of one kind: they have the same share."""
+
+    __slots__ = ("kind", "share", "stands")
+
+    def __init__(self, kind: Kind | None, share: float, stands: int) -> None:
+        """Begin.
+
+        Args:
+            kind: Their kind; None: they have their GPUs all of the time.
+            share: For what part of the time each should have its GPUs.
+            stands: How long each of them stands at most, in nanoseconds.
+        """
+        self.kind, self.share, self.stands = kind, share, stands
+
+
+class Account:
+    """The deficit of one job: what `owed` says, without what stays the same from view to view."""
+
+    __slots__ = (
+        "_before",
+        "_fixed",
+        "_runs",
+        "_share",
+        "_since",
+        "_span",
+        "begun",
+        "deficit",
+        "group",
+        "version",
+    )
+
+    def __init__(self, job: JobView, group: Group) -> None:
+        """Open the account of a job as a view shows it."""
+        first = self.begun = begun(job)
+        self.group, self._runs = group, job.phase is Phase.RUNNING
+        self._since = max(job.since, first)
+        noted, stood = bool(job.owed_at), job.since >= first
+        self._fixed = job.owed if noted else 0
+        self._span = self._since - first if stood or not noted else 0
+        if noted and stood:
+            self._fixed -= job.served - job.owed_ran
+        self._share, self._before = -1.0, 0
+        self.deficit, self.version = 0, -1
+
+    def settle(self, now: Instant, most: int) -> None:
+        """Compute `deficit`.
+
+        Args:
+            now: The time of the view.
+            most: The bound of deficits, either way, in nanoseconds.
+        """
+        share, rest = self.group.share, now - self._since
+        if share != self._share:
+            before = self._fixed + round(share * self._span)
+            self._share, self._before = share, max(-most, min(before, most))
+        deficit = self._before
+        if rest > 0:
+            deficit += round(share * rest)
+            if self._runs:
+                deficit -= rest
+        if deficit > most:
+            deficit = most
+        elif deficit < -most:
+            deficit = -most
+        self.deficit = deficit
+
+
 def height(view: VcView) -> int:
     """Return the height of the VC: the most jobs to which any GPU of a server is allocated.
 

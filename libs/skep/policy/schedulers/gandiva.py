@@ -268,16 +268,10 @@ class _Turns:
         )
 
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
-        deficit = self._deficits.of(job)
+        (deficit, patience), ran = self._deficits.standing(job), not _never_ran(job)
+        starves = ran and (deficit >= self._most or self._now >= patience)
         # Deficits are bounded: of starving jobs the one that has stood the longest comes first.
-        return (
-            -job.spec.priority,
-            not self._starves(job),
-            not _never_ran(job),
-            -deficit,
-            job.waiting_since,
-            job.sequence,
-        )
+        return (-job.spec.priority, not starves, ran, -deficit, job.waiting_since, job.sequence)
 
     def _starves(self, job: JobView) -> bool:
         return not _never_ran(job) and (
@@ -344,7 +338,7 @@ class _Turns:
             self._busy_on(node).intersection(devices) for node, devices in job.devices
         ):
             return None
-        return self._capacity.fit(_at_home(job))
+        return self._capacity.home(job)
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -400,8 +394,10 @@ class _Turns:
         strays = "migrate" in job.can and not any(
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
-        target = _at_home(job) if homes and not strays else job
-        there = self._yielding(job, beside.values()) if target is not job else None
+        there = self._yielding(job, beside.values()) if homes and not strays else None
+        if there is not None and not there:
+            return False
+        target = job if there is None else _at_home(job)
         if there is not None and _needs_same_gpus(job):
             return self._suspend_for_own_gpus(job, there)
         for below, alike in ((True, True), (True, False), (False, True), (False, False)):

@@ -65,6 +65,8 @@ def lent(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     Returns:
         The attempts that would have to leave; empty: none, or its VC cannot cover such GPUs.
     """
+    if not state.cells.opportunistic:
+        return []
     return _on_its_own(state, job) or _on_its_node(state, job)
 
 
@@ -166,6 +168,11 @@ def elsewhere(state: ClusterState, job: JobState) -> Back | None:
     if chain is None:
         return None  # Other cells were set since: only what it had is known to be of its kind.
     shape, live = chain.topology, [job.members[name] for name in job.live]
+    busy = chain.forest.busy[shape.node_level]
+    for member in live:
+        index = shape.node_index.get(member.node)
+        if index is None or shape.node_size - busy[index] < sum(map(len, member.devices)):
+            return None
     parts: dict[int, list[tuple[int, ...]]] = {}
     for member in live:
         leaves = [

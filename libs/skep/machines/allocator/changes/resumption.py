@@ -45,13 +45,12 @@ def come_back(tx: Transaction, now: Instant) -> None:
     if soft.looked == looked:
         return  # Nothing came free since, and no tenant asked.
     rule = {vc for vc in soft.planned if policy_views.rules(tx, vc)}
-    able = [
-        job
-        for job in tx.state.away.values()
-        if job.spec.opportunistic
-        or job.spec.vc not in rule
-        or (job.asked is not None and _wants_away(job))
-    ]
+    able: list[JobState] = []
+    for (vc, opportunistic), there in tx.state.away_of.items():
+        if opportunistic or vc not in rule:
+            able += there.values()
+        else:
+            able += [job for job in there.values() if job.asked is not None and _wants_away(job)]
     if not able:
         soft.looked = looked
         return

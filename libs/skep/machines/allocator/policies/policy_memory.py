@@ -12,6 +12,7 @@ from skep.ids import AttemptId
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.policies.demand import Demand
 from skep.machines.allocator.policies.node_views import Seats
+from skep.machines.allocator.policies.trial_limits import Pairs
 from skep.policy.api import Policy
 from skep.policy.view import JobView
 from skep.units import Duration, Instant, after, seconds
@@ -83,6 +84,7 @@ class Planned:
         """Jobs of which there may be something new to be said, if they have no turn."""
         self.borrowers: dict[str, None] = {}
         """Its jobs that would have idle GPUs while they wait."""
+        self.pairs = Pairs()
         self.seats = Seats()
         self._shown: list[JobView] = []
         """The views of its jobs that there are, in the order of arrival."""

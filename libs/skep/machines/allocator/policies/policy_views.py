@@ -8,6 +8,8 @@ policy's business and is not shown.
 
 from __future__ import annotations
 
+import itertools
+
 from msgspec.structs import replace
 
 from skep import ids
@@ -102,7 +104,12 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
         if name not in tx.state.jobs or tx.state.jobs[name].state is not State.STOPPING:
             del anew[name]
     begins_anew = [tx.state.jobs[name] for name in anew if name not in tx.state.borrowed]
-    for job in (*tx.state.borrowed.values(), *tx.state.away.values(), *begins_anew):
+    stand = [
+        there.values()
+        for (vc, opportunistic), there in tx.state.away_of.items()
+        if not opportunistic and not rules(tx, vc)
+    ]
+    for job in itertools.chain(tx.state.borrowed.values(), *stand, begins_anew):
         if lends(job) and lent(tx, job):
             found.setdefault(job.spec.vc, []).append(job)
     for line in found.values():
@@ -405,7 +412,7 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
         free_cells=cell_views.free_cells(tx.state, planned.vc) if planned.policy.sees_cells else {},
         changed=freed(tx.state, planned.vc),
         ended=tuple(tx.state.served.get(planned.vc, ())),
-        cooling=trial_limits.cooling(tx.state, planned.vc, now)
+        cooling=trial_limits.cooling(tx.state, planned.vc, planned.pairs, now)
         if planned.policy.sees_rates
         else (),
         **trial_limits.limits(tx.state, f"vc:{planned.vc}"),

@@ -245,12 +245,14 @@ def is_due(tx: Transaction, now: Instant) -> bool:
 def review(tx: Transaction, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = tx.state.tries, tx.soft
-    if soft.telling.unsure:
-        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
-        soft.telling.unsure = {
+    telling = soft.telling
+    if telling.unsure and telling.unsure_at <= now:
+        told = {name: at or after(now, SETTLES) for name, at in telling.unsure.items()}
+        telling.unsure = {
             name: at for name, at in told.items() if at > now and name in tx.state.jobs
         }
-    if soft.telling.unsettled:
+        telling.unsure_at = min(telling.unsure.values(), default=now)
+    if telling.unsettled and telling.unsettled_at <= now:
         _settle(tx, now)
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
@@ -292,6 +294,7 @@ def _settle(tx: Transaction, now: Instant) -> None:
         elif job.state is State.BOUND:
             left[name] = since, after(now, SETTLES)
     telling.unsettled = left
+    telling.unsettled_at = min((at for _, at in left.values()), default=now)
 
 
 def _put_back(tx: Transaction, job: JobState, undo: Undo, now: Instant) -> None:
