@@ -12,7 +12,7 @@ from skep.units import in_seconds, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run
-from skep_lab.simulator.settings import AT_ONCE, COMPAT, Settings
+from skep_lab.simulator.settings import AT_ONCE, COMPAT, NO_REST, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
 from tests.system.crosscheck import gavel, quirks, rounds
@@ -58,8 +58,12 @@ def as_trace(jobs: list[bare.Job], **fields: Any) -> Trace:
     )
 
 
-def ended(trace: Trace, cluster: Cluster, policy: tuple[str, dict[str, Any]]) -> list[float]:
-    settings = Settings(policies={ALL: policy}, can=("checkpoint",), compat=frozenset({AT_ONCE}))
+def ended(
+    trace: Trace, cluster: Cluster, policy: tuple[str, dict[str, Any]], *more: str
+) -> list[float]:
+    settings = Settings(
+        policies={ALL: policy}, can=("checkpoint",), compat=frozenset({AT_ONCE, *more})
+    )
     with quirks.registered(RATES):
         result = run(trace, cluster, settings, Steady())
     return [in_seconds(job.ended) for job in result.jobs if job.ended is not None]
@@ -87,6 +91,27 @@ def test_queues_that_are_lists_are_what_the_bare_loop_says() -> None:
     every = frozenset({"running-first", "late-demotion", "three-queues"})
     bare.least_attained(jobs, 16, every)
     assert ours == [job.end for job in jobs]
+
+
+def test_a_job_may_lose_its_gpus_within_a_second_as_in_other_simulators() -> None:
+    """Events follow each other within a second here: the bare loop knows no rule about that."""
+    rng = random.Random("no rest")
+    long = [bare.Job(rng.choice((1, 2)), 0.0, rng.randrange(40, 60) * 100) for _ in range(10)]
+    short = [
+        bare.Job(rng.choice((1, 2)), 4000 + at / 8, rng.randrange(1, 40))
+        for at in sorted(rng.randrange(8 * 2000) for _ in range(200))
+    ]
+    jobs = [*long, *short]
+    whole = as_trace(jobs)
+    trace = msgspec.structs.replace(
+        whole, jobs=tuple(msgspec.structs.replace(job, workers=job.gpus) for job in whole.jobs)
+    )
+    policy = "queues-as-lists", {"thresholds": [3250, 7200]}
+    ours = ended(trace, uniform(4, 2), policy, NO_REST)
+    rests = ended(trace, uniform(4, 2), policy)
+    bare.least_attained(jobs, 8, frozenset({"running-first", "three-queues"}))
+    assert [round(end, 6) for end in ours] == [round(job.end, 6) for job in jobs]
+    assert ours != rests
 
 
 def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:

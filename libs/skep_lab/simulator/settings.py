@@ -49,11 +49,14 @@ EVERYTHING = ("suspend", "release", "checkpoint", "migrate", "resize", "rebind")
 
 AT_ONCE = "instants-at-once"
 FIRST_NODE = "first-node"
+NO_REST = "no-rest"
 COMPAT: dict[str, str] = {
     AT_ONCE: "whatever happens at one instant is all known before anything is decided, as in a"
     " simulator that steps by seconds: Helios' and Tiresias' do",
     FIRST_NODE: "of nodes with equal room the first of the cluster is taken, as Helios' simulator"
     " does, and not the one that has had it for longest",
+    NO_REST: "a job whose GPUs a policy took may lose its next ones at once, not only after it has"
+    " run for a second: no published simulator has such a rule",
 }
 """Quirks of published simulators that a run can have, by name, and what each is."""
 
