@@ -22,12 +22,13 @@ import msgspec
 
 from skep.policy.registry import POLICIES
 from skep.units import Duration, in_seconds, seconds
+from skep.wire.cluster import Quota, VirtualCluster
 from skep_lab.measures.job import completion
 from skep_lab.outcome import RunResult
 from skep_lab.simulator import run as runs
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run
-from skep_lab.simulator.settings import AT_ONCE, NO_REST, Costs, Settings
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, NO_REST, Costs, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.elastic import elastic
 from skep_lab.workloads.models import Models
@@ -101,12 +102,14 @@ def switched(data: Path, row: str, number: int) -> RunResult:
         costs=COSTS,
         can=("checkpoint",),
         tick_s=TICK_S,
-        compat=frozenset({AT_ONCE, NO_REST}),
+        compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
     )
     mine = rules.begin()
     POLICIES.update(mine)
     try:
-        cluster = uniform(NODES, NODE_GPUS, "t4")
+        cluster = uniform(NODES, NODE_GPUS, "t4", racks=1)
+        owned = VirtualCluster(cells=(Quota(chain="t4", level="rack", count=1),))
+        cluster = msgspec.structs.replace(cluster, vcs={ALL: owned})
         world = jobs.Minutes(trace, cluster, settings, jobs.ByEpochs(), jobs.read(data))
         rules.AtTicks.book.works = world.agents.works
         world.run(None)
@@ -115,7 +118,7 @@ def switched(data: Path, row: str, number: int) -> RunResult:
         for name in mine:
             del POLICIES[name]
     assert isinstance(result, RunResult)
-    print("elsewhere", rules.AtTicks.book.elsewhere, file=sys.stderr)
+    assert not rules.AtTicks.book.elsewhere, "the cells chose other GPUs than the peer does"
     return result
 
 
@@ -142,7 +145,7 @@ def play(data: Path, row: str, number: int, *, quirks: bool) -> dict[str, Any]:
         "cpu_s": round(time.process_time() - began, 1),
         "jobs": {
             each.job.id: round(in_seconds(length or 0), 3)
-            for each, length in zip(result.jobs, lengths)
+            for each, length in zip(result.jobs, lengths, strict=True)
         },
     }
 
@@ -168,7 +171,8 @@ def main() -> int:
                 print(json.dumps(found), flush=True)
             else:
                 print(
-                    f"{row:10}{' (quirks)' if quirks else '':10} workload {number}: {found['ours_s']:9,.2f} s, theirs "
+                    f"{row:9}{'with quirks' if quirks else 'as it is':12} workload {number}: "
+                    f"{found['ours_s']:9,.2f} s, theirs "
                     f"{found['theirs_s']:9,.2f} s, {found['difference_pct']:+6.2f} %"
                     f"  ({found['ended']} jobs, {found['cpu_s']} CPU s)",
                     flush=True,

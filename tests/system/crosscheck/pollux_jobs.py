@@ -145,7 +145,7 @@ class Application:
                 [point[:3] for point in self._points], [point[3:] for point in self._points]
             )
         step_s, sync_s = self._between([min(len(placement), NODES), sum(placement), each])[0]
-        assert step_s == step_s, f"{self.name}: nothing is known of {placement} with {each}"
+        assert not math.isnan(step_s), f"{self.name}: nothing is known of {placement} with {each}"
         return Step(float(step_s), float(sync_s))
 
     def gradients(self, batch: int, epoch: int) -> tuple[float, float]:
@@ -239,6 +239,8 @@ class Epochs(Work):
 
     def left(self) -> Duration:
         """Return how long it still takes where it is."""
+        if self.epoch == self.app.epochs:
+            return Duration(0)  # A neighbour has just ended as well.
         began = _seconds(self.since)
         _, _, over = self._walk(began, math.inf)
         assert over is not None

@@ -8,7 +8,7 @@ this serves the cross-check alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from skep.policy.api import Policy
@@ -60,21 +60,25 @@ class AtTicks(Policy, frozen=True):
             held = {job.job: dict(job.nodes) for job in view.jobs if job.phase in HOLDING}
             book.wanted = self.choose(view, held)
         free = {node.node: node.free for node in view.nodes}
-        turns, stops = [], []
+        turns, stops, jobs = [], [], {job.job: job for job in view.jobs}
         for job in view.jobs:
             share = book.wanted.get(job.job, {})
-            if job.phase in QUEUED and share:
-                if all(free[node] >= gpus for node, gpus in share.items()):
-                    for node, gpus in share.items():
-                        free[node] -= gpus
-                    workers = sum(share.values()) if job.spec.elastic else 0
-                    turns.append(Turn(job.job, Reason.ARRIVAL, tuple(share), workers))
-            elif job.phase in HOLDING and dict(job.nodes) != share:
-                if job.since == view.now or job.phase is Phase.STARTING:
+            if job.phase in HOLDING and dict(job.nodes) != share:
+                began = job.since == view.now and job.phase is Phase.RUNNING
+                if share and (began or job.phase is Phase.STARTING):
                     book.elsewhere += 1
                     book.wanted[job.job] = dict(job.nodes)
                 elif job.phase in STOPPABLE:
                     stops.append(Preempt(job.job, Reason.OUTRANKED))
+        leaves = bool(stops) or any(job.phase is Phase.STOPPING for job in view.jobs)
+        for name, share in book.wanted.items() if not leaves else ():
+            if share and jobs[name].phase in QUEUED:
+                if any(free[node] < gpus for node, gpus in share.items()):
+                    break
+                for node, gpus in share.items():
+                    free[node] -= gpus
+                workers = sum(share.values()) if jobs[name].spec.elastic else 0
+                turns.append(Turn(name, Reason.ARRIVAL, tuple(share), workers))
         tick = TICK_S * NS_PER_SECOND
         return Plan(
             turns=tuple(turns),
@@ -223,7 +227,7 @@ def step_s(app: Application, batch_size: int, gpus: int) -> float:
     return step.step_s + (step.step_s - step.sync_s) * more
 
 
-def begin() -> dict[str, Callable[..., Policy]]:
+def begin() -> dict[str, type[Policy]]:
     """Forget everything that is kept, and return the policies of this file."""
     AtTicks.book = Book()
     return {each.name: each for each in (Tiresias, Optimus)}
