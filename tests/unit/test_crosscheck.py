@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 
-from skep.units import in_seconds, seconds
+from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run
-from skep_lab.simulator.settings import AT_ONCE, COMPAT, NO_REST, Settings
+from skep_lab.simulator.settings import AT_ONCE, COMPAT, FIRST_NODE, NO_REST, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
 from tests.system.crosscheck import gavel, quirks, rounds
 from tests.system.crosscheck import reference as bare
+from tests.system.crosscheck.helios import AGAIN_S, LATE_S, Srtf
 from tests.system.crosscheck.report import report
 from tests.system.crosscheck.rows import ROWS
 
@@ -112,6 +113,31 @@ def test_a_job_may_lose_its_gpus_within_a_second_as_in_other_simulators() -> Non
     bare.least_attained(jobs, 8, frozenset({"running-first", "three-queues"}))
     assert [round(end, 6) for end in ours] == [round(job.end, 6) for job in jobs]
     assert ours != rests
+
+
+def test_helios_srtf_is_what_the_bare_loop_says() -> None:
+    rng = random.Random("helios")
+    jobs = [
+        bare.Job(rng.choice((1, 1, 2, 4, 8)), float(at), float(rng.randrange(1, 400)))
+        for at in sorted(rng.randrange(3000) for _ in range(200))
+    ]
+    late = [
+        msgspec.structs.replace(job, run_time=Duration(job.run_time + seconds(LATE_S)))
+        for job in as_trace(jobs).jobs
+    ]
+    trace = msgspec.structs.replace(as_trace(jobs), jobs=tuple(late))
+    settings = Settings(
+        policies={ALL: (Srtf.name, {})},
+        can=("checkpoint",),
+        compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
+        again_s=AGAIN_S,
+    )
+    with quirks.registered(RATES):
+        result = run(trace, uniform(3, 8), settings, Steady())
+    bare.by_count(jobs, 3, 8, AGAIN_S)
+    ours = [(in_seconds(job.ended or 0), job.preempted) for job in result.jobs]
+    assert ours == [(job.end, job.preempted) for job in jobs]
+    assert sum(job.preempted for job in jobs) > 20
 
 
 def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:

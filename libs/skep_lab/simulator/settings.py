@@ -89,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tick_s: float = 0.0
     """Policies decide only at multiples of so many seconds since 1970, as simulators that step do;
     0: whenever something happens. A queue without a policy (`fifo`) does not wait."""
+    again_s: dict[int, float] = {}
+    """By GPUs: for how many seconds more a job trains without progress once it has been stopped and
+    goes on. The largest number that is not above its own counts; several stops add up."""
     gpu_memory: dict[str, int] = {}
     """Bytes of GPU memory by type; that of other types is unknown."""
 
@@ -102,6 +105,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if unknown:
             reason = f"no compat switch is called {unknown[0]!r}; there are: {', '.join(COMPAT)}"
             raise ValueError(reason)
-        if self.noise < 0 or self.sample_every_s < 0 or self.tick_s < 0:
-            reason = "noise, sample_every_s and tick_s are 0 or more"
+        if min(self.noise, self.sample_every_s, self.tick_s, *self.again_s.values()) < 0:
+            reason = "noise, sample_every_s, tick_s and again_s are 0 or more"
             raise ValueError(reason)
