@@ -25,6 +25,7 @@ from skep_lab.simulator.work import Work
 from skep_lab.simulator.world import World
 from skep_lab.traces.formats.lengths import POLLUX_EPOCHS, POLLUX_LOCAL_MOST
 from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.pollux import ONE_GPU
 from skep_lab.workloads.situation import Situation, Speeds, Steady
 
 TICK_S = 60
@@ -33,6 +34,7 @@ ORIGIN = Instant(BEGIN + 40 * NS_PER_SECOND)
 """A simulation begins 20 s after a full minute; ticks are full minutes of a trace."""
 AFTER_TICK_S = 1e-6
 """What would be over a moment after a tick is over at the tick, and its tick does not see that."""
+BATCHES = 50
 EPS = 1e-8
 """As much is left out of account when numbers are rounded up."""
 
@@ -107,12 +109,13 @@ class Application:
             for number in range(self.epochs)
         ]
         self.goodput = lru_cache(maxsize=None)(self._goodput)
+        self.best_goodput = lru_cache(maxsize=None)(self._best_goodput)
 
     def end_of(self, epoch: int) -> float:
         """Return the progress with which an epoch is over; 0: none has begun."""
         return self._ends[epoch]
 
-    def batch(self, wanted: int, gpus: int) -> Batch:
+    def batch(self, wanted: float, gpus: int) -> Batch:
         """Return how a batch size is divided among GPUs.
 
         A single GPU with more than the smallest batch size always makes two steps of it, as noise
@@ -173,6 +176,17 @@ class Application:
         step_s, sync_s = self.step(placement, batch.each)
         return gain / (step_s + (step_s - sync_s) * batch.more)
 
+    def _best_goodput(self, placement: Placement, epoch: int) -> float:
+        """Return the progress per second at the best of 50 batch sizes."""
+        gpus, best = sum(placement), 0.0
+        least = max(self.base, self.least_each * gpus)
+        for number in range(BATCHES):
+            wanted = least * (self.most / least) ** (number / (BATCHES - 1))
+            batch = self.batch(wanted, gpus)
+            if self.least_each <= batch.each <= self.most_each:
+                best = max(best, self.goodput(placement, batch, epoch))
+        return best
+
 
 def _mean(steps: Sequence[Step]) -> Step:
     count = len(steps)
@@ -224,9 +238,14 @@ class Epochs(Work):
     epoch: int = 0
     progress: float = 0.0
 
-    def batch(self, gpus: int) -> Batch:
-        """Return how its batch size is divided among GPUs."""
-        return self.app.batch(self.job.batch_size, gpus)  # type: ignore[no-any-return]
+    def goodput(self, placement: Placement, epoch: int) -> float:
+        """Return its progress per second: at its own batch size, or the best one if it adapts it."""
+        app, own = self.app, self.job.batch_size
+        if self.job.batch_max and app.name in ONE_GPU:
+            own = app.most
+        elif self.job.batch_max:
+            return app.best_goodput(placement, epoch)  # type: ignore[no-any-return]
+        return app.goodput(placement, app.batch(own, sum(placement)), epoch)  # type: ignore[no-any-return]
 
     def advance(self, now: Instant, store_every: int) -> None:
         """Add the progress since the last call."""
@@ -253,13 +272,13 @@ class Epochs(Work):
         """Return the epoch and progress at some time, and when it was over if it is by then."""
         assert self.where is not None
         placement = self.where.spread
-        batch, app = self.batch(sum(placement)), self.app
+        app = self.app
         epoch, progress = self.epoch, self.progress
         while at < until:
             tick = min((at // TICK_S + 1) * TICK_S, until)
             left = tick - at
             while left > 0:
-                goodput, end = app.goodput(placement, batch, epoch), app.end_of(epoch + 1)
+                goodput, end = self.goodput(placement, epoch), app.end_of(epoch + 1)
                 if progress + goodput * left < end:
                     progress += goodput * left
                     break

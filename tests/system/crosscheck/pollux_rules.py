@@ -14,15 +14,16 @@ from typing import Any, ClassVar
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn
 from skep.policy.preempt import QUEUED, STOPPABLE
+from skep.policy.schedulers.pollux import Choice, share_out
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
-from tests.system.crosscheck.pollux_jobs import NODE_GPUS, TICK_S, Application, Batch, Epochs
+from skep_lab.workloads.pollux import ONE_GPU
+from tests.system.crosscheck.pollux_jobs import NODE_GPUS, NODES, TICK_S, Application, Batch, Epochs
 
 Share = dict[str, int]
 """GPUs of a job by node, in the order in which it took the nodes."""
 LIMIT_GPU_S = 57_600
-ONE_GPU = ("ncf",)
 
 
 class Book:
@@ -206,6 +207,89 @@ class Optimus(AtTicks, frozen=True):
         return (step_s(app, batch_size, gpus) - step_s(app, batch_size, gpus + 1)) * left
 
 
+class Oracle(AtTicks, frozen=True):
+    """Pollux that knows each job's goodput, and finds sizes without chance."""
+
+    name: ClassVar[str] = "pollux-oracle"
+    source: ClassVar[str] = "petuum/adaptdl, osdi21-artifact, simulator/pollux.py"
+
+    def choose(self, view: VcView, held: Mapping[str, Share]) -> dict[str, Share]:
+        """Return the GPUs of all jobs; who has another number than before is placed anew."""
+        book, gpus = AtTicks.book, sum(node.gpus for node in view.nodes)
+        fair = -(-gpus // max(len(view.jobs), 1))
+        choices = {}
+        for job in view.jobs:
+            has = sum(held.get(job.job, {}).values())
+            if has:
+                book.executed[job.job] = max(book.executed.get(job.job, 0), has)
+            choices[job.job] = self._choices(job, has, fair, view.now)
+        order = sorted(view.jobs, key=lambda job: not held.get(job.job))
+        sizes = share_out(order, choices, gpus, strict=False)
+        shares = {job.job: sizes[job.job].gpus if job.job in sizes else 0 for job in view.jobs}
+        kept = {name: share for name, share in held.items() if sum(share.values()) == shares[name]}
+        placed = [(name, size) for name, size in shares.items() if size and name not in kept]
+        return closest(view, kept, sorted(placed, key=lambda each: -each[1]))
+
+    def _choices(self, job: JobView, has: int, fair: int, now: Instant) -> list[Choice]:
+        book = AtTicks.book
+        work: Epochs = book.works[job.job]
+        app, known = work.app, book.executed.get(job.job, 0)
+        most = min(max(2 * known, 1), app.most // app.least_each, NODES * NODE_GPUS)
+        if app.name in ONE_GPU:
+            most = 1
+        work.advance(now, 0)
+        age = (now - job.submitted_at) / NS_PER_SECOND
+        stays = max(age - max(job.starts - 1, 0) * 30, 0.0) / (age + 30)
+
+        def speed(gpus: int) -> float:
+            return work.goodput(together(gpus), work.epoch) if known else float(gpus)
+
+        least = min(fair, app.most // app.least_each) if app.name not in ONE_GPU else 1
+        equal = speed(least)
+        found = []
+        for gpus in range(1, most + 1):
+            speedup = speed(gpus) / equal * (stays if gpus != has else 1.0)
+            found.append(Choice(gpus, gpus, -1 / (speedup / NODE_GPUS + 1e-3)))
+        return found
+
+
+def together(gpus: int) -> tuple[int, ...]:
+    """Return the placement on as few nodes as possible."""
+    full, rest = divmod(gpus, NODE_GPUS)
+    return (NODE_GPUS,) * full + ((rest,) if rest else ())
+
+
+def closest(
+    view: VcView, kept: dict[str, Share], wanted: Iterable[tuple[str, int]]
+) -> dict[str, Share]:
+    """Return the GPUs of all jobs: each is on the fullest node that holds it, else on the emptiest.
+
+    Args:
+        view: The VC.
+        kept: The GPUs of jobs that stay.
+        wanted: The other jobs in order, and how many GPUs each gets.
+    """
+    nodes = sorted(view.nodes, key=lambda node: int(node.node.rpartition("-")[2]))
+    free = {node.node: NODE_GPUS for node in nodes}
+    for share in kept.values():
+        for node, gpus in share.items():
+            free[node] -= gpus
+    found = dict(kept)
+    for job, gpus in wanted:
+        share, left = found.setdefault(job, {}), gpus
+        while left:
+            whole = [node for node in free if free[node] >= min(left, NODE_GPUS)]
+            node = (
+                min(whole, key=lambda name: free[name])
+                if whole
+                else max(free, key=lambda name: free[name])
+            )
+            share[node] = min(free[node], left)
+            free[node] -= share[node]
+            left -= share[node]
+    return found
+
+
 def step_s(app: Application, batch_size: int, gpus: int) -> float:
     """Return what Optimus thinks that a mini-batch takes: on as few nodes as possible.
 
@@ -216,18 +300,16 @@ def step_s(app: Application, batch_size: int, gpus: int) -> float:
         batch_size: That of the gang.
         gpus: Its GPUs.
     """
-    full, rest = divmod(gpus, NODE_GPUS)
-    placement = (NODE_GPUS,) * full + ((rest,) if rest else ())
     each = math.ceil(batch_size / gpus - 1e-8)
     more = math.ceil(each / app.most_each - 1e-8) - 1
     if gpus == 1:
         more = max(1, more)
     batch = app.capped(Batch(math.ceil(each / (more + 1) - 1e-8), more), gpus)
-    step = app.step(placement, batch.each)
+    step = app.step(together(gpus), batch.each)
     return step.step_s + (step.step_s - step.sync_s) * more
 
 
 def begin() -> dict[str, type[Policy]]:
     """Forget everything that is kept, and return the policies of this file."""
     AtTicks.book = Book()
-    return {each.name: each for each in (Tiresias, Optimus)}
+    return {each.name: each for each in (Tiresias, Optimus, Oracle)}
