@@ -15,7 +15,7 @@ from skep_lab.simulator.run import run
 from skep_lab.simulator.settings import AT_ONCE, COMPAT, FIRST_NODE, NO_REST, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
-from tests.system.crosscheck import gavel, quirks, rounds
+from tests.system.crosscheck import gavel, pollux, pollux_jobs, quirks, rounds
 from tests.system.crosscheck import reference as bare
 from tests.system.crosscheck.helios import AGAIN_S, LATE_S, Srtf
 from tests.system.crosscheck.report import report
@@ -176,6 +176,33 @@ def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:
             )
         ours = [in_seconds(job.ended or 0) for job in result.jobs]
         assert max(abs(one - other) for one, other in zip(ours, theirs, strict=True)) < 0.001
+
+
+def test_pollux_jobs_train_by_epochs_in_whole_seconds_between_ticks() -> None:
+    """Two GPUs halve a step; a tick is a full minute, and a start takes 30 s."""
+    rows = [
+        {"placement": where, "local_bsz": size, "step_time": step_s, "sync_time": "0"}
+        for where, size, step_s in (("1", "8", "1"), ("2", "4", "0.5"), ("4", "2", "0.25"))
+    ]
+    epochs = [pollux_jobs.Epoch(10.4, 10.4, 1.0, 0.0), pollux_jobs.Epoch(20.8, 20.8, 1.0, 0.0)]
+    bert = pollux_jobs.Application("bert", rows, (), {8: epochs})
+    each = TraceJob(id="", at=seconds(0), run_time=seconds(60), gpus=1, model="bert", batch_size=8)
+    trace = Trace(
+        name="ticks",
+        jobs=tuple(
+            msgspec.structs.replace(
+                each,
+                id=f"p{number}",
+                at=Duration(seconds(at) + pollux.SHIFT),
+                gpus=gpus,
+                workers=gpus,
+            )
+            for number, (at, gpus) in enumerate(((107, 1), (107, 2), (120, 4)))
+        ),
+    )
+    result = pollux.carried_out(trace, "pollux-tiresias", {"bert": bert})
+    ends = [in_seconds(Duration((job.ended or 0) - pollux.SHIFT)) for job in result.jobs]
+    assert ends == [150 + 20, 150 + 10, 150 + 6], "round(10.4), round(5.2), round(2.6): twice each"
 
 
 def test_every_switch_of_a_row_is_told() -> None:

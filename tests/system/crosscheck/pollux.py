@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,35 @@ def switched(data: Path, row: str, number: int) -> RunResult:
     trace, _ = inputs(data, number, batch=row == "pollux")
     if row == "tiresias":
         trace = msgspec.structs.replace(trace, jobs=tuple(map(_rigid, trace.jobs)))
+    result = carried_out(trace, SWITCHED[row], jobs.read(data))
+    assert not rules.AtTicks.book.elsewhere or row == "pollux", "other GPUs than the peer's"
+    return result
+
+
+def carried_out(
+    trace: Trace, policy: str, applications: Mapping[str, jobs.Application]
+) -> RunResult:
+    """Return a run of a trace under a policy of the peer.
+
+    Args:
+        trace: The jobs.
+        policy: The name of a policy of `pollux_rules`.
+        applications: The measurements of what the jobs train.
+    """
     settings = Settings(
-        policies={ALL: (SWITCHED[row], {})},
+        policies={ALL: (policy, {})},
         costs=COSTS,
         can=("checkpoint",),
         tick_s=TICK_S,
         compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
     )
+    cluster = uniform(NODES, NODE_GPUS, "t4", racks=1)
+    owned = VirtualCluster(cells=(Quota(chain="t4", level="rack", count=1),))
+    cluster = msgspec.structs.replace(cluster, vcs={ALL: owned})
     mine = rules.begin()
     POLICIES.update(mine)
     try:
-        cluster = uniform(NODES, NODE_GPUS, "t4", racks=1)
-        owned = VirtualCluster(cells=(Quota(chain="t4", level="rack", count=1),))
-        cluster = msgspec.structs.replace(cluster, vcs={ALL: owned})
-        world = jobs.Minutes(trace, cluster, settings, jobs.ByEpochs(), jobs.read(data))
+        world = jobs.Minutes(trace, cluster, settings, jobs.ByEpochs(), applications)
         rules.AtTicks.book.works = world.agents.works
         world.run(None)
         result: Any = runs._result(world, cut=False)
@@ -122,7 +138,6 @@ def switched(data: Path, row: str, number: int) -> RunResult:
         for name in mine:
             del POLICIES[name]
     assert isinstance(result, RunResult)
-    assert not rules.AtTicks.book.elsewhere or row == "pollux", "other GPUs than the peer's"
     return result
 
 

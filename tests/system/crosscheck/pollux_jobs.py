@@ -239,13 +239,14 @@ class Epochs(Work):
     progress: float = 0.0
 
     def goodput(self, placement: Placement, epoch: int) -> float:
-        """Return its progress per second: at its own batch size, or the best one if it adapts it."""
-        app, own = self.app, self.job.batch_size
+        """Return its progress per second, at its own batch size or the one that it chooses."""
+        app: Application = self.app
+        own = self.job.batch_size
         if self.job.batch_max and app.name in ONE_GPU:
             own = app.most
         elif self.job.batch_max:
-            return app.best_goodput(placement, epoch)  # type: ignore[no-any-return]
-        return app.goodput(placement, app.batch(own, sum(placement)), epoch)  # type: ignore[no-any-return]
+            return app.best_goodput(placement, epoch)
+        return app.goodput(placement, app.batch(own, sum(placement)), epoch)
 
     def advance(self, now: Instant, store_every: int) -> None:
         """Add the progress since the last call."""
@@ -258,12 +259,10 @@ class Epochs(Work):
 
     def left(self) -> Duration:
         """Return how long it still takes where it is."""
-        if self.epoch == self.app.epochs:
-            return Duration(0)  # A neighbour has just ended as well.
         began = _seconds(self.since)
         _, _, over = self._walk(began, math.inf)
         assert over is not None
-        return Duration(max(round((over - began) * NS_PER_SECOND), 1))
+        return Duration(round((over - began) * NS_PER_SECOND))
 
     def lose(self) -> None:
         """Keep everything: jobs store their state when they are stopped."""
@@ -272,8 +271,10 @@ class Epochs(Work):
         """Return the epoch and progress at some time, and when it was over if it is by then."""
         assert self.where is not None
         placement = self.where.spread
-        app = self.app
+        app: Application = self.app
         epoch, progress = self.epoch, self.progress
+        if epoch == app.epochs:
+            return epoch, progress, at
         while at < until:
             tick = min((at // TICK_S + 1) * TICK_S, until)
             left = tick - at

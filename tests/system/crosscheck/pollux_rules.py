@@ -238,11 +238,12 @@ class Oracle(AtTicks, frozen=True):
         if app.name in ONE_GPU:
             most = 1
         work.advance(now, 0)
+        epoch = min(work.epoch, app.epochs - 1)  # It may have ended at this very tick.
         age = (now - job.submitted_at) / NS_PER_SECOND
         stays = max(age - max(job.starts - 1, 0) * 30, 0.0) / (age + 30)
 
         def speed(gpus: int) -> float:
-            return work.goodput(together(gpus), work.epoch) if known else float(gpus)
+            return work.goodput(together(gpus), epoch) if known else float(gpus)
 
         least = min(fair, app.most // app.least_each) if app.name not in ONE_GPU else 1
         equal = speed(least)
