@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 
-from skep.units import in_seconds, seconds
+from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep_lab.simulator.build import ALL, uniform
 from skep_lab.simulator.run import run
-from skep_lab.simulator.settings import AT_ONCE, COMPAT, Settings
+from skep_lab.simulator.settings import AT_ONCE, COMPAT, FIRST_NODE, NO_REST, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
-from tests.system.crosscheck import gavel, quirks, rounds
+from tests.system.crosscheck import gavel, pollux, pollux_jobs, quirks, rounds
 from tests.system.crosscheck import reference as bare
+from tests.system.crosscheck.helios import AGAIN_S, LATE_S, Srtf
 from tests.system.crosscheck.report import report
 from tests.system.crosscheck.rows import ROWS
 
@@ -58,8 +59,12 @@ def as_trace(jobs: list[bare.Job], **fields: Any) -> Trace:
     )
 
 
-def ended(trace: Trace, cluster: Cluster, policy: tuple[str, dict[str, Any]]) -> list[float]:
-    settings = Settings(policies={ALL: policy}, can=("checkpoint",), compat=frozenset({AT_ONCE}))
+def ended(
+    trace: Trace, cluster: Cluster, policy: tuple[str, dict[str, Any]], *more: str
+) -> list[float]:
+    settings = Settings(
+        policies={ALL: policy}, can=("checkpoint",), compat=frozenset({AT_ONCE, *more})
+    )
     with quirks.registered(RATES):
         result = run(trace, cluster, settings, Steady())
     return [in_seconds(job.ended) for job in result.jobs if job.ended is not None]
@@ -87,6 +92,52 @@ def test_queues_that_are_lists_are_what_the_bare_loop_says() -> None:
     every = frozenset({"running-first", "late-demotion", "three-queues"})
     bare.least_attained(jobs, 16, every)
     assert ours == [job.end for job in jobs]
+
+
+def test_a_job_may_lose_its_gpus_within_a_second_as_in_other_simulators() -> None:
+    """Events follow each other within a second here: the bare loop knows no rule about that."""
+    rng = random.Random("no rest")
+    long = [bare.Job(rng.choice((1, 2)), 0.0, rng.randrange(40, 60) * 100) for _ in range(10)]
+    short = [
+        bare.Job(rng.choice((1, 2)), 4000 + at / 8, rng.randrange(1, 40))
+        for at in sorted(rng.randrange(8 * 2000) for _ in range(200))
+    ]
+    jobs = [*long, *short]
+    whole = as_trace(jobs)
+    trace = msgspec.structs.replace(
+        whole, jobs=tuple(msgspec.structs.replace(job, workers=job.gpus) for job in whole.jobs)
+    )
+    policy = "queues-as-lists", {"thresholds": [3250, 7200]}
+    ours = ended(trace, uniform(4, 2), policy, NO_REST)
+    rests = ended(trace, uniform(4, 2), policy)
+    bare.least_attained(jobs, 8, frozenset({"running-first", "three-queues"}))
+    assert [round(end, 6) for end in ours] == [round(job.end, 6) for job in jobs]
+    assert ours != rests
+
+
+def test_helios_srtf_is_what_the_bare_loop_says() -> None:
+    rng = random.Random("helios")
+    jobs = [
+        bare.Job(rng.choice((1, 1, 2, 4, 8)), float(at), float(rng.randrange(1, 400)))
+        for at in sorted(rng.randrange(3000) for _ in range(200))
+    ]
+    late = [
+        msgspec.structs.replace(job, run_time=Duration(job.run_time + seconds(LATE_S)))
+        for job in as_trace(jobs).jobs
+    ]
+    trace = msgspec.structs.replace(as_trace(jobs), jobs=tuple(late))
+    settings = Settings(
+        policies={ALL: (Srtf.name, {})},
+        can=("checkpoint",),
+        compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
+        again_s=AGAIN_S,
+    )
+    with quirks.registered(RATES):
+        result = run(trace, uniform(3, 8), settings, Steady())
+    bare.by_count(jobs, 3, 8, AGAIN_S)
+    ours = [(in_seconds(job.ended or 0), job.preempted) for job in result.jobs]
+    assert ours == [(job.end, job.preempted) for job in jobs]
+    assert sum(job.preempted for job in jobs) > 20
 
 
 def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:
@@ -125,6 +176,33 @@ def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:
             )
         ours = [in_seconds(job.ended or 0) for job in result.jobs]
         assert max(abs(one - other) for one, other in zip(ours, theirs, strict=True)) < 0.001
+
+
+def test_pollux_jobs_train_by_epochs_in_whole_seconds_between_ticks() -> None:
+    """Two GPUs halve a step; a tick is a full minute, and a start takes 30 s."""
+    rows = [
+        {"placement": where, "local_bsz": size, "step_time": step_s, "sync_time": "0"}
+        for where, size, step_s in (("1", "8", "1"), ("2", "4", "0.5"), ("4", "2", "0.25"))
+    ]
+    epochs = [pollux_jobs.Epoch(10.4, 10.4, 1.0, 0.0), pollux_jobs.Epoch(20.8, 20.8, 1.0, 0.0)]
+    bert = pollux_jobs.Application("bert", rows, (), {8: epochs})
+    each = TraceJob(id="", at=seconds(0), run_time=seconds(60), gpus=1, model="bert", batch_size=8)
+    trace = Trace(
+        name="ticks",
+        jobs=tuple(
+            msgspec.structs.replace(
+                each,
+                id=f"p{number}",
+                at=Duration(seconds(at) + pollux.SHIFT),
+                gpus=gpus,
+                workers=gpus,
+            )
+            for number, (at, gpus) in enumerate(((107, 1), (107, 2), (120, 4)))
+        ),
+    )
+    result = pollux.carried_out(trace, "pollux-tiresias", {"bert": bert})
+    ends = [in_seconds(Duration((job.ended or 0) - pollux.SHIFT)) for job in result.jobs]
+    assert ends == [150 + 20, 150 + 10, 150 + 6], "round(10.4), round(5.2), round(2.6): twice each"
 
 
 def test_every_switch_of_a_row_is_told() -> None:

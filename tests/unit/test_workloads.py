@@ -111,6 +111,15 @@ def test_pollux_knows_every_split_and_batch_size() -> None:
     assert models.utilisation(bert, at(2, 2)) == pytest.approx(1 / 3)
 
 
+def test_a_gpu_takes_no_more_at_once_than_in_pollux_experiments() -> None:
+    """YOLOv3 was measured with up to 16 samples a GPU, and trains with 8 at most."""
+    sizes = "\n".join(f"1,{size},{step_s},0.0" for size, step_s in ((4, 1.0), (8, 1.5), (16, 2.0)))
+    rows = f"placement,local_bsz,step_time,sync_time\n{sizes}\n".splitlines()
+    table = pollux.parse({"yolov3": rows, "bert": rows}, {})
+    assert table.step(Work("bert", 16, 1), (1,)).step_s == 2.0
+    assert table.step(Work("yolov3", 16, 1), (1,)).step_s == 3.0
+
+
 def test_pollux_gains_by_going_apart_only_where_that_was_seen() -> None:
     table = pollux.parse({"bert": PLACEMENTS.splitlines()}, {"bert": SCALABILITY.splitlines()})
     measured = table.applications["bert"]

@@ -27,8 +27,9 @@ class Pool:
         """
         self.vc, self.pin = vc, pin
         self.in_order = False
-        """Whether the first of equal units in the chain is taken, as some published simulators do.
-        Else the unit that has been equal for longest is taken, which needs no search."""
+        """Whether the first of equal units in the chain is taken, as some published simulators do,
+        and the first of equal nodes in a cell. Else the unit that has been equal for longest is
+        taken, which needs no search."""
         self.total = total
         self.left = list(total)
         self.bound: dict[tuple[int, int], VirtualCell] = {}

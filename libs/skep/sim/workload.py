@@ -60,6 +60,8 @@ register()
 LATER = ("pollux", "elasticflow")
 """Policies that came after histories were stored by their seeds: a draw from more names would make
 other histories of all of them."""
+LATER_FROM = 2000
+"""Histories with seeds from here on draw from these policies as well: none of them is stored."""
 NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model", *LATER))
 """The policies that histories draw from, besides the one that is made for them. One holds a job
 that is larger than the share of its model for ever, and every history is to end."""
@@ -103,11 +105,13 @@ class People:
         *,
         chance: random.Random,
         policies: random.Random,
+        later: bool = False,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
-        `policies` about the policies of VCs, likewise.
+        `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
+        them.
         """
         self.place = "people"
         self.dead = False
@@ -126,6 +130,7 @@ class People:
         self._chance = chance
         self._ruled = policies.random() < 0.6
         self._policies = policies
+        self._names = (*NAMES, *LATER) if later else NAMES
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -441,7 +446,7 @@ class People:
                 "keen": policies.random() < 0.5,
             }
             return msgspec.structs.replace(vc, policy=Churn.name, options=options)
-        return msgspec.structs.replace(vc, policy=policies.choice(NAMES))
+        return msgspec.structs.replace(vc, policy=policies.choice(self._names))
 
     def know(self, inventory: list[NodeJoined]) -> None:
         """Take note of the hardware; from here on half of the operators describe it exactly."""

@@ -27,7 +27,7 @@ from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
-from skep.sim.workload import People, Shown
+from skep.sim.workload import LATER_FROM, People, Shown
 from skep.units import seconds
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
@@ -86,6 +86,7 @@ class World:
             self.nodes,
             chance=random.Random(seed),
             policies=random.Random(seed + 1),
+            later=seed >= LATER_FROM,
         )
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []

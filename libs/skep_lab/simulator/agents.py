@@ -76,6 +76,7 @@ class Agents:
         self._suspend, self._resume = seconds(costs.suspend_s), seconds(costs.resume_s)
         self._migrate, self._resize = seconds(costs.migrate_s), seconds(costs.resize_s)
         self._store_every = seconds(costs.checkpoint_every_s)
+        self._again = [(gpus, seconds(cost)) for gpus, cost in sorted(settings.again_s.items())]
         self._seed, self._noise = settings.seed, settings.noise
         self._speeds, self._can = speeds, can
         self._steady = type(speeds) is Steady
@@ -177,6 +178,8 @@ class Agents:
         if part.joined and self.works[run.name].attempt == run.number:
             self._halt(run, now)
             self.works[run.name].lose()
+            if self._again:
+                self._owe(run)
             self._pay(run, order.order, self._stop)
         if self._stop:
             self.later.append((after(now, self._stop), (self._gone, run, part)))
@@ -487,6 +490,17 @@ class Agents:
             return 1.0
         rng = random.Random(f"speed {self._seed} {run.job.id} {run.number}")
         return max(SPEED_MIN, rng.gauss(1.0, self._noise))
+
+    def _owe(self, run: Run) -> None:
+        """Count what a job will train without progress, once for all parts of an attempt."""
+        work = self.works[run.name]
+        if work.stopped == run.number:
+            return
+        work.stopped = run.number
+        costs = [cost for gpus, cost in self._again if gpus <= run.job.gpus]
+        if costs:
+            work.debt += costs[-1]
+            work.overhead += costs[-1]
 
     def _pay(self, run: Run, order: int, costs: Duration) -> None:
         """Count the costs of a change, once for all parts of a gang."""

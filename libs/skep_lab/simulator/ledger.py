@@ -360,7 +360,7 @@ def _made(work: Work, now: Instant) -> int:
     """Return all that a job has done so far."""
     if not work.rate:
         return work.made
-    more = round((now - work.since) * work.rate)
+    more = round(max(now - work.since - work.debt, 0) * work.rate)
     return work.made + min(more, work.job.run_time - work.done)
 
 

@@ -49,11 +49,14 @@ EVERYTHING = ("suspend", "release", "checkpoint", "migrate", "resize", "rebind")
 
 AT_ONCE = "instants-at-once"
 FIRST_NODE = "first-node"
+NO_REST = "no-rest"
 COMPAT: dict[str, str] = {
     AT_ONCE: "whatever happens at one instant is all known before anything is decided, as in a"
     " simulator that steps by seconds: Helios' and Tiresias' do",
     FIRST_NODE: "of nodes with equal room the first of the cluster is taken, as Helios' simulator"
     " does, and not the one that has had it for longest",
+    NO_REST: "a job whose GPUs a policy took may lose its next ones at once, not only after it has"
+    " run for a second: no published simulator has such a rule",
 }
 """Quirks of published simulators that a run can have, by name, and what each is."""
 
@@ -86,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tick_s: float = 0.0
     """Policies decide only at multiples of so many seconds since 1970, as simulators that step do;
     0: whenever something happens. A queue without a policy (`fifo`) does not wait."""
+    again_s: dict[int, float] = {}
+    """By GPUs: for how many seconds more a job trains without progress once it has been stopped and
+    goes on. The largest number that is not above its own counts; several stops add up."""
     gpu_memory: dict[str, int] = {}
     """Bytes of GPU memory by type; that of other types is unknown."""
 
@@ -99,6 +105,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if unknown:
             reason = f"no compat switch is called {unknown[0]!r}; there are: {', '.join(COMPAT)}"
             raise ValueError(reason)
-        if self.noise < 0 or self.sample_every_s < 0 or self.tick_s < 0:
-            reason = "noise, sample_every_s and tick_s are 0 or more"
+        if min(self.noise, self.sample_every_s, self.tick_s, *self.again_s.values()) < 0:
+            reason = "noise, sample_every_s, tick_s and again_s are 0 or more"
             raise ValueError(reason)

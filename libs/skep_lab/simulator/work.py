@@ -27,6 +27,10 @@ class Work(msgspec.Struct):
     rate: float = 0.0
     """0: it does not train."""
     since: int = 0
+    debt: int = 0
+    """For so many nanoseconds it trains without progress first."""
+    stopped: int = 0
+    """The latest attempt for which a debt was counted."""
     begun: int = 0
     """When it began to train without a break: checkpoints follow at equal times from then on."""
     attempt: int = 0
@@ -56,6 +60,11 @@ class Work(msgspec.Struct):
         if not self.rate or span <= 0:
             self.since = now
             return
+        if self.debt:
+            paid = min(self.debt, span)
+            self.debt -= paid
+            self.since += paid
+            span -= paid
         more = span if self.rate == 1.0 else round(span * self.rate)
         more = min(more, self.job.run_time - self.done)
         if store_every:
@@ -74,7 +83,7 @@ class Work(msgspec.Struct):
     def left(self) -> Duration:
         """Return how long it still takes from `since` on, at its present speed (above 0)."""
         rest = self.job.run_time - self.done
-        return Duration(rest if self.rate == 1.0 else math.ceil(rest / self.rate))
+        return Duration(self.debt + (rest if self.rate == 1.0 else math.ceil(rest / self.rate)))
 
     def stage(self) -> int:
         """Return in which part of its run the job is; 0 if its batch size is fixed."""
@@ -88,7 +97,7 @@ class Work(msgspec.Struct):
         if not self.job.batch_max or stage == STAGES - 1:
             return None
         rest = math.ceil((stage + 1) * self.job.run_time / STAGES) - self.done
-        return Duration(math.ceil(rest / self.rate) + 1)
+        return Duration(self.debt + math.ceil(rest / self.rate) + 1)
 
     def lose(self) -> None:
         """Return to the stored state."""

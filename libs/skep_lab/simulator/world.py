@@ -37,7 +37,7 @@ from skep_lab.simulator.circles import Circles
 from skep_lab.simulator.ledger import BEGIN, Ledger
 from skep_lab.simulator.reports import Reports
 from skep_lab.simulator.samples import Samples
-from skep_lab.simulator.settings import AT_ONCE, EVERYTHING, FIRST_NODE, Settings
+from skep_lab.simulator.settings import AT_ONCE, EVERYTHING, FIRST_NODE, NO_REST, Settings
 from skep_lab.simulator.specs import Owners
 from skep_lab.traces.job import Trace
 from skep_lab.workloads.situation import Speeds
@@ -115,6 +115,8 @@ class World:
         self.allocator.settings.node_check_every = FOR_EVER
         self.allocator.settings.trial_rules.repeated = FOR_EVER
         self.allocator.settings.plan_every = seconds(settings.tick_s)
+        if NO_REST in settings.compat:
+            self.allocator.settings.runs_least = Duration(0)
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)

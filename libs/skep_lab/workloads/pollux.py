@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from skep_lab.traces.formats.lengths import POLLUX_EPOCHS
+from skep_lab.traces.formats.lengths import POLLUX_EPOCHS, POLLUX_LOCAL_MOST
 from skep_lab.workloads import efficiency
 from skep_lab.workloads.efficiency import Training
 from skep_lab.workloads.table import Limits, Place, Spread, Table, Work
@@ -232,15 +232,16 @@ def parse(
     applications: dict[str, Measured] = {}
     for model, lines in placements.items():
         rows: dict[Spread, dict[int, list[Step]]] = {}
+        most = POLLUX_LOCAL_MOST.get(model, math.inf)
         for row in csv.DictReader(lines):
             spread = tuple(sorted(map(int, row["placement"]), reverse=True))
-            _note(rows, spread, row)
+            _note(rows, spread, row, most)
         for row in csv.DictReader(scalability.get(model, ())):
             nodes, gpus = int(row["num_nodes"]), int(row["num_replicas"])
             each, more = divmod(gpus, nodes)
             spread = (each + 1,) * more + (each,) * (nodes - more)
             if spread not in rows or len(spread) > NODES_DENSE:
-                _note(rows, spread, row)
+                _note(rows, spread, row, most)
         if not rows:
             raise ValueError(f"pollux: no placements of {model}")  # noqa: EM102
         applications[model] = {
@@ -255,7 +256,11 @@ def parse(
     return Pollux(applications, training)
 
 
-def _note(rows: dict[Spread, dict[int, list[Step]]], spread: Spread, row: dict[str, str]) -> None:
+def _note(
+    rows: dict[Spread, dict[int, list[Step]]], spread: Spread, row: dict[str, str], most: float
+) -> None:
+    if int(row["local_bsz"]) > most:
+        return  # It was measured, and no job of Pollux takes so many samples at once.
     step = Step(float(row["step_time"]), float(row["sync_time"]))
     rows.setdefault(spread, {}).setdefault(int(row["local_bsz"]), []).append(step)
 

@@ -15,21 +15,32 @@ if TYPE_CHECKING:
 KINDS_SHOWN = 20
 
 
-def refused(error: BadTraceError) -> CommandError:
-    """Return the end of a command: every kind of problem with its rows, and what to do."""
-    lines = [f"{error.name}:", *(f"  {line}" for line in shown(error.problems))]
+def refused(error: BadTraceError, *, whole: bool = False) -> CommandError:
+    """Return the end of a command, in one line: the first kind of problem, and what to do.
+
+    Args:
+        error: What is wrong.
+        whole: Whether every kind of problem has a line of its own.
+    """
+    from skep_lab.traces.problems import told
+
+    first, *others = told(error.problems)
     rows = sum(problem.row > 0 for problem in error.problems)
-    if error.jobs and not rows:
-        lines.append(f"with --lenient what is there runs: {render.plural(error.jobs, 'job')}")
-    elif error.jobs:
-        left = f"with --lenient they are left out, and the other {error.jobs:,} jobs run"
-        lines.append(
-            f"{render.plural(rows, 'row')} cannot be used (they count from 1, "
-            f"after the header); {left}"
-        )
+    said = f"{error.name}: {first}"
+    if whole and others:
+        said = "\n".join([f"{error.name}:", *(f"  {line}" for line in shown(error.problems))])
+    elif others:
+        more = render.plural(len(others), "more kind")
+        said += f"; {more} of problem (`skep traces check` lists them)"
+    if error.jobs:
+        jobs = render.plural(error.jobs, "job")
+        left = "the row is" if rows == 1 else f"{rows:,} rows are"
+        rest = f"{left} left out, and the other {jobs} {'runs' if error.jobs == 1 else 'run'}"
+        mark = "" if said.endswith("?") else ";"
+        said += f"{mark} with --lenient {rest if rows else f'what is there runs: {jobs}'}"
     return CommandError(
         exits.FAILED,
-        "\n".join(lines),
+        said,
         "bad-trace",
         jobs=error.jobs,
         rows=rows,

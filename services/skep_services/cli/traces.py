@@ -103,7 +103,7 @@ def run_traces(arguments: Namespace) -> int:
     except NoTraceError as error:
         raise CommandError(exits.USAGE, str(error)) from None
     except BadTraceError as error:
-        raise badtraces.refused(error) from None
+        raise badtraces.refused(error, whole=arguments.verb == "check") from None
 
 
 def _check(arguments: Namespace) -> int:

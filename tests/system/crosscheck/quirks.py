@@ -27,7 +27,7 @@ from skep_lab.simulator.settings import COMPAT, Settings
 from skep_lab.simulator.world import World
 from skep_lab.traces.job import Trace
 from skep_lab.workloads.situation import Speeds
-from tests.system.crosscheck import gavel
+from tests.system.crosscheck import gavel, helios
 
 QUIRKS = {
     "first-fit": "nodes are tried in their order, switch by switch, and the first that holds a job"
@@ -45,6 +45,11 @@ QUIRKS = {
     " is free, whether it fits or not, and not the one that was drawn",
     "solver-shares": "everybody is to have the same GPU time, on the types of GPU that a solver's"
     " interior-point method happens to end with",
+    "by-count": "who runs is decided each second by counting GPUs; who then finds no place waits,"
+    " and what was counted for it stays idle",
+    "preempted-by-size": "who is preempted has 7, 30 or 60 s more to do, with one GPU, up to eight,"
+    " and more",
+    "ends-late": "a job ends a second after its work is done",
     "stall-at-events": "at every event (a job comes or ends, or changes its queue) every running"
     " job loses its start-up time again",
 }
@@ -189,7 +194,7 @@ def registered(rates: gavel.Rates) -> Iterator[None]:
     `rates`: those of Gavel's jobs, if there are any.
     """
     mine: dict[str, type[Policy]] = {each.name: each for each in (FirstFit, Lists)}
-    mine |= gavel.begin(rates)
+    mine |= gavel.begin(rates) | helios.begin()
     Lists.kept.clear()
     POLICIES.update(mine)
     try:

@@ -1,8 +1,9 @@
-"""Two published simulators' rules in a bare event loop, without any of Skep's machinery.
+"""Published simulators' rules in a bare event loop, without any of Skep's machinery.
 
 It tells a quirk of theirs from a mistake of ours: with all quirks it has to give their published
 numbers, and each quirk can be left out. Facts about their behaviour are from reading
-SymbioticLab/Tiresias (simulator/run_sim.py) and Rivendile/Muri (the same file, changed).
+SymbioticLab/Tiresias (simulator/run_sim.py), Rivendile/Muri (the same file, changed) and
+S-Lab-System-Group/HeliosArtifact (framework/QSSF Service/policies/srtf.py).
 """
 
 from __future__ import annotations
@@ -197,3 +198,48 @@ def least_attained(jobs: Sequence[Job], gpus: int, quirks: frozenset[str]) -> No
                 loop.look = min(loop.look, now + away)
 
     loop.run(scan, arrive, leave)
+
+
+def by_count(jobs: Sequence[Job], nodes: int, size: int, again: dict[int, float]) -> None:
+    """Shortest remaining time first, second by second, as in Helios' simulator.
+
+    Args:
+        jobs: In order of arrival; all times are whole seconds.
+        nodes: How many nodes there are.
+        size: GPUs of each; no job has more.
+        again: By GPUs: what a preempted job has to do more.
+    """
+    free, now = [size] * nodes, 0.0
+    coming, waiting, running = list(jobs), list[Job](), list[Job]()
+    while coming or waiting or running:
+        for job in running[:]:
+            if job.left:
+                job.left -= 1
+                continue
+            job.end = now
+            free[job.place[0][0]] += job.gpus
+            running.remove(job)
+        while coming and coming[0].submit == now:
+            waiting.append(coming.pop(0))
+        quota, begin, leave = nodes * size, list[Job](), list[Job]()
+        for job in sorted(waiting + running, key=lambda job: job.left):
+            if job.gpus <= quota:
+                quota -= job.gpus
+                begin += [job] if job in waiting else []
+            elif job in running:
+                leave.append(job)
+        for job in leave:
+            job.left += again[max(gpus for gpus in again if gpus <= job.gpus)]
+            job.preempted += 1
+            free[job.place[0][0]] += job.gpus
+            running.remove(job)
+            waiting.append(job)
+        for job in begin:
+            able = [node for node in range(nodes) if free[node] >= job.gpus]
+            if able:
+                node = min(able, key=lambda node: free[node])
+                job.place = [(node, job.gpus)]
+                free[node] -= job.gpus
+                waiting.remove(job)
+                running.append(job)
+        now += 1

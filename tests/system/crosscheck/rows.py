@@ -12,16 +12,17 @@ from typing import Any
 
 import msgspec
 
-from skep.units import seconds
+from skep.units import Duration, seconds
 from skep.wire.cluster import Cluster, Quota, VirtualCluster
 from skep_lab.simulator.build import ALL, uniform
-from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, Settings
+from skep_lab.simulator.settings import AT_ONCE, FIRST_NODE, NO_REST, Settings
 from skep_lab.simulator.world import World
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.traces.read import read
 from skep_lab.workloads.situation import Speeds
 from tests.system.crosscheck import gavel
 from tests.system.crosscheck import reference as bare
+from tests.system.crosscheck.helios import AGAIN_S, LATE_S, Srtf
 from tests.system.crosscheck.quirks import START_UP_S, STEP_FACTOR, Stalled
 
 Policy = tuple[str, dict[str, Any]]
@@ -48,6 +49,9 @@ class Row:
     reference: Callable[[Path], dict[str, Any]] | None = None
     speeds: Callable[[Path], Speeds] | None = None
     compat: frozenset[str] = field(default_factory=frozenset)
+    again_s: dict[int, float] = field(default_factory=dict)
+    late_s: float = 0.0
+    """By how much each job is longer with the switches."""
 
 
 def inputs(row: Row, data: Path, *, switched: bool) -> tuple[Trace, Cluster, Settings]:
@@ -58,11 +62,17 @@ def inputs(row: Row, data: Path, *, switched: bool) -> tuple[Trace, Cluster, Set
     policy = row.switched if switched else row.policy
     cluster = row.cluster(data)
     settings = Settings(
-        policies={ALL: policy} if ALL in cluster.vcs else {},
+        policies=dict.fromkeys([ALL] if ALL in cluster.vcs else cluster.vcs, policy),
         can=("checkpoint",),
         compat=row.compat if switched else frozenset(),
+        again_s=row.again_s if switched else {},
     )
     trace = row.trace(data)
+    if row.late_s and switched:
+        late = seconds(row.late_s)
+        trace = _jobs(
+            trace, lambda job: msgspec.structs.replace(job, run_time=Duration(job.run_time + late))
+        )
     if row.speeds is not None and not switched:
         trace = gavel.tied(trace, data)
     return trace, cluster, settings
@@ -217,6 +227,27 @@ ROWS: tuple[Row, ...] = (
         why="Helios' simulator steps by seconds and takes the first of several nodes with equal"
         " room; which node that is decides what holes are left later.",
         right="neither: both are strict and place by best fit.",
+    ),
+    Row(
+        name="philly-srtf",
+        theirs={
+            "jct_s": 9020.014295,
+            "waited_s": 115.475,
+            "makespan_s": 3072452,
+            "preemptions": 347,
+        },
+        trace=helios,
+        cluster=_private,
+        policy=("srtf", {}),
+        switched=(Srtf.name, {}),
+        switches=("by-count", "preempted-by-size", "ends-late", AT_ONCE, FIRST_NODE, NO_REST),
+        compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
+        again_s=AGAIN_S,
+        late_s=LATE_S,
+        why="Helios' simulator counts GPUs and looks for places afterwards; who finds none keeps"
+        " idle what was counted for it. A preempted job has more to do, and each ends a second"
+        " late.",
+        right="to preempt a job only for one that has a place then; costs are a matter of jobs.",
     ),
     Row(
         name="tiresias-fifo",

@@ -247,6 +247,8 @@ class Search:
         node, shape = self.shape.node_level, self.shape
         busy, firm = self.chain.forest.busy[node], self.chain.forest.firm[node]
         inside = shape.within(domain.level, domain.place, node)
+        if self.pool.in_order:
+            return sorted(inside, key=firm.__getitem__)
         room = dict.fromkeys(firm[each] for each in inside if firm[each])
         rank = {
             each: place

@@ -16,6 +16,10 @@ READY_WITHIN = seconds(600)
 YIELDS_WITHIN = seconds(15)
 """How long a job waits for GPUs of a gang that changes its size, before the gang is stopped."""
 
+RUNS_LEAST = seconds(1)
+"""What a job whose GPUs its policy took runs for before they are taken again: plans that contradict
+each other cost no more than that."""
+
 LASTS = seconds(600.0)
 """How long a trial may go without a verdict: twice what the test's last look takes of jobs whose
 mini-batches are shorter than its samples."""
@@ -49,5 +53,7 @@ class Settings(msgspec.Struct):
     plan_every: Duration = Duration(0)
     """Policies are asked at multiples of this only, as published simulators do; 0: whenever
     something happened."""
+    runs_least: Duration = RUNS_LEAST
+    """In a simulation like those of others, which have no such rule, 0."""
     key: bytes = b""
     """What secrets of successors are derived from: a service's own, never recorded."""

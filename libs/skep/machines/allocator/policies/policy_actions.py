@@ -184,7 +184,7 @@ def _take(
 ) -> int:
     """Take a job's GPUs, unless they were taken before and it has hardly had others since."""
     planned = tx.soft.planned[job.spec.vc]
-    if planned.rests(job, now):
+    if planned.rests(job, now, tx.settings.runs_least):
         return 0
     if isinstance(action, Suspend):
         cost = _suspend(tx, job, detail, now, action.owed)

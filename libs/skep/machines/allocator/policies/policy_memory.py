@@ -21,9 +21,8 @@ TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
 A successor that cannot start costs GPUs and facts every time."""
 
-RUNS_LEAST, TAKES_WITHIN = seconds(1), seconds(60)
-"""What a job whose GPUs its policy took runs for before they are taken again; and how long it may
-take to run at all, once it has others. Plans that contradict each other cost no more than that."""
+TAKES_WITHIN = seconds(60)
+"""How long a job whose GPUs its policy took may take to run at all, once it has others."""
 
 
 class Planned:
@@ -109,11 +108,16 @@ class Planned:
         self.tried[name] = count + 1, after(now, Duration(delay))
         return True
 
-    def rests(self, job: JobState, now: Instant) -> bool:
+    def rests(self, job: JobState, now: Instant, runs_least: Duration) -> bool:
         """Return whether a job from which GPUs were taken is to be let be, as it has others now.
 
-        It is until it has run for RUNS_LEAST, or TAKES_WITHIN has passed: so each job is taken
+        It is until it has run for `runs_least`, or TAKES_WITHIN has passed: so each job is taken
         from a bounded number of times within any time, whatever is planned, and at an instant once.
+
+        Args:
+            job: The job.
+            now: The time of the decision.
+            runs_least: How long it keeps its GPUs at least; 0: until the next instant.
         """
         taken = self.taken.get(job.job)
         if taken is None or now < taken:
@@ -121,9 +125,9 @@ class Planned:
         runs = job.state is State.RUNNING and job.since >= taken
         until = after(taken, TAKES_WITHIN)
         if runs:
-            until = min(until, after(job.since, RUNS_LEAST))
+            until = min(until, after(job.since, runs_least))
         if until <= now:
-            return False
+            return now == taken  # Whatever is planned now was planned without knowing of that.
         self.look_at = min(self.look_at or until, until)
         return True
 
