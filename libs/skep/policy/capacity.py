@@ -377,7 +377,7 @@ def clear_cheapest_node(
     """Return the same as `choose_victims`, but look up the jobs of a node only where needed.
 
     Nodes are tried in the order of their bounds, until no other node can be cheaper. If no single
-    node suffices, jobs on all nodes are tried.
+    node suffices, jobs on all nodes are tried for a gang: one worker has to be on one node.
 
     Args:
         job: The gang.
@@ -395,15 +395,19 @@ def clear_cheapest_node(
         bound, node = heappop(bounds)
         if best is not None and bound > least[:3]:
             break
-        there = sorted(on(node), key=price.order)
+        there = on(node)
         any_there = any_there or bool(there)
-        leaving = _clear(job, capacity, there, node, may_leave) if there else None
+        if not there or capacity.free(node, job.pin) + _gpus(there) < job.gpus:
+            continue
+        there = sorted(there, key=price.order)
+        leaving = _clear(job, capacity, there, node, may_leave)
         if leaving is not None:
             place = [name for name, _ in there[0].nodes].index(node)
             found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
             if best is None or found < least:
                 best, least = leaving, found
-    if best is None and any_there:
+    one_node = job.workers <= 1 and may_leave is None
+    if best is None and any_there and not one_node:
         best = _clear(job, capacity, sorted(everywhere(), key=price.order), None, may_leave)
     return best
 
@@ -417,9 +421,6 @@ def _clear(
 ) -> list[JobView] | None:
     """Return which jobs have to leave so that a gang fits, on one node or anywhere."""
     only = None if node is None else (node,)
-
-    if node is not None and capacity.free(node, job.pin) + _gpus(lower) < job.gpus:
-        return None
     leaving: list[JobView] = []
     enough = False
     for each in lower:

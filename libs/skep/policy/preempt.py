@@ -219,9 +219,8 @@ class _Places:
             Whether it has one.
         """
         place = self._capacity.fit(job)
-        if place is None and job.phase is not Phase.STOPPING:
-            if self._clear(job, [each for behind, each in self._lower if behind > rank]):
-                self._reading.take_up(rank)  # What others leave may serve them, too.
+        if place is None and self._clear(rank, job):
+            self._reading.take_up(rank)  # What others leave may serve them, too.
             place = self._capacity.fit(job)
         if place is None:
             return False
@@ -229,9 +228,12 @@ class _Places:
         self.at[job.job] = job, place
         return True
 
-    def _clear(self, job: JobView, lower: Sequence[JobView]) -> bool:
-        """Preempt some of the jobs after a job, if it fits then; return whether any."""
-        able = [each for each in lower if each.job not in self.leaving]
+    def _clear(self, rank: Rank, job: JobView) -> bool:
+        """Preempt some of the jobs behind a job, if it fits then; return whether any."""
+        if job.phase is Phase.STOPPING:
+            return False
+        gone = self.leaving
+        able = [each for behind, each in self._lower if behind > rank and each.job not in gone]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
         victims = choose_victims(job, self._capacity, able, cost) or ()
         for each in victims:
