@@ -52,7 +52,7 @@ class ClusterState:
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
         self.away_of: dict[tuple[str, bool], dict[str, JobState]] = {}
-        """The same jobs by VC, and whether they are opportunistic."""
+        """The same jobs by VC and class; the order of the VCs says nothing."""
         self.served: dict[str, list[int]] = {}
         """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
         self.last_asked = 0

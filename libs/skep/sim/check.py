@@ -53,7 +53,7 @@ from skep.wire.node import Outcome
 
 SOFT = {
     "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns"),
-    "ClusterState": ("_delta",),
+    "ClusterState": ("_delta", "away_of"),
     "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",

@@ -105,8 +105,8 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
             del anew[name]
     begins_anew = [tx.state.jobs[name] for name in anew if name not in tx.state.borrowed]
     stand = [
-        there.values()
-        for (vc, opportunistic), there in tx.state.away_of.items()
+        tx.state.away_of[vc, opportunistic].values()
+        for vc, opportunistic in sorted(tx.state.away_of)
         if not opportunistic and not rules(tx, vc)
     ]
     for job in itertools.chain(tx.state.borrowed.values(), *stand, begins_anew):
