@@ -291,12 +291,12 @@ def _yielding(
     cells = state.cells
     used = dict.fromkeys(cells.cluster.vcs, 0)
     going = {
-        name: None
-        for name, hold in cells.holds.items()
-        if not hold.guaranteed and hold.vc in used and _goes_on(state, name)
+        hold.job: hold
+        for hold in cells.opportunistic
+        if hold.vc in used and _goes_on(state, hold.job)
     }
-    for name in going:
-        used[cells.holds[name].vc] += cells.holds[name].gpus
+    for hold in going.values():
+        used[hold.vc] += hold.gpus
     if job.spec.vc not in used or sum(used.values()) == used[job.spec.vc]:
         return None
     shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
