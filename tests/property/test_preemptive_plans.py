@@ -106,13 +106,23 @@ class _Vc:
 
     def _happens(self, name: str, each: JobView, chance: float) -> None:
         if each.phase is Phase.STARTING and chance < 0.6:
-            self._change(name, phase=Phase.RUNNING, since=self._now, starts=each.starts + 1,
-                         began_at=each.began_at or self._now)  # fmt: skip
+            self._change(
+                name,
+                phase=Phase.RUNNING,
+                since=self._now,
+                starts=each.starts + 1,
+                began_at=each.began_at or self._now,
+            )
         elif each.phase is Phase.STOPPING and chance < 0.5:
             away = chance < 0.25
             can = ("migrate", "release") if chance < 0.1 else ("release",)
-            self._change(name, phase=Phase.AWAY if away else Phase.WAITING, can=can,
-                         nodes=each.nodes if away else (), waiting_since=self._now)  # fmt: skip
+            self._change(
+                name,
+                phase=Phase.AWAY if away else Phase.WAITING,
+                can=can,
+                nodes=each.nodes if away else (),
+                waiting_since=self._now,
+            )
         elif each.phase is Phase.RUNNING and chance < 0.05:
             del self._jobs[name]
         elif each.phase is Phase.RUNNING and chance < 0.08:

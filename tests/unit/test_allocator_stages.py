@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.changes import packing
 from skep.machines.allocator.placement.placing import MEMBERS_BOUND_MAX
-from skep.machines.allocator.schedule import STAGES
+from skep.machines.allocator.schedule import STAGES, any_input
 from skep.machines.allocator.stages import Stage
+from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Effect, Record
 from skep.wire.facts import JobBound, JobEnded, JobQueued, MemberGone, NodeAdded
 from tests.kit import Driver, admitted, allocator, exited, joined, started
@@ -69,3 +71,27 @@ def test_the_stages_come_in_the_order_in_which_they_are_described() -> None:
     order = list(Stage)
     named = [stage for stage, _, _ in STAGES]
     assert named == [stage for stage in order if stage in named]
+
+
+def test_no_stage_has_input_where_the_quick_look_says_so() -> None:
+    """`any_input` stands for all stages: each collection that has something in it is tried."""
+    job = SimpleNamespace(lent=True, spec=SimpleNamespace(over_quota="auto"))
+
+    def stages(part: str, name: str, value: object) -> tuple[bool, bool]:
+        tx = Transaction()
+        tx.soft.planned_for = tx.state.cells.cluster
+        if name:
+            setattr(getattr(tx, part), name, value)
+        return any(has_input(tx) for _, has_input, _ in STAGES), any_input(tx)
+
+    fresh = Transaction()
+    assert stages("", "", None) == (False, False)
+    seen = 0
+    for part in ("soft", "state"):
+        for name, value in vars(getattr(fresh, part)).items():
+            if isinstance(value, dict):
+                some, quick = stages(part, name, {"x": job})
+                assert quick or not some, name
+                seen += some
+    assert stages("soft", "advice_until", 1) == (True, True)
+    assert seen >= 6

@@ -50,7 +50,7 @@ class Engine(Protocol):
 
         Args:
             tasks: The tasks.
-            ear: Who is told.
+            ear: What is called with results and progress.
             stop: Once it is asked for, no further task begins, and those under way end early: those
                 that watch tell what they have.
 
@@ -124,7 +124,7 @@ def deal(crew: Crew, tasks: Sequence[Task], workers: int, ear: Ear, stop: Stop) 
         crew: The workers.
         tasks: The tasks.
         workers: How many workers there are at a time.
-        ear: Who is told.
+        ear: What is called with results and progress.
         stop: Whether all is to end early.
 
     Raises:

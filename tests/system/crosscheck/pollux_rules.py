@@ -97,6 +97,21 @@ class AtTicks(Policy, frozen=True):
         raise NotImplementedError
 
 
+def free_gpus(view: VcView, kept: dict[str, Share]) -> dict[str, int]:
+    """Return how many GPUs each node has left, in the order of the nodes' numbers.
+
+    Args:
+        view: The VC.
+        kept: The GPUs of jobs that stay.
+    """
+    nodes = sorted(view.nodes, key=lambda node: int(node.node.rpartition("-")[2]))
+    free = {node.node: NODE_GPUS for node in nodes}
+    for share in kept.values():
+        for node, gpus in share.items():
+            free[node] -= gpus
+    return free
+
+
 def most_free(
     view: VcView, kept: dict[str, Share], wanted: Iterable[tuple[str, int]]
 ) -> dict[str, Share]:
@@ -107,11 +122,7 @@ def most_free(
         kept: The GPUs of jobs that stay.
         wanted: The other jobs in order, and how many GPUs each gets.
     """
-    nodes = sorted(view.nodes, key=lambda node: int(node.node.rpartition("-")[2]))
-    free = {node.node: NODE_GPUS for node in nodes}
-    for share in kept.values():
-        for node, gpus in share.items():
-            free[node] -= gpus
+    free = free_gpus(view, kept)
     found = dict(kept)
     for job, gpus in wanted:
         share = found[job] = {}
@@ -125,13 +136,13 @@ def most_free(
 
 
 class Tiresias(AtTicks, frozen=True):
-    """Two queues that are lists, by GPU time; who comes first in them runs, running or not."""
+    """Two queues that are lists, by GPU time; the first jobs in them run, running or not."""
 
     name: ClassVar[str] = "pollux-tiresias"
     source: ClassVar[str] = "petuum/adaptdl, osdi21-artifact, simulator/tiresias.py"
 
     def choose(self, view: VcView, held: Mapping[str, Share]) -> dict[str, Share]:
-        """Return who runs: those keep their GPUs that have some."""
+        """Return which jobs run: those that have GPUs keep them."""
         book, jobs = AtTicks.book, {job.job: job for job in view.jobs}
         first = [name for name in book.first if name in jobs]
         second = [name for name in book.second if name in jobs]
@@ -165,7 +176,7 @@ class Optimus(AtTicks, frozen=True):
     source: ClassVar[str] = "petuum/adaptdl, osdi21-artifact, simulator/optimus.py"
 
     def choose(self, view: VcView, held: Mapping[str, Share]) -> dict[str, Share]:
-        """Return the GPUs of all jobs; who has another number than before is placed anew."""
+        """Return the GPUs of all jobs; a job with another number than before is placed anew."""
         shares = self._shares(view)
         kept = {name: share for name, share in held.items() if sum(share.values()) == shares[name]}
         order = sorted(shares, key=lambda name: shares[name])
@@ -213,7 +224,7 @@ class Oracle(AtTicks, frozen=True):
     source: ClassVar[str] = "petuum/adaptdl, osdi21-artifact, simulator/pollux.py"
 
     def choose(self, view: VcView, held: Mapping[str, Share]) -> dict[str, Share]:
-        """Return the GPUs of all jobs; who has another number than before is placed anew."""
+        """Return the GPUs of all jobs; a job with another number than before is placed anew."""
         book, gpus = AtTicks.book, sum(node.gpus for node in view.nodes)
         fair = -(-gpus // max(len(view.jobs), 1))
         choices = {}
@@ -269,11 +280,7 @@ def closest(
         kept: The GPUs of jobs that stay.
         wanted: The other jobs in order, and how many GPUs each gets.
     """
-    nodes = sorted(view.nodes, key=lambda node: int(node.node.rpartition("-")[2]))
-    free = {node.node: NODE_GPUS for node in nodes}
-    for share in kept.values():
-        for node, gpus in share.items():
-            free[node] -= gpus
+    free = free_gpus(view, kept)
     found = dict(kept)
     for job, gpus in wanted:
         share, left = found.setdefault(job, {}), gpus

@@ -45,9 +45,9 @@ QUIRKS = {
     " is free, whether it fits or not, and not the one that was drawn",
     "solver-shares": "everybody is to have the same GPU time, on the types of GPU that a solver's"
     " interior-point method happens to end with",
-    "by-count": "who runs is decided each second by counting GPUs; who then finds no place waits,"
+    "by-count": "each second GPUs are counted to choose jobs; a job that then finds no place waits,"
     " and what was counted for it stays idle",
-    "preempted-by-size": "who is preempted has 7, 30 or 60 s more to do, with one GPU, up to eight,"
+    "preempted-by-size": "a preempted job has 7, 30 or 60 s more to do, with one GPU, up to eight,"
     " and more",
     "ends-late": "a job ends a second after its work is done",
     "stall-at-events": "at every event (a job comes or ends, or changes its queue) every running"

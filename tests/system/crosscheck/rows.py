@@ -244,7 +244,7 @@ ROWS: tuple[Row, ...] = (
         compat=frozenset({AT_ONCE, FIRST_NODE, NO_REST}),
         again_s=AGAIN_S,
         late_s=LATE_S,
-        why="Helios' simulator counts GPUs and looks for places afterwards; who finds none keeps"
+        why="Helios' simulator counts GPUs and looks for places afterwards; a job without one keeps"
         " idle what was counted for it. A preempted job has more to do, and each ends a second"
         " late.",
         right="to preempt a job only for one that has a place then; costs are a matter of jobs.",

@@ -66,7 +66,7 @@ def run(tx: Transaction, now: Instant) -> None:
         tx: Changed.
         now: The instant of the decision (Unix ns).
     """
-    if not _any_input(tx):
+    if not any_input(tx):
         return
     room = placing.MEMBERS_BOUND_MAX
     for stage, has_input, step in STAGES:
@@ -178,7 +178,7 @@ def _some_may_have_cells(tx: Transaction) -> bool:
     return bool(tx.state.borrowed) and bool(news or soft.planned or soft.advice_until)
 
 
-def _any_input(tx: Transaction) -> bool:
+def any_input(tx: Transaction) -> bool:
     """Return False if no stage has input: so it is after most events of a cluster with room."""
     soft, state = tx.soft, tx.state
     return bool(
