@@ -244,6 +244,8 @@ def _place(
     tx: Transaction, job: JobState, asked: Request, now: Instant, only: tuple[str, ...] | None
 ) -> Placement | None:
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    if only and not _have_room(tx.state, only, asked):
+        return None  # The usual answer while other jobs are being stopped there.
     limit = _open_to(tx, job, asked)
     if only:
         limit = _within(only, limit, job.size)
@@ -251,6 +253,19 @@ def _place(
     if where is None and not asked.guaranteed:
         where = _yielding(tx.state, job, asked, limit, now)
     return where
+
+
+def _have_room(state: ClusterState, nodes: tuple[str, ...], asked: Request) -> bool:
+    """Return whether the GPUs of some nodes that it may be given would suffice for a gang."""
+    if asked.priority > 0:
+        return True  # Jobs of its VC may yield.
+    room = 0
+    for chain in state.cells.chains.values():
+        shape = chain.topology
+        firm = chain.forest.firm[shape.node_level]
+        there = [shape.node_index[node] for node in nodes if node in shape.node_index]
+        room += sum(shape.node_size - firm[index] for index in there)
+    return room >= sum(asked.sizes)
 
 
 def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
