@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ Key = Callable[[JobView], Any]
 """Returns a sort key of a job: the lowest comes first."""
 Rank = tuple[int, Any, int]
 """The place of a job in an order: its priority (negative), its key, its number of arrival."""
-Ranked = tuple[Rank, JobView]
+Ranked = tuple[Rank, JobView, str]
+"""A job that has GPUs: its rank, and its pin."""
 
 
 class Course(NamedTuple):
@@ -47,29 +49,32 @@ Courses = Callable[[JobView], Course]
 
 
 class Shape(NamedTuple):
-    """What the jobs of a lane ask for."""
+    """What the jobs of a lane ask for, or that they have it."""
 
     waits: bool
-    """Whether they have no GPUs; else they are being stopped, and may be placed again."""
+    """Whether they have no GPUs; else they hold them, or are being stopped, and may be placed
+    again."""
     pin: str
     gpus: int
     workers: int = 0
     resources: Resources | None = None
     """All that they ask for: where one has no place, none behind it has; None: they may differ in
     the rest."""
+    holds: bool = False
+    """Whether they have GPUs that may be taken; `gpus` is 0 then, as they may differ."""
 
 
 class Lane:
-    """Jobs that keep their order while time passes: all held ones, or all that ask for the same."""
+    """Jobs that keep their order while time passes: held ones of a pin, or like ones that wait."""
 
-    def __init__(self, like: Any, shape: Shape | None) -> None:
+    def __init__(self, like: Any, shape: Shape) -> None:
         """Begin without jobs.
 
         Args:
             like: `Course.like` of its jobs.
-            shape: What its jobs ask for; None: they hold GPUs.
+            shape: What its jobs ask for, or hold.
         """
-        self.like, self.holds, self.shape = like, shape is None, shape or Shape(False, "", 0)
+        self.like, self.shape = like, shape
         self.ranks: list[Rank] = []
         """By place, ascending."""
         self.jobs: list[JobView] = []
@@ -114,8 +119,8 @@ class Order:
     def __init__(self, roster: Roster, key: Key) -> None:
         """Read a roster at the time of a key; valid until it follows another view."""
         lanes = [lane for lane in roster.lanes.values() if lane.jobs]
-        self.wanting = [lane for lane in lanes if not lane.holds]
-        self.held = [lane for lane in lanes if lane.holds]
+        self.wanting = [lane for lane in lanes if not lane.shape.holds]
+        self.held = [lane for lane in lanes if lane.shape.holds]
         self.held_gpus, self.fixed_gpus = roster.held_gpus, roster.fixed_gpus
         self.stopping = sorted(roster.stopping.values(), key=lambda job: job.sequence)
         self.waits = roster.queued > 0
@@ -136,11 +141,11 @@ class Order:
         key, found = self._key, list[Ranked]()
         for lane in self.held:
             start = 0 if rank is None else lane.after(rank, key)
-            there = zip(lane.ranks[start:], lane.jobs[start:], strict=True)
-            if lane.like is None:
-                found += there
-            else:
-                found += [((place[0], key(job), place[2]), job) for place, job in there]
+            ranks, jobs, pin = lane.ranks[start:], lane.jobs[start:], lane.shape.pin
+            if lane.like is not None:
+                there = zip(ranks, jobs, strict=True)
+                ranks = [(priority, key(job), sequence) for (priority, _, sequence), job in there]
+            found += zip(ranks, jobs, repeat(pin))
         found.sort(key=_rank)
         return found
 
@@ -158,11 +163,14 @@ class Order:
 
 _rank = itemgetter(0)
 
+Head = tuple[Rank, int, int, Lane]
+"""The next job of a lane: its rank, the number of the lane, its place in it, the lane."""
+
 
 class Reading:
     """The jobs of several lanes in one order, as far as they are read.
 
-    A lane can be left: for good, or until it is taken up again.
+    A lane can be left: until it is taken up again, or for good.
     """
 
     def __init__(self, lanes: list[Lane], key: Key) -> None:
@@ -182,11 +190,20 @@ class Reading:
             heappop(self.heads)
         return lane.jobs[at]
 
-    def leave(self, *, for_good: bool) -> None:
-        """Skip the next job and all behind it in its lane."""
+    def leave(self) -> None:
+        """Skip the next job and all behind it in its lane, until it is taken up again."""
         _, number, _, lane = heappop(self.heads)
-        if not for_good:
-            self._left.append((number, lane))
+        self._left.append((number, lane))
+
+    def leave_larger(self, most: Callable[[str], int]) -> None:
+        """Skip all jobs that ask for more GPUs than there will be.
+
+        Args:
+            most: By pin, how many there will be at most.
+        """
+        shapes = ((head, head[3].shape) for head in self.heads)
+        self.heads[:] = [head for head, shape in shapes if shape.gpus <= most(shape.pin)]
+        heapify(self.heads)
 
     def take_up(self, rank: Rank) -> None:
         """Read all lanes again that were left, from behind a rank on."""
@@ -258,7 +275,7 @@ class Roster:
     def _come(self, job: JobView, courses: Courses) -> None:
         self._count(job, 1)
         shape = _shape(job)
-        if shape is None and job.phase not in STOPPABLE:
+        if shape is None:
             return  # It keeps its GPUs whatever its place is.
         course = courses(job)
         rank = -job.spec.priority, course.place, job.sequence
@@ -278,7 +295,7 @@ class Roster:
         lane, rank = spot
         lane.remove(rank)
         if not lane.jobs:
-            del self.lanes[lane.like, None if lane.holds else lane.shape]
+            del self.lanes[lane.like, lane.shape]
         self.timers.cancel(job.job)
 
     def _count(self, job: JobView, sign: int) -> None:
@@ -295,9 +312,9 @@ class Roster:
 
 
 def _shape(job: JobView) -> Shape | None:
-    """Return what a job asks for; None: it has GPUs, and keeps them or may lose them."""
+    """Return what a job asks for or holds; None: it has GPUs, and keeps them."""
     if job.phase is Phase.STOPPING or job.at_home:
         return Shape(job.phase is not Phase.STOPPING, job.pin, job.gpus)
     if job.phase in QUEUED:
         return Shape(True, job.pin, job.gpus, job.workers, job.spec.resources)
-    return None
+    return Shape(False, job.pin, 0, holds=True) if job.phase in STOPPABLE else None
