@@ -11,7 +11,7 @@ not matter.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import repeat
 from operator import itemgetter
@@ -103,11 +103,15 @@ class Lane:
         return bisect_right(range(len(self.ranks)), rank, key=lambda at: self.rank(at, key))
 
 
+Head = tuple[Rank, int, int, Lane]
+"""The next job of a lane: its rank, the number of the lane, its place in it, the lane."""
+_rank = itemgetter(0)
+
+
 class Order:
     """The jobs that have or want GPUs of a VC, without jobs that borrow, in an order.
 
     Attributes:
-        wanting: Lanes of the jobs that wait, or wait again once they are stopped.
         held: Lanes of the jobs whose GPUs may be taken.
         held_gpus: GPUs of these, by pin.
         fixed_gpus: GPUs of jobs that keep theirs whatever the order says, by pin.
@@ -119,7 +123,7 @@ class Order:
     def __init__(self, roster: Roster, key: Key) -> None:
         """Read a roster at the time of a key; valid until it follows another view."""
         lanes = [lane for lane in roster.lanes.values() if lane.jobs]
-        self.wanting = [lane for lane in lanes if not lane.shape.holds]
+        wanting = [lane for lane in lanes if not lane.shape.holds]
         self.held = [lane for lane in lanes if lane.shape.holds]
         self.held_gpus, self.fixed_gpus = roster.held_gpus, roster.fixed_gpus
         self.stopping = sorted(roster.stopping.values(), key=lambda job: job.sequence)
@@ -127,10 +131,13 @@ class Order:
         first = roster.timers.first_due()
         self.until = None if first is None else Instant(first)
         self._key = key
+        heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(wanting)]
+        self._heads: list[Head] = sorted(heads, key=_rank)
+        """The first jobs of the lanes of those that wait, or wait again once they are stopped."""
 
     def first(self) -> Rank:
         """Return the rank of the first job that wants GPUs; there has to be one."""
-        return min(lane.rank(0, self._key) for lane in self.wanting)
+        return self._heads[0][0]
 
     def behind(self, rank: Rank | None) -> list[Ranked]:
         """Return the jobs whose GPUs may be taken, in their order.
@@ -151,20 +158,14 @@ class Order:
 
     def read(self) -> Reading:
         """Begin to read the jobs that want GPUs."""
-        return Reading(self.wanting, self._key)
+        return Reading(self._heads, self._key)
 
     def queue(self) -> Iterator[JobView]:
         """Yield the jobs that wait, in their order."""
-        lanes = [lane for lane in self.wanting if lane.shape.waits]
-        reading = Reading(lanes, self._key)
+        waiting = [head for head in self._heads if head[3].shape.waits]
+        reading = Reading(waiting, self._key)
         while reading.heads:
             yield reading.read()
-
-
-_rank = itemgetter(0)
-
-Head = tuple[Rank, int, int, Lane]
-"""The next job of a lane: its rank, the number of the lane, its place in it, the lane."""
 
 
 class Reading:
@@ -173,12 +174,16 @@ class Reading:
     A lane can be left: until it is taken up again, or for good.
     """
 
-    def __init__(self, lanes: list[Lane], key: Key) -> None:
-        """Begin before the first job."""
+    def __init__(self, heads: Sequence[Head], key: Key) -> None:
+        """Begin with the first job of each lane.
+
+        Args:
+            heads: These jobs, in their order.
+            key: The sort key of jobs.
+        """
         self._key = key
-        self.heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(lanes)]
-        """The next job of each lane: its rank, its place in its lane; the first comes first."""
-        heapify(self.heads)
+        self.heads = [*heads]
+        """A heap of the next job of each lane."""
         self._left: list[tuple[int, Lane]] = []
 
     def read(self) -> JobView:
