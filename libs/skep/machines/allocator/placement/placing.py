@@ -31,6 +31,7 @@ from skep.machines.allocator.changes import (
 from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.soft import OutOfReach
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import Goal
@@ -532,13 +533,9 @@ def known_uncovered(tx: Transaction, job: JobState) -> bool:
     known = soft.out_of_reach.get(job.job)
     if known is None:
         return False
-    pool, bindings, spots = known
-    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
-    if hold is not None and hold.spots is spots and pool.bindings == bindings:
-        chain = tx.state.cells.chains.get(hold.chain)
-        if chain is not None and chain.pools.get((hold.vc, hold.pin)) is pool:
-            soft.uncovered[job.job] = soft.changes
-            return True
+    if job.attempt == known.attempt and known.lasts(tx.state.cells):
+        soft.uncovered[job.job] = soft.changes
+        return True
     del soft.out_of_reach[job.job]
     return False
 
@@ -546,13 +543,16 @@ def known_uncovered(tx: Transaction, job: JobState) -> bool:
 def _note_uncovered(tx: Transaction, job: JobState) -> None:
     """Keep that its VC's cells could not cover a job, so that it is not tried again in vain."""
     tx.soft.uncovered[job.job] = tx.soft.changes
-    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    cells, name = tx.state.cells, ids.attempt_id(job.job, job.attempt)
+    hold = cells.holds.get(name)
     if hold is None:
         return
-    chain = tx.state.cells.chains[hold.chain]
+    chain = cells.chains[hold.chain]
     pool = chain.pools.get((hold.vc, hold.pin))
     if pool is not None and out_of_reach(pool, chain.topology, hold.spots):
-        tx.soft.out_of_reach[job.job] = pool, pool.bindings, hold.spots
+        tx.soft.out_of_reach[job.job] = OutOfReach(
+            job.attempt, name, cells, hold, hold.spots, pool, pool.bindings
+        )
 
 
 def _covered(tx: Transaction, job: JobState, *, home: bool) -> tuple[Spot, ...] | None:
