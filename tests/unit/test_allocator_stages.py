@@ -75,13 +75,14 @@ def test_the_stages_come_in_the_order_in_which_they_are_described() -> None:
 
 def test_no_stage_has_input_where_the_quick_look_says_so() -> None:
     """`any_input` stands for all stages: each collection that has something in it is tried."""
-    job = SimpleNamespace(lent=True, spec=SimpleNamespace(over_quota="auto"))
+    job = SimpleNamespace()
 
     def stages(part: str, name: str, value: object) -> tuple[bool, bool]:
         tx = Transaction()
         tx.soft.planned_for = tx.state.cells.cluster
         if name:
             setattr(getattr(tx, part), name, value)
+        tx.state.borrowed |= tx.state.lent  # A job that was lent GPUs borrows them.
         return any(has_input(tx) for _, has_input, _ in STAGES), any_input(tx)
 
     fresh = Transaction()

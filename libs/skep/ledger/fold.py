@@ -224,7 +224,7 @@ def _release(state: ClusterState, node: NodeState, attempt: Attempt) -> None:
 def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job = state.jobs[fact.job]
     gpu_health.over(state, job, fact)
-    borrowed = state.borrowed.pop(job.job, None) is not None
+    borrowed = state.forget_borrowed(job)
     job.stands(fact.at, borrows=borrowed)
     if not borrowed:
         job.waiting_since = fact.at
@@ -248,7 +248,7 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
             state.queue(job).remove(job.entry)
     else:
         del state.placed[job.job]
-        state.borrowed.pop(job.job, None)
+        state.forget_borrowed(job)
         state.note_away(job, away=False)
     state.delta.ended = job.job
     trial_facts.ended(state, job)

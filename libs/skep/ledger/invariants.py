@@ -44,6 +44,7 @@ def check(state: ClusterState) -> None:
             assert job.change is not None, job
             held[name][job.job, job.following - 1] = 0
     assert waiting == sum(len(queue) for queue in state.queues.values())
+    assert [*state.lent] == [name for name, job in state.borrowed.items() if job.lends]
     for name, node in state.nodes.items():
         node.check()
         assert sorted(node.holdings) == sorted(held[name]), name

@@ -237,6 +237,11 @@ class JobState(msgspec.Struct):
         return max(self.attempt, self.spent) + 1
 
     @property
+    def lends(self) -> bool:
+        """Return whether it was bound to idle GPUs that it gives back at its turn."""
+        return self.lent and self.spec.over_quota == "auto"
+
+    @property
     def size(self) -> int:
         """Return how many ranks train, or are to."""
         return self.resized or self.spec.resources.workers

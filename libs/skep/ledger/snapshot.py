@@ -209,7 +209,8 @@ def restore(state: ClusterState, kept: Kept) -> None:
             for job in state.parked.values():
                 state.queue(job).remove(job.entry)
             state.reserved = {name: state.jobs[name] for name in kept.reserved}
-            state.borrowed = {name: state.jobs[name] for name in kept.borrowed}
+            for name in kept.borrowed:
+                state.borrow(state.jobs[name])
             for name in kept.away:
                 state.note_away(state.jobs[name], away=True)
 

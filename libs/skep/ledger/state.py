@@ -49,6 +49,8 @@ class ClusterState:
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}
         """Guaranteed jobs that run opportunistically for now."""
+        self.lent: dict[str, JobState] = {}
+        """Those of them that give back their GPUs at their turn (`JobState.lends`)."""
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
         self.away_of: dict[tuple[str, bool], dict[str, JobState]] = {}
@@ -112,9 +114,22 @@ class ClusterState:
         if at and borrows is not (job.job in self.borrowed):
             job.changes_hands(at, borrows=borrows)
         if borrows and job.job in self.placed:
-            self.borrowed[job.job] = job
+            self.borrow(job)
         else:
-            self.borrowed.pop(job.job, None)
+            self.forget_borrowed(job)
+
+    def borrow(self, job: JobState) -> None:
+        """Note that a job runs opportunistically."""
+        self.borrowed[job.job] = job
+        if job.lends:
+            self.lent[job.job] = job
+        else:
+            self.lent.pop(job.job, None)
+
+    def forget_borrowed(self, job: JobState) -> bool:
+        """Note that a job does not run opportunistically; return whether it did."""
+        self.lent.pop(job.job, None)
+        return self.borrowed.pop(job.job, None) is not None
 
 
 def apply_alarm(state: ClusterState, fact: CellsAlarm) -> None:

@@ -191,7 +191,7 @@ class FreeCapacity:
         free = self._gpus.get(job.pin, {})
         whole = [node for node, count in slots.items() if count >= job.workers]
         if whole:
-            tightest = min(whole, key=lambda node: (free[node], self._order[node]))
+            _, _, tightest = min((free[node], self._order[node], node) for node in whole)
             return ((tightest, job.gpus),)
         topology = job.spec.resources.topology
         if topology is not None and topology.hard and topology.within == "node":
@@ -241,13 +241,13 @@ class FreeCapacity:
         """Return how many of the job's workers each node would hold."""
         wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
-        for name in [each for each in free if free[each] > 0] if only is None else only:
-            node = self._nodes.get(name)
-            if node is None or name not in free:
-                continue  # Its hardware is bad, or other VCs have it: nothing is free there.
-            if not suits(wants.gpu_type, node.gpu_type):
+        for name in self.open(job.pin) if only is None else only:
+            count = free.get(name, 0) // per_worker
+            if count <= 0:
                 continue
-            count = free[name] // per_worker
+            node = self._nodes.get(name)
+            if node is None or not suits(wants.gpu_type, node.gpu_type):
+                continue  # The first: its hardware is bad, or other VCs have it.
             if wants.cpus and node.cpus:
                 count = min(count, self._cpus[name] // wants.cpus)
             if isinstance(wants.memory, int) and wants.memory and node.memory:
@@ -263,15 +263,18 @@ class FreeCapacity:
                 self._change_node(node, job, sign * gpus)
 
     def _change_node(self, node: str, job: JobView, gpus: int) -> None:
-        workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
-        free = self._gpus.setdefault(job.pin, {})
+        wants = job.spec.resources
+        pin = wants.pinned
+        free = self._gpus.setdefault(pin, {})
         before = free.get(node, 0)
         free[node] = before + gpus
-        if (before > 0) is not (before + gpus > 0) and job.pin in self._open:
-            self._open[job.pin] = self._with_open(job.pin, node, before <= 0)
-        self._cpus[node] += workers * job.spec.resources.cpus
-        if isinstance(job.spec.resources.memory, int):
-            self._memory[node] += workers * job.spec.resources.memory
+        if (before > 0) is not (before + gpus > 0) and pin in self._open:
+            self._open[pin] = self._with_open(pin, node, before <= 0)
+        if wants.cpus or wants.memory:
+            workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
+            self._cpus[node] += workers * wants.cpus
+            if isinstance(wants.memory, int):
+                self._memory[node] += workers * wants.memory
 
     def _with_open(self, pin: str, node: str, come: bool) -> list[str]:
         """Return the open nodes with one added or removed, as a new list."""

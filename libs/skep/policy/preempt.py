@@ -12,12 +12,14 @@ left, or for what had no place already, is skipped as a whole.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from skep.policy.capacity import FreeCapacity, Place, choose_victims
 from skep.policy.plan import Plan, Preempt, Turn, Withheld
-from skep.policy.roster import Order, Rank, Ranked, Roster
+from skep.policy.roster import Head, Order, Rank, Ranked, Roster
 from skep.policy.view import QUEUED, JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
@@ -56,34 +58,41 @@ def select(view: VcView, order: Order) -> Selection:
     else:
         behind, gpus = order.behind(None), dict(order.held_gpus)  # Some hardware is bad.
     turns, taken, reading, held = list[JobView](), dict[str, None](), order.read(), 0
-    heads, most = reading.heads, max(left.values())
-    while most > 0 and (heads or held < len(behind)):
-        if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
-            job = behind[held][1]
-            held += 1
-            if job.gpus > left.get(job.pin, 0):
-                continue
-            taken[job.job] = None
-        else:
-            shape = heads[0][3].shape
-            if shape.gpus > left.get(shape.pin, 0):
-                reading.leave(for_good=True)
-                continue
-            job = reading.read()
-            if shape.waits:
-                turns.append(job)
-            else:
+    heads = reading.heads
+    while max(left.values()) > 0 and (heads or held < len(behind)):
+        until = _next_head(heads, behind, held)
+        for _, job, pin in behind[held:until]:
+            if job.gpus <= left.get(pin, 0):
+                left[pin] -= job.gpus
                 taken[job.job] = None
-        left[job.pin] -= job.gpus
-        most = max(left.values())
+        held = until
+        if not heads:
+            break
+        shape = heads[0][3].shape
+        if shape.gpus > left.get(shape.pin, 0):
+            reading.leave_larger(lambda pin: left.get(pin, 0))
+            continue
+        job = reading.read()
+        left[shape.pin] -= job.gpus
+        if shape.waits:
+            turns.append(job)
+        else:
+            taken[job.job] = None
     return Selection(turns, behind, taken, gpus)
+
+
+_rank = itemgetter(0)
+
+
+def _next_head(heads: Sequence[Head], behind: Sequence[Ranked], start: int) -> int:
+    """Return the place in `behind`, from `start` on, of the next job that wants GPUs."""
+    return bisect_left(behind, heads[0][0], start, key=_rank) if heads else len(behind)
 
 
 def _sums(jobs: Sequence[Ranked]) -> dict[str, int]:
     """Return the GPUs of jobs by pin."""
     sums = dict[str, int]()
-    for _, job in jobs:
-        pin = job.pin
+    for _, job, pin in jobs:
         sums[pin] = sums.get(pin, 0) + job.gpus
     return sums
 
@@ -129,7 +138,7 @@ def preempt_for(
     else:
         places = _Places(view, roster, order, selection)
         places.find()
-        victims = [job for _, job in reversed(selection.behind) if job.job in places.leaving]
+        victims = places.victims()
         turns = tuple(
             [
                 Turn(job.job, why, tuple([node for node, _ in place]))
@@ -153,10 +162,10 @@ def _victims_by_count(view: VcView, order: Order, selection: Selection) -> list[
         if job.job not in taken:
             free[job.pin] = free.get(job.pin, 0) + job.gpus
     victims = []
-    for _, job in reversed(selection.behind):
-        if free.get(job.pin, 0) < 0 and job.job not in taken:
+    for _, job, pin in reversed(selection.behind):
+        if free.get(pin, 0) < 0 and job.job not in taken:
             victims.append(job)
-            free[job.pin] += job.gpus
+            free[pin] += job.gpus
     return victims
 
 
@@ -174,9 +183,10 @@ class _Places:
         self.leaving: dict[str, JobView] = {}
         self._reading = order.read()
         self._behind, self._taken = selection.behind, selection.taken
-        self._lower = [*reversed(self._behind)]
+        lower, taken = self._behind[::-1], self._taken
+        self._lower = [each for each in lower if each[1].job not in taken]
         """Jobs that may leave, the first to leave first."""
-        self._lower.sort(key=lambda each: each[1].job in self._taken)
+        self._lower += [each for each in lower if each[1].job in taken]
         self._coming = selection.gpus
         """GPUs of jobs behind the present one that may leave and have not, by pin."""
         kept = dict(order.fixed_gpus)
@@ -189,28 +199,45 @@ class _Places:
         reading, behind, held = self._reading, self._behind, 0
         heads = reading.heads
         while heads or (self.leaving and held < len(behind)):
-            if held < len(behind) and not (heads and heads[0][0] < behind[held][0]):
-                self._pass(*behind[held])
-                held += 1
+            until = _next_head(heads, behind, held)
+            if held < until:
+                held = self._pass(held, until)
                 continue
             rank, _, at, lane = heads[0]
             if lane.shape.gpus > self._most(lane.shape.pin):
-                reading.leave(for_good=True)  # There will not be more.
+                reading.leave_larger(self._most)
             elif self._find(rank, lane.jobs[at]) or lane.shape.resources is None:
                 reading.read()
             else:
-                reading.leave(for_good=False)
+                reading.leave()
+
+    def victims(self) -> list[JobView]:
+        """Return the jobs that leave, the last of the order first."""
+        if not self.leaving:
+            return []
+        return [job for _, job, _ in reversed(self._behind) if job.job in self.leaving]
 
     def _most(self, pin: str) -> int:
         """Return how many GPUs the present job could have if all jobs behind it left."""
         return self._capacity.left(pin) + self._coming.get(pin, 0)
 
-    def _pass(self, rank: Rank, job: JobView) -> None:
-        """Go past a job that has GPUs: if it leaves for others, it may go on elsewhere."""
-        if job.job not in self.leaving:
-            self._coming[job.pin] -= job.gpus
-        elif job.gpus <= self._most(job.pin):
-            self._find(rank, job)
+    def _pass(self, start: int, end: int) -> int:
+        """Go past jobs that have GPUs, up to one that leaves for others and may go on elsewhere.
+
+        Args:
+            start: The place of the first of them in `_behind`.
+            end: The place behind the last.
+
+        Returns:
+            The place behind the last one that was passed.
+        """
+        for at, (rank, job, pin) in enumerate(self._behind[start:end], start + 1):
+            if job.job not in self.leaving:
+                self._coming[pin] -= job.gpus
+            elif job.gpus <= self._most(pin):
+                self._find(rank, job)
+                return at  # Jobs in front of `end` may want GPUs again.
+        return end
 
     def _find(self, rank: Rank, job: JobView) -> bool:
         """Find a place for one job; jobs behind it leave for it if that helps.
@@ -233,7 +260,7 @@ class _Places:
         if job.phase is Phase.STOPPING:
             return False
         gone = self.leaving
-        able = [each for behind, each in self._lower if behind > rank and each.job not in gone]
+        able = [each for behind, each, _ in self._lower if behind > rank and each.job not in gone]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
         victims = choose_victims(job, self._capacity, able, cost) or ()
         for each in victims:

@@ -11,8 +11,9 @@ not matter.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ Key = Callable[[JobView], Any]
 """Returns a sort key of a job: the lowest comes first."""
 Rank = tuple[int, Any, int]
 """The place of a job in an order: its priority (negative), its key, its number of arrival."""
-Ranked = tuple[Rank, JobView]
+Ranked = tuple[Rank, JobView, str]
+"""A job that has GPUs: its rank, and its pin."""
 
 
 class Course(NamedTuple):
@@ -47,29 +49,32 @@ Courses = Callable[[JobView], Course]
 
 
 class Shape(NamedTuple):
-    """What the jobs of a lane ask for."""
+    """What the jobs of a lane ask for, or that they have it."""
 
     waits: bool
-    """Whether they have no GPUs; else they are being stopped, and may be placed again."""
+    """Whether they have no GPUs; else they hold them, or are being stopped, and may be placed
+    again."""
     pin: str
     gpus: int
     workers: int = 0
     resources: Resources | None = None
     """All that they ask for: where one has no place, none behind it has; None: they may differ in
     the rest."""
+    holds: bool = False
+    """Whether they have GPUs that may be taken; `gpus` is 0 then, as they may differ."""
 
 
 class Lane:
-    """Jobs that keep their order while time passes: all held ones, or all that ask for the same."""
+    """Jobs that keep their order while time passes: held ones of a pin, or like ones that wait."""
 
-    def __init__(self, like: Any, shape: Shape | None) -> None:
+    def __init__(self, like: Any, shape: Shape) -> None:
         """Begin without jobs.
 
         Args:
             like: `Course.like` of its jobs.
-            shape: What its jobs ask for; None: they hold GPUs.
+            shape: What its jobs ask for, or hold.
         """
-        self.like, self.holds, self.shape = like, shape is None, shape or Shape(False, "", 0)
+        self.like, self.shape = like, shape
         self.ranks: list[Rank] = []
         """By place, ascending."""
         self.jobs: list[JobView] = []
@@ -98,11 +103,15 @@ class Lane:
         return bisect_right(range(len(self.ranks)), rank, key=lambda at: self.rank(at, key))
 
 
+Head = tuple[Rank, int, int, Lane]
+"""The next job of a lane: its rank, the number of the lane, its place in it, the lane."""
+_rank = itemgetter(0)
+
+
 class Order:
     """The jobs that have or want GPUs of a VC, without jobs that borrow, in an order.
 
     Attributes:
-        wanting: Lanes of the jobs that wait, or wait again once they are stopped.
         held: Lanes of the jobs whose GPUs may be taken.
         held_gpus: GPUs of these, by pin.
         fixed_gpus: GPUs of jobs that keep theirs whatever the order says, by pin.
@@ -114,18 +123,21 @@ class Order:
     def __init__(self, roster: Roster, key: Key) -> None:
         """Read a roster at the time of a key; valid until it follows another view."""
         lanes = [lane for lane in roster.lanes.values() if lane.jobs]
-        self.wanting = [lane for lane in lanes if not lane.holds]
-        self.held = [lane for lane in lanes if lane.holds]
+        wanting = [lane for lane in lanes if not lane.shape.holds]
+        self.held = [lane for lane in lanes if lane.shape.holds]
         self.held_gpus, self.fixed_gpus = roster.held_gpus, roster.fixed_gpus
         self.stopping = sorted(roster.stopping.values(), key=lambda job: job.sequence)
         self.waits = roster.queued > 0
         first = roster.timers.first_due()
         self.until = None if first is None else Instant(first)
         self._key = key
+        heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(wanting)]
+        self._heads: list[Head] = sorted(heads, key=_rank)
+        """The first jobs of the lanes of those that wait, or wait again once they are stopped."""
 
     def first(self) -> Rank:
         """Return the rank of the first job that wants GPUs; there has to be one."""
-        return min(lane.rank(0, self._key) for lane in self.wanting)
+        return self._heads[0][0]
 
     def behind(self, rank: Rank | None) -> list[Ranked]:
         """Return the jobs whose GPUs may be taken, in their order.
@@ -136,41 +148,42 @@ class Order:
         key, found = self._key, list[Ranked]()
         for lane in self.held:
             start = 0 if rank is None else lane.after(rank, key)
-            there = zip(lane.ranks[start:], lane.jobs[start:], strict=True)
-            if lane.like is None:
-                found += there
-            else:
-                found += [((place[0], key(job), place[2]), job) for place, job in there]
+            ranks, jobs, pin = lane.ranks[start:], lane.jobs[start:], lane.shape.pin
+            if lane.like is not None:
+                there = zip(ranks, jobs, strict=True)
+                ranks = [(priority, key(job), sequence) for (priority, _, sequence), job in there]
+            found += zip(ranks, jobs, repeat(pin))
         found.sort(key=_rank)
         return found
 
     def read(self) -> Reading:
         """Begin to read the jobs that want GPUs."""
-        return Reading(self.wanting, self._key)
+        return Reading(self._heads, self._key)
 
     def queue(self) -> Iterator[JobView]:
         """Yield the jobs that wait, in their order."""
-        lanes = [lane for lane in self.wanting if lane.shape.waits]
-        reading = Reading(lanes, self._key)
+        waiting = [head for head in self._heads if head[3].shape.waits]
+        reading = Reading(waiting, self._key)
         while reading.heads:
             yield reading.read()
-
-
-_rank = itemgetter(0)
 
 
 class Reading:
     """The jobs of several lanes in one order, as far as they are read.
 
-    A lane can be left: for good, or until it is taken up again.
+    A lane can be left: until it is taken up again, or for good.
     """
 
-    def __init__(self, lanes: list[Lane], key: Key) -> None:
-        """Begin before the first job."""
+    def __init__(self, heads: Sequence[Head], key: Key) -> None:
+        """Begin with the first job of each lane.
+
+        Args:
+            heads: These jobs, in their order.
+            key: The sort key of jobs.
+        """
         self._key = key
-        self.heads = [(lane.rank(0, key), number, 0, lane) for number, lane in enumerate(lanes)]
-        """The next job of each lane: its rank, its place in its lane; the first comes first."""
-        heapify(self.heads)
+        self.heads = [*heads]
+        """A heap of the next job of each lane."""
         self._left: list[tuple[int, Lane]] = []
 
     def read(self) -> JobView:
@@ -182,11 +195,20 @@ class Reading:
             heappop(self.heads)
         return lane.jobs[at]
 
-    def leave(self, *, for_good: bool) -> None:
-        """Skip the next job and all behind it in its lane."""
+    def leave(self) -> None:
+        """Skip the next job and all behind it in its lane, until it is taken up again."""
         _, number, _, lane = heappop(self.heads)
-        if not for_good:
-            self._left.append((number, lane))
+        self._left.append((number, lane))
+
+    def leave_larger(self, most: Callable[[str], int]) -> None:
+        """Skip all jobs that ask for more GPUs than there will be.
+
+        Args:
+            most: By pin, how many there will be at most.
+        """
+        shapes = ((head, head[3].shape) for head in self.heads)
+        self.heads[:] = [head for head, shape in shapes if shape.gpus <= most(shape.pin)]
+        heapify(self.heads)
 
     def take_up(self, rank: Rank) -> None:
         """Read all lanes again that were left, from behind a rank on."""
@@ -258,7 +280,7 @@ class Roster:
     def _come(self, job: JobView, courses: Courses) -> None:
         self._count(job, 1)
         shape = _shape(job)
-        if shape is None and job.phase not in STOPPABLE:
+        if shape is None:
             return  # It keeps its GPUs whatever its place is.
         course = courses(job)
         rank = -job.spec.priority, course.place, job.sequence
@@ -278,7 +300,7 @@ class Roster:
         lane, rank = spot
         lane.remove(rank)
         if not lane.jobs:
-            del self.lanes[lane.like, None if lane.holds else lane.shape]
+            del self.lanes[lane.like, lane.shape]
         self.timers.cancel(job.job)
 
     def _count(self, job: JobView, sign: int) -> None:
@@ -295,9 +317,9 @@ class Roster:
 
 
 def _shape(job: JobView) -> Shape | None:
-    """Return what a job asks for; None: it has GPUs, and keeps them or may lose them."""
+    """Return what a job asks for or holds; None: it has GPUs, and keeps them."""
     if job.phase is Phase.STOPPING or job.at_home:
         return Shape(job.phase is not Phase.STOPPING, job.pin, job.gpus)
     if job.phase in QUEUED:
         return Shape(True, job.pin, job.gpus, job.workers, job.spec.resources)
-    return None
+    return Shape(False, job.pin, 0, holds=True) if job.phase in STOPPABLE else None

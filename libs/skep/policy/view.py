@@ -35,6 +35,7 @@ QUEUED = frozenset({Phase.WAITING, Phase.AWAY})
 """Phases in which a job may get a turn."""
 STOPPABLE = frozenset({Phase.STARTING, Phase.RUNNING})
 """Phases in which a job's GPUs may be taken for another one."""
+_RUNNING = Phase.RUNNING  # Python 3.11 needs 0.1 us to look a member up, for each job of an order.
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,8 +136,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def ran(self, now: Instant) -> Duration:
         """Return how long it has run in all attempts, in nanoseconds."""
-        going = now - self.since if self.phase is Phase.RUNNING else 0
-        return Duration(self.served + max(going, 0))
+        if self.phase is _RUNNING and now > self.since:
+            return Duration(self.served + now - self.since)
+        return self.served
 
     def attained(self, now: Instant) -> int:
         """Return its attained service in GPU-nanoseconds (Tiresias, section 3.1)."""
@@ -145,11 +147,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def remaining(self, now: Instant) -> Duration | None:
         """Return how many nanoseconds it still has to run; None: unknown."""
         if self.left is not None:
-            going = now - self.since if self.phase is Phase.RUNNING else 0
-            return Duration(max(self.left - max(going, 0), 0))
-        if self.expected is None:
+            left: int = self.left
+        elif self.expected is not None:
+            left = self.expected - self.served
+        else:
             return None
-        return Duration(max(self.expected - self.ran(now), 0))
+        if self.phase is _RUNNING and now > self.since:
+            left -= now - self.since
+        return Duration(left) if left > 0 else Duration(0)
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -98,8 +98,8 @@ class Search:
                 return found
             if found is not None and (best is None or found.loss < best.loss):
                 best = found
-        if best is None and not self.tied:
-            best = self._spread()
+        if best is None and not self.tied and (len(self.sizes) > 1 or any(self.pool.left)):
+            best = self._spread()  # One worker has been tried in each cell that is bound.
         return best
 
     # --- in one cell ---------------------------------------------------------------------------

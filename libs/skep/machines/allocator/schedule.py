@@ -163,9 +163,7 @@ def _some_wait(tx: Transaction) -> bool:
 
 def _some_have_turns(tx: Transaction) -> bool:
     """Return whether jobs wait in a queue, or jobs that were lent GPUs may have a turn."""
-    if tx.state.away or tx.soft.anew or _some_wait(tx):
-        return True
-    return any(policy_views.lends(job) for job in tx.state.borrowed.values())
+    return bool(tx.state.lent or tx.state.away or tx.soft.anew or _some_wait(tx))
 
 
 def _some_may_have_cells(tx: Transaction) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep.base.timers import TimerHeap
-from skep.cells.holds import Request, Spot
+from skep.cells.holds import CellHold, Request, Spot
 from skep.cells.patrol import Patrol
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
+from skep.ids import AttemptId
 from skep.ledger.state import Place
 from skep.machines.allocator.placement.lending_line import Line
 from skep.machines.allocator.policies.policy_memory import Planned
@@ -69,6 +70,30 @@ class Telling:
         self.unsettled[job], self.unsettled_at = (Instant(0), Instant(0)), Instant(0)
 
 
+class OutOfReach(NamedTuple):
+    """What was known when no cell of its VC could cover an attempt that borrows GPUs."""
+
+    attempt: int
+    name: AttemptId
+    cells: Cells
+    hold: CellHold
+    spots: tuple[Spot, ...]
+    """Where it was."""
+    pool: Pool
+    """The cells of its VC."""
+    bindings: int
+    """Those of the pool then."""
+
+    def lasts(self, cells: Cells) -> bool:
+        """Return whether it is still so."""
+        return (
+            self.bindings == self.pool.bindings
+            and self.hold.spots is self.spots
+            and self.cells is cells
+            and cells.holds.get(self.name) is self.hold
+        )
+
+
 class Soft:
     """Timers, heartbeats and advice: rebuilt after a restart, never part of the truth."""
 
@@ -121,9 +146,8 @@ class Soft:
         """`changes` when jobs that borrow were last looked at."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
-        self.out_of_reach: dict[str, tuple[Pool, int, tuple[Spot, ...]]] = {}
-        """By job that borrows GPUs, and that no cell of its VC can cover: the pool of its VC, its
-        `bindings` then, and where the job was."""
+        self.out_of_reach: dict[str, OutOfReach] = {}
+        """By job that borrows GPUs, and that no cell of its VC can cover."""
         self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
         """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
         that."""

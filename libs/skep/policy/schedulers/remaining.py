@@ -26,7 +26,8 @@ class Srtf(Preemptive, frozen=True):
 
     def key(self, view: VcView) -> Key:
         """Return the remaining time."""
-        return lambda job: unknown_last(job.remaining(view.now))
+        now = view.now
+        return lambda job: unknown_last(job.remaining(now))
 
     def courses(self, view: VcView) -> Courses:
         """Return that jobs which run keep their order, until one has run as long as was said."""

@@ -31,6 +31,7 @@ from skep.machines.allocator.changes import (
 from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.soft import OutOfReach
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import Goal
@@ -244,6 +245,8 @@ def _place(
     tx: Transaction, job: JobState, asked: Request, now: Instant, only: tuple[str, ...] | None
 ) -> Placement | None:
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    if only and not _have_room(tx.state, only, asked):
+        return None  # The usual answer while other jobs are being stopped there.
     limit = _open_to(tx, job, asked)
     if only:
         limit = _within(only, limit, job.size)
@@ -251,6 +254,19 @@ def _place(
     if where is None and not asked.guaranteed:
         where = _yielding(tx.state, job, asked, limit, now)
     return where
+
+
+def _have_room(state: ClusterState, nodes: tuple[str, ...], asked: Request) -> bool:
+    """Return whether the GPUs of some nodes that it may be given would suffice for a gang."""
+    if asked.priority > 0:
+        return True  # Jobs of its VC may yield.
+    room = 0
+    for chain in state.cells.chains.values():
+        shape = chain.topology
+        firm = chain.forest.firm[shape.node_level]
+        there = [shape.node_index[node] for node in nodes if node in shape.node_index]
+        room += sum(shape.node_size - firm[index] for index in there)
+    return room >= sum(asked.sizes)
 
 
 def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
@@ -517,13 +533,9 @@ def known_uncovered(tx: Transaction, job: JobState) -> bool:
     known = soft.out_of_reach.get(job.job)
     if known is None:
         return False
-    pool, bindings, spots = known
-    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
-    if hold is not None and hold.spots is spots and pool.bindings == bindings:
-        chain = tx.state.cells.chains.get(hold.chain)
-        if chain is not None and chain.pools.get((hold.vc, hold.pin)) is pool:
-            soft.uncovered[job.job] = soft.changes
-            return True
+    if job.attempt == known.attempt and known.lasts(tx.state.cells):
+        soft.uncovered[job.job] = soft.changes
+        return True
     del soft.out_of_reach[job.job]
     return False
 
@@ -531,13 +543,16 @@ def known_uncovered(tx: Transaction, job: JobState) -> bool:
 def _note_uncovered(tx: Transaction, job: JobState) -> None:
     """Keep that its VC's cells could not cover a job, so that it is not tried again in vain."""
     tx.soft.uncovered[job.job] = tx.soft.changes
-    hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
+    cells, name = tx.state.cells, ids.attempt_id(job.job, job.attempt)
+    hold = cells.holds.get(name)
     if hold is None:
         return
-    chain = tx.state.cells.chains[hold.chain]
+    chain = cells.chains[hold.chain]
     pool = chain.pools.get((hold.vc, hold.pin))
     if pool is not None and out_of_reach(pool, chain.topology, hold.spots):
-        tx.soft.out_of_reach[job.job] = pool, pool.bindings, hold.spots
+        tx.soft.out_of_reach[job.job] = OutOfReach(
+            job.attempt, name, cells, hold, hold.spots, pool, pool.bindings
+        )
 
 
 def _covered(tx: Transaction, job: JobState, *, home: bool) -> tuple[Spot, ...] | None:

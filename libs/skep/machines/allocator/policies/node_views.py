@@ -9,6 +9,7 @@ from skep.cells.chain import ChainState
 from skep.cells.decide.reach import reachable_gpus, reaches_all
 from skep.cells.nodes import NodeState
 from skep.cells.topology import Topology
+from skep.ids import AttemptId
 from skep.ledger.state import ClusterState
 from skep.policy.view import HOLDING, JobView, NodeView
 
@@ -43,8 +44,8 @@ class Seats:
         """By chain."""
         self._shown: tuple[NodeView, ...] | None = ()
         """The views of all chains; None: one of them is another."""
-        self._lent: dict[str, None] = {}
-        """Nodes with opportunistic jobs."""
+        self._lent: dict[str, list[AttemptId]] = {}
+        """Nodes with opportunistic jobs, and these."""
         self._stale: dict[str, None] = {}
         """Nodes of which something else than their firm GPUs may be another."""
 
@@ -90,9 +91,11 @@ class Seats:
             vc: The VC, always the same one.
         """
         lent, made = _nodes_with_borrowers(ledger), dict[str, _Made]()
-        self._stale.update(lent)
-        self._stale.update(self._lent)
-        self._lent = lent
+        if lent != self._lent:
+            both = (*lent, *self._lent)
+            differ = (node for node in both if lent.get(node) != self._lent.get(node))
+            self._stale.update(dict.fromkeys(differ))
+            self._lent = lent
         for name, chain in ledger.cells.chains.items():
             known = self._made.get(name)
             if known is None or not self._follow(ledger, known, chain):
@@ -203,14 +206,14 @@ def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:
     return view.nodes if view is not None and view.phase in HOLDING else ()
 
 
-def _nodes_with_borrowers(ledger: ClusterState) -> dict[str, None]:
-    """Return the nodes with GPUs that opportunistic jobs use."""
-    chains = ledger.cells.chains
-    return {
-        chains[hold.chain].topology.node(spot.leaves[0]): None
-        for hold in ledger.cells.opportunistic
-        for spot in hold.spots
-    }
+def _nodes_with_borrowers(ledger: ClusterState) -> dict[str, list[AttemptId]]:
+    """Return the nodes with GPUs that opportunistic jobs use, and the attempts on each."""
+    chains, found = ledger.cells.chains, dict[str, list[AttemptId]]()
+    for hold in ledger.cells.opportunistic:
+        for spot in hold.spots:
+            node = chains[hold.chain].topology.node(spot.leaves[0])
+            found.setdefault(node, []).extend(hold.partners or (hold.job,))
+    return found
 
 
 def _lent(ledger: ClusterState, node: NodeState) -> tuple[int, int]:

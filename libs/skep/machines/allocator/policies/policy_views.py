@@ -65,18 +65,13 @@ def comes_anew(tx: Transaction, job: JobState) -> bool:
     return (only or lent(tx, job)) and job.state is State.RUNNING and "checkpoint" in job.can
 
 
-def lends(job: JobState) -> bool:
-    """Return whether a job was bound to idle GPUs that it gives back at its turn."""
-    return job.lent and job.spec.over_quota == "auto"
-
-
 def lent(tx: Transaction, job: JobState) -> bool:
     """Return whether a job of a VC without a policy has idle GPUs until its turn, by default.
 
     So it is too while it stands without GPUs, or is stopped, as others needed them. What its
     tenant has suspended, or is changing, is left as it is.
     """
-    if not lends(job):
+    if not job.lends:
         return False
     if job.cancelled or rules(tx, job.spec.vc):
         return False
@@ -98,7 +93,7 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
     """
     found: dict[str, list[JobState]] = {}
     anew = tx.soft.anew
-    if not (anew or tx.state.borrowed or tx.state.away):
+    if not (anew or tx.state.lent or tx.state.away):
         return found
     for name in list(anew):
         if name not in tx.state.jobs or tx.state.jobs[name].state is not State.STOPPING:
@@ -109,8 +104,8 @@ def lines(tx: Transaction) -> dict[str, list[JobState]]:
         for vc, opportunistic in sorted(tx.state.away_of)
         if not opportunistic and not rules(tx, vc)
     ]
-    for job in itertools.chain(tx.state.borrowed.values(), *stand, begins_anew):
-        if lends(job) and lent(tx, job):
+    for job in itertools.chain(tx.state.lent.values(), *stand, begins_anew):
+        if lent(tx, job):
             found.setdefault(job.spec.vc, []).append(job)
     for line in found.values():
         line.sort(key=lambda job: job.entry, reverse=True)
