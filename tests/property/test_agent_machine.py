@@ -207,7 +207,8 @@ class Agent(RuleBasedStateMachine):
         if starts:
             call = data.draw(st.sampled_from(starts))
             self.calls.remove(call)
-            self.take(self.decide(RunNotStarted(call.token, "no such file")))
+            of_node = data.draw(st.booleans())
+            self.take(self.decide(RunNotStarted(call.token, "no room", of_node=of_node)))
 
     def published_all(self, data: st.DataObject) -> None:
         for call in [each for each in self.calls if isinstance(each, PublishEvent)]:

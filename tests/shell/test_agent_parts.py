@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ from skep_services.adapters import devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.agent import proc
-from skep_services.agent.calls import AgentCalls, port_is_taken
+from skep_services.agent.calls import NODE_FAULT_PAUSE_S, AgentCalls, port_is_taken
 from skep_services.agent.environment import (
     container_folders,
     job_library_path,
@@ -358,6 +359,7 @@ class Runtime:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.plans: list[RunPlan] = []
+        self.trouble: RunNotStarted | None = None
         self.on_exit: Callable[[RunExited], Awaitable[None]] | None = None
 
     async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
@@ -369,6 +371,8 @@ class Runtime:
     async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
         self.asked.append(("start", plan.token))
         self.plans.append(plan)
+        if self.trouble is not None:
+            return self.trouble
         return RunStarted(plan.token, 1, 2, Instant(3))
 
     async def stop(self, token: str, grace_s: float) -> None:
@@ -418,6 +422,33 @@ async def test_library_that_cannot_be_copied_starts_no_container(tmp_path: Path)
     assert isinstance(answer, RunNotStarted)
     assert answer.detail.startswith(f"{tmp_path}/lib")
     assert hands.runtime.plans == []
+
+
+@pytest.mark.asyncio
+async def test_the_nodes_own_fault_is_told_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands, pauses = Hands(tmp_path), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    text = "log /l cannot be written: No space left on device"
+    for trouble in (RunNotStarted("j7.2.2", text, of_node=True), RunNotStarted("j7.2.2", "no a")):
+        hands.runtime.trouble = trouble
+        assert await hands.ask(start()) == trouble
+    assert pauses == [NODE_FAULT_PAUSE_S], "a fault of the job is told at once"
+    monkeypatch.undo()
+
+    def full(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    monkeypatch.setattr("skep_services.agent.calls.NODE_FAULT_PAUSE_S", 0.0)
+    answer = await hands.ask(start())
+    assert isinstance(answer, RunNotStarted)
+    assert (answer.of_node, "No space left on device" in answer.detail) == (True, True)
 
 
 @pytest.mark.asyncio

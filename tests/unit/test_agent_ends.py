@@ -94,6 +94,14 @@ def test_a_process_that_never_came_to_be(text: str, outcome: Outcome, detail: st
     assert end(decide, RunNotStarted("j1.1.0", text)) == expected
 
 
+def test_a_process_that_the_node_could_not_begin_is_the_nodes_fault() -> None:
+    decide = agent()
+    decide(bind())
+    text = "log /var/log/j1 cannot be written: No space left on device"
+    expected = Outcome.NODE_FAULT, f"rank 0: {text}", (RankExit(rank=0, code=None),)
+    assert end(decide, RunNotStarted("j1.1.0", text, of_node=True)) == expected
+
+
 def test_an_end_that_overtakes_its_start() -> None:
     decide = agent()
     decide(bind())

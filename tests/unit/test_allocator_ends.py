@@ -210,6 +210,7 @@ def test_other_failures_are_not(outcome: Outcome, retry_on: str, why: Reason) ->
     [
         (Outcome.PORT_BUSY, Reason.PORT_BUSY, "node-1"),
         (Outcome.UNKNOWN, Reason.EXIT_UNKNOWN, "node-1"),
+        (Outcome.NODE_FAULT, Reason.NODE_FAULT, "node-1"),
         (Outcome.STOPPED, Reason.NODE_STOPPED, "node-1"),
     ],
 )
@@ -225,6 +226,31 @@ def test_what_skep_lost_is_repeated_without_counting_up_to_a_bound(
         gone(outcome, attempt=LOSSES_MAX + 1),
         ended(End.FAILED, Reason.RETRIES_USED_UP, attempts=LOSSES_MAX + 1, detail=text),
     ]
+
+
+def test_what_a_node_could_not_start_is_repeated_on_another_one() -> None:
+    decide = allocator(joined("node-1"), joined("node-2"))
+    decide(admitted(1))
+    detail = "rank 0: log cannot be written: No space left on device"
+    effects = decide(exited("j1", outcome=Outcome.NODE_FAULT, detail=detail))
+    assert requeued(effects) == [(Reason.NODE_FAULT, False, f"node-1: {detail}")]
+    [again] = [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
+    assert (again.attempt, [each.node for each in again.members]) == (2, ["node-2"])
+    state = decide.machine.state
+    assert list(state.suspicion.signs) == ["node-1/0"]
+    job = state.jobs["j1"]
+    assert (job.retries_used, job.losses) == (0, 1)
+
+
+def test_a_gang_that_one_node_could_not_start_is_repeated_on_the_others() -> None:
+    decide = allocator(*(joined(f"node-{number}", 1) for number in range(1, 4)))
+    decide(admitted(1, workers=2))
+    decide(started("j1"))
+    decide(exited("j1", node="node-2", outcome=Outcome.NODE_FAULT))
+    effects = decide(exited("j1", outcome=Outcome.STOPPED))
+    assert requeued(effects) == [(Reason.NODE_FAULT, False, "node-2")]
+    [again] = [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
+    assert sorted(each.node for each in again.members) == ["node-1", "node-3"]
 
 
 def test_a_job_that_comes_back_takes_its_old_place() -> None:

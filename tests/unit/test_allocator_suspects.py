@@ -55,7 +55,7 @@ class World:
                 self.ends.append(
                     (self.second + lasts, fact.job, fact.attempt, member.node, outcome)
                 )
-                if outcome is not Outcome.NOT_STARTED:
+                if outcome not in (Outcome.NOT_STARTED, Outcome.NODE_FAULT):
                     self.tell(started(fact.job, fact.attempt, member.node, at=self.decide.now))
 
     def submit(self, retries: int = 5) -> None:
@@ -102,7 +102,7 @@ def loaded(world: World, jobs: int = 20) -> World:
     return world
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SIGNALLED, Outcome.NOT_STARTED])
+@pytest.mark.parametrize("outcome", [Outcome.SIGNALLED, Outcome.NOT_STARTED, Outcome.NODE_FAULT])
 def test_a_gpu_on_which_several_jobs_fail_that_run_elsewhere_is_quarantined(
     outcome: Outcome,
 ) -> None:

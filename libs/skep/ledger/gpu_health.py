@@ -19,6 +19,7 @@ from skep.wire.reasons import Reason
 SIGNS: dict[Reason, str] = {
     Reason.KILLED_BY_SIGNAL: "signal",
     Reason.NOT_STARTED: "not-started",
+    Reason.NODE_FAULT: "not-started",
     Reason.EXITED_NONZERO: "exit",
 }
 """Which word of the rule's `signs` means which end of an attempt."""

@@ -403,6 +403,7 @@ FAILURES: dict[Outcome, Reason] = {
     Outcome.NOT_STARTED: Reason.NOT_STARTED,
     Outcome.PORT_BUSY: Reason.PORT_BUSY,
     Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
+    Outcome.NODE_FAULT: Reason.NODE_FAULT,
 }
 
 GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED, Reason.TO_OWN_CELLS)

@@ -87,6 +87,7 @@ class Outcome(StrEnum):
     PORT_BUSY = "port-busy"
     STOPPED = "stopped"
     UNKNOWN = "unknown"
+    NODE_FAULT = "node-fault"
 
 
 class RankExit(Message, frozen=True):

@@ -104,6 +104,7 @@ class Reason(StrEnum):
     EXIT_UNKNOWN = "exit-unknown"
     NOT_STARTED = "not-started"
     PORT_BUSY = "port-busy"
+    NODE_FAULT = "node-fault"
     PEER_FAILED = "peer-failed"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time-limit"
@@ -295,6 +296,7 @@ TEXT: dict[Reason, str] = {
     Reason.EXIT_UNKNOWN: "a process vanished and its end was not seen",
     Reason.NOT_STARTED: "a process could not be started",
     Reason.PORT_BUSY: "the rendezvous port was taken by another program",
+    Reason.NODE_FAULT: "a node could not start a process: it lacks room, or its disk fails",
     Reason.PEER_FAILED: "another member of the gang ended first",
     Reason.CANCELLED: "cancelled on request",
     Reason.TIME_LIMIT: "the job ran longer than its limit",

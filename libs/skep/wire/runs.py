@@ -51,10 +51,14 @@ class RunStarted(msgspec.Struct, frozen=True):
 
 
 class RunNotStarted(msgspec.Struct, frozen=True):
-    """The process could not be executed: `detail` says what was missing and where."""
+    """The process could not be executed: `detail` says what was missing and where.
+
+    `of_node`: the node is to blame for it (its disk is full), and not what the job asked for.
+    """
 
     token: str
     detail: str
+    of_node: bool = False
 
 
 class RunExited(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from skep_services.adapters.docker_plans import mounts_of, silence_of, trouble_o
 from skep_services.adapters.docker_records import TOKEN, End, Kept, Records
 from skep_services.adapters.ends import Ends
 from skep_services.agent import proc
+from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
 
@@ -250,27 +251,27 @@ class DockerRuntime:
             return _started(earlier)
         run.starting = True
         try:
-            trouble = await self._begin(run, plan)
+            why = await self._begin(run, plan)
         finally:
             run.starting = False
         if run.kept is not None:
             return _started(run.kept)
         self._runs.pop(plan.token, None)
-        return RunNotStarted(plan.token, trouble)
+        return RunNotStarted(plan.token, *why)
 
-    async def _begin(self, run: _Run, plan: RunPlan) -> str:
+    async def _begin(self, run: _Run, plan: RunPlan) -> NotStarted:
         """Start a container; `run.kept` is set if its command may run, else return why not."""
         trouble = trouble_of(plan, self._private)
         if trouble:
-            return trouble
+            return NotStarted(trouble)
         try:
             await self._call(self._engine.ping)
         except EngineGoneError as error:
-            return f"image {plan.image}: {error}"
+            return NotStarted(f"image {plan.image}: {error}")
         try:
             run.log = RunLog(plan.log_path, plan.log_bytes_max)
         except OSError as error:
-            return f"log {plan.log_path} cannot be written: {error.strerror}"
+            return not_written(f"log {plan.log_path}", error)
         self._needed.set()
         kept = Kept(
             token=plan.token,
@@ -282,15 +283,15 @@ class DockerRuntime:
         try:
             self._records.drop(plan.token)
             self._records.write(kept)
-            trouble = await self._execute(run, plan, kept)
+            why = NotStarted(await self._execute(run, plan, kept))
         except OSError as error:
-            trouble = f"{error.filename or self._state} cannot be written: {error.strerror}"
+            why = not_written(str(error.filename or self._state), error)
         except (EngineGoneError, EngineRefusedError) as error:
-            trouble = str(error)
+            why = NotStarted(str(error))
         if run.kept is None:
             _close_log(run)
             await self._discard(plan.token)
-        return trouble
+        return why
 
     async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
         said = self._records.provide(plan.token)

@@ -124,7 +124,8 @@ class ProcessRuntime:
         }
         answer = await self._ask({"do": "start", "plan": asked})
         if "not_started" in answer:
-            return RunNotStarted(plan.token, answer["not_started"])
+            at_node = answer.get("fault") == "node"
+            return RunNotStarted(plan.token, answer["not_started"], of_node=at_node)
         return _started(answer["started"])
 
     async def stop(self, token: str, grace_s: float) -> None:

@@ -25,6 +25,7 @@ from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
+from skep_services.agent.runner_launch import not_written
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -37,6 +38,9 @@ Answer = Callable[[Any], Awaitable[None]]
 ASK_S = 5.0
 """How long the end of an agent waits to hear what goes on without it."""
 DRIVER_OFF = f"the driver's checkpoint is off: {DRIVER_CHECKPOINT} is not `{ALLOWED}`, or it fails"
+NODE_FAULT_PAUSE_S = 3.0
+"""How long it takes to say that this node cannot start a rank. If a job can run nowhere else, the
+20 attempts that it may lose then give the node a minute to recover."""
 OUTBOX_MAX = 100_000
 """Events waiting for the stream: a day without a bus at one job a second. They are journalled, so
 beyond this the agent rather ends, and tells them after its restart."""
@@ -234,6 +238,15 @@ class AgentCalls:
             log.warning("after %s attempt %d: %s", command.job, command.attempt, text)
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
+        outcome = await self._started(command)
+        if isinstance(outcome, RunNotStarted) and outcome.of_node:
+            log.warning(
+                "%s not started, by a fault of this node: %s", outcome.token, outcome.detail
+            )
+            await asyncio.sleep(NODE_FAULT_PAUSE_S)
+        await answer(outcome)
+
+    async def _started(self, command: machine.StartRank) -> RunStarted | RunNotStarted:
         plan = run_plan(command, self._state, self._devices, self._inherited)
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
@@ -247,28 +260,22 @@ class AgentCalls:
             await self._stores.free(command.command.master_port)
         if meets_here and port_is_taken(command.command.master_port):
             text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
-            await answer(RunNotStarted(command.token, text))
-            return
+            return RunNotStarted(command.token, text)
         try:
             self._checkpoints.provide(command.command.job, whole=command.command.nodes == 1)
-        except OSError as error:
-            text = f"{error.filename or self._state} cannot be written: {error.strerror}"
-            await answer(RunNotStarted(command.token, text))
-            return
-        if plan.image or command.command.python:
-            try:
+            if plan.image or command.command.python:
                 provide_job_library(self._state)
-            except OSError as error:
-                text = f"{error.filename or self._state} cannot be written: {error.strerror}"
-                await answer(RunNotStarted(command.token, text))
-                return
+        except OSError as error:
+            return RunNotStarted(
+                command.token, *not_written(str(error.filename or self._state), error)
+            )
         self.access.starting(command.token)
         outcome = await self._runtime.start(plan)
         if isinstance(outcome, RunStarted):
             self.access.began(outcome)
         else:
             self.access.gone(command.token)
-        await answer(outcome)
+        return outcome
 
     async def _publish_in_order(self) -> None:
         """Publish one event after the other: followers see what happened in the order it did."""

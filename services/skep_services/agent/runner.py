@@ -9,6 +9,7 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
 
     {"id": 1, "do": "start", "plan": {...}}         -> {"id": 1, "started": {token, pid, ticks, at}}
                                                      | {"id": 1, "not_started": "what was missing"}
+                                                       with "fault": "node" if the job has none
     {"id": 2, "do": "stop", "token", "grace_s"}     -> {"id": 2, "done": true}
     {"id": 3, "do": "forget", "token"}              -> {"id": 3, "done": true}
     {"id": 4, "do": "list"}                         -> {"id": 4, "runs": [started or exited, ...]}
@@ -269,7 +270,7 @@ class Server:
     def _answer(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         match request["do"]:
             case "start" if self.closing:
-                return {"not_started": "this node is shutting down"}
+                return {"not_started": "this node is shutting down", "fault": "node"}
             case "start":
                 return self.holder.start(request["plan"])
             case "stop":

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skep_services.agent import proc, runner_freeze
-from skep_services.agent.runner_launch import launch, script_trouble
+from skep_services.agent.runner_launch import NotStarted, launch, not_written, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
 
@@ -141,28 +141,33 @@ class Holder:
             plan: Its `token`, `argv`, `env`, `workdir`, `script`, `log_path` and `log_bytes_max`.
 
         Returns:
-            The answer to the client: what was `started`, or in words why it is `not_started`.
+            The answer to the client: what was `started`, or in words why it is `not_started`, and
+            whose `fault` that is if it is the node's.
         """
         token = plan["token"]
         known = self._record.runs.get(token)
         if known is not None:
             return {"started": _started(known)}
         if len(self._record.runs) >= RUNS_MAX:
-            return {"not_started": f"this node already remembers {RUNS_MAX} runs: forget some"}
+            text = f"this node already remembers {RUNS_MAX} runs: forget some"
+            return _not_started(NotStarted(text, of_node=True))
         try:
             log = RunLog(plan["log_path"], plan["log_bytes_max"])
         except OSError as error:
-            return {"not_started": f"log {plan['log_path']} cannot be written: {error.strerror}"}
+            return _not_started(not_written(f"log {plan['log_path']}", error))
         try:
             known = self._record.began(token, proc.random_mark(), log.path, log.bytes_max)
+        except OSError as error:
+            log.close()
+            return _not_started(not_written(error.filename or self.state, error))
+        try:
             outcome = self._launch(plan, known, log)
         except OSError as error:
-            outcome = f"{error.filename or self.state} cannot be written: {error.strerror}"
-        if known is None or isinstance(outcome, str):
+            outcome = not_written(error.filename or self.state, error)
+        if isinstance(outcome, NotStarted):
             log.close()
-            if known is not None:
-                self._note(self._record.not_started, token)
-            return {"not_started": outcome}
+            self._note(self._record.not_started, token)
+            return _not_started(outcome)
         ticks = proc.start_ticks(outcome)
         assert ticks is not None, "a child that was not waited for has an entry in /proc"
         run = self._mains[outcome] = Run(known, own=True)
@@ -469,10 +474,10 @@ class Holder:
         self.live[run.known.token] = run
         self._marks[run.known.mark] = run
 
-    def _launch(self, plan: dict[str, Any], known: Known, log: RunLog) -> int | str:
+    def _launch(self, plan: dict[str, Any], known: Known, log: RunLog) -> int | NotStarted:
         trouble = script_trouble(plan["script"], plan["workdir"])
         if trouble is not None:
-            return trouble
+            return NotStarted(trouble)
         env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], NODE_VARIABLE: self.state}
         output = log.open_for_process()
         try:
@@ -546,6 +551,10 @@ class Holder:
 
 def _started(known: Known) -> dict[str, Any]:
     return {"token": known.token, "pid": known.pid, "ticks": known.ticks, "at": known.at}
+
+
+def _not_started(why: NotStarted) -> dict[str, Any]:
+    return {"not_started": why.detail, **({"fault": "node"} if why.of_node else {})}
 
 
 def _alive(known: Known) -> dict[str, Any]:

@@ -6,11 +6,36 @@ import errno
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+NODE_ERRNOS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
+"""Errors that no command, environment or workdir of a job brings about: the node lacks room,
+memory, processes or descriptors, or its disk fails. On another node the same job may run.
+"""
+
+
+class NotStarted(NamedTuple):
+    """Why a run did not come to be, in words. `of_node`: the node is to blame, not the job."""
+
+    detail: str
+    of_node: bool = False
 
 
 def launch(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, stdin: int, output: int
-) -> int | str:
+) -> int | NotStarted:
     """Execute a program in a session of its own.
 
     Every other descriptor of this process must be close-on-exec. The caller reaps the pid.
@@ -24,7 +49,7 @@ def launch(
         output: A descriptor, which becomes stdout and stderr.
 
     Returns:
-        The pid, or in words what was wrong.
+        The pid, or what was wrong.
     """
     kept = _keep_on(env.get("SKEP_CPUS", ""))
     try:
@@ -40,9 +65,11 @@ def launch(
             start_new_session=True,
         )
     except OSError as error:
-        return explain(error, argv[0], env, workdir)
+        text = explain(error, argv[0], env, workdir)
+        return NotStarted(text, of_node=error.errno in NODE_ERRNOS)
     except ValueError as error:
-        return f"the command, its environment or workdir cannot be passed to exec: {error}"
+        text = f"the command, its environment or workdir cannot be passed to exec: {error}"
+        return NotStarted(text)
     finally:
         os.sched_setaffinity(0, kept)
     # The runner reaps all its children itself; an object that believes its process has ended
@@ -61,6 +88,17 @@ def _keep_on(cpus: str) -> set[int]:
     if wanted:
         os.sched_setaffinity(0, wanted)
     return before
+
+
+def not_written(what: str, error: OSError) -> NotStarted:
+    """Return that something which a run needs cannot be written, and whose fault that is.
+
+    Args:
+        what: What it is, with its path.
+        error: How it failed.
+    """
+    text = f"{what} cannot be written: {error.strerror}"
+    return NotStarted(text, of_node=error.errno in NODE_ERRNOS)
 
 
 def explain(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:

@@ -18,6 +18,7 @@ from skep.machines.agent.change_progress import joining, newcomers
 from skep.machines.agent.changes import Changes
 from skep.machines.agent.devices import also_used, in_the_way, troubles
 from skep.machines.agent.parts import (
+    NODE_FAULT,
     PEER_GRACE_S,
     DevicesSeen,
     ExitProcess,
@@ -215,7 +216,8 @@ class AgentMachine:
             case RunStarted():
                 self._run_started(event, now)
             case RunNotStarted():
-                self._down(event.token, None, now, started=False, detail=event.detail)
+                text = f"{NODE_FAULT}{event.detail}" if event.of_node else event.detail
+                self._down(event.token, None, now, started=False, detail=text)
             case RunExited():
                 self._down(event.token, event.code, now, asked=event.asked, left=event.left)
                 self._effects.append(Call(ForgetRun(event.token)))

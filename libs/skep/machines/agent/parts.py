@@ -47,6 +47,8 @@ PEER_GRACE_S = 5.0
 """What the other ranks of a node get once one has failed: nothing they do can succeed any more."""
 PORT_BUSY = "port-busy: "
 """How a RunNotStarted says that the rendezvous port was taken."""
+NODE_FAULT = "node-fault: "
+"""How a rank's end says that the node could not begin it, which is no fault of the job."""
 DEVICE_BUSY = "device-busy: "
 """How a rank's end says that it was not begun because others are on its device."""
 
@@ -457,6 +459,8 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
             return Outcome.PORT_BUSY, f"{named}: {down.detail[len(PORT_BUSY) :]}"
         if down.detail.startswith(DEVICE_BUSY):  # No fault of the job, nor of the device.
             return Outcome.UNKNOWN, f"{named}: {down.detail[len(DEVICE_BUSY) :]}"
+        if down.detail.startswith(NODE_FAULT):
+            return Outcome.NODE_FAULT, f"{named}: {down.detail[len(NODE_FAULT) :]}"
         return Outcome.NOT_STARTED, f"{named}: {down.detail}"
     if down.code is None:
         return Outcome.UNKNOWN, f"{named} vanished; its end was not seen"
