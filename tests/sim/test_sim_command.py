@@ -509,8 +509,9 @@ def test_a_run_that_waits_for_ever_is_stuck_although_until_was_given(run: Run) -
     assert json.loads(Path("out/results.json").read_text())["runs"][0]["cut"] == "until"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_is_no_column_beside_complete_ones(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """The second of three runs is interrupted; the third never begins."""
     begun: list[str] = []
@@ -518,7 +519,7 @@ def test_an_interrupted_run_is_no_column_beside_complete_ones(
     def interrupted(order: Any, trace: Trace, speeds: Any, watch: Any) -> Any:
         begun.append(order.label)
         if len(begun) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return play(order, trace, speeds, watch)
 
     monkeypatch.setattr("skep_services.simulations.pool.play", interrupted)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import signal
 import socket
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from skep_services.cli import exits
@@ -108,9 +106,6 @@ def errors() -> Iterator[None]:
     """
     from skep_services.engines import task
 
-    before = {
-        number: signal.signal(number, _terminated) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
     try:
         yield
     except task.FailedError as error:
@@ -122,13 +117,6 @@ def errors() -> Iterator[None]:
         raise CommandError(exits.UNREACHABLE, str(error)) from None
     except task.EngineError as error:
         raise CommandError(exits.FAILED, str(error)) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 # --- jobs of a Skep cluster -----------------------------------------------------------------------

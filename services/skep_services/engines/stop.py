@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Stop:
-    """Whether somebody pressed Ctrl-C. Once it is asked for everything ends in order."""
+    """Whether Ctrl-C, or a signal to terminate, came. Once one did everything ends in order."""
 
     def __init__(self) -> None:
         """Go on until told otherwise."""
@@ -18,17 +20,21 @@ class Stop:
 
     @contextlib.contextmanager
     def on_interrupt(self) -> Iterator[Stop]:
-        """Have the first Ctrl-C ask for the end, and a second one end it at once."""
+        """Have the first signal ask for the end, and a second one end it at once."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             self.asked = True
-            signal.signal(signal.SIGINT, before)
+            restore()
 
-        before = signal.signal(signal.SIGINT, ask)
+        def restore() -> None:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+        before = {number: signal.signal(number, ask) for number in SIGNALS}
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            restore()
 
 
 @contextlib.contextmanager

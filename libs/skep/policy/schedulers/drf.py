@@ -5,6 +5,8 @@ Source: Dominant Resource Fairness (NSDI 2011), algorithm 1; DL², section 6.1.
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import heapify, heappop, heapreplace
 from typing import ClassVar
 
 from skep.policy.api import Policy
@@ -58,19 +60,24 @@ class Drf(Policy, frozen=True):
         for job in view.jobs:
             if job.phase in HOLDING and not job.borrows:
                 _add(has, self._owner(job), job)
-        lines: dict[str, list[JobView]] = {}
+        lines: dict[str, deque[JobView]] = {}
         for job in by_arrival(queued(view)):
-            lines.setdefault(self._owner(job), []).append(job)
+            lines.setdefault(self._owner(job), deque()).append(job)
+        least = [
+            (_share(has, owner, totals), line[0].sequence, owner) for owner, line in lines.items()
+        ]
+        heapify(least)
         turns = []
-        while lines:
-            least = min(
-                lines, key=lambda owner: (_share(has, owner, totals), lines[owner][0].sequence)
-            )
-            job = lines[least].pop(0)
-            if not lines[least]:
-                del lines[least]
-            _add(has, least, job)
+        while least:
+            owner = least[0][2]
+            job = lines[owner].popleft()
+            _add(has, owner, job)
             turns.append(Turn(job.job, Reason.LOWEST_SHARE))
+            if lines[owner]:
+                following = lines[owner][0].sequence
+                heapreplace(least, (_share(has, owner, totals), following, owner))
+            else:
+                heappop(least)
         return Plan(turns=tuple(turns), strict=self.strict)
 
     def _owner(self, job: JobView) -> str:
