@@ -12,18 +12,25 @@ All of it is integers. What rounding leaves, and small holders, are blamed on "o
 
 from __future__ import annotations
 
+from itertools import islice
+from operator import itemgetter
+
 import msgspec
 
 SCALE_BITS = 12
 """The clock counts nanoseconds of one thousandth of a GPU, times 2 ** 12: ten years fit 63 bits,
 and a tick at 8,192 GPUs errs by 2 ns."""
-SLICE = 256
+SLICE = 64
 """Holders that left since the last slice: a query looks at each, at some 0.1 us."""
 KEPT = 16
 """Holders known of a slice: three times as many as are shown."""
+EARLIEST = 8
+"""Holders looked at that have as many GPUs and are still there."""
 SLICES_MAX = 1024
 """Slices of a group; then what all waiting jobs have waited so far is taken, and they begin anew:
-a quarter of a million holders have left by then."""
+65,000 holders have left by then."""
+
+_part = itemgetter(1)
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,13 +127,10 @@ class Holders(msgspec.Struct):
         self.marks[job] = Mark(self.clock, self.busy, len(self.slices[0]))
         self.fresh[job] = None
 
-    def waits_no_more(self, job: str, now: int) -> tuple[int, dict[str, int]]:
-        """Have a job wait no more; return what `blamed` does."""
-        self.advance(now)
-        found = self.blamed(job, now)
+    def waits_no_more(self, job: str) -> None:
+        """Have a job wait no more."""
         self.marks.pop(job, None)
         self.fresh.pop(job, None)
-        return found
 
     def blamed(self, job: str, now: int) -> tuple[int, dict[str, int]]:
         """Return for how long holders kept a job waiting, and which of them the most.
@@ -166,12 +170,13 @@ class Holders(msgspec.Struct):
         """Add what holders of the slice that is not full are to blame for, from `since` on."""
         for one in self.left:
             if one.until > since:
-                part = one.gpus * (one.until - max(one.since, since)) >> SCALE_BITS
+                begin = max(since, one.since)
+                part = one.gpus * (one.until - begin) >> SCALE_BITS
                 named[one.party] = named.get(one.party, 0) + part
         for gpus, alike in self.sizes.items():
             # With as many GPUs the earliest are the most to blame.
-            for _, (party, began) in zip(range(KEPT), alike.items(), strict=False):
-                part = gpus * (clock - max(began, since)) >> SCALE_BITS
+            for party, began in islice(alike.items(), EARLIEST):
+                part = gpus * (clock - max(since, began)) >> SCALE_BITS
                 named[party] = named.get(party, 0) + part
 
     def _close(self) -> None:
@@ -227,6 +232,9 @@ def largest(named: dict[str, int], count: int = KEPT) -> dict[str, int]:
         named: Parts by holder; those of 0 are left out.
         count: How many at most.
     """
-    parts = [(party, part) for party, part in named.items() if part > 0]
-    parts.sort(key=lambda each: -each[1])
+    if len(named) <= count and all(named.values()):
+        parts = list(named.items())
+    else:
+        parts = [each for each in named.items() if each[1] > 0]
+    parts.sort(key=_part, reverse=True)
     return dict(parts[:count])

@@ -69,7 +69,6 @@ class Blame(msgspec.Struct):
             life.push(stretch)
         life.at = max(life.at, now)
         if waited_for is not None:
-            waited_for.waits_no_more(life.job, now)
             waited_for.wait(life.job, now)
 
     def turn(
@@ -88,7 +87,7 @@ class Blame(msgspec.Struct):
             life.push(stretch)
         life.at = max(life.at, now)
         if waited_for is not None:
-            waited_for.waits_no_more(life.job, now)
+            waited_for.waits_no_more(life.job)
         life.cause, life.in_line = cause, False
         life.parties = dict(parties) if parties else {}
         if cause in BY_HOLDERS and not life.parties and not life.gpus:

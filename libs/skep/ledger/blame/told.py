@@ -17,6 +17,8 @@ SHOWN = 5
 VC_PARTIES = 64
 """Parties kept of a cause of a VC, of which SHOWN are told."""
 OTHERS = "others"
+ORDER = {cause: number for number, cause in enumerate(Cause)}
+"""In which order causes are told."""
 LEAST = 10_000
 """Others that have less than this part of a share are what rounding left."""
 
@@ -157,7 +159,7 @@ def tell(life: Life, pending: Sequence[Stretch], end: str = "") -> Told:
             _take(sums, more)
     shares = tuple(
         Share(one.cause, one.length, one.gpu_ns, _named(one.parties, one.length))
-        for one in sorted(sums, key=lambda each: tuple(Cause).index(each.cause))
+        for one in sorted(sums, key=lambda each: ORDER[each.cause])
     )
     return Told(
         job=life.job,
