@@ -24,7 +24,8 @@ from skep.wire.changes import (
     Result,
 )
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell
-from skep.wire.commands import Checkpoint, Migrate, Resize, Resume, Share as ShareGpus, Suspend
+from skep.wire.commands import Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.commands import Share as ShareGpus
 from skep.wire.facts import (
     CellsReserved,
     CellsSet,
@@ -52,11 +53,7 @@ from skep.wire.trials import After, Before, Kind, TrialBegun, TrialOver, Verdict
 from tests.blame_kit import check
 from tests.kit import at, spec
 
-REQUESTED, PREEMPTED, BY_POLICY = (
-    Reason.REQUESTED,
-    Reason.PREEMPTED,
-    Reason.PREEMPTED_BY_POLICY,
-)
+REQUESTED, PREEMPTED, BY_POLICY = (Reason.REQUESTED, Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY)
 
 
 class Log:
@@ -154,9 +151,7 @@ class Log:
         attempt = self.attempts[job]
         self.add(
             second,
-            GpusRegained(
-                job=job, attempt=attempt, chain="", at=at(second), members=members(*gpus)
-            ),
+            GpusRegained(job=job, attempt=attempt, chain="", at=at(second), members=members(*gpus)),
         )
 
     def gone(self, second: float, job: str, step_s: float) -> None:
@@ -181,7 +176,9 @@ class Log:
         assert told is not None
         return told
 
-    def trial(self, second: float, kind: Kind, job: str, rate: int, after: int, **more: Any) -> None:
+    def trial(
+        self, second: float, kind: Kind, job: str, rate: int, after: int, **more: Any
+    ) -> None:
         """A trial is begun at a second, and over two seconds later; rates per second."""
         self.add(
             second,
@@ -225,6 +222,10 @@ def members(*gpus: str, owns: bool = True) -> tuple[Member, ...]:
     )
 
 
+def resize(world: int) -> Resize:
+    return Resize(generation=2, world=world, ranks=(), master_address="", master_port=1)
+
+
 Shown = dict[Cause, tuple[float, dict[str, float]]]
 
 
@@ -251,11 +252,7 @@ def test_a_job_that_runs_at_once_only_starts_and_runs() -> None:
     log.bound(2, "j1", "n1/0", "n1/1")
     log.ran(5, "j1")
     told = log.ended(105, "j1")
-    assert stretches(told) == [
-        (Cause.UNDECIDED, 2),
-        (Cause.STARTING, 3),
-        (Cause.RUNNING, 100),
-    ]
+    assert stretches(told) == [(Cause.UNDECIDED, 2), (Cause.STARTING, 3), (Cause.RUNNING, 100)]
     assert told.elapsed_ns == seconds(105)
     assert (told.held_gpu_ns, told.useful_gpu_ns, told.lost_gpu_ns) == (
         seconds(206),
@@ -288,7 +285,12 @@ def test_a_job_waits_behind_the_holders_of_its_cells_by_their_gpus() -> None:
 def test_an_opportunistic_job_waits_behind_all_that_hold_gpus_of_its_type() -> None:
     log = Log()
     chain = {
-        name: Chain(gpu=gpu, levels=(Level("node", 8),), node_level="node", nodes=(NodeCell(node),))
+        name: Chain(
+            gpu=gpu,
+            levels=(Level(name="node", fanout=8),),
+            node_level="node",
+            nodes=(NodeCell(node=node),),
+        )
         for name, gpu, node in (("old", "p100", "n1"), ("new", "v100", "n2"))
     }
     cluster = Cluster(chains=chain)
@@ -327,10 +329,7 @@ def test_a_recorded_reason_is_the_cause(why: Reason) -> None:
     log.waits(10, "j1", why)
     log.waits(40, "j1", Reason.WAITS_FOR_CELLS)
     log.runs(45, "j1", "n1/0")
-    assert shown(log.ended(45, "j1")) == {
-        Cause.WAITS_ALONE: (15, {}),
-        WAITING[why]: (30, {}),
-    }
+    assert shown(log.ended(45, "j1")) == {Cause.WAITS_ALONE: (15, {}), WAITING[why]: (30, {})}
 
 
 def test_victims_of_a_reservation_are_named_and_know_for_which_job() -> None:
@@ -339,7 +338,7 @@ def test_victims_of_a_reservation_are_named_and_know_for_which_job() -> None:
         log.queued(0, job, opportunistic=True, gpus=gpus)
         log.runs(0, job, *(f"n{job[1]}/{gpu}" for gpu in range(gpus)), owns=False)
     log.queued(10, "j3", vc="vision", gpus=4)
-    log.add(10, reserved("j3", "j1", "j2"))
+    log.add(10, reserved(10, "j3", "j1", "j2"))
     log.stopping(12, "j1", PREEMPTED)
     log.stopping(12, "j2", PREEMPTED)
     log.requeued(18, "j1", PREEMPTED)
@@ -372,9 +371,9 @@ def test_a_reservation_that_is_dropped_is_a_wait_again() -> None:
     for job in ("j1", "j2"):
         log.queued(0, job, opportunistic=job == "j1")
     log.runs(0, "j1", "n1/0", owns=False)
-    log.add(5, reserved("j2", "j1"))
+    log.add(5, reserved(5, "j2", "j1"))
     log.add(8, ReservationDropped(job="j2", attempt=1, why=PREEMPTED))
-    log.add(9, reserved("j2", "j1"))
+    log.add(9, reserved(9, "j2", "j1"))
     cluster = Cluster()
     fate = JobFate(job="j2", fate="released")
     log.add(11, CellsSet(cluster=cluster, asked=cluster, fates=(fate,)))
@@ -389,14 +388,14 @@ def test_a_reservation_that_is_dropped_is_a_wait_again() -> None:
     assert log.blame.lives["j1"].takers == {}
 
 
-def reserved(job: str, *victims: str) -> CellsReserved:
+def reserved(second: float, job: str, *victims: str) -> CellsReserved:
     return CellsReserved(
         job=job,
         attempt=1,
         chain="",
         members=(),
         victims=victims,
-        at=at(0),
+        at=at(second),
         why=Reason.BEST_FIT_ONE_NODE,
     )
 
@@ -484,9 +483,7 @@ def test_what_its_policy_suspends_is_preempted_by_those_that_run() -> None:
     assert [cause for cause, _ in stretches(told)][-2:] == [Cause.PREEMPTED, Cause.SUSPENDED]
 
 
-@pytest.mark.parametrize(
-    ("end", "lost"), [(End.FAILED, 30), (End.SUCCEEDED, 0), (End.CANCELLED, 0)]
-)
+@pytest.mark.parametrize("end, lost", [(End.FAILED, 30), (End.SUCCEEDED, 0), (End.CANCELLED, 0)])
 def test_work_since_the_last_checkpoint_is_lost_with_a_failed_attempt(
     end: End, lost: float
 ) -> None:
@@ -530,10 +527,10 @@ def test_a_job_that_moved_takes_its_work_along() -> None:
     log = Log()
     log.queued(0, "j1")
     log.runs(0, "j1", "n1/0")
-    log.changing(30, "j1", Goal.MIGRATE, Migrate(to=()), REQUESTED)
-    log.add(30, successor("j1", "n2/0"))
+    log.changing(30, "j1", Goal.MIGRATE, Move(targets=()), REQUESTED)
+    log.add(30, successor(30, "j1", "n2/0"))
     log.add(40, SuccessorDropped(job="j1", attempt=2, order=6, why=REQUESTED, at=at(40)))
-    log.add(40, successor("j1", "n3/0"))
+    log.add(40, successor(40, "j1", "n3/0"))
     log.add(48, JobMoved(job="j1", attempt=2, source=1, order=7, at=at(48)))
     log.attempts["j1"] = 2
     log.changed(50, "j1", Goal.MIGRATE, pause_ns=seconds(3))
@@ -542,14 +539,14 @@ def test_a_job_that_moved_takes_its_work_along() -> None:
     assert told.held_gpu_ns == seconds(90 + 18)  # Its successor held a GPU while it got ready.
 
 
-def successor(job: str, *gpus: str) -> SuccessorBound:
+def successor(second: float, job: str, *gpus: str) -> SuccessorBound:
     return SuccessorBound(
         job=job,
         attempt=2,
         order=5,
         members=members(*gpus),
         master_port=1,
-        at=at(0),
+        at=at(second),
         chain="",
         secret="",
     )
@@ -598,19 +595,16 @@ def test_a_guest_is_compared_with_its_rate_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "cause"), [(False, Cause.SLOWED_BY_PLACEMENT), (True, Cause.SLOWED_BY_NODE)]
+    "broken, cause", [(False, Cause.SLOWED_BY_PLACEMENT), (True, Cause.SLOWED_BY_NODE)]
 )
 def test_a_better_place_shows_how_bad_the_one_before_was(*, broken: bool, cause: Cause) -> None:
     log = Log()
     log.queued(0, "j1", workers=2)
     log.runs(0, "j1", "n1/0", "n2/0")
     if broken:
-        log.add(
-            5,
-            GpuQuarantined(node="n2", device=0, quarantine=True, why=Reason.DEVICE_TROUBLE),
-        )
+        log.add(5, GpuQuarantined(node="n2", device=0, quarantine=True, why=Reason.DEVICE_TROUBLE))
     log.trial(100, Kind.MIGRATE, "j1", 6, 10)
-    log.add(100, successor("j1", "n3/0", "n3/1"))
+    log.add(100, successor(100, "j1", "n3/0", "n3/1"))
     log.add(100, JobMoved(job="j1", attempt=2, source=1, order=7, at=at(100)))
     log.add(150, log.after)
     told = log.ended(200, "j1")
@@ -623,7 +617,7 @@ def test_a_difference_within_chance_is_none() -> None:
     log.queued(0, "j1")
     log.runs(0, "j1", "n1/0")
     log.trial(100, Kind.MIGRATE, "j1", 96, 100)
-    log.add(100, successor("j1", "n2/0"))
+    log.add(100, successor(100, "j1", "n2/0"))
     log.add(100, JobMoved(job="j1", attempt=2, source=1, order=7, at=at(100)))
     log.add(150, log.after)
     assert shown(log.ended(200, "j1")) == {Cause.RUNNING: (200, {})}
@@ -634,7 +628,7 @@ def test_fewer_workers_than_asked_for_are_slower_by_what_was_measured() -> None:
     log.queued(0, "j1", workers=2)
     log.runs(0, "j1", "n1/0", "n1/1")
     log.trial(50, Kind.GROW, "j1", 10, 0)  # At 10 a second with both.
-    log.changing(100, "j1", Goal.RESIZE, Resize(world=1), REQUESTED)
+    log.changing(100, "j1", Goal.RESIZE, resize(1), REQUESTED)
     log.changed(100, "j1", Goal.RESIZE)
     log.add(100, GangNarrowed(job="j1", attempt=1, node="n1", workers=1, at=at(100)))
     log.gone(200, "j1", 0.2)  # A mini-batch took 0.2 s at the end.
@@ -649,7 +643,7 @@ def test_gpus_for_ranks_that_are_to_join_are_held() -> None:
     log.runs(0, "j1", "n1/0")
     [more] = members("n2/0")
     log.add(50, GangWidened(job="j1", attempt=1, member=more, at=at(50)))
-    log.changing(50, "j1", Goal.RESIZE, Resize(world=2), REQUESTED)
+    log.changing(50, "j1", Goal.RESIZE, resize(2), REQUESTED)
     log.changed(60, "j1", Goal.RESIZE, pause_ns=seconds(1))
     told = log.ended(100, "j1")
     assert shown(told) == {Cause.RUNNING: (99, {}), Cause.CHANGING: (1, {})}
@@ -687,7 +681,7 @@ def test_what_is_summed_up_is_divided_by_rates_all_the_same() -> None:
         log.suspended(20 * turn + 10, "j1", released=False)
         log.changing(20 * turn + 20, "j1", Goal.RESUME, Resume(), REQUESTED)
         log.changed(20 * turn + 20, "j1", Goal.RESUME)
-    log.add(400, successor("j1", "n2/0"))
+    log.add(400, successor(400, "j1", "n2/0"))
     log.add(400, JobMoved(job="j1", attempt=2, source=1, order=7, at=at(400)))
     log.add(410, log.after)
     told = log.ended(420, "j1")
@@ -700,7 +694,7 @@ def test_conditions_are_bounded() -> None:
     log.queued(0, "j1")
     log.runs(0, "j1", "n0/0")
     for number in range(1, 2 * CONDITIONS_MAX):
-        log.add(number, successor("j1", f"n{number}/0"))
+        log.add(number, successor(number, "j1", f"n{number}/0"))
         moved = JobMoved(job="j1", attempt=number + 1, source=1, order=7, at=at(number))
         log.add(number, moved)
     assert len(log.blame.lives["j1"].conditions) == CONDITIONS_MAX
@@ -733,7 +727,7 @@ def test_a_log_may_begin_anywhere() -> None:
     log.regained(3, "j1", "n1/0")
     log.changed(3, "j1", Goal.RESUME)
     log.waits(4, "j1", Reason.WAITS_FOR_GPUS)
-    log.add(4, reserved("j1", "j9"))
+    log.add(4, reserved(4, "j1", "j9"))
     log.add(4, ReservationDropped(job="j1", attempt=1, why=PREEMPTED))
     log.runs(5, "j1", "n1/0")
     log.stopping(6, "j1", PREEMPTED)

@@ -292,14 +292,21 @@ def _job_changed(blame: Blame, fact: JobChanged, now: int) -> None:
     life = blame.lives.get(fact.job)
     if life is None or life.cause is Cause.STOPPING:
         return
-    if life.trains:
-        _pause(blame, life, now, fact.pause_ns)
-    if fact.result is not Result.DONE:
+    if life.trains and fact.pause_ns > 0:
+        blame.cut(life, now)
+        life.stood(fact.pause_ns)
+    if fact.result is Result.DONE:
+        _change_done(blame, life, fact, now)
+    else:
         if fact.released:
             _give_back(blame, life, now)
         if life.stands and life.cause is Cause.CHANGING:
             _stand(blame, life, now)
-        return
+    life.goes_on, life.world = False, 0
+
+
+def _change_done(blame: Blame, life: Life, fact: JobChanged, now: int) -> None:
+    """Take over that a change of an attempt is done."""
     if fact.goal is Goal.SUSPEND:
         if not life.stands:
             life.stands_for = Cause.PREEMPTED if fact.why in FOR_OTHERS else Cause.SUSPENDED
@@ -321,16 +328,6 @@ def _job_changed(blame: Blame, fact: JobChanged, now: int) -> None:
         life.size = life.world
         if life.trains:
             blame.train(life)
-    life.goes_on, life.world = False, 0
-
-
-def _pause(blame: Blame, life: Life, now: int, pause_ns: int) -> None:
-    """Note that a job that trains stood still at last, for a change."""
-    stood = min(max(0, pause_ns), max(0, now - life.at))
-    if stood:
-        blame.cut(life, now - stood)
-        life.push(life.stretch(life.at, now, Cause.CHANGING))
-        life.at = now
 
 
 def _stand(blame: Blame, life: Life, now: int) -> None:

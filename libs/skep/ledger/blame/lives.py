@@ -166,6 +166,20 @@ class Life(msgspec.Struct, omit_defaults=True):
         if len(self.stretches) > STRETCHES_MAX:
             sum_up(self.earlier, self.stretches.pop(0))
 
+    def stood(self, pause_ns: int) -> None:
+        """Note that it stood still at last, for a change, in what was taken for training."""
+        stood: list[Stretch] = []
+        while pause_ns > 0 and self.stretches and self.stretches[-1].cause is Cause.RUNNING:
+            last = self.stretches.pop()
+            begin = max(last.begin, last.end - pause_ns)
+            pause_ns -= last.end - begin
+            stood.append(Stretch(begin, last.end, Cause.CHANGING, last.gpus))
+            if begin > last.begin:
+                last.end = begin
+                self.stretches.append(last)
+        for stretch in reversed(stood):
+            self.push(stretch)
+
     def save(self) -> None:
         """Note that what it has made so far survives."""
         for stretch in self.stretches:
