@@ -1,4 +1,4 @@
-"""What the tests of blame share: a live-like run of many jobs, and what must hold of every answer."""
+"""What the tests of blame share: a live-like run of many jobs, and what holds of every answer."""
 
 from __future__ import annotations
 

@@ -707,8 +707,23 @@ def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
     log.bound(5, "j1", "n1/0")
     log.ran(50, "j1")
     told = log.ended(30, "j1")
-    assert (told.submitted_at, told.until) == (at(20), at(50))
-    assert stretches(told) == [(Cause.STARTING, 30)]
+    assert (told.submitted_at, told.until) == (at(20), at(30))
+    assert stretches(told) == [(Cause.STARTING, 10)]
+
+
+def test_what_is_summed_up_is_taken_back_too() -> None:
+    log = Log()
+    log.queued(0, "j1")
+    log.runs(0, "j1", "n1/0")
+    for turn in range(40):
+        log.suspended(20 * turn + 10, "j1", released=False)
+        log.changing(20 * turn + 20, "j1", Goal.RESUME, Resume(), REQUESTED)
+        log.changed(20 * turn + 20, "j1", Goal.RESUME)
+    told = log.ended(55, "j1")
+    assert (told.until, told.spans) == (at(55), ())
+    assert told.elapsed_ns == told.earlier_ns == seconds(55)
+    log.queued(60, "j2", submitted=90)
+    assert log.ended(80, "j2").elapsed_ns == 0
 
 
 def test_a_start_that_a_node_dates_ahead_counts_when_it_was_recorded() -> None:

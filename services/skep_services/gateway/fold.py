@@ -254,6 +254,11 @@ class Fold:
         """Return whether there are events that `take` has not returned."""
         return bool(self._events)
 
+    @property
+    def blamed_waiting(self) -> int:
+        """Return of how many ended jobs it is known where their time went, and not stored."""
+        return len(self._blamed)
+
     def forget(self) -> None:
         """Let go of ended jobs beyond RECENT_MAX that the store has."""
         surplus = len(self.recent) - RECENT_MAX

@@ -164,6 +164,10 @@ class Indexer:
         self.state_at = delivery.sequence
         if self.state_at >= self.positions[subjects.ALLOC]:
             self.caught_up.set()
+        if self.fold.blamed_waiting:
+            self._dirty.set()
+        if self.fold.blamed_waiting >= BATCH_MAX:
+            await self.flush()
         if self.state_at % SLICE == 0:
             await asyncio.sleep(0)
 

@@ -45,6 +45,7 @@ from skep.wire.facts import (
     JobWaits,
     Member,
     MemberGone,
+    MemberRan,
     NodeBack,
     NodeLost,
     ReservationDropped,
@@ -56,6 +57,8 @@ from skep.wire.trials import Kind, TrialBegun, TrialOver
 
 FOR_OTHERS: Final = frozenset((Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY))
 """Why an attempt is stopped or suspended so that other jobs have its GPUs."""
+BY_A_NODE: Final = frozenset((JobRan, MemberRan))
+"""Facts whose instant is of a node's clock."""
 BY_NODES: Final = frozenset((Reason.NODE_LOST, Reason.NODE_STOPPED))
 QUEUED: Final = frozenset(
     (
@@ -88,7 +91,8 @@ def apply(blame: Blame, fact: object, at: Instant) -> Told | None:
     told = getattr(fact, "at", 0)
     # A node's clock may be ahead: nothing happens after it was recorded.
     now = min(told, at) if told and at else told or at or blame.clock
-    blame.clock = max(blame.clock, now)
+    if type(fact) not in BY_A_NODE:
+        blame.clock = now
     handler = HANDLERS.get(type(fact))
     return handler(blame, fact, now) if handler is not None else None
 
@@ -179,7 +183,7 @@ def _job_bound(blame: Blame, fact: JobBound, now: int) -> None:
 def _job_ran(blame: Blame, fact: JobRan, now: int) -> None:
     life = blame.lives.get(fact.job)
     if life is not None and life.cause is Cause.STARTING:
-        blame.turn(life, now, Cause.RUNNING)
+        blame.turn(life, max(now, life.at), Cause.RUNNING)
         blame.train(life)
 
 

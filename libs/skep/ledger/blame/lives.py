@@ -1,7 +1,7 @@
 """What is kept of a job that has not ended: its stretches of time, each with one cause.
 
 The stretches follow one another from the submission on, so their lengths come to the elapsed time
-whatever the facts say. Times that go backwards end a stretch where it began.
+whatever the facts say. A clock that is set back takes from the latest of them.
 """
 
 from __future__ import annotations
@@ -166,6 +166,29 @@ class Life(msgspec.Struct, omit_defaults=True):
         if len(self.stretches) > STRETCHES_MAX:
             sum_up(self.earlier, self.stretches.pop(0))
 
+    def rewind(self, now: int) -> None:
+        """Take back what was said of the time behind an instant: the clock was set back."""
+        while self.stretches and self.stretches[-1].begin >= now:
+            self.stretches.pop()
+        if self.stretches:
+            last = self.stretches[-1]
+            if last.end > now:
+                last.parties = _scaled(last.parties, now - last.begin, last.length)
+                last.end = now
+        else:
+            until = self.begin + sum(one.length for one in self.earlier)
+            while self.earlier and until > max(now, self.begin):
+                last_sum = self.earlier[-1]
+                kept = max(0, last_sum.length - (until - max(now, self.begin)))
+                until -= last_sum.length - kept
+                if not kept:
+                    self.earlier.pop()
+                    continue
+                last_sum.parties = _scaled(last_sum.parties, kept, last_sum.length)
+                last_sum.gpu_ns = last_sum.gpu_ns * kept // last_sum.length
+                last_sum.length = kept
+        self.at = max(now, self.begin)
+
     def stood(self, pause_ns: int) -> None:
         """Note that it stood still at last, for a change, in what was taken for training."""
         stood: list[Stretch] = []
@@ -253,6 +276,10 @@ def weighed(length: int, weights: dict[str, int]) -> dict[str, int]:
     """Return a length divided by weights; what rounding leaves is missing."""
     whole = sum(weights.values())
     return {party: length * weight // whole for party, weight in weights.items()} if whole else {}
+
+
+def _scaled(parties: dict[str, int], length: int, before: int) -> dict[str, int]:
+    return {party: ns * length // before for party, ns in parties.items()}
 
 
 def _alike(one: Stretch, other: Stretch) -> bool:

@@ -28,7 +28,7 @@ class Blame(msgspec.Struct):
     """Where the time of each job goes."""
 
     clock: int = 0
-    """The latest instant that a fact told."""
+    """The instant of the latest record."""
     lives: dict[str, Life] = {}
     """The jobs that have not ended."""
     users: dict[str, list[str]] = {}
@@ -64,6 +64,8 @@ class Blame(msgspec.Struct):
 
     def cut(self, life: Life, now: int) -> None:
         """End the stretch of a job that is not over, and begin one alike."""
+        if now < life.at:
+            life.rewind(now)
         waited_for = self._waited_for(life)
         for stretch in self.pending(life, now):
             life.push(stretch)
@@ -82,6 +84,8 @@ class Blame(msgspec.Struct):
             cause: What follows. Where no parties are named, holders of GPUs may be.
             parties: Weights by party.
         """
+        if now < life.at:
+            life.rewind(now)
         waited_for = self._waited_for(life)
         for stretch in self.pending(life, now):
             life.push(stretch)
