@@ -123,7 +123,9 @@ def check(told: Told) -> None:
         assert share.ns >= 0, told
         assert share.gpu_ns >= 0, told
         assert all(party.ns > 0 for party in share.parties), share
-        assert sum(party.ns for party in share.parties) in {0, share.ns}, share
+        assert sum(party.ns for party in share.parties) <= share.ns, share
+    for span in told.spans:
+        assert sum(party.ns for party in span.parties) in {0, span.end - span.begin}, span
 
 
 class Folded:

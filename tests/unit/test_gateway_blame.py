@@ -135,8 +135,9 @@ def test_other_tenants_jobs_have_no_name() -> None:
         spans=(Span(0, 11, Cause.PREEMPTED, parties),),
     )
     seen = seen_by(told, "nlp")
-    for one in (*seen.shares, *seen.spans):
-        assert one.parties == (parties[1], parties[3], Party("other-tenants", 7))
+    hidden = parties[1], parties[3], Party("other-tenants", 7)
+    assert [share.parties for share in seen.shares] == [hidden]
+    assert [span.parties for span in seen.spans] == [hidden]
     assert seen_by(told, "") is told
 
 

@@ -239,22 +239,28 @@ def _useful_columns(vcs: list[dict[str, Any]]) -> list[Column]:
         Column("VC", [one["vc"] for one in vcs]),
         Column("HELD GPU HOURS", [hours(one["held_gpu_ns"]) for one in vcs], right=True),
         Column("USEFUL", part("useful_gpu_ns"), right=True),
-        Column("OF IT SLOWED", part("slowed_gpu_ns"), right=True, drop=1),
+        Column("SLOWED", part("slowed_gpu_ns"), right=True, drop=1),
         Column("LOST", part("lost_gpu_ns"), right=True),
         Column("CANCELLED", part("cancelled_gpu_ns"), right=True, drop=2),
+        Column("REST", [_rest(one) for one in vcs], right=True, drop=3),
     ]
+
+
+def _rest(told: dict[str, Any]) -> str:
+    """Return the part of held GPU time in which nothing trained: starts, stops, suspensions."""
+    trained = sum(told[f"{kind}_gpu_ns"] for kind in ("useful", "lost", "cancelled"))
+    return percent(told["held_gpu_ns"] - trained, told["held_gpu_ns"])
 
 
 def _held(told: dict[str, Any]) -> str:
     held = told["held_gpu_ns"]
     if not held:
         return "it held no GPUs"
-    slowed = f", {percent(told['slowed_gpu_ns'], held)} lost to slowness" * bool(
-        told["slowed_gpu_ns"]
-    )
+    slowed = told["slowed_gpu_ns"]
+    of_it = f" ({percent(slowed, held)} by being slow)" if slowed else ""
     return (
-        f"held {hours(held)} GPU hours: {percent(told['useful_gpu_ns'], held)} made mini-batches "
-        f"that survive{slowed}, {percent(told['lost_gpu_ns'], held)} such that were lost"
+        f"held {hours(held)} GPU hours: {percent(told['useful_gpu_ns'], held)} useful{of_it}, "
+        f"{percent(told['lost_gpu_ns'], held)} lost"
     )
 
 

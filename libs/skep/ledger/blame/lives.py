@@ -55,6 +55,8 @@ class Sum(msgspec.Struct, omit_defaults=True):
     length: int = 0
     gpu_ns: int = 0
     parties: dict[str, int] = {}
+    blamed: int = 0
+    """How much of the length is of stretches that have parties."""
 
 
 class Life(msgspec.Struct, omit_defaults=True):
@@ -186,6 +188,7 @@ class Life(msgspec.Struct, omit_defaults=True):
                     continue
                 last_sum.parties = _scaled(last_sum.parties, kept, last_sum.length)
                 last_sum.gpu_ns = last_sum.gpu_ns * kept // last_sum.length
+                last_sum.blamed = last_sum.blamed * kept // last_sum.length
                 last_sum.length = kept
         self.at = max(now, self.begin)
 
@@ -211,7 +214,7 @@ class Life(msgspec.Struct, omit_defaults=True):
             before, self.earlier = self.earlier, []
             for each in before:
                 each.unsaved = False
-                _merge(self.earlier, each)
+                merge(self.earlier, each)
 
     def lose(self, parties: Iterable[str]) -> None:
         """Note that what it has made since it was last saved is lost.
@@ -227,9 +230,9 @@ class Life(msgspec.Struct, omit_defaults=True):
         before, self.earlier = self.earlier, []
         for each in before:
             if each.unsaved:
-                each.parties = evenly(each.length, named)
+                each.parties, each.blamed = evenly(each.length, named), each.length
                 each.cause, each.condition, each.unsaved = Cause.WORK_LOST, -1, False
-            _merge(self.earlier, each)
+            merge(self.earlier, each)
 
     def enter(self, condition: Condition) -> None:
         """Have it train in a condition from now on."""
@@ -297,17 +300,25 @@ def sum_up(sums: list[Sum], stretch: Stretch) -> None:
     """Add a stretch to sums."""
     gpu_ns = stretch.length * stretch.gpus // MILLI
     one = Sum(
-        stretch.cause, stretch.condition, stretch.unsaved, stretch.length, gpu_ns, stretch.parties
+        stretch.cause,
+        stretch.condition,
+        stretch.unsaved,
+        stretch.length,
+        gpu_ns,
+        stretch.parties,
+        stretch.length if stretch.parties else 0,
     )
-    _merge(sums, one)
+    merge(sums, one)
 
 
-def _merge(sums: list[Sum], more: Sum) -> None:
+def merge(sums: list[Sum], more: Sum) -> None:
+    """Add a sum to sums."""
     key = more.cause, more.condition, more.unsaved
     for one in sums:
         if (one.cause, one.condition, one.unsaved) == key:
             one.length += more.length
             one.gpu_ns += more.gpu_ns
+            one.blamed += more.blamed
             parties = dict(one.parties)
             add(parties, more.parties)
             one.parties = largest(parties, PARTIES)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from skep.ledger.blame.causes import SLOWED, TRAINING, Cause
-from skep.ledger.blame.holders import add, largest
-from skep.ledger.blame.lives import MILLI, PARTIES, Life, Stretch, Sum, sum_up
+from skep.ledger.blame.holders import largest
+from skep.ledger.blame.lives import MILLI, PARTIES, Life, Stretch, Sum, merge, sum_up
 from skep.ledger.blame.rates import divide
 from skep.wire.facts import End
 
@@ -36,7 +36,10 @@ class Party(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """The time that went to one cause, and the GPU time that was held meanwhile (nanoseconds)."""
+    """The time that went to one cause, and the GPU time that was held meanwhile (nanoseconds).
+
+    What the parties do not come to has none.
+    """
 
     cause: Cause
     ns: int
@@ -79,11 +82,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CauseTotal(msgspec.Struct, gc=False):
-    """What went to one cause. Parties: nanoseconds by key."""
+    """What went to one cause. Parties: nanoseconds by key, `blamed` those of all parties."""
 
     ns: int = 0
     gpu_ns: int = 0
     parties: dict[str, int] = {}
+    blamed: int = 0
 
 
 class Total(msgspec.Struct, kw_only=True):
@@ -116,6 +120,7 @@ class Total(msgspec.Struct, kw_only=True):
             known.ns += share.ns
             known.gpu_ns += share.gpu_ns
             for party in share.parties:
+                known.blamed += party.ns
                 if party.kind != OTHERS:
                     key = key_of(party)
                     known.parties[key] = known.parties.get(key, 0) + party.ns
@@ -153,12 +158,12 @@ def tell(life: Life, pending: Sequence[Stretch], end: str = "") -> Told:
     for stretch in stretches:
         for part in _divided(life, stretch):
             sum_up(sums, part)
-            spans.append(Span(part.begin, part.end, part.cause, _named(part.parties, part.length)))
+            spans.append(Span(part.begin, part.end, part.cause, named(part.parties, part.length)))
     for one in life.earlier:
         for more in _divided_sum(life, one):
-            _take(sums, more)
+            merge(sums, more)
     shares = tuple(
-        Share(one.cause, one.length, one.gpu_ns, _named(one.parties, one.length))
+        Share(one.cause, one.length, one.gpu_ns, named(one.parties, one.blamed))
         for one in sorted(sums, key=lambda each: ORDER[each.cause])
     )
     return Told(
@@ -187,7 +192,7 @@ def tell_vc(vc: str, total: Total) -> VcTold:
             cause,
             total.causes[cause].ns,
             total.causes[cause].gpu_ns,
-            _named(total.causes[cause].parties, total.causes[cause].ns),
+            named(total.causes[cause].parties, total.causes[cause].blamed),
         )
         for cause in Cause
         if cause in total.causes
@@ -216,13 +221,13 @@ def _party(key: str, ns: int) -> Party:
     return Party(kind, ns, rest[-1], rest[0] if kind == "job" else "")
 
 
-def _named(named: dict[str, int], length: int) -> tuple[Party, ...]:
+def named(parts: dict[str, int], length: int) -> tuple[Party, ...]:
     """Return the largest parties; what the others have, if there are any, is one more."""
-    shown = largest(named, SHOWN)
+    shown = largest(parts, SHOWN)
     left = length - sum(shown.values())
     parties = [_party(key, ns) for key, ns in shown.items()]
-    rounding = left * LEAST < length or left <= len(named)
-    if parties and rounding and len(shown) == len(named):
+    rounding = left * LEAST < length or left <= len(parts)
+    if parties and rounding and len(shown) == len(parts):
         parties[0] = msgspec.structs.replace(parties[0], ns=parties[0].ns + left)
     elif parties and left > 0:
         parties.append(Party(OTHERS, left))
@@ -259,7 +264,8 @@ def _divided_sum(life: Life, one: Sum) -> Iterable[Sum]:
         last = number == len(parts) - 1
         gpu_ns = left if last else one.gpu_ns * length // one.length
         left -= gpu_ns
-        yield Sum(cause, length=length, gpu_ns=gpu_ns, parties=_evenly(length, named))
+        parties = _evenly(length, named)
+        yield Sum(cause, -1, False, length, gpu_ns, parties, length if parties else 0)
 
 
 def _evenly(length: int, named: Sequence[str]) -> dict[str, int]:
@@ -267,18 +273,6 @@ def _evenly(length: int, named: Sequence[str]) -> dict[str, int]:
         return {}
     each = length // len(named)
     return dict.fromkeys(named[:PARTIES], each)
-
-
-def _take(sums: list[Sum], more: Sum) -> None:
-    for one in sums:
-        if one.cause is more.cause:
-            one.length += more.length
-            one.gpu_ns += more.gpu_ns
-            parties = dict(one.parties)
-            add(parties, more.parties)
-            one.parties = largest(parties, PARTIES)
-            return
-    sums.append(msgspec.structs.replace(more, parties=dict(more.parties)))
 
 
 assert PARTIES >= SHOWN
