@@ -173,14 +173,14 @@ class Fold:
         self.newest = newest
 
     def restore_state(
-        self, kept: Iterable[Kept], blame: Iterable[blame_kept.Kept], alarms_raised: int
+        self, kept: Iterable[Kept], alarms_raised: int, blame: Iterable[blame_kept.Kept] = ()
     ) -> None:
         """Begin with a kept state of the ledger, which may be older than the rows.
 
         Args:
             kept: The pieces of the state.
-            blame: The pieces of where time went by then.
             alarms_raised: How many alarms there had been by then.
+            blame: The pieces of where time had gone by then.
         """
         for piece in kept:
             ledger_fold.apply(self.state, piece)

@@ -87,7 +87,7 @@ class Indexer:
         self.intake = Intake()
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
-        self.fold.restore_state(start.kept, start.blame, start.saved.alarms_raised)
+        self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
