@@ -400,6 +400,25 @@ def reserved(second: float, job: str, *victims: str) -> CellsReserved:
     )
 
 
+def test_a_job_whose_earlier_attempt_is_in_the_way_names_no_other() -> None:
+    log = Log()
+    log.queued(0, "j1")
+    log.add(5, reserved(5, "j1", "j1"))
+    log.runs(9, "j1", "n1/1")
+    assert shown(log.ended(9, "j1")) == {Cause.WAITS_ALONE: (5, {}), Cause.WAITS_FOR_ROOM: (4, {})}
+
+
+def test_a_job_that_its_policy_holds_back_names_those_that_hold_gpus() -> None:
+    log = Log()
+    for job in ("j1", "j2"):
+        log.queued(0, job)
+    log.runs(0, "j1", "n1/0")
+    log.waits(0, "j2", Reason.HELD_BY_POLICY)
+    log.ended(30, "j1")
+    log.runs(40, "j2", "n1/0")
+    assert shown(log.ended(40, "j2")) == {Cause.HELD_BY_POLICY: (40, {"j1": 30})}
+
+
 def test_a_demoted_job_is_in_no_way_any_more() -> None:
     log = Log()
     for job in ("j1", "j2"):

@@ -40,7 +40,7 @@ TEXT: Final[dict[Cause, str]] = {
     Cause.WAITS_FOR_NODES: "it waited for nodes that were away, drained, bad or without a port",
     Cause.WAITS_FOR_AFFINITY: "enough GPUs were idle, but not close enough to one another",
     Cause.FITS_NO_CELL: "no cell could hold it even if nothing else ran",
-    Cause.HELD_BY_POLICY: "the policy of its virtual cluster held it back",
+    Cause.HELD_BY_POLICY: "the policy of its virtual cluster held it back; these jobs held GPUs",
     Cause.PREEMPTED: "its GPUs were taken for these jobs, and it had none since",
     Cause.SUSPENDED: "its tenant wanted it to stand still",
     Cause.STARTING: "it had GPUs, and its processes were being started",
@@ -68,7 +68,7 @@ WAITING: Final[dict[Reason, Cause]] = {
 }
 """What a recorded reason of waiting means. Every other one: the holders of GPUs are to blame."""
 
-BY_HOLDERS: Final = frozenset((Cause.WAITS_BEHIND, Cause.PREEMPTED))
+BY_HOLDERS: Final = frozenset((Cause.WAITS_BEHIND, Cause.PREEMPTED, Cause.HELD_BY_POLICY))
 """Causes whose parties are the jobs that held GPUs, each by how many it held and how long."""
 
 TRAINING: Final = frozenset(

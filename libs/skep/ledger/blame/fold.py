@@ -146,7 +146,8 @@ def _cells_reserved(blame: Blame, fact: CellsReserved, now: int) -> None:
     if life is None:
         return
     blame.let_go(life, now)
-    victims = [blame.lives[name] for name in fact.victims if name in blame.lives]
+    others = (name for name in fact.victims if name != fact.job)  # Else its own earlier attempt.
+    victims = [blame.lives[name] for name in others if name in blame.lives]
     blame.turn(life, now, Cause.WAITS_FOR_ROOM, {each.party: each.gpus or 1 for each in victims})
     life.took = tuple(each.job for each in victims)
     for victim in victims:
@@ -425,11 +426,13 @@ def _owner_changed(blame: Blame, fact: JobDemoted | JobPromoted, now: int) -> No
 
 
 def _cells_set(blame: Blame, fact: CellsSet, now: int) -> None:
-    blame.kinds |= {name: chain.gpu for name, chain in fact.cluster.chains.items()}
+    before = blame.kinds  # Jobs may go on where a chain was.
+    blame.kinds = before | {name: chain.gpu for name, chain in fact.cluster.chains.items()}
     for carried in fact.carried:
         life = blame.lives.get(carried.job)
         if life is not None and life.attempt == carried.attempt:
             life.chain = carried.chain or life.chain
+            blame.tell_holders(life, now)
     for fate in fact.fates:
         life = blame.lives.get(fate.job)
         if life is None:
@@ -439,8 +442,10 @@ def _cells_set(blame: Blame, fact: CellsSet, now: int) -> None:
             blame.turn(life, now, Cause.WAITS_BEHIND)
         elif fate.fate == "demoted":
             life.owns = False
+            blame.tell_holders(life, now)
     for life in blame.lives.values():
-        blame.tell_holders(life, now)
+        if life.gpus and blame.kinds != before:
+            blame.tell_holders(life, now)
         if life.cause is Cause.FITS_NO_CELL:
             blame.turn(life, now, Cause.WAITS_BEHIND)  # It is tried again.
 

@@ -56,10 +56,9 @@ class Blame(msgspec.Struct):
         busy = min(busy, length)
         if sum(named.values()) > busy:  # By another clock it has not waited as long.
             named = weighed(busy, named)
-        if life.cause is not Cause.WAITS_BEHIND:
-            return [life.stretch(life.at, now, parties=named)]
+        alone = Cause.WAITS_ALONE if life.cause is Cause.WAITS_BEHIND else life.cause
         middle = now - busy
-        idle = [life.stretch(life.at, middle, Cause.WAITS_ALONE)] if busy < length else []
+        idle = [life.stretch(life.at, middle, alone)] if busy < length else []
         return [*idle, life.stretch(middle, now, parties=named)] if busy else idle
 
     def cut(self, life: Life, now: int) -> None:
