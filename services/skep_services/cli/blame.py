@@ -90,12 +90,16 @@ def _offline(source: str, job: str, vc: str) -> dict[str, Any]:
         streams = replaying.read_from(source, None)
         blame, ended, at = _folded(streams)
     except replaying.UNREADABLE as error:
-        raise CommandError(exits.FAILED, f"{error}: {DAMAGED}", "bad-log") from None
+        text = f"{str(error).rstrip('.')}: {DAMAGED}"
+        raise CommandError(exits.FAILED, text, "bad-log") from None
     except OSError as error:
         text = f"{source}: {error.strerror}: name an export of `skep replay --export`"
         raise CommandError(exits.FAILED, text, "bad-log") from None
     if not ended and not blame.lives:
-        text = f"{source}: the allocator's log there holds no job: there is nothing to blame"
+        text = (
+            f"{source}: the allocator's log there holds no job, so no time went anywhere: name an "
+            f"export of a cluster that had jobs (`skep replay --export FILE`)"
+        )
         raise CommandError(exits.FAILED, text, "bad-log")
     return _plain(_job_of(source, job, blame, ended, at) if job else _vcs_of(source, vc, blame, at))
 
@@ -125,7 +129,7 @@ def _job_of(source: str, name: str, blame: Blame, ended: dict[str, Told], at: in
     if name in found:
         found = [name]
     if not found:
-        have = [*ended, *blame.lives]
+        have = sorted([*ended, *blame.lives], key=lambda job: (len(job), job))
         some = ", ".join(have[:JOBS_NAMED]) + (" and more" if len(have) > JOBS_NAMED else "")
         text = f"{source}: there is no job {name} in its log; there are {some}"
         raise CommandError(exits.NOT_FOUND, text, "unknown-job")
@@ -284,8 +288,10 @@ def percent(part: int, whole: int, digits: int = 1) -> str:
 
 
 def hours(gpu_ns: int) -> str:
-    """Return GPU time in hours."""
-    return f"{gpu_ns / HOUR_NS:.2f}" if gpu_ns else "-"
+    """Return GPU time in hours; with more digits where they are few."""
+    if not gpu_ns:
+        return "-"
+    return f"{gpu_ns / HOUR_NS:.2f}" if gpu_ns * 10 >= HOUR_NS else f"{gpu_ns / HOUR_NS:.4f}"
 
 
 COMMANDS = {"blame": Command(options, run)}
