@@ -531,6 +531,17 @@ def test_a_lost_node_is_named() -> None:
     assert shown(told)[Cause.WAITS_ALONE] == (9, {})
 
 
+def test_a_node_that_could_not_start_a_part_is_named() -> None:
+    log = Log()
+    log.queued(0, "j1", workers=2)
+    log.runs(0, "j1", "n1/0", "n2/0")
+    gone = MemberGone(job="j1", attempt=1, node="n2", outcome=Outcome.NODE_FAULT)
+    log.add(20, gone)
+    log.requeued(20, "j1", Reason.NODE_FAULT)
+    told = log.ended(20, "j1", End.CANCELLED, Reason.CANCELLED)
+    assert shown(told) == {Cause.WORK_LOST: (20, {"n2": 20})}
+
+
 def test_work_of_a_suspended_attempt_is_lost_with_it() -> None:
     log = Log()
     log.queued(0, "j1")

@@ -51,6 +51,7 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Kind, TrialBegun, TrialOver
@@ -59,7 +60,8 @@ FOR_OTHERS: Final = frozenset((Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY))
 """Why an attempt is stopped or suspended so that other jobs have its GPUs."""
 BY_A_NODE: Final = frozenset((JobRan, MemberRan))
 """Facts whose instant is of a node's clock."""
-BY_NODES: Final = frozenset((Reason.NODE_LOST, Reason.NODE_STOPPED))
+BY_NODES: Final = frozenset((Reason.NODE_LOST, Reason.NODE_STOPPED, Reason.NODE_FAULT))
+"""Why an attempt is over that a node is to blame for."""
 QUEUED: Final = frozenset(
     (
         Cause.WAITS_BEHIND,
@@ -192,6 +194,8 @@ def _member_gone(blame: Blame, fact: MemberGone, now: int) -> None:
     life = blame.lives.get(fact.job)
     if life is not None and life.attempt == fact.attempt:
         life.step_ns = max(life.step_ns, fact.step_ns)
+        if fact.outcome is Outcome.NODE_FAULT:
+            life.faulty = life.faulty or fact.node
 
 
 def _job_stopping(blame: Blame, fact: JobStopping, now: int) -> None:
@@ -244,7 +248,7 @@ def _leave(blame: Blame, life: Life, now: int) -> None:
     blame.place(life, now, {}, {})
     life.stands, life.kept_parts, life.condition, life.step_ns = False, {}, -1, 0
     life.asked_back = life.world = 0
-    life.goes_on = False
+    life.goes_on, life.faulty = False, ""
 
 
 def _losers(blame: Blame, life: Life, why: Reason) -> list[str]:
@@ -252,6 +256,8 @@ def _losers(blame: Blame, life: Life, why: Reason) -> list[str]:
     if why in FOR_OTHERS and life.takers:
         return list(life.takers)
     nodes = [node for node in (*life.parts, *life.kept_parts) if node in blame.lost]
+    if why is Reason.NODE_FAULT and life.faulty:
+        nodes = [life.faulty]
     if why in BY_NODES and not nodes and len(life.parts) == 1:
         nodes = list(life.parts)
     if why in BY_NODES and nodes:

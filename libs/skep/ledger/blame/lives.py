@@ -102,6 +102,8 @@ class Life(msgspec.Struct, omit_defaults=True):
     """The parties on the same GPUs."""
     step_ns: int = 0
     """The longest mini-batch that parts of its attempt told at their end."""
+    faulty: str = ""
+    """The first node that could not start its part of the attempt."""
     stands: bool = False
     """It is suspended."""
     stands_for: Cause = Cause.SUSPENDED
