@@ -172,6 +172,8 @@ def test_what_a_tenant_asks_about_others_is_refused(
 
 HTTP: tuple[tuple[str, str, Any, int], ...] = (
     ("GET", "/v1/jobs/{victim}", None, 404),
+    ("GET", "/v1/jobs/{victim}/blame", None, 404),
+    ("GET", "/v1/blame?vc=vision", None, 403),
     ("GET", "/v1/jobs/{victim}/why", None, 404),
     ("GET", "/v1/jobs/{victim}/logs", None, 404),
     ("GET", "/v1/jobs/{victim}/events", None, 404),
@@ -218,6 +220,7 @@ def test_nothing_of_another_tenant_is_shown(target: Target) -> None:
         "/v1/cells",
         "/v1/events",
         "/v1/trials",
+        "/v1/blame",
     ):
         answer = target.cluster.ask("GET", path, None, TENANT)
         assert answer.status == 200, (path, answer)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from skep.ledger.blame import causes as causes_of_time
 from skep.policy.registry import POLICIES, make
 from skep.wire import facts, reasons, subjects
 from skep.wire.search_facts import SearchFact
@@ -65,6 +66,13 @@ def reason_codes() -> str:
         block
         for title, rows in groups.items()
         for block in (f"## {title}", table(["code", "text"], rows))
+    ]
+    causes = [[code(cause), text] for cause, text in causes_of_time.TEXT.items()]
+    blocks += [
+        "## Where a job's time went",
+        "Causes of `skep blame`: each instant from a job's submission to its end has exactly one."
+        " [Where time went](../explanation/blame.md) says which facts tell them.",
+        table(["code", "text"], causes),
     ]
     return page("Reasons", head, *blocks)
 

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "unpack": ("changes", "have jobs leave the GPUs that they share"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
+        "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),

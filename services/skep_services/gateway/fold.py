@@ -25,6 +25,10 @@ import structlog
 
 from skep.ids import job_of, job_sequence
 from skep.ledger import fold as ledger_fold
+from skep.ledger.blame import fold as blame_fold
+from skep.ledger.blame import kept as blame_kept
+from skep.ledger.blame.state import Blame
+from skep.ledger.blame.told import Told
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
 from skep.units import Instant
@@ -112,6 +116,8 @@ class Changes(NamedTuple):
     events: list[Event]
     ended: list[tuple[Job, Instant]]
     trials: list[Tried]
+    blamed: list[tuple[int, Told]]
+    """Where the time of jobs went that have ended, by sequence."""
 
 
 class Fold:
@@ -124,6 +130,10 @@ class Fold:
         """What agents announced of themselves, by node."""
         self.state = ClusterState()
         """The allocator's state, by its facts."""
+        self.blame = Blame()
+        """Where the time of each job goes, by the same facts."""
+        self.blame_misfits = 0
+        """Facts that it could not take over: likewise a bug."""
         self.misfits = 0
         """Facts that the ledger could not take over: that is a bug."""
         self.alarms_raised = 0
@@ -142,6 +152,7 @@ class Fold:
         self._specs: dict[int, bytes] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[Job, Instant]] = []
+        self._blamed: list[tuple[int, Told]] = []
 
     def restore(
         self, jobs: Iterable[Job], heard: Iterable[Heard], newest: int, trials: Iterable[Tried] = ()
@@ -161,21 +172,26 @@ class Fold:
         self.heard = {each.node: each for each in heard}
         self.newest = newest
 
-    def restore_state(self, kept: Iterable[Kept], alarms_raised: int) -> None:
+    def restore_state(
+        self, kept: Iterable[Kept], alarms_raised: int, blame: Iterable[blame_kept.Kept] = ()
+    ) -> None:
         """Begin with a kept state of the ledger, which may be older than the rows.
 
         Args:
             kept: The pieces of the state.
             alarms_raised: How many alarms there had been by then.
+            blame: The pieces of where time had gone by then.
         """
         for piece in kept:
             ledger_fold.apply(self.state, piece)
+        for part in blame:
+            blame_kept.restore(self.blame, part)
         self.alarms_raised = alarms_raised
 
     def catch_up(self, event: Any) -> None:
         """Take over a message of ALLOC that the rows have and the ledger's state lacks."""
         for fact in event.facts if isinstance(event, codec.Facts) else ():
-            self._follow(fact)
+            self._follow(fact, event.at)
 
     def apply(self, event: Any, at: Instant) -> None:
         """Take over one message of a followed stream.
@@ -221,15 +237,27 @@ class Fold:
     def take(self) -> Changes:
         """Return what changed since the last call."""
         changes = Changes(
-            self._jobs, self._heard, self._specs, self._events, self._ended, self.ledger.take()
+            self._jobs,
+            self._heard,
+            self._specs,
+            self._events,
+            self._ended,
+            self.ledger.take(),
+            self._blamed,
         )
         self._jobs, self._heard, self._specs, self._events, self._ended = {}, {}, {}, [], []
+        self._blamed = []
         return changes
 
     @property
     def events_wait(self) -> bool:
         """Return whether there are events that `take` has not returned."""
         return bool(self._events)
+
+    @property
+    def blamed_waiting(self) -> int:
+        """Return of how many ended jobs it is known where their time went, and not stored."""
+        return len(self._blamed)
 
     def forget(self) -> None:
         """Let go of ended jobs beyond RECENT_MAX that the store has."""
@@ -333,7 +361,7 @@ class Fold:
     # --- what the allocator decided ------------------------------------------------------------
 
     def _allocator(self, fact: Any, at: Instant) -> None:
-        changed = self._follow(fact)
+        changed = self._follow(fact, at)
         match fact:
             case (
                 NodeAdded()
@@ -368,13 +396,18 @@ class Fold:
             for name in dict.fromkeys(changed):
                 self._show_use(name)
 
-    def _follow(self, fact: Any) -> tuple[str, ...]:
+    def _follow(self, fact: Any, at: Instant) -> tuple[str, ...]:
         """Have the ledger take over a fact; return the jobs that may have GPUs otherwise now.
 
         A fact that does not fit is a bug of the ledger. It must not end the process: rows go on,
         and what is shown of cells may be wrong until the process begins anew.
+
+        Args:
+            fact: The fact.
+            at: When it was recorded.
         """
         self.alarms_raised += isinstance(fact, CellsAlarm) and not fact.over
+        self._blame(fact, at)
         try:
             delta = ledger_fold.apply(self.state, fact)
         except Exception:
@@ -386,6 +419,18 @@ class Fold:
         job = self.state.jobs.get(name)
         shared = partners(self.state, name, job.attempt) if job is not None else ()
         return (name, *delta.partners, *map(job_of, shared)) if name else delta.partners
+
+    def _blame(self, fact: Any, at: Instant) -> None:
+        """Take over what a fact says of where time goes; a bug there must not end the process."""
+        try:
+            told = blame_fold.apply(self.blame, fact, at)
+        except Exception:
+            self.blame_misfits += 1
+            if self.blame_misfits == 1:
+                log.exception("a fact does not fit what time went to", kind=type(fact).__name__)
+            return
+        if told is not None:
+            self._blamed.append((job_sequence(told.job) or 0, told))
 
     def _show_use(self, name: str) -> None:
         """Have a row say by which right its job has its GPUs now, and beside which others."""

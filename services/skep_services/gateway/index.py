@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from skep.ledger.blame.kept import keep as keep_blame
 from skep.ledger.snapshot import keep
 from skep.units import Instant
 from skep.wire import codec, subjects
@@ -73,6 +74,8 @@ STREAMS = (subjects.SUBMIT, subjects.ADMISSION, subjects.ALLOC, subjects.NODE, s
 _SPANS = msgspec.json.Decoder(list[Spanned])
 
 Answer = TypeVar("Answer")
+Piece = tuple[int, bytes]
+"""The number of a piece of a kept state, and the piece."""
 
 
 class Indexer:
@@ -84,7 +87,7 @@ class Indexer:
         self.intake = Intake()
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
-        self.fold.restore_state(start.kept, start.saved.alarms_raised)
+        self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
@@ -161,6 +164,10 @@ class Indexer:
         self.state_at = delivery.sequence
         if self.state_at >= self.positions[subjects.ALLOC]:
             self.caught_up.set()
+        if self.fold.blamed_waiting:
+            self._dirty.set()
+        if self.fold.blamed_waiting >= BATCH_MAX:
+            await self.flush()
         if self.state_at % SLICE == 0:
             await asyncio.sleep(0)
 
@@ -210,7 +217,8 @@ class Indexer:
             changes = self.fold.take()
             self.waiting = 0
             spans, self._spans = self._spans, []
-            batch = self._batch(changes, spans, await self._keep())
+            kept, blame = await self._keep()
+            batch = self._batch(changes, spans, kept, blame)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._writer, self.model.write, batch)
             self._written.set()
@@ -228,27 +236,32 @@ class Indexer:
             self._reader.shutdown()
             self.model.close()
 
-    async def _keep(self) -> list[tuple[int, bytes]]:
-        """Return the ledger's state, encoded, if it is time to keep it; else nothing.
+    async def _keep(self) -> tuple[list[Piece], list[Piece]]:
+        """Return the ledger's state and blame, encoded, if it is time to keep it; else nothing.
 
         Nothing is folded meanwhile; requests are answered.
         """
         fold = self.fold
         due = fold.facts - self._kept.facts >= KEEP_EVERY or not self._kept.kept_at
-        if not due or fold.misfits or not self.caught_up.is_set() or not self.state_at:
-            return []
+        if (
+            not due
+            or fold.misfits
+            or fold.blame_misfits
+            or not self.caught_up.is_set()
+            or not self.state_at
+        ):
+            return [], []
         self._kept = Saved(
             facts=fold.facts, kept_at=self.state_at, alarms_raised=fold.alarms_raised
         )
-        self._keeping, pieces = True, list[tuple[int, bytes]]()
+        self._keeping = True
         try:
-            for piece in keep(fold.state):
-                pieces.append((len(pieces), codec.encode(piece)))
-                if len(pieces) % SLICE == 0:
-                    await asyncio.sleep(0)
+            return (
+                await _pieces(keep(fold.state)),
+                await _pieces(keep_blame(fold.blame, self.state_at)),
+            )
         finally:
             self._keeping = False
-        return pieces
 
     def _trace(self, ended: list[tuple[Job, Instant]]) -> None:
         """Note in their traces that the ends of these jobs can be seen."""
@@ -261,7 +274,11 @@ class Indexer:
                 self._tracer.span("gateway index", job.trace, at, max(at, now), attributes)
 
     def _batch(
-        self, changes: Changes, spans: list[tuple[str, int, bytes]], kept: list[tuple[int, bytes]]
+        self,
+        changes: Changes,
+        spans: list[tuple[str, int, bytes]],
+        kept: list[Piece],
+        blame: list[Piece],
     ) -> Batch:
         encode = codec.encode
         saved = Saved(
@@ -280,6 +297,8 @@ class Indexer:
             saved=encode(saved),
             kept=kept,
             trials=[(tried.trial, encode(tried)) for tried in changes.trials],
+            blame=blame,
+            blamed=[(sequence, encode(told)) for sequence, told in changes.blamed],
         )
 
     # --- what is asked -------------------------------------------------------------------------
@@ -298,6 +317,11 @@ class Indexer:
         await self.settle()
         return await self._read(self.model.spans, trace)
 
+    async def blamed(self, job: Job) -> bytes | None:
+        """Return where the time of a job went that has ended, as JSON; None if none is stored."""
+        await self.settle()
+        return self.model.blamed(job.sequence)
+
     async def spec(self, job: Job) -> bytes | None:
         """Return a job's spec as it was admitted, else as published; None if none is stored."""
         await self.settle()
@@ -313,6 +337,16 @@ class Indexer:
 
     async def _read(self, ask: Callable[[Any], Answer], query: Any) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._reader, ask, query)
+
+
+async def _pieces(kept: Iterable[Any]) -> list[Piece]:
+    """Return pieces, numbered and encoded; requests are answered meanwhile."""
+    pieces: list[Piece] = []
+    for piece in kept:
+        pieces.append((len(pieces), codec.encode(piece)))
+        if len(pieces) % SLICE == 0:
+            await asyncio.sleep(0)
+    return pieces
 
 
 def _read(delivery: Delivery) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.ledger.blame import kept as blame_kept
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
@@ -26,6 +27,8 @@ EVENTS_KEPT = 1_000_000
 """Some ten events a job: the stories of the latest 100,000 jobs, about 300 MB."""
 SPANS_KEPT = 2_000_000
 """Some twenty spans a job: the waterfalls of the latest 100,000 jobs, about 1 GB."""
+BLAMED_KEPT = 100_000
+"""Some kilobyte a job: where the time of the latest went, about 100 MB."""
 TRACE_SPANS_MAX = 10_000
 """Spans shown of one trace; a gang of a thousand nodes makes a few thousand."""
 WAL_PAGES = 4_000
@@ -52,6 +55,9 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """The ledger's state, piece by piece. Files of earlier versions lack it."""
+BLAME_KEPT = "CREATE TABLE IF NOT EXISTS blame_kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
+BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
+"""Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
 
 PUT_JOB = """
 INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
@@ -75,6 +81,7 @@ UNFIT = (
 _JOBS: LogDecoder[Job] = LogDecoder(Job)
 _HEARD: LogDecoder[Heard] = LogDecoder(Heard)
 _KEPT: LogDecoder[Kept] = LogDecoder(Kept)
+_BLAME: LogDecoder[blame_kept.Kept] = LogDecoder(blame_kept.Kept)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
 
 
@@ -104,6 +111,7 @@ class Start(NamedTuple):
     newest: int
     trials: list[Tried]
     kept: list[Kept]
+    blame: list[blame_kept.Kept]
 
 
 class Batch(NamedTuple):
@@ -120,6 +128,8 @@ class Batch(NamedTuple):
     saved: bytes
     trials: list[tuple[int, bytes]]
     kept: Sequence[tuple[int, bytes]] = ()
+    blame: Sequence[tuple[int, bytes]] = ()
+    blamed: Sequence[tuple[int, bytes]] = ()
 
 
 class JobQuery(NamedTuple):
@@ -199,6 +209,9 @@ class Model:
             if batch.kept:
                 self._writer.execute("DELETE FROM kept")
                 run("INSERT INTO kept VALUES (?, ?)", batch.kept)
+                self._writer.execute("DELETE FROM blame_kept")
+                run("INSERT INTO blame_kept VALUES (?, ?)", batch.blame)
+            run("INSERT OR REPLACE INTO blamed VALUES (?, ?)", batch.blamed)
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -230,6 +243,12 @@ class Model:
     def spec(self, sequence: int) -> bytes | None:
         """Return a job's admitted spec as JSON, or what was published, or None."""
         found = self._looker.execute("SELECT spec FROM specs WHERE sequence = ?", (sequence,))
+        row = found.fetchone()
+        return bytes(row[0]) if row is not None else None
+
+    def blamed(self, sequence: int) -> bytes | None:
+        """Return where the time of an ended job went as JSON, or None."""
+        found = self._looker.execute("SELECT doc FROM blamed WHERE sequence = ?", (sequence,))
         row = found.fetchone()
         return bytes(row[0]) if row is not None else None
 
@@ -288,7 +307,8 @@ class Model:
         elif version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        self._writer.execute(KEPT)
+        for table in (KEPT, BLAME_KEPT, BLAMED):
+            self._writer.execute(table)
         return self._read_start()
 
     def _read_start(self) -> Start:
@@ -298,7 +318,8 @@ class Model:
         heard = one("SELECT doc FROM nodes")
         trials = one("SELECT doc FROM trials ORDER BY trial")
         self._last_span = one("SELECT coalesce(max(number), 0) FROM spans").fetchone()[0]
-        saved, kept = _SAVED.decode(doc[0]) if doc is not None else Saved(), self._read_kept()
+        saved = _SAVED.decode(doc[0]) if doc is not None else Saved()
+        kept, blame = self._read_kept(saved.kept_at)
         if not kept:
             saved = msgspec.structs.replace(saved, kept_at=0, alarms_raised=0)
         return Start(
@@ -308,20 +329,33 @@ class Model:
             one("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()[0],
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
+            blame,
         )
 
-    def _read_kept(self) -> list[Kept]:
-        """Return the kept state of the ledger; without one that can be read the log says it."""
-        rows = self._looker.execute("SELECT doc FROM kept ORDER BY number").fetchall()
+    def _read_kept(self, position: int) -> tuple[list[Kept], list[blame_kept.Kept]]:
+        """Return the kept state of the ledger, and of blame, of one position in ALLOC.
+
+        Without both that can be read the log says them: an earlier version keeps only the first.
+        """
+        ask = self._looker.execute
+        rows = ask("SELECT doc FROM kept ORDER BY number").fetchall()
+        parts = ask("SELECT doc FROM blame_kept ORDER BY number").fetchall()
         try:
-            return [_KEPT.decode(row[0]) for row in rows]
+            kept = [_KEPT.decode(row[0]) for row in rows]
+            blame = [_BLAME.decode(row[0]) for row in parts]
         except msgspec.MsgspecError:
-            return []
+            return [], []
+        first = blame[0] if blame else None
+        fits = isinstance(first, blame_kept.BlameKept) and first.position == position
+        return (kept, blame) if fits else ([], [])
 
     def _trim(self, batch: Batch) -> None:
         if batch.events:
             oldest = batch.events[-1][0] - EVENTS_KEPT
             self._writer.execute("DELETE FROM events WHERE seq <= ?", (oldest,))
+        if batch.blamed:
+            oldest = max(sequence for sequence, _ in batch.blamed) - BLAMED_KEPT
+            self._writer.execute("DELETE FROM blamed WHERE sequence <= ?", (oldest,))
         if batch.trials:
             oldest = max(trial for trial, _ in batch.trials) - TRIALS_KEPT
             self._writer.execute("DELETE FROM trials WHERE trial <= ?", (oldest,))

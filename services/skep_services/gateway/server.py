@@ -15,6 +15,7 @@ from aiohttp import web
 from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.gateway.api import Tokens, middleware
+from skep_services.gateway.blame import Blames
 from skep_services.gateway.cluster import Cluster
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
@@ -214,7 +215,7 @@ class Gateway:
             middlewares=[middleware(self._tokens, metrics, limits.request)],
             client_max_size=BODY_BYTES_MAX,
         )
-        trials = Trials(indexer)
+        trials, blames = Trials(indexer), Blames(indexer, jobs, clock)
         application.add_routes(
             [
                 *jobs.routes(),
@@ -222,6 +223,7 @@ class Gateway:
                 *cluster.routes(),
                 *searches.routes(),
                 *trials.routes(),
+                *blames.routes(),
                 *limits.routes(),
             ]
         )
