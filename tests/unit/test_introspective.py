@@ -16,7 +16,7 @@ from skep.policy.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpac
 from skep.policy.registry import NoPolicy, make
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.view import JobView, Phase, TrialView, VcView
-from skep.units import Instant, seconds
+from skep.units import Duration, Instant, seconds
 from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, told, view
 
@@ -350,6 +350,59 @@ def test_who_may_not_be_moved_keeps_nobody_from_it() -> None:
 )
 def test_a_gang_stays_where_a_move_would_not_pay_or_cannot_be(more: dict[str, Any]) -> None:
     assert tries(view([gang("j1", ("n1", 2), ("n2", 2), **more)], nodes=3)) == []
+
+
+def stands(name: str, gpus: int, *on: tuple[str, int], since: float = 100, **more: Any) -> JobView:
+    """Return a job that was suspended so many seconds ago, and may go on elsewhere."""
+    at = Instant(NOW - seconds(since))
+    each = job(name, gpus, ran=100, on=on, phase=Phase.AWAY, **{"can": MOVES, **more})
+    return replace(each, since=at, waiting_since=at)
+
+
+def singles(*on: str, since: float = 90) -> list[JobView]:
+    """Return jobs of one GPU, j1 and so on, on nodes."""
+    each = [job(f"j{n}", ran=since, since=since, on=[(node, 1)]) for n, node in enumerate(on, 1)]
+    return [replace(one, waiting_since=one.since, can=MOVES) for one in each]
+
+
+def test_a_scattered_gang_is_brought_together_at_its_turn() -> None:
+    jobs = singles("n1", "n1", "n2", "n2")
+    apart = stands("j5", 2, ("n1", 1), ("n2", 1), family="f")
+    together = told(plan(view([*jobs, apart], size=2)))
+    assert together == "-j1 -j2 +j5@n1"
+    reactive = told(make("gandiva", {}).plan(view([*jobs, apart], size=2)))
+    assert reactive == "-j2 -j3 +j5@n1,n2"
+    # Those that left for it have homes there, and do not go back before it has come.
+    left = [replace(each, phase=Phase.AWAY, waiting_since=NOW, since=NOW) for each in jobs[:2]]
+    assert told(plan(view([*left, *jobs[2:], apart], size=2))) == "+j5@n1"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"can": ("suspend", "release", "rebind")},
+        {"slowdown": ((1, 1000), (2, 1010))},
+        {"left": Duration(seconds(5))},
+        {"trial": 1},
+    ],
+)
+def test_a_scattered_gang_has_its_turn_at_home_where_no_move_pays(more: dict[str, Any]) -> None:
+    apart = replace(stands("j5", 2, ("n1", 1), ("n2", 1)), **more)
+    seen = view([*singles("n1", "n1", "n2", "n2"), apart], size=2)
+    assert told(plan(seen)) == "-j2 -j3 +j5@n1,n2"
+
+
+def test_a_job_beside_a_larger_one_has_its_turn_where_jobs_of_its_size_are() -> None:
+    """Once it has lost its patience: alone on a server it would leave the rest of it idle."""
+    large = replace(job("j9", 4, ran=90, since=90, on=[("n1", 4)]), can=MOVES)
+    large = replace(large, waiting_since=large.since)
+    jobs = [*singles("n2", "n2", "n2", "n2"), large]
+    lost = stands("j5", 1, ("n1", 1), since=1000)
+    assert told(plan(view([*jobs, lost]))) == "-j1 +j5@n2"
+    first = replace(jobs[0], phase=Phase.AWAY, waiting_since=NOW, since=NOW)
+    assert told(plan(view([first, *jobs[1:], lost]))) == "+j5@n2"
+    assert told(plan(view([*jobs, stands("j5", 1, ("n1", 1))]))) == "-j9 +j5@n1"
+    assert told(make("gandiva", {}).plan(view([*jobs, lost]))) == "-j9 +j5@n1"
 
 
 def came(name: str, gpus: int, **more: Any) -> JobView:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from skep.base.timers import NEVER, TimerHeap
 from skep.policy.capacity import FreeCapacity, NodeCapacity
+from skep.policy.gandiva.misplaced import is_scattered, movable_at_turn
 from skep.policy.gandiva.shares import (
     OWED_SLICES_MAX,
     Account,
@@ -95,7 +96,9 @@ class NodeSummary(NamedTuple):
 class Deficits:
     """Deficits, free capacity and the places of jobs in one VC, updated with each view in turn."""
 
-    def __init__(self, weigh: Weigh, slice_ns: int, swap_ns: int, soon_ns: int) -> None:
+    def __init__(
+        self, weigh: Weigh, slice_ns: int, swap_ns: int, soon_ns: int, *, moves: bool = False
+    ) -> None:
         """Begin without jobs and nodes.
 
         Args:
@@ -104,13 +107,15 @@ class Deficits:
             swap_ns: By how much more a waiting job's deficit has to be for it to replace a
                 running one.
             soon_ns: How long a job runs at least before it leaves for another of its priority.
+            moves: Whether suspended jobs are brought where they belong at their turn.
         """
         self._weigh, self._slice, self._swap, self._soon = weigh, slice_ns, swap_ns, soon_ns
+        self._moves = moves
         self._deficit_max = OWED_SLICES_MAX * slice_ns
         self._forget()
 
     def _forget(self) -> None:
-        self.now = Instant(0)
+        self.now, self._node_gpus = Instant(0), 0
         self._jobs: tuple[JobView, ...] = ()
         self._node_capacity = NodeCapacity()
         self.waiting: dict[str, JobView] = {}
@@ -188,8 +193,9 @@ class Deficits:
         self._version, self._summaries = self._version + 1, {}
         self._update_shares(view)
         self._unranked.update(touched)
-        for node in touched:
+        for node in touched if view.node_gpus == self._node_gpus else list(self.homes):
             self.wake(self.homes.get(node, ()))
+        self._node_gpus = view.node_gpus
         self.awake.update(dict.fromkeys(self._quiet.pop_due(view.now)))
         for times in (self.slice_ends, self.stand_ends):
             times.pop_due(view.now)
@@ -261,6 +267,18 @@ class Deficits:
         account = self._accounts.get(job.job)
         stands = self._stands(1.0) if account is None else account.group.stands
         return min(job.waiting_since + stands, NEVER)
+
+    def scattered(self, job: JobView) -> bool:
+        """Return whether a suspended gang is to be brought together on one node at its turn."""
+        moves = self._moves and len(job.nodes) > 1 and movable_at_turn(job, self.now)
+        return moves and is_scattered(job, self._node_gpus, self.now)
+
+    def beside_larger(self, job: JobView) -> bool:
+        """Return whether a suspended job may move, and only larger jobs have GPUs at its home."""
+        if not self._moves or len(job.nodes) != 1 or not movable_at_turn(job, self.now):
+            return False
+        there = self.on.get(job.nodes[0][0], {}).values()
+        return bool(there) and all(each.gpus > job.gpus for each in there)
 
     def _stands(self, share: float) -> int:
         """Return how long a job with a share stands at most, in nanoseconds."""
@@ -471,6 +489,8 @@ class Deficits:
         now, capacity, pin = self.now, self._empty, job.pin
         if not job.began_at or all(capacity.free(node, pin) >= gpus for node, gpus in job.nodes):
             return now
+        if self.scattered(job):
+            return now
         beside = [self._summary(node) for node, _ in job.nodes]
         level = job.spec.priority
         if "migrate" in job.can and all(there.least > level for there in beside):
@@ -497,6 +517,8 @@ class Deficits:
         if len(job.nodes) > 1:  # Once it starves it keeps other jobs off its nodes.
             starves = now + int(max(self._deficit_max - up, 0) / rate)
             until = min(until, starves, lasts)
+        if self.beside_larger(job):  # Then it may have its turn elsewhere.
+            until = min(until, max(now, lasts))
         return until
 
 

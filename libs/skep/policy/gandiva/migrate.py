@@ -46,7 +46,7 @@ def gather(view: VcView, known: UnitIndex, plan: Plan) -> list[Migrate]:
         if place is None or families(job) in cold or spent(view, job, "migrate"):
             continue
         needed = _needed_gain(job, view)
-        if _gain(job, len(place)) > needed * SURELY:
+        if gain(job, len(place)) > needed * SURELY:
             capacity.take(job, place)
             moves.append(
                 Migrate(
@@ -84,6 +84,18 @@ def defrag(view: VcView, known: UnitIndex, plan: Plan, rules: Rules) -> list[Mig
     return []
 
 
+def gain(job: JobView, nodes: int) -> float:
+    """Return the predicted speed-up of a gang on so many nodes, as a factor; 0.0: not known.
+
+    Args:
+        job: The gang, with its present nodes.
+        nodes: Fewer nodes.
+    """
+    slow = dict(job.slowdown)
+    here, there = slow.get(len(job.nodes), 0), slow.get(nodes, 0)
+    return here / there if here and there and nodes < len(job.nodes) else 0.0
+
+
 def _benefit(view: VcView, known: UnitIndex) -> Iterator[JobView]:
     """Yield jobs that would run at once, or run faster, if one node had enough free GPUs."""
     line = [
@@ -95,7 +107,7 @@ def _benefit(view: VcView, known: UnitIndex) -> Iterator[JobView]:
     cold = cooling(view, "migrate")
     for job in arrived(known.scattered):
         may = families(job) not in cold and not spent(view, job, "migrate")
-        if may and _gain(job, 1) > _needed_gain(job, view) * SURELY:
+        if may and gain(job, 1) > _needed_gain(job, view) * SURELY:
             yield job
 
 
@@ -164,19 +176,12 @@ def _worth(job: JobView, costs: int, view: VcView) -> bool:
     remaining = job.remaining(view.now)
     if remaining is None:
         return True
-    saved = remaining * (1 - 1 / _gain(job, 1)) * job.gpus
+    saved = remaining * (1 - 1 / gain(job, 1)) * job.gpus
     return saved > costs + job.gpus * (job.pause or PAUSE)
 
 
 def _needed_gain(job: JobView, view: VcView) -> float:
     return pays(Duration(job.pause or PAUSE), job.remaining(view.now))
-
-
-def _gain(job: JobView, nodes: int) -> float:
-    """Return the predicted speed-up of a gang on so many nodes, as a factor; 0.0: not known."""
-    slow = dict(job.slowdown)
-    here, there = slow.get(len(job.nodes), 0), slow.get(nodes, 0)
-    return here / there if here and there and nodes < len(job.nodes) else 0.0
 
 
 def _node_names(place: Place) -> tuple[str, ...]:

@@ -41,6 +41,10 @@ LOOKS_MAX = 240
 SIZE_COSTS = 10**6
 """The cost of suspending a job of another size: more than any load or deficit."""
 
+FIRST_TO_LEAVE = ((True, True), (True, False), (False, True), (False, False))
+"""Which jobs are suspended first for another one: whether only those of lower priorities, and
+whether only those of its size."""
+
 
 class Gandiva(Policy, frozen=True):
     """Algorithm 1, and weighted round robin in slices of `slice_s` where there are too many jobs.
@@ -142,7 +146,7 @@ class Gandiva(Policy, frozen=True):
 
     def _planner_with_state(self) -> Planner:
         swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
-        deficits = Deficits(self.weigh, self.slice_ns, swap, soon)
+        deficits = Deficits(self.weigh, self.slice_ns, swap, soon, moves=self.introspect)
         if not self.introspect:
             return lambda view: self._react(view, deficits, None)
         units = Units(self._rules())
@@ -310,10 +314,10 @@ class _Turns:
     def _place(self, job: JobView) -> Place | None:
         """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free.
 
-        For a suspended job: where it was.
+        For a suspended job: where it belongs, or else where it was.
         """
         if job.nodes and job.phase is Phase.AWAY:
-            return self._home(job)
+            return self._better_place(job) or self._home(job)
         if job.gpus > self._capacity.left(job.pin):
             return None
         there = self._capacity.open(job.pin)
@@ -325,6 +329,25 @@ class _Turns:
             or (self._capacity.fit(job, calm) if self._leaving else None)
             or self._capacity.fit(job)
         )
+
+    def _better_place(self, job: JobView) -> Place | None:
+        """Return free GPUs where a suspended job belongs, if its home is elsewhere."""
+        return self._fit_well(job, self._where_it_belongs(job))
+
+    def _fit_well(self, job: JobView, nodes: Sequence[str]) -> Place | None:
+        """Return the least loaded of some nodes on which a whole job fits now."""
+        if not nodes or job.gpus > self._capacity.left(job.pin):
+            return None
+        return self._least_loaded(job, nodes)
+
+    def _where_it_belongs(self, job: JobView) -> Sequence[str]:
+        """Return the nodes to which a suspended job is brought at its turn; empty: it goes home."""
+        deficits = self._deficits
+        if deficits.scattered(job):
+            return tuple(self._sizes)
+        if deficits.beside_larger(job) and self._out_of_patience(job):
+            return [node for node, sizes in self._sizes.items() if sizes == {job.gpus}]
+        return ()
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
         capacity = self._capacity
@@ -394,13 +417,15 @@ class _Turns:
         strays = "migrate" in job.can and not any(
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
+        if homes and self._suspend_where_it_belongs(job):
+            return True
         there = self._yielding(job, beside.values()) if homes and not strays else None
         if there is not None and not there:
             return False
         target = job if there is None else _at_home(job)
         if there is not None and _needs_same_gpus(job):
             return self._suspend_for_own_gpus(job, there)
-        for below, alike in ((True, True), (True, False), (False, True), (False, False)):
+        for below, alike in FIRST_TO_LEAVE:
             if there is None:
                 leaving = self._victims_anywhere(job, below, alike)
             else:
@@ -417,8 +442,29 @@ class _Turns:
                 return found
         return False
 
-    def _victims_anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
-        """Return which jobs would have to leave, of all that may be suspended."""
+    def _suspend_where_it_belongs(self, job: JobView) -> bool:
+        """Give a suspended job GPUs that others leave on one node where it belongs."""
+        nodes = self._where_it_belongs(job)
+        for below, alike in FIRST_TO_LEAVE if nodes else ():
+            leaving = self._victims_anywhere(job, below, alike, nodes)
+            if leaving:
+                self._suspend(leaving, job)
+                found = self._give_turn(job, self._fit_well(job, nodes))
+                self._look_for_rest(leaving)
+                return found
+        return False
+
+    def _victims_anywhere(
+        self, job: JobView, below: bool, alike: bool, only: Sequence[str] | None = None
+    ) -> list[JobView] | None:
+        """Return which jobs would have to leave, of all that may be suspended.
+
+        Args:
+            job: The job that they leave for.
+            below: Whether only jobs of lower priorities leave.
+            alike: Whether only jobs of its size leave.
+            only: The nodes one of which has to hold it whole; None: any number of any nodes.
+        """
 
         def on(node: str) -> list[JobView]:
             near = [each for each in self._jobs_on(node) if _matches(each, job, below, alike)]
@@ -430,9 +476,10 @@ class _Turns:
             return self._yielding(job, (each for each in such if each.pin == job.pin))
 
         bounds = self._bounds(job, below, alike)
-        return clear_cheapest_node(
-            job, self._capacity, bounds, on, everywhere, price=self._price(job)
-        )
+        if only is not None:
+            bounds = [each for each in bounds if each[1] in only]
+        rest = everywhere if only is None else tuple[JobView, ...]
+        return clear_cheapest_node(job, self._capacity, bounds, on, rest, price=self._price(job))
 
     def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
         """Return a lower bound of the cost of clearing each node on which a job may leave."""
