@@ -39,6 +39,11 @@ class Prior(msgspec.Struct, frozen=True):
     noise: float = 0.05
     families: int = 0
     """From how many families it was learned."""
+    lean: tuple[float, ...] = (0.0,) * 8
+    """How the mean of each changes with the scale: longer mini-batches have, for what they
+    compute, less to synchronise."""
+    middle: float = 0.0
+    """The scale at which the mean is as given."""
 
 
 PLAIN = Prior(
@@ -47,12 +52,14 @@ PLAIN = Prior(
     noise=0.05,
 )
 """Next to nothing is expected: enough that what no point tells has a value. Pollux' form."""
-BROAD = msgspec.structs.replace(
-    PLAIN,
-    mean=(0.0, 2.0, -2.5, -5.0, -1.5, -4.0, -5.0, 0.0),
-    sd=(30.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.5),
+BROAD = Prior(
+    mean=(0.0, 2.0, -2.0, -3.8, -1.1, -5.0, -5.6, -3.5),
+    sd=(30.0, 2.1, 1.3, 1.6, 1.6, 2.9, 2.5, 2.2),
+    noise=0.05,
+    lean=(0.0, 0.25, -0.2, -0.15, -0.3, -0.25, 0.0, 0.2),
 )
-"""Where learning a prior begins."""
+"""Where learning a prior begins: what the public measurements' models for tuning have in common
+(`skep_lab.measures.protocol`), of all types of GPU."""
 SCALE_SD = 30.0
 """Scales of two families have nothing to do with one another."""
 
@@ -155,20 +162,26 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         prior: What is expected.
     """
     fits = len(weights)
-    mean, certain = np.array(prior.mean), 1 / np.square(np.array(prior.sd))
-    begin = np.tile(mean, (fits, 1))
+    mean, lean = np.array(prior.mean), np.array(prior.lean)
     least = np.maximum(weights.sum(axis=1), 1e-9)
-    begin[:, 0] = (weights * (data.logs - _curve(_scaleless(begin), data)[0])).sum(axis=1) / least
-    mean_of = np.tile(mean, (fits, 1))
-    if prior.sd[0] >= SCALE_SD:
-        mean_of[:, 0] = begin[:, 0]
+    begin = np.tile(mean, (fits, 1))
+    for _ in range(2):  # The mean depends on the scale, and the scale on the mean.
+        rest = (weights * (data.logs - _curve(_scaleless(begin), data)[0])).sum(axis=1) / least
+        begin = expected(prior, rest)
+    # What is expected is linear: `turn @ logs` has the mean `mean_of`. Scales are free.
+    turn = np.eye(LOGS)
+    turn[1:, 0] -= lean[1:]
+    mean_of = np.tile(mean - lean * prior.middle, (fits, 1))
+    mean_of[:, 0] = begin[:, 0]
+    certain = 1 / np.square(np.array(prior.sd))
+    bent = turn.T @ (certain[:, None] * turn)
 
     def look(logs: Array) -> tuple[Array, Array, Array, Array]:
         curve, slope = _curve(logs, data)
         errors = (data.logs - curve) / prior.noise
         size = np.abs(errors)
         loss = np.where(size <= HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
-        off = logs - mean_of
+        off = logs @ turn.T - mean_of
         total = (weights * loss).sum(axis=1) + 0.5 * (certain * off**2).sum(axis=1)
         heavy = weights * np.minimum(1.0, HUBER / np.maximum(size, 1e-12))
         return total, errors, slope / prior.noise, heavy
@@ -178,8 +191,9 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
     eye = np.eye(LOGS)
     for _ in range(ROUNDS_MAX):
         scaled = slope * heavy[:, :, None]
-        bend = scaled.transpose(0, 2, 1) @ slope + np.diag(certain)
-        push = (scaled * errors[:, :, None]).sum(axis=1) - certain * (logs - mean_of)
+        bend = scaled.transpose(0, 2, 1) @ slope + bent
+        off = logs @ turn.T - mean_of
+        push = (scaled * errors[:, :, None]).sum(axis=1) - (certain * off) @ turn
         diagonal = np.einsum("fii->fi", bend)
         move = np.linalg.solve(
             bend + (damping[:, None] * diagonal)[:, :, None] * eye, push[:, :, None]
@@ -197,14 +211,36 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-8, 1e8)
         if np.all((gain < 1e-6) & (better | (damping > 1e5))):
             break
-    bend = (slope * heavy[:, :, None]).transpose(0, 2, 1) @ slope + np.diag(certain)
+    bend = (slope * heavy[:, :, None]).transpose(0, 2, 1) @ slope + bent
     return Fitted(logs, np.einsum("fii->fi", np.linalg.inv(bend)))
+
+
+def expected(prior: Prior, scales: Array) -> Array:
+    """Return the mean of thetas' logarithms, given the logarithms of their scales: [thetas, LOGS].
+
+    Args:
+        prior: What is expected.
+        scales: [thetas].
+    """
+    found = np.array(prior.mean) + np.array(prior.lean) * (scales[:, None] - prior.middle)
+    found[:, 0] = scales
+    return np.asarray(found, np.float64)
 
 
 def _scaleless(logs: Array) -> Array:
     found = logs.copy()
     found[:, 0] = 0.0
     return found
+
+
+def curve(logs: Array, data: Rows) -> Array:
+    """Return log seconds of each point by several thetas: [thetas, points].
+
+    Args:
+        logs: [thetas, LOGS].
+        data: The points.
+    """
+    return _curve(logs, data)[0]
 
 
 def as_theta(logs: Array, base: float) -> Theta:
@@ -259,8 +295,13 @@ def middle(points: Sequence[Point]) -> float:
 PRIOR_ROUNDS = 4
 SD_LEAST = 0.3
 """Families are never taken to be more alike than this: few were seen."""
-DOUBT = 2.0
+DOUBT = 1.0
 """So many families' worth of BROAD is mixed in."""
+LEAN_SURE = 10.0
+"""How many squares of log scales it takes to believe a lean of the pool's own half."""
+NOISE_LEAST, NOISE_MOST = 0.03, 0.3
+NOISE_PART = 1.0
+"""The noise, as a part of the median error of points left out."""
 
 
 def learn_prior(families: Sequence[Sequence[Point]], start: Prior = BROAD) -> Prior:
@@ -282,44 +323,76 @@ def learn_prior(families: Sequence[Sequence[Point]], start: Prior = BROAD) -> Pr
         logs = np.array([each.logs[0] for each in found])
         spread = np.array([each.spread[0] for each in found])
         count = len(logs)
-        mean = (logs.sum(axis=0) + DOUBT * mean0 * 0.5) / (count + DOUBT * 0.5)
-        var = ((logs - mean) ** 2 + np.minimum(spread, var0)).sum(axis=0) + DOUBT * var0 * 0.25
-        sd = np.maximum(np.sqrt(var / (count + DOUBT * 0.25)), SD_LEAST)
-        errors = [
-            np.median(np.abs(each.logs - _curve(one.logs, each)[0][0]))
-            for each, one in zip(data, found, strict=True)
-            if len(each.gpus) > LOGS
-        ]
-        noise = float(np.clip(1.4 * np.median(errors), 0.03, 0.15)) if errors else start.noise
+        middle_of = float(logs[:, 0].mean())
+        scale = logs[:, 0] - middle_of
+        lean = scale @ (logs - logs.mean(axis=0)) + LEAN_SURE * np.array(start.lean)
+        lean /= scale @ scale + LEAN_SURE
+        lean[0] = 0.0
+        straight = logs - scale[:, None] * lean
+        mean = (straight.sum(axis=0) + DOUBT * mean0) / (count + DOUBT)
+        var = ((straight - mean) ** 2 + np.minimum(spread, var0)).sum(axis=0) + DOUBT * var0
+        # One family less is free to differ than were seen, and the next one differs from the mean.
+        sure = max(count - 1 + DOUBT, DOUBT) / (1 + 1 / (count + DOUBT))
+        sd = np.maximum(np.sqrt(var / sure), SD_LEAST)
         prior = Prior(
             (0.0, *(float(each) for each in mean[1:])),
             (SCALE_SD, *(float(each) for each in sd[1:])),
-            noise,
+            prior.noise,
             count,
+            tuple(float(each) for each in lean),
+            middle_of,
         )
-    return prior
+    off = [float(np.median(np.abs(left_out(each, prior)))) for each in data if len(each.gpus) > 2]
+    if not off:
+        return prior
+    noise = min(max(NOISE_PART * float(np.median(off)), NOISE_LEAST), NOISE_MOST)
+    return msgspec.structs.replace(prior, noise=noise)
+
+
+def left_out(data: Rows, prior: Prior) -> Array:
+    """Return logarithms of measured over predicted, each point predicted from all others.
+
+    Args:
+        data: The points.
+        prior: What is expected.
+    """
+    count = len(data.gpus)
+    fitted = fit_logs(data, 1 - np.eye(count), prior)
+    return np.asarray(data.logs - np.diag(_curve(fitted.logs, data)[0]), np.float64)
 
 
 # --- the other forms ------------------------------------------------------------------------------
 
 
-def _least_positive(matrix: Array, wanted: Array) -> Array:
-    """Return the non-negative least squares: the best of all subsets of columns."""
-    columns = matrix.shape[1]
-    best, found = math.inf, np.zeros(columns)
+def _least_positive(matrix: Array, wanted: Array, weights: Array | None = None) -> Array:
+    """Return non-negative least squares: of all subsets of columns, the best one.
+
+    Args:
+        matrix: [rows, columns].
+        wanted: [rows].
+        weights: [fits, rows], for several choices of rows; None: one fit with all of them.
+
+    Returns:
+        [fits, columns].
+    """
+    count, columns = matrix.shape
+    weights = np.ones((1, count)) if weights is None else weights
+    normal = np.einsum("fr,rc,rd->fcd", weights, matrix, matrix)
+    normal += np.eye(columns) * (1e-9 * np.einsum("fcc->fc", normal)[:, :, None] + 1e-30)
+    right = np.einsum("fr,rc,r->fc", weights, matrix, wanted)
+    best = np.full(len(weights), math.inf)
+    found = np.zeros((len(weights), columns))
     for size in range(1, columns + 1):
         for chosen in itertools.combinations(range(columns), size):
-            part = matrix[:, chosen]
-            normal = part.T @ part
-            normal[np.diag_indices(size)] *= 1 + 1e-9
-            try:
-                values = np.linalg.solve(normal, part.T @ wanted)
-            except np.linalg.LinAlgError:
-                continue
-            error = float(np.sum((part @ values - wanted) ** 2))
-            if np.all(values >= 0) and error < best * (1 - 1e-9) - 1e-12:
-                best, found = error, np.zeros(columns)
-                found[list(chosen)] = values
+            at = list(chosen)
+            part = normal[:, at][:, :, at]
+            values = np.linalg.solve(part, right[:, at, None])[:, :, 0]
+            full = np.zeros_like(found)
+            full[:, at] = values
+            error = np.sum(weights * (full @ matrix.T - wanted) ** 2, axis=1)
+            take = np.all(values >= 0, axis=1) & (error < best * (1 - 1e-9) - 1e-12)
+            best = np.where(take, error, best)
+            found = np.where(take[:, None], full, found)
     return found
 
 
@@ -338,9 +411,24 @@ def fit_optimus(points: Sequence[Point]) -> Optimus | None:
     base = points[0].placement.batch or 1.0
     terms = np.array([terms_of(each.placement, base) for each in points])
     steps = np.array([float(each.step_ns) for each in points])
-    values = _least_positive(terms / steps[:, None], np.ones(len(points)))
+    values = _least_positive(terms / steps[:, None], np.ones(len(points)))[0]
     a, b, c, d, e = (float(each) for each in values)
     return Optimus((a, b, c, d, e), servers=points[0].placement.servers > 0, batch=base)
+
+
+def optimus_left_out(points: Sequence[Point]) -> Array:
+    """Return logarithms of measured over predicted, each point predicted from all others.
+
+    Args:
+        points: Of one family, at least two.
+    """
+    base = points[0].placement.batch or 1.0
+    terms = np.array([terms_of(each.placement, base) for each in points])
+    steps = np.array([float(each.step_ns) for each in points])
+    count = len(points)
+    values = _least_positive(terms / steps[:, None], np.ones(count), 1 - np.eye(count))
+    told = np.sum(values * terms, axis=1)
+    return np.asarray(np.log(steps / np.maximum(told, 1.0)), np.float64)
 
 
 def fit_genie(points: Sequence[Point], reading: Reading = AS_PRINTED) -> Genie | None:
@@ -399,5 +487,5 @@ def _penalty(
     matrix = np.stack([(nodes - 1) * each_node / (gpus - 1), (each_node - 1) / (gpus - 1)], axis=1)
     if genie.reading.alone == "none":
         matrix *= ((nodes > 1) & (each_node > 1))[:, None]
-    values = _least_positive(matrix, missing)
+    values = _least_positive(matrix, missing)[0]
     return float(values[0]), float(values[1])

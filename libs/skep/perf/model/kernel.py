@@ -1,10 +1,10 @@
 """A Gaussian process over similar families, reduced to a sum of a few kernels.
 
-The logarithm of a mini-batch's time is a scale, some slopes and a smooth function of five features:
-the logarithms of batch size, GPUs and nodes, and whether there is more than one GPU and more than
-one node. Slopes and function have a part that all families on a type of GPU share and a part of
-the family's own (`similar` fits them). What was learned of both is reduced to weights at `anchors`,
-so that a prediction is one short sum.
+The logarithm of a mini-batch's time is that of a theta which other families lead to expect, and a
+scale, some slopes and a smooth function of five features: the logarithms of batch size, GPUs and
+nodes, and whether there is more than one GPU and more than one node. Slopes and function have a
+part that all families on a type of GPU share and a part of the family's own (`similar` fits them).
+What was learned of both is reduced to weights at `anchors`, so that a prediction is a short sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import math
 
 import msgspec
 
+from skep.perf.model import theta
 from skep.perf.model.placement import LIMIT_NS
+from skep.perf.model.theta import Theta
 
 Features = tuple[float, float, float, float, float]
 Anchor = tuple[float, float, float, float, float, float]
@@ -24,8 +26,9 @@ LOG_LIMIT = math.log(LIMIT_NS)
 class Kernel(msgspec.Struct, frozen=True):
     """The process of a family."""
 
+    mean: Theta
     scale: float
-    """Logarithm of nanoseconds where all features are 0."""
+    """Logarithm of a factor where all features are 0."""
     slopes: Features
     anchors: tuple[Anchor, ...]
     lengths: Features
@@ -62,7 +65,8 @@ def step_ns(kernel: Kernel, gpus: int, nodes: int, batch: float) -> float:
     """
     b, g, n, many, apart = features(gpus, nodes, (batch or kernel.batch) / kernel.batch)
     sb, sg, sn, sm, sa = kernel.slopes
-    total = kernel.scale + sb * b + sg * g + sn * n + sm * many + sa * apart
+    total = math.log(max(theta.step_ns(kernel.mean, gpus, nodes, batch), 1.0))
+    total += kernel.scale + sb * b + sg * g + sn * n + sm * many + sa * apart
     lb, lg, ln, lm, la = kernel.lengths
     b, g, n, many, apart = b * lb, g * lg, n * ln, many * lm, apart * la
     exp = math.exp

@@ -1,20 +1,20 @@
 """Fits the Gaussian process over similar families. For the advisor and the laboratory (numpy).
 
-Of point x of family m the logarithm of the time is c_m + s(x) + o_m(x) + noise: the scale is free,
-s is shared by all families and o_m is the family's own. Both are slopes of the features plus a
-smooth function with the same squared-exponential kernel. All of it is one kernel matrix.
+Of point x of family m the logarithm of the time is t_m(x) + c_m + s(x) + o_m(x) + noise. t_m is the
+theta that a prior leads to expect for a family of this scale. The scale c_m is free, s is shared by
+all families and o_m is the family's own: both are slopes of the features plus a smooth function
+with the same squared-exponential kernel. All of it is one kernel matrix.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from skep.perf.model.fit import Array, Rows, middle, rows
+from skep.perf.model.fit import BROAD, Array, Prior, Rows, as_theta, curve, expected, middle, rows
 from skep.perf.model.kernel import Kernel
 from skep.perf.model.placement import Point, clean
 
@@ -31,12 +31,12 @@ SCALE_VAR = 900.0
 class Shape(msgspec.Struct, frozen=True):
     """How smooth the functions are, and how large: standard deviations of logarithms."""
 
-    lengths: tuple[float, float, float, float, float] = (4.0, 3.0, 2.0, 1.5, 1.5)
-    shared: float = 0.5
-    own: float = 0.3
-    slope_shared: tuple[float, float, float, float, float] = (0.5, 0.3, 0.3, 0.7, 1.0)
-    slope_own: tuple[float, float, float, float, float] = (0.3, 0.2, 0.2, 0.4, 0.7)
-    noise: float = 0.06
+    lengths: tuple[float, float, float, float, float] = (3.5, 3.6, 1.7, 1.0, 4.6)
+    shared: float = 0.12
+    own: float = 1.85
+    slope_shared: tuple[float, float, float, float, float] = (0.05, 0.27, 0.05, 1.5, 0.05)
+    slope_own: tuple[float, float, float, float, float] = (0.44, 0.05, 0.1, 0.1, 1.2)
+    noise: float = 0.48
 
 
 SHAPE = Shape()
@@ -49,6 +49,7 @@ class Others(NamedTuple):
     factor: Array
     answer: Array
     shape: Shape
+    prior: Prior
 
 
 def features_of(data: Rows) -> Array:
@@ -105,11 +106,32 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
     return [points[at] for at in sorted(taken)]
 
 
-def others_of(families: Sequence[Sequence[Point]], shape: Shape = SHAPE) -> Others | None:
+def mean_of(data: Rows, prior: Prior) -> Array:
+    """Return the logarithms of the theta that is expected for a family: [1, LOGS].
+
+    Its scale is that of the point with the fewest GPUs and the batch size nearest to the reference.
+
+    Args:
+        data: The family's points.
+        prior: What is expected.
+    """
+    near = np.lexsort((np.abs(np.log(data.batch)), data.nodes, data.gpus))[0]
+    at = slice(near, near + 1)
+    one = Rows(data.gpus[at], data.nodes[at], data.batch[at], data.logs[at], data.base)
+    scale = one.logs.copy()
+    for _ in range(3):
+        scale += one.logs - curve(expected(prior, scale), one)[0]
+    return expected(prior, scale)
+
+
+def others_of(
+    families: Sequence[Sequence[Point]], prior: Prior = BROAD, shape: Shape = SHAPE
+) -> Others | None:
     """Return other families, ready for use.
 
     Args:
         families: Points of families on the same type of GPU and network.
+        prior: What is expected of a theta.
         shape: How smooth the functions are.
 
     Returns:
@@ -120,14 +142,14 @@ def others_of(families: Sequence[Sequence[Point]], shape: Shape = SHAPE) -> Othe
     if not data:
         return None
     places = np.concatenate([features_of(one) for one in data])
-    logs = np.concatenate([one.logs for one in data])
+    logs = np.concatenate([one.logs - curve(mean_of(one, prior), one)[0] for one in data])
     family = np.concatenate([np.full(len(one.logs), at) for at, one in enumerate(data)])
     matrix = _shared(places, places, shape)
     matrix += (family[:, None] == family[None]) * _own(places, places, shape)
     matrix[np.diag_indices(len(logs))] += shape.noise**2
     factor = np.asarray(np.linalg.cholesky(matrix), np.float64)
     answer = np.asarray(np.linalg.solve(factor.T, np.linalg.solve(factor, logs)), np.float64)
-    return Others(places, factor, answer, shape)
+    return Others(places, factor, answer, shape, prior)
 
 
 class Learned(NamedTuple):
@@ -155,7 +177,8 @@ def fit_kernel(points: Sequence[Point], others: Others | None, base: float = 0.0
     places, shape = features_of(data), others.shape if others else SHAPE
     matrix = _shared(places, places, shape) + _own(places, places, shape)
     matrix[np.diag_indices(len(points))] += shape.noise**2
-    left = data.logs.copy()
+    mean = mean_of(data, others.prior if others else BROAD)
+    left = data.logs - curve(mean, data)[0]
     half: Array = np.zeros((0, len(points)))
     if others:
         between = _shared(others.places, places, shape)
@@ -176,13 +199,14 @@ def fit_kernel(points: Sequence[Point], others: Others | None, base: float = 0.0
         at = np.concatenate([places, others.places])
         smooth = np.concatenate([smooth, shape.shared**2 * rest])
     at, weights = _reduced(at, smooth, len(places), shape)
-    scale = SCALE_VAR * float(np.sum(answer)) + math.log(1e9)
+    scale = SCALE_VAR * float(np.sum(answer))
     lengths = 1 / np.array(shape.lengths)
     anchors = tuple(
         (*(float(value) for value in place * lengths), float(weight))
         for place, weight in zip(at, weights, strict=True)
     )
     kernel = Kernel(
+        as_theta(mean[0], data.base),
         scale,
         tuple(float(each) for each in slopes),  # type: ignore[arg-type]
         anchors,  # type: ignore[arg-type]
