@@ -22,7 +22,7 @@ from skep.perf.model.theta import POWER_MAX, Theta
 
 Array = NDArray[np.float64]
 
-ROUNDS_MAX = 40
+ROUNDS_MAX = 30
 """Steps of a fit; most need ten."""
 HUBER = 1.5
 """Errors beyond this many times the noise count with their size, not their square (Huber)."""
@@ -209,7 +209,7 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         slope = np.where(keep[:, :, None], new[2], slope)
         heavy = np.where(keep, new[3], heavy)
         damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-8, 1e8)
-        if np.all((gain < 1e-6) & (better | (damping > 1e5))):
+        if np.all((gain < 1e-4) & (better | (damping > 1e4))):
             break
     bend = (slope * heavy[:, :, None]).transpose(0, 2, 1) @ slope + bent
     return Fitted(logs, np.einsum("fii->fi", np.linalg.inv(bend)))
@@ -297,6 +297,8 @@ SD_LEAST = 0.3
 """Families are never taken to be more alike than this: few were seen."""
 DOUBT = 1.0
 """So many families' worth of BROAD is mixed in."""
+FOLDS = 6
+"""In so many parts the points of a family are left out to learn the noise."""
 LEAN_SURE = 10.0
 """How many squares of log scales it takes to believe a lean of the pool's own half."""
 NOISE_LEAST, NOISE_MOST = 0.03, 0.3
@@ -349,16 +351,19 @@ def learn_prior(families: Sequence[Sequence[Point]], start: Prior = BROAD) -> Pr
     return msgspec.structs.replace(prior, noise=noise)
 
 
-def left_out(data: Rows, prior: Prior) -> Array:
-    """Return logarithms of measured over predicted, each point predicted from all others.
+def left_out(data: Rows, prior: Prior, folds: int = FOLDS) -> Array:
+    """Return logarithms of measured over predicted, each point predicted from others.
 
     Args:
         data: The points.
         prior: What is expected.
+        folds: In so many parts, at most, points are left out.
     """
     count = len(data.gpus)
-    fitted = fit_logs(data, 1 - np.eye(count), prior)
-    return np.asarray(data.logs - np.diag(_curve(fitted.logs, data)[0]), np.float64)
+    fold = np.arange(count) % min(folds, count)
+    weights = (fold[None] != np.arange(min(folds, count))[:, None]) * 1.0
+    told = curve(fit_logs(data, weights, prior).logs, data)
+    return np.asarray(data.logs - told[fold, np.arange(count)], np.float64)
 
 
 # --- the other forms ------------------------------------------------------------------------------

@@ -73,4 +73,4 @@ def step_ns(kernel: Kernel, gpus: int, nodes: int, batch: float) -> float:
     for zb, zg, zn, zm, za, weight in kernel.anchors:
         zb, zg, zn, zm, za = zb - b, zg - g, zn - n, zm - many, za - apart  # noqa: PLW2901
         total += weight * exp(-0.5 * (zb * zb + zg * zg + zn * zn + zm * zm + za * za))
-    return exp(min(max(total, 0.0), LOG_LIMIT))
+    return min(exp(min(max(total, 0.0), LOG_LIMIT)), LIMIT_NS)

@@ -27,7 +27,7 @@ import numpy as np
 
 from skep.perf.model import fit, similar
 from skep.perf.model.fit import Array, Prior
-from skep.perf.model.placement import Placement, Point, Stratum, clean
+from skep.perf.model.placement import Point, Stratum, clean
 from skep.perf.model.predict import UNKNOWN, Errors, Form, Parameters, Seen, form_ns, stratum_of
 from skep.perf.model.similar import Others, thin
 
@@ -42,8 +42,10 @@ FORMS = ("prior", "similar", "optimus", "broad", "plain")
 all types of GPU, and theta without one."""
 GRID = 8
 """Weights are multiples of one over this."""
-FOREIGN = 0.25
-"""What a family on another type of GPU counts, against one of the same pool."""
+FOREIGN = 1.0
+"""As how many families of the pool all those on other types of GPU count together, for weights."""
+FOREIGN_ERRORS = 3.0
+"""The same for errors: quantiles need more families than means."""
 ERROR_MOST = 3.0
 """Log errors of plays are at most this: one wild family does not decide for all."""
 OWN_COUNTS = 2.0
@@ -107,34 +109,75 @@ def fit_forms(points: Sequence[Point], prior: Prior, others: Others | None) -> F
     return Fits(forms, Play(errors, (Stratum.NEAR,) * count))
 
 
-def mimic(points: Sequence[Point], wanted: Sequence[Placement]) -> list[int]:
+class Wanted(NamedTuple):
+    """A placement to be measured in a play; the batch is log2 of a part of the reference."""
+
+    gpus: int
+    nodes: int
+    batch: float
+
+
+BATCH_STEPS = 2
+"""Batch sizes are told apart in plays by this part of a doubling, so that families share plays."""
+
+
+def wanted_of(points: Sequence[Point]) -> tuple[Wanted, ...]:
+    """Return what another family is measured at to play a family's case.
+
+    Args:
+        points: Of the family; the first has its reference batch size.
+    """
+    base = points[0].placement.batch or 1.0
+    found = []
+    for place in (each.placement for each in points):
+        doublings = math.log2((place.batch or base) / base)
+        found.append(Wanted(place.gpus, place.nodes, round(doublings * BATCH_STEPS) / BATCH_STEPS))
+    return tuple(found)
+
+
+def mimic(points: Sequence[Point], wanted: Sequence[Wanted]) -> list[int]:
     """Return the points of a family most alike to wanted placements, each at most once.
 
-    Nodes count before GPUs, and those before the batch size relative to the family's own.
+    Nodes count before GPUs, and those before the batch size relative to the family's own. At least
+    one point is left to be predicted.
 
     Args:
         points: Of a family.
-        wanted: Placements of another family; the first has its reference batch size.
+        wanted: What another family was measured at.
     """
-    base, own = wanted[0].batch or 1.0, fit.middle(points)
+    own = fit.middle(points)
+    places = np.array(
+        [
+            (math.log2(p.nodes), math.log2(p.gpus), math.log2((p.batch or own) / own))
+            for p in (each.placement for each in points)
+        ]
+    )
     chosen: list[int] = []
-    places = [
-        (math.log(p.nodes), math.log(p.gpus), math.log((p.batch or own) / own))
-        for p in (each.placement for each in points)
-    ]
-    for place in wanted:
-        nodes, gpus = math.log(place.nodes), math.log(place.gpus)
-        batch = math.log((place.batch or base) / base)
-        left = [at for at in range(len(points)) if at not in chosen]
-        if len(left) <= 1:
-            break
-
-        def far(at: int) -> float:
-            n, g, b = places[at]
-            return 4 * abs(n - nodes) + 2 * abs(g - gpus) + abs(b - batch)  # noqa: B023
-
-        chosen.append(min(left, key=far))
+    for one in wanted[: len(points) - 1]:
+        far = np.abs(places - (math.log2(one.nodes), math.log2(one.gpus), one.batch)) @ APART
+        far[chosen] = math.inf
+        chosen.append(int(np.argmin(far)))
     return chosen
+
+
+APART = np.array([4.0, 2.0, 1.0])
+"""What a doubling of nodes, GPUs and batch size counts when placements are compared."""
+
+
+class Experience(NamedTuple):
+    """Plays of a case, by families of the pool and by those on other types of GPU."""
+
+    own: list[Play]
+    foreign: list[Play]
+
+    def counted(self, foreign: float) -> list[tuple[float, Play]]:
+        """Return each with what it counts.
+
+        Args:
+            foreign: What the foreign ones count together.
+        """
+        each = min(foreign / max(len(self.foreign), 1), 1.0)
+        return [(1.0, play) for play in self.own] + [(each, play) for play in self.foreign]
 
 
 class Pool:
@@ -156,7 +199,7 @@ class Pool:
         }
         self.foreign = tuple(foreign)
         self._taught: dict[tuple[str, ...], tuple[Prior, Others | None]] = {}
-        self._plays: dict[tuple[tuple[Placement, ...], tuple[str, ...]], list[Play]] = {}
+        self._plays: dict[tuple[tuple[Wanted, ...], str], list[Play]] = {}
 
     def taught(self, without: tuple[str, ...] = ()) -> tuple[Prior, Others | None]:
         """Return the prior and the similar families that all but some families teach.
@@ -171,32 +214,28 @@ class Pool:
             self._taught[key] = (prior, similar.others_of(rest, prior))
         return self._taught[key]
 
-    def plays(self, wanted: tuple[Placement, ...], without: str = "") -> list[Play]:
+    def plays(self, wanted: tuple[Wanted, ...], without: str = "") -> list[Play]:
         """Return how well each family is predicted from placements like the wanted ones.
 
         Args:
-            wanted: The placements that another family was measured at.
+            wanted: What another family was measured at.
             without: A family that is neither played nor teaches.
         """
-        key = wanted, (without,)
+        key = wanted, without if without in self.families else ""
         if key not in self._plays:
             found = [self._play(name, wanted, without) for name in self.families if name != without]
             self._plays[key] = [each for each in found if each is not None]
         return self._plays[key]
 
-    def experience(
-        self, wanted: tuple[Placement, ...], without: str = ""
-    ) -> list[tuple[float, Play]]:
-        """Return the plays of this pool and of the foreign ones, each with what it counts.
+    def experience(self, wanted: tuple[Wanted, ...], without: str = "") -> Experience:
+        """Return the plays of this pool and of the foreign ones.
 
         Args:
-            wanted: The placements that another family was measured at.
+            wanted: What another family was measured at.
             without: A family that is neither played nor teaches.
         """
-        found = [(1.0, play) for play in self.plays(wanted, without)]
-        for pool in self.foreign:
-            found += [(FOREIGN, play) for play in pool.plays(wanted, without)]
-        return found
+        foreign = [play for pool in self.foreign for play in pool.plays(wanted, without)]
+        return Experience(self.plays(wanted, without), foreign)
 
     def fit_family(self, points: Sequence[Point], name: str = "") -> Parameters:
         """Return all that is known of a family: forms, weights, errors.
@@ -209,7 +248,8 @@ class Pool:
         if not points:
             return Parameters()
         fits = fit_forms(points, *self.taught((name,)))
-        plays = self.experience(tuple(each.placement for each in points), name)
+        experience = self.experience(wanted_of(points), name)
+        plays, wide = experience.counted(FOREIGN), experience.counted(FOREIGN_ERRORS)
         far = believe(plays)
         near = far
         if fits.own is not None:
@@ -218,13 +258,13 @@ class Pool:
             fits.forms,
             tuple(float(each) for each in near),
             seen_of(points),
-            scores(plays, near, Stratum.NEAR),
-            scores(plays, far, Stratum.MORE_GPUS),
-            scores(plays, far, Stratum.MORE_NODES),
+            scores(wide, near, Stratum.NEAR),
+            scores(wide, far, Stratum.MORE_GPUS),
+            scores(wide, far, Stratum.MORE_NODES),
             tuple(float(each) for each in far),
         )
 
-    def _play(self, name: str, wanted: tuple[Placement, ...], without: str) -> Play | None:
+    def _play(self, name: str, wanted: tuple[Wanted, ...], without: str) -> Play | None:
         points = self.families[name]
         chosen = mimic(points, wanted)
         measured = [points[at] for at in chosen]
@@ -264,10 +304,12 @@ def _simplex(forms: int) -> Array:
 
 
 WEIGHTS = _simplex(len(FORMS))
-SHARP = 20.0
+SHARP = 10.0
 """How much better a weighting has to be in plays before it is believed."""
-START = (0.3, 0.3, 0.2, 0.1, 0.1)
-"""The weights where nothing was played; they count as one play."""
+START = (0.4, 0.55, 0.05, 0.0, 0.0)
+"""The weights where nothing was played."""
+SURE = 30.0
+"""How many errors of 100 % it takes to leave them: a few plays tell little."""
 
 
 def loss(errors: Array) -> Array:
@@ -283,11 +325,9 @@ def believe(plays: Sequence[tuple[float, Play]]) -> Array:
     Args:
         plays: Each with what it counts.
     """
-    total, count = np.zeros(len(WEIGHTS)), 1.0
-    total += 0.3 * np.sum((WEIGHTS - np.array(START)) ** 2, axis=1)
+    total = SURE * np.sum((WEIGHTS - np.array(START)) ** 2, axis=1)
     for weight, play in plays:
         total += weight * loss(WEIGHTS @ play.errors).mean(axis=1)
-        count += weight
     good = np.exp(-SHARP * (total - total.min()))
     return np.asarray(good @ WEIGHTS / good.sum(), np.float64)
 
@@ -324,7 +364,7 @@ def scores(plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum
         return UNKNOWN
     # The family in question is one more of which nothing is known: with few others, the
     # outermost errors are those that count.
-    outside = max(OUTSIDE - 0.5 * OUTSIDE / (families + 1), 0.01)
+    outside = max(OUTSIDE * families / (families + 1), 0.01)
     all_values, all_counts = np.concatenate(values), np.concatenate(counts)
     return Errors(
         quantile(all_values, all_counts, outside),

@@ -17,6 +17,7 @@ from skep.perf.model.kernel import Kernel
 from skep.perf.model.optimus import Optimus
 from skep.perf.model.placement import LIMIT_NS, Basis, Placement, Span, Stratum
 from skep.perf.model.theta import Theta
+from skep.perf.model.widening import AS_LEARNED, Widening, factor_of
 from skep.units import Duration
 
 Form = Theta | Kernel | Optimus | Genie
@@ -161,13 +162,13 @@ def errors_of(parameters: Parameters, stratum: Stratum) -> Errors:
             return parameters.more_nodes
 
 
-def predict(parameters: Parameters, place: Placement, widening: float = 1.0) -> Span:
+def predict(parameters: Parameters, place: Placement, widening: Widening = AS_LEARNED) -> Span:
     """Return what a mini-batch takes there: P10, P50 and P90.
 
     Args:
         parameters: What was fitted.
         place: The placement.
-        widening: By which factor errors are wider than they were for others: `calibrate` says it.
+        widening: By how much errors are wider than they were for others.
     """
     if not parameters.forms or place.gpus < 1 or place.nodes < 1:
         return NOTHING
@@ -177,8 +178,9 @@ def predict(parameters: Parameters, place: Placement, widening: float = 1.0) -> 
     if not middle > 0:
         return NOTHING
     errors = errors_of(parameters, stratum)
-    low = middle * math.exp(max(min(errors.low * widening, 0.0), -40.0))
-    high = middle * math.exp(min(max(errors.high * widening, 0.0), 40.0))
+    wider = factor_of(widening, stratum)
+    low = middle * math.exp(max(min(errors.low * wider, 0.0), -40.0))
+    high = middle * math.exp(min(max(errors.high * wider, 0.0), 40.0))
     return Span(
         Duration(max(round(low), 1)),
         Duration(max(round(middle), 1)),
@@ -190,7 +192,7 @@ def predict(parameters: Parameters, place: Placement, widening: float = 1.0) -> 
 
 
 def predict_all(
-    parameters: Parameters, places: Sequence[Placement], widening: float = 1.0
+    parameters: Parameters, places: Sequence[Placement], widening: Widening = AS_LEARNED
 ) -> list[Span]:
     """Return a span for each placement, in their order.
 
