@@ -85,12 +85,13 @@ def clean(points: Any) -> list[Point]:
 
     Args:
         points: An iterable of points. Those without GPUs, nodes or time, and those with more nodes
-            than GPUs, are left out.
+            than GPUs and servers, are left out.
     """
     found: dict[Placement, Point] = {}
     for point in points:
         place = point.placement
-        good = 0 < point.step_ns < LIMIT_NS and 1 <= place.nodes <= max(place.gpus, place.workers)
+        most = max(place.gpus, place.workers) + place.servers
+        good = 0 < point.step_ns < LIMIT_NS and place.gpus >= 1 and 1 <= place.nodes <= most
         if not good or place.batch < 0 or place.batch != place.batch or place.batch > LIMIT_NS:
             continue
         known = found.get(place)
