@@ -49,6 +49,7 @@ def profile(points: Sequence[Point], name: str) -> list[int]:
             for at, each in enumerate(points)
             if (each.placement.gpus, each.placement.nodes) == (fewest, first.nodes)
             and each.placement.batch != first.batch
+            and at not in chosen
         ]
         if others:
             # The one that differs the most tells the most of what a sample takes.

@@ -250,9 +250,10 @@ class Pool:
         fits = fit_forms(points, *self.taught((name,)))
         experience = self.experience(wanted_of(points), name)
         plays, wide = experience.counted(FOREIGN), experience.counted(FOREIGN_ERRORS)
-        far = believe(plays)
+        servers = any(each.placement.servers for each in points)
+        far = np.array(SERVERS) if servers else believe(plays)
         near = far
-        if fits.own is not None:
+        if fits.own is not None and not servers:
             near = believe([*plays, (OWN_COUNTS * len(points) / POINTS_OWN, fits.own)])
         return Parameters(
             fits.forms,
@@ -308,6 +309,8 @@ SHARP = 10.0
 """How much better a weighting has to be in plays before it is believed."""
 START = (0.4, 0.55, 0.05, 0.0, 0.0)
 """The weights where nothing was played."""
+SERVERS = (0.0, 0.0, 1.0, 0.0, 0.0)
+"""The weights for jobs with parameter servers: no other form knows of these."""
 SURE = 30.0
 """How many errors of 100 % it takes to leave them: a few plays tell little."""
 
