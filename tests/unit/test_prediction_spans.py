@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -294,5 +293,26 @@ def test_the_same_points_give_the_same_bits() -> None:
     families = _families(random.Random(3), 3)
     one, two = (Pool(families).fit_family(families["m1"][:5], "m1") for _ in range(2))
     assert msgspec.json.encode(one) == msgspec.json.encode(two)
-    many = [predict(one, place(gpus)).p50 for gpus in (1, 2, 4, 8)]
-    assert all(a > 0 for a, _ in pairwise(many))
+
+
+def test_parameters_survive_a_message() -> None:
+    fitted = Pool(_families(random.Random(3), 3)).fit_family([Point(place(1), Duration(10**8))])
+    told = msgspec.json.decode(msgspec.json.encode(fitted), type=Parameters)
+    assert told == fitted
+    assert predict(told, place(8, 2)) == predict(fitted, place(8, 2))
+    assert len(msgspec.json.encode(fitted)) < 16_384
+
+
+def test_a_family_without_points_is_what_others_are_and_says_so() -> None:
+    families = _families(random.Random(9), 6)
+    span = predict(Pool(families).fit_family([]), place(4, 2))
+    assert span.basis is Basis.OTHERS
+    assert not span.promised
+    known = sorted(
+        each.step_ns
+        for points in families.values()
+        for each in points
+        if each.placement == place(4, 2)
+    )
+    assert known[0] < span.p50 < known[-1]
+    assert span.p90 > 2 * span.p10

@@ -53,7 +53,7 @@ class Reading(msgspec.Struct, frozen=True):
 AS_PRINTED = Reading()
 
 
-class Genie(msgspec.Struct, frozen=True):
+class Genie(msgspec.Struct, frozen=True, tag="genie"):
     """The coefficients of a task type on a platform: k (7), gamma and lambda (8)."""
 
     k0: float

@@ -23,7 +23,7 @@ Anchor = tuple[float, float, float, float, float, float]
 LOG_LIMIT = math.log(LIMIT_NS)
 
 
-class Kernel(msgspec.Struct, frozen=True):
+class Kernel(msgspec.Struct, frozen=True, tag="kernel"):
     """The process of a family."""
 
     mean: Theta

@@ -14,7 +14,7 @@ from skep.perf.model.placement import Placement
 Terms = tuple[float, float, float, float, float]
 
 
-class Optimus(msgspec.Struct, frozen=True):
+class Optimus(msgspec.Struct, frozen=True, tag="optimus"):
     """Nanoseconds of each term, at least 0."""
 
     terms: Terms

@@ -30,6 +30,7 @@ from skep.perf.model.fit import Array, Prior
 from skep.perf.model.placement import Point, Stratum, clean
 from skep.perf.model.predict import UNKNOWN, Errors, Form, Parameters, Seen, form_ns, stratum_of
 from skep.perf.model.similar import Others, thin
+from skep.perf.model.theta import Theta
 
 POINTS_OWN = 8
 """From so many points on, a family's own points left out say which form to believe."""
@@ -243,10 +244,13 @@ class Pool:
         Args:
             points: What was measured of it.
             name: Its name, if it is in the pool too: then it does not teach itself.
+
+        Returns:
+            Without points, what the other families have in common, their scale included.
         """
         points = clean(points)
         if not points:
-            return Parameters()
+            return self._unknown(name)
         fits = fit_forms(points, *self.taught((name,)))
         experience = self.experience(wanted_of(points), name)
         plays, wide = experience.counted(FOREIGN), experience.counted(FOREIGN_ERRORS)
@@ -264,6 +268,35 @@ class Pool:
             scores(wide, far, Stratum.MORE_NODES),
             tuple(float(each) for each in far),
         )
+
+    def _unknown(self, name: str) -> Parameters:
+        """Return what is expected of a family that was not measured: a mean, and wide errors."""
+        rest = [each for each in self.families if each != name]
+        if not rest:
+            return Parameters()
+        plays = []
+        for other in rest if len(rest) > 1 else []:
+            theta = self._expected((name, other))
+            errors = [
+                math.log(each.step_ns / max(form_ns(theta, each.placement), 1.0))
+                for each in self.families[other][:HELD_MAX]
+            ]
+            rows = np.array([errors] * len(FORMS))
+            plays.append((1.0, Play(rows, (Stratum.MORE_NODES,) * len(errors))))
+        errors_of_all = scores(plays, np.array(START), Stratum.MORE_NODES)
+        return Parameters(
+            (self._expected((name,)),),
+            (1.0,),
+            near=errors_of_all,
+            more_gpus=errors_of_all,
+            more_nodes=errors_of_all,
+        )
+
+    def _expected(self, without: tuple[str, ...]) -> Theta:
+        prior, _ = self.taught(without)
+        batches = [fit.middle(each) for at, each in self.families.items() if at not in without]
+        logs = fit.expected(prior, np.array([prior.middle]))[0]
+        return fit.as_theta(logs, sorted(batches)[len(batches) // 2])
 
     def _play(self, name: str, wanted: tuple[Wanted, ...], without: str) -> Play | None:
         points = self.families[name]

@@ -22,7 +22,7 @@ POWER_MAX = 10.0
 """Pollux' bound: there the longer of the two is all that counts."""
 
 
-class Theta(msgspec.Struct, frozen=True):
+class Theta(msgspec.Struct, frozen=True, tag="theta"):
     """The parameters, in nanoseconds; `power` is g, and `batch` stands for an unknown one."""
 
     fixed: float
