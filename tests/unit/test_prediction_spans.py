@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from skep.perf.model import theta
+from skep.perf.model.genie import Genie
+from skep.perf.model.many import STRATA, predict_many
 from skep.perf.model.placement import Basis, Placement, Point, Span, Stratum
 from skep.perf.model.pool import (
     FORMS,
@@ -316,3 +318,24 @@ def test_a_family_without_points_is_what_others_are_and_says_so() -> None:
     )
     assert known[0] < span.p50 < known[-1]
     assert span.p90 > 2 * span.p10
+
+
+def test_many_placements_are_predicted_as_one_by_one() -> None:
+    rng = random.Random(13)
+    fitted = Pool(_families(rng, 4)).fit_family(_families(rng, 1)["m0"][:12])
+    sizes = [(nodes * each, nodes) for nodes in range(1, 40) for each in range(1, 9)]
+    gpus, nodes = (np.array(each) for each in zip(*sizes, strict=True))
+    for batch in (0.0, 5.0):
+        many = predict_many(fitted, gpus, nodes, batch, Widening(near=1.5))
+        for at, (one, two) in enumerate(sizes):
+            span = predict(fitted, place(one, two, batch), Widening(near=1.5))
+            assert STRATA[many.strata[at]] is span.stratum
+            assert (many.p10[at], many.p50[at], many.p90[at]) == pytest.approx(
+                (span.p10, span.p50, span.p90), rel=1e-6
+            )
+    genie = msgspec.structs.replace(
+        fitted, forms=(Genie(10, 1, 0),), weights=(1.0,), far_weights=()
+    )
+    assert predict_many(genie, gpus, nodes, 8).p50[9] == pytest.approx(
+        form_ns(genie.forms[0], place(*sizes[9], 8)), rel=1e-9
+    )
