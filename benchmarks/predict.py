@@ -6,7 +6,7 @@ The families are made up: their speeds follow Pollux' form with terms drawn from
 All times are CPU time of this process.
 
 `predict_us` is one call of `predict`, with all forms that a fit blends. `all_ms` is every number of
-nodes that a job can be spread over on the cluster, for a job of `--gpus` GPUs and for an elastic one
+nodes that a job can be spread over on the cluster, for a job of `--gpus` GPUs and an elastic one
 of up to as many (in powers of two). `all_even_ms` is every even placement on all nodes at once,
 8,000 of them on 1,000 nodes, in numpy. `fit_ms` is the fit of a family given what others teach;
 `taught_ms` and `played_ms` are what a pool learns once and keeps: of its families, and of a case

@@ -11,7 +11,7 @@ What the paper leaves open is an option with the reading in `AS_PRINTED` as its 
 - "A quadratic polynomial, i.e. i = 2" (7) may have a constant or not (`constant`), and falls again
   for large batches, against Observation 1: `plateau` holds it at its top.
 - Equation 9 is a length of time and equation 12 compares it with the clock: `ect_s` returns the
-  length, and `deadline` adds the arrival.
+  length, and `deadline_s` adds the arrival.
 - `d < N` and `g < G` (5.3) leave out the 4N4G of Figure 6: `strict` keeps to the letter.
 - Equation 8 costs a constant number of GPUs, which may be more than there are: `EFFECTIVE_MIN`.
 """
