@@ -1,4 +1,7 @@
-"""`skep models`: which models' speeds are known and from where; the speeds of one by placement."""
+"""`skep models`: which models' speeds are known and from where; the speeds of one by placement.
+
+With `--errors`, how wrong predictions of such speeds are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import errors, exits, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.render import Column
@@ -65,7 +68,15 @@ def options(parser: ArgumentParser) -> None:
         default=[],
         help="on the same network; repeatable",
     )
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the speeds into a file")
+    parser.add_argument(
+        "--errors",
+        choices=errors.WHICH,
+        help="instead, how wrong predictions of mini-batches are: of models for judging, for "
+        "tuning, or of all",
+    )
+    parser.add_argument(
+        "--svg", metavar="FILE", type=Path, help="draw the speeds, or the errors, into a file"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -81,6 +92,8 @@ def run(arguments: Namespace) -> int:
     from skep_lab.workloads.models import Models
 
     folder, read = _read(arguments)
+    if arguments.errors:
+        return errors.run(arguments, read.tables)
     models = Models(read.tables, node_gpus=arguments.node_gpus)
     if arguments.model is None:
         if arguments.svg:
