@@ -228,6 +228,7 @@ SOFT: dict[type, tuple[str, ...]] = {
     ClusterState: ("_delta",),
     SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (
+        "profile_times",
         "progress",
         "told",
         "settled",

@@ -23,6 +23,7 @@ from skep.wire.changes import Ask
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
+from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search import SearchSpec
 from skep.wire.search_facts import Request, SearchFact, SearchVerdict
@@ -48,6 +49,7 @@ UNIONS: dict[str, Any] = {
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
     "search-facts": SearchFact,
+    "profile-facts": AdvisorFact,
     "agent-facts": facts.AgentFact,
     "job-says": talk.Said,
     "job-hears": talk.Heard,
@@ -168,6 +170,13 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         "search-facts",
         "SEARCH",
         "Records of what was decided on searches.",
+    ),
+    (
+        "profile-facts",
+        subjects.PROFILE_FACTS,
+        "profile-facts",
+        "PROFILES",
+        "Records of what the advisor measured.",
     ),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),

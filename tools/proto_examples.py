@@ -20,6 +20,7 @@ from skep.wire import (
     node,
     packs,
     part_facts,
+    profile,
     reports,
     resizes,
     talk,
@@ -214,6 +215,26 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     EXITED,
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
+FINGERPRINT = profile.Fingerprint(
+    parameters=25_557_032,
+    gradient_bytes=102_228_128,
+    shapes="deedfa87242d1f87",
+    dtypes=("float32",),
+    sizes=(0, 0, 0, 0, 0, 0, 34, 0, 32, 20, 0, 14, 5, 1, 16, 7, 11, 2, 8, 5, 4, 3),
+    script="d13b83cd546521b8",
+    arguments="e3b0c44298fc1c14",
+    torch="2.5.1",
+    python="3.11.7",
+    batch=(32, 3, 224, 224),
+)
+TIMING = profile.Timing(
+    samples=64,
+    mean_ns=11_100_000,
+    deviation_ns=600_000,
+    p10_ns=10_800_000,
+    p50_ns=11_000_000,
+    p90_ns=11_900_000,
+)
 REPORTS: tuple[msgspec.Struct, ...] = (
     reports.Heartbeat(
         node="node-1",
@@ -234,9 +255,38 @@ REPORTS: tuple[msgspec.Struct, ...] = (
                     reports.RankProgress(
                         rank=0, steps=90, step_ns=11_000_000, last_step_at=AT, memory=300_000_000
                     ),
+                    reports.RankProgress(
+                        rank=1,
+                        steps=90,
+                        step_ns=11_000_000,
+                        last_step_at=AT,
+                        memory=300_000_000,
+                        fingerprint=FINGERPRINT,
+                        timing=TIMING,
+                    ),
                 ),
             ),
         ),
+    ),
+)
+PROFILE_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.EpochBegan(epoch=2, owner="host-0c4e1f0a9b7d", rules=bearing.RULES),
+    profile.ProfileMeasured(
+        at=AT,
+        job="j17",
+        attempt=1,
+        vc="nlp",
+        family="resnet50",
+        gpu_type="V100",
+        gpus=2,
+        nodes=1,
+        p10_ns=10_800_000,
+        p50_ns=11_000_000,
+        p90_ns=11_900_000,
+        samples=64,
+        spread_milli=54,
+        batch=32,
+        fingerprint=FINGERPRINT,
     ),
 )
 BEFORE = (
@@ -267,6 +317,9 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
         at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90, rate_milli=90_909),)
     ),
     findings.Measured(at=AT, job="j17", attempt=1, step=90, values={"loss": 0.25}),
+    profile.Profiled(
+        at=AT, job="j17", attempt=1, workers=2, fingerprint=FINGERPRINT, timing=TIMING
+    ),
     findings.RateLearned(at=AT, job="j17", attempt=1, rate_milli=90_909, trace=TRACE),
     findings.PhaseChanged(
         at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000, trace=TRACE
@@ -589,6 +642,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
         monotonic_ns=99_000_000_000,
         last_step_monotonic_ns=98_900_000_000,
         memory_bytes=300_000_000,
+        timing=TIMING,
     ),
     talk.CountingFailed(**_RANK, error="optimizer hook: KeyError: 1"),
     talk.Suspended(**_RANK, order=41, step=120),
@@ -605,6 +659,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
     talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
     talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
+    talk.Shows(**_RANK, fingerprint=FINGERPRINT),
     talk.Bye(**_RANK, steps=200),
 )
 
@@ -673,6 +728,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
     "search-facts": SEARCH_FACTS,
+    "profile-facts": PROFILE_FACTS,
     "agent-facts": AGENT_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from skep.units import Instant
+from skep.wire import subjects
+from skep.wire.profile import AdvisorFact
 from skep_services.adapters.records import Chain
 from skep_services.ports import CorruptLogError, Delivery
 from skep_services.replaying import SERVICES
@@ -57,10 +59,12 @@ class Examined(msgspec.Struct, kw_only=True):
 
 def examine_all(streams: Mapping[str, Sequence[Delivery]], only: str = "") -> list[Examined]:
     """Return what the fact logs among `streams` hold; one of them if `only` names it."""
+    logs: dict[str, object] = {each.stream: each.facts for each in SERVICES.values()}
+    logs[subjects.PROFILES] = AdvisorFact  # Nothing is noted there to be decided again.
     return [
-        examine(service.stream, service.facts, streams.get(service.stream, ()))
-        for service in SERVICES.values()
-        if only in ("", service.stream)
+        examine(stream, facts, streams.get(stream, ()))
+        for stream, facts in logs.items()
+        if only in ("", stream)
     ]
 
 

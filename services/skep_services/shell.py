@@ -62,11 +62,15 @@ assert NOTES_BYTES + NOTE_BYTES_MAX < RECORD_BYTES
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """A stream the machine reads, and which of its subjects and facts (all, if empty)."""
+    """A stream the machine reads, and which of its subjects and facts (all, if empty).
+
+    `anew`: from its beginning at every start, as what is made of it is not recorded.
+    """
 
     stream: str
     subjects: tuple[str, ...] = ()
     facts: tuple[type[Any], ...] = ()
+    anew: bool = False
 
 
 class Observer(Protocol):
@@ -227,7 +231,7 @@ class Shell(Generic[EventT, FactT]):
         await self._step([Item(Restarted(self.epoch))])
         subscriptions = [await self._bus.listen(subject, self._heard) for subject in self._listen]
         for wish in self._follow:
-            after = known = self.positions.get(wish.stream, 0)
+            after = known = 0 if wish.anew else self.positions.get(wish.stream, 0)
             deliver = partial(self._read, wish)
             if wish.stream in subjects.FACT_STREAMS:
                 followed = Followed(wish.stream, known, self.foreign)

@@ -53,7 +53,7 @@ STORED = {TENANT: SAYS[TENANT], NODE: SAYS[NODE][:1]}
 """What of it a stream keeps."""
 
 TARGETS = (
-    *(subjects.STREAMS[name][0] for name in (subjects.ADMISSION, subjects.ALLOC, subjects.SEARCH)),
+    *(subjects.STREAMS[name][0] for name in subjects.FACT_STREAMS),
     subjects.kept(subjects.ALLOC, "whole"),
     subjects.admin("vcs"),
     subjects.submit("web"),

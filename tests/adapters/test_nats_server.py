@@ -63,11 +63,11 @@ FOLLOWS = {
     ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION"},
     ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
     INTROSPECTOR: set[str](),
-    ADVISOR: {"ADMISSION", "ALLOC"},
+    ADVISOR: {"ADMISSION", "ALLOC", "PROFILES"},
     SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
-    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
-    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
-    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH"},
+    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
+    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
+    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
     NODE_1: set[str](),
     VC_ML: set[str](),
 }
@@ -94,7 +94,7 @@ SENDS = {
     ALLOCATOR: ANSWERS
     | {"skep.v1.fact.allocator", "skep.v1.cmd.n1", "_INBOX.allocator.x", "skep.v1.span.allocator"},
     INTROSPECTOR: ANSWERS | {"skep.v1.finding.stalled", "skep.v1.span.introspector"},
-    ADVISOR: ANSWERS | {"skep.v1.advice.queue", "skep.v1.span.advisor"},
+    ADVISOR: ANSWERS | {"skep.v1.fact.advisor", "skep.v1.advice.queue", "skep.v1.span.advisor"},
     SEARCHES: ANSWERS
     | {
         "skep.v1.fact.searches",
@@ -370,7 +370,7 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","KEPT","LATER"]'
     )
 
 

@@ -386,6 +386,82 @@ async def test_an_impossible_hello(target: Target, fields: dict[str, Any]) -> No
     assert target.events.empty()
 
 
+COUNTED = {"steps": 1, "step_ns": 1, "monotonic_ns": 1, "last_step_monotonic_ns": 1}
+LOOKS: dict[str, Any] = {"parameters": 9, "gradient_bytes": 36, "shapes": "0123456789abcdef"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {**LOOKS, "parameters": -1},
+        {**LOOKS, "parameters": 2**60},
+        {**LOOKS, "gradient_bytes": 1e300},
+        {**LOOKS, "shapes": "../../etc/passwd"},
+        {**LOOKS, "shapes": "0123456789abcdef\n"},
+        {**LOOKS, "shapes": "F" * 16},
+        {**LOOKS, "dtypes": ["\x1b[31mred"]},
+        {**LOOKS, "dtypes": ["float32"] * 9},
+        {**LOOKS, "sizes": [0] * 49},
+        {**LOOKS, "sizes": [-1]},
+        {**LOOKS, "torch": "2.5.1; rm -rf /"},
+        {**LOOKS, "torch": "9" * 65},
+        {**LOOKS, "batch": [1] * 9},
+        {**LOOKS, "batch": [[[[[[[[[[1]]]]]]]]]]},
+        {**LOOKS, "processes": 10**9},
+    ],
+)
+async def test_a_hostile_fingerprint(
+    target: Target, odd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is passed over, with one line in the log; the process is heard as before."""
+    attacker = await target.greeted()
+    attacker.say("fingerprint", fingerprint=odd)
+    attacker.say("stats", **COUNTED)
+    told = await target.said()
+    if odd is None:
+        told = await target.said()  # That nothing was seen may be said.
+    assert (told.progress.steps, told.progress.fingerprint) == (1, None)
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == (0 if odd is None else 1), lines
+    for line in lines:
+        assert "rank 0 of j666 attempt 2: a fingerprint that cannot be read: " in line
+        assert line.isprintable()
+        assert len(line) < 500
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_hostile_fingerprints(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are read as fast as other messages, and counted in the log, not told one by one."""
+    attacker = await target.greeted()
+    for _ in range(500):
+        attacker.say("fingerprint", fingerprint={"parameters": "x" * 1000})
+    attacker.say("stats", **COUNTED)
+    assert (await target.said()).progress.steps == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_impossible_timing(target: Target) -> None:
+    attacker = await target.greeted()
+    odd = {**dict.fromkeys(("mean_ns", "deviation_ns", "p10_ns", "p50_ns", "p90_ns"), 1)}
+    attacker.say("stats", **COUNTED, timing={**odd, "samples": 10**6})
+    assert "`$.timing.samples`" in await attacker.refused()
+    assert target.events.empty()
+
+
+@pytest.mark.asyncio
+async def test_a_fingerprint_before_any_hello(target: Target) -> None:
+    attacker = await target.connect(frame(type="fingerprint", **MINE, fingerprint={"x": 1}))
+    assert "a fingerprint that cannot be read" in await attacker.refused()
+
+
 @pytest.mark.asyncio
 async def test_a_mini_batch_in_the_future(target: Target) -> None:
     attacker = await target.greeted()

@@ -18,7 +18,7 @@ from tests.support.bare_client import bare_client
 
 NODE = "node-node-1"
 MAY_NOT_SAY = (
-    *(subjects.STREAMS[name][0] for name in (subjects.ADMISSION, subjects.ALLOC, subjects.SEARCH)),
+    *(subjects.STREAMS[name][0] for name in subjects.FACT_STREAMS),
     subjects.kept(subjects.ALLOC, "whole"),
     subjects.admin("vcs"),
     subjects.admin("drain"),

@@ -250,3 +250,37 @@ async def test_nothing_is_kept_of_ranks_that_hung_up(node: Node) -> None:
         node.access.gone(name)
         node.clock.advance(seconds(module.BURST_S + 1))
     assert len(node.socket._heard_until) == 1
+
+
+FINGERPRINT: dict[str, Any] = {
+    "parameters": 49,
+    "gradient_bytes": 196,
+    "shapes": "deedfa87242d1f87",
+    "dtypes": ["float32"],
+    "sizes": [1, 0, 0, 2, 0, 1],
+    "torch": "2.5.1+cpu",
+    "batch": [20, 4],
+}
+TIMING = {
+    "samples": 19,
+    "mean_ns": 99,
+    "deviation_ns": 15,
+    "p10_ns": 79,
+    "p50_ns": 96,
+    "p90_ns": 123,
+}
+COUNTED = {"steps": 20, "step_ns": 96, "monotonic_ns": 1, "last_step_monotonic_ns": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_fingerprint_and_a_timing_go_with_what_is_told_later(node: Node) -> None:
+    job = await node.job(hello())
+    await node.said()
+    job.say("fingerprint", fingerprint=FINGERPRINT)
+    told = await node.said()
+    assert (told.steps, told.fingerprint.batch, told.timing) == (0, (20, 4), None)
+    job.say("stats", **COUNTED, timing=TIMING)
+    told = await node.said()
+    assert (told.steps, told.fingerprint.parameters, told.timing.p90_ns) == (20, 49, 123)
+    job.say("stats", **COUNTED)
+    assert (await node.said()).timing.samples == 19, "what was said holds"

@@ -379,6 +379,40 @@ async def test_facts_nobody_asked_for_only_move_the_position() -> None:
     assert machine.events[1] == Facts(service="allocator", at=Instant(5), facts=())
 
 
+@pytest.mark.asyncio
+async def test_a_stream_is_read_anew_at_every_start_if_that_is_asked_for() -> None:
+    """What is made of it is not recorded, whatever else was in the meantime."""
+    place, writer = Place(), RecordWriter()
+
+    def shell(machine: Counter, seen: Seen) -> Shell[Any, Any]:
+        follow = (Follow(subjects.SUBMIT), Follow(subjects.ALLOC, facts=(JobEnded,), anew=True))
+        return Shell(
+            machine,
+            bus=MemoryBus(place.broker, "service", _fail),
+            clock=place.clock,
+            observer=seen,
+            owner="test",
+            failures=none_failed(),
+            foreign=ForeignSeen(seen.report),
+            facts=place.log(),
+            follow=follow,
+        )
+
+    for number in range(1, 4):
+        record = writer.record([_ended(f"j{number}")], Instant(5))
+        await place.client.publish(subjects.ALLOC_FACTS, record, f"r{number}", {})
+        await place.submit(number)
+        machine, seen = Counter(), Seen()
+        async with running(shell(machine, seen)):
+            await seen.until(lambda: len(_of(machine, Facts)) == number)  # noqa: B023
+            await seen.until(lambda: len(machine.jobs) == number)  # noqa: B023
+        assert len(_of(machine, Submission)) == 1, "what is recorded is read once"
+
+
+def _of(machine: Counter, kind: type[Any]) -> list[Any]:
+    return [event for event in machine.events if isinstance(event, kind)]
+
+
 def _ended(job: str) -> JobEnded:
     return JobEnded(job=job, end=End.SUCCEEDED, why=Reason.SUCCEEDED, attempts=1, at=Instant(1))
 

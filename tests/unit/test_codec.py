@@ -98,7 +98,7 @@ def test_records_of_other_services_are_their_facts(service: str, fact: Any) -> N
     [
         ("other.subject", b"{}", "not one of our subjects"),
         ("skep.v1.health.gateway", b"{}", "nothing is read from `health`"),
-        ("skep.v1.fact.advisor", b"{}", "no service 'advisor' writes facts"),
+        ("skep.v1.fact.gossip", b"{}", "no service 'gossip' writes facts"),
         ("skep.v1.fact.allocator", record(JobOver(job="j1")), "Invalid value 'job-over'"),
         ("skep.v1.fact.admission", b"\xff", "JSON is malformed"),
         ("skep.v1.fact.admission", b'{"x":' * 5_000, "maximum recursion depth"),

@@ -13,6 +13,7 @@ import msgspec
 from skep.ledger.blame import causes as causes_of_time
 from skep.policy.registry import POLICIES, make
 from skep.wire import facts, reasons, subjects
+from skep.wire.profile import AdvisorFact
 from skep.wire.search_facts import SearchFact
 from skep.wire.spec import NOT_BUILT, JobSpec
 from tools.generate_proto import CHANNELS, SUBJECT_HEADERS
@@ -24,6 +25,7 @@ LOGS: dict[str, tuple[str, Any]] = {
     "ADMISSION": ("admission records them in the stream ADMISSION", facts.AdmissionFact),
     "ALLOC": ("the allocator records them in the stream ALLOC", facts.AllocatorFact),
     "SEARCH": ("the searches service records them in the stream SEARCH", SearchFact),
+    "PROFILES": ("the advisor records them in the stream PROFILES", AdvisorFact),
     "Journal of a node": ("an agent records them in its journal", facts.AgentFact),
 }
 WRITERS = {
@@ -33,6 +35,7 @@ WRITERS = {
     subjects.ADMISSION: "admission",
     subjects.ALLOC: "the allocator",
     subjects.SEARCH: "the searches service",
+    subjects.PROFILES: "the advisor",
     subjects.KEPT: "owners of logs: snapshots",
 }
 

@@ -1,10 +1,12 @@
 """The advisor: in which order queued jobs had better start, and how those that run go.
 
     allocator's facts, Rates --> queue, runs, speeds of families --> QueueAdvice, Outlook
+    Profiled --> facts of what mini-batches took, where that is new --> speeds of families
 
 It follows the allocator's facts from the beginning of their stream at every start, so it holds
 the same queue as the allocator, a moment later; what admission records is in them as far as it
-matters here. Its state is soft: it records nothing.
+matters here. All that is soft. What it records is what mini-batches took on so many GPUs and nodes
+(`perf.profiles`): that would take days to be measured again.
 
 What a mini-batch takes is learned per family, from runs that ended and, once it is steady, from
 the rate of runs that go on. A queued job with a size hint and a known family has a predicted
@@ -20,11 +22,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+import msgspec
+
 from skep.ids import job_id, job_sequence
 from skep.ledger import runs
-from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.perf import predict
 from skep.perf.outlook import Outlooks, Runner
+from skep.perf.profile_watch import is_sane
+from skep.perf.profiles import Profiles
 from skep.perf.progress import LEARNED_STEPS
 from skep.policy.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant, after, seconds
@@ -35,6 +41,7 @@ from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.node import NodeJoined
+from skep.wire.profile import AdvisorFact, Fingerprint, Profiled, ProfileMeasured
 from skep.wire.spec import PRIORITY_MAX
 from skep.wire.trials import Judged
 
@@ -69,6 +76,17 @@ assert 2 * RESEND_AFTER < EXPIRES_AFTER
 assert ADVISE_EVERY < RESEND_AFTER
 
 
+class _Shown(msgspec.Struct):
+    """What an attempt showed: the first fingerprint, and where its mini-batches were timed.
+
+    So a job that lies leads to one fact for each size and place that it was given, as any other.
+    """
+
+    attempt: int
+    fingerprint: Fingerprint | None = None
+    places: dict[tuple[int, int, bool], None] = {}
+
+
 class _Job(runs.Run, kw_only=True, gc=False):
     """An unfinished job and its run: `attempt` is 0 while it waits."""
 
@@ -87,6 +105,7 @@ class _Job(runs.Run, kw_only=True, gc=False):
     vc: str = ""
     each: int = 1
     """GPUs of a worker."""
+    shown: _Shown | None = None
 
 
 class AdvisorMachine:
@@ -107,6 +126,7 @@ class AdvisorMachine:
         self._ranked_at = Instant(0)
         self._quiet_until = Instant(0)
         self._outlooks = Outlooks()
+        self.profiles = Profiles()
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -116,12 +136,13 @@ class AdvisorMachine:
         """Take over an event and return the advice that is due.
 
         Args:
-            event: What came. Only the facts of the allocator and rates change something.
+            event: What came. Only the facts of the allocator, rates and profiles change something.
             now: The time. Records that are BACKLOG_LAG older put advice off.
 
         Returns:
-            Messages only: the order of the queue first, then how jobs go.
+            What was measured, as a fact; the order of the queue; how jobs go.
         """
+        effects: list[Effect] = []
         match event:
             case Facts():
                 if now - event.at > BACKLOG_LAG:
@@ -137,7 +158,8 @@ class AdvisorMachine:
                 pass  # What it comes to is in the rates.
             case Measured():
                 pass  # How well a job learns moves it neither in the queue nor elsewhere.
-        effects: list[Effect] = []
+            case Profiled():
+                effects += self._profiled(event, now)
         due = self._advise_at()
         if due is not None and due <= now:
             effects += self._advise(now)
@@ -147,8 +169,21 @@ class AdvisorMachine:
             effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in outlooks]
         return effects
 
-    def apply(self, fact: EpochBegan) -> None:
-        """Do nothing: the advisor's own log holds epochs only."""
+    def apply(self, fact: AdvisorFact) -> None:
+        """Take over what was measured."""
+        match fact:
+            case ProfileMeasured():
+                self.profiles.apply(fact)
+                if fact.family and not fact.shared:
+                    key = fact.family, fact.gpu_type
+                    step_ns = Duration(fact.p50_ns)
+                    self._outlooks.learn(key, fact.gpus, fact.nodes, fact.job, step_ns)
+            case EpochBegan():
+                pass
+
+    def snapshot(self) -> list[ProfileMeasured]:
+        """Return what the log comes to: facts that lead to the same state."""
+        return list(self.profiles.facts())
 
     def wake_at(self) -> Instant | None:
         """Return when there is something to say, or None while there could be nothing."""
@@ -201,6 +236,7 @@ class AdvisorMachine:
         assert len(self._advised) <= ADVISED_MAX
         self._speeds.check()
         self._outlooks.check()
+        self.profiles.check()
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -337,6 +373,43 @@ class AdvisorMachine:
             # Whose rates are told first must make no difference.
             job.learned = self._learn(job, predict.rate_step_ns(job.rate_milli))
 
+    def _profiled(self, found: Profiled, now: Instant) -> list[Effect]:
+        """Take over what an attempt shows; return the fact of it, if it is one."""
+        job = self._jobs.get(found.job)
+        if job is None or not job.attempt or job.attempt != found.attempt:
+            return []
+        if job.shown is None or job.shown.attempt != found.attempt:
+            job.shown = _Shown(found.attempt)
+        job.shown.fingerprint = job.shown.fingerprint or found.fingerprint
+        timing = found.timing
+        if timing is None or not is_sane(timing) or not found.workers or not job.nodes:
+            return []
+        fact = ProfileMeasured(
+            at=now,
+            job=job.job,
+            attempt=job.attempt,
+            vc=job.vc,
+            family=job.family,
+            gpu_type=job.ran_on,
+            gpus=found.workers * job.each,
+            nodes=len(job.nodes),
+            p10_ns=timing.p10_ns,
+            p50_ns=timing.p50_ns,
+            p90_ns=timing.p90_ns,
+            samples=timing.samples,
+            spread_milli=1000 * timing.deviation_ns // timing.mean_ns,
+            batch=_batch(job.shown.fingerprint, job.each),
+            shared=job.shares,
+            fingerprint=job.shown.fingerprint,
+        )
+        place = fact.gpus, fact.nodes, fact.shared
+        known = place in job.shown.places or not self.profiles.is_news(fact)
+        if known or fact.nodes > fact.gpus:
+            return []
+        job.shown.places[place] = None
+        self.apply(fact)
+        return [Record(fact)]
+
     def _learn(self, job: _Job, step_ns: Duration | None) -> bool:
         """Take over what a mini-batch of a run takes; return whether that was of any use."""
         if not job.family or step_ns is None:
@@ -379,3 +452,10 @@ class AdvisorMachine:
         if step_ns is None and job.family:
             step_ns = self._speeds.step_ns(job.family, job.gpus, job.gpu_type)
         return predict.remaining(job.total, job.steps, step_ns)
+
+
+def _batch(shown: Fingerprint | None, each: int) -> int:
+    """Return how many samples a mini-batch has on each GPU, as far as it shows; 0: unknown."""
+    if shown is None or len(shown.batch) < 2:
+        return 0
+    return max(1, shown.batch[0] * max(1, shown.processes) // max(1, each))

@@ -1,6 +1,7 @@
 """The introspector: how fast every job goes, from what the agents report.
 
     NodeReport --> rank windows --(once a second)--> Rates, RateLearned, PhaseChanged, Stalled
+               --> fingerprint and timing of the first rank ------------------------> Profiled
 
 Reports carry cumulative counts, so a lost one costs nothing and a restart is made up for within
 seconds: the machine records no facts, and what it knew is gone with it. An attempt is known from
@@ -33,6 +34,7 @@ from skep.ledger import runs
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.attempt import Attempt
 from skep.perf.measure import Window
+from skep.perf.profile_watch import ProfileWatch
 from skep.perf.progress import (
     FINE_PER_MILLI,
     LEARNED_STEPS,
@@ -106,6 +108,7 @@ LEARNED = subjects.finding("learned")
 PHASE = subjects.finding("phase")
 STALL = subjects.finding("stall")
 MEASURED = subjects.finding("measured")
+PROFILED = subjects.finding("profiled")
 
 
 class IntrospectorMachine:
@@ -232,6 +235,7 @@ class IntrospectorMachine:
                 window.utilisation = rank.utilisation
                 window.memory = rank.memory
                 _take_values(attempt, rank, now)
+                _take_profile(attempt, rank)
                 window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
                 window.course = course_of(rank, at) if progress.lasts else None
 
@@ -372,7 +376,7 @@ class IntrospectorMachine:
 
     def _emit(self, now: Instant) -> list[Effect]:
         self._drop_silent(now)
-        told: list[Effect] = []  # At most three entries more than TOLD_MAX.
+        told: list[Effect] = []  # At most four entries more than TOLD_MAX.
         heard_since = now - WINDOW
         rates = [
             self._look(attempt, told, now)
@@ -458,6 +462,9 @@ class IntrospectorMachine:
                 values=attempt.values,
             )
             told.append(Send(MEASURED, measured))
+        if attempt.profile is not None and len(told) < TOLD_MAX:
+            profiled = attempt.profile.news(attempt.job, attempt.attempt, now)
+            told += [] if profiled is None else [Send(PROFILED, profiled)]
         rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
         base = attempt.watch.steady.news() if attempt.watch is not None else NOT_YET
         return JobRate(
@@ -578,6 +585,16 @@ def _take_values(attempt: Attempt, rank: RankProgress, now: Instant) -> None:
     if rank.rank <= attempt.speaker or silent or not attempt.values:
         attempt.values, attempt.values_step = rank.values, rank.values_step
         attempt.speaker, attempt.spoke_at = rank.rank, now
+
+
+def _take_profile(attempt: Attempt, rank: RankProgress) -> None:
+    """Take what the lowest rank shows of the model: each node tells of its own lowest one."""
+    if rank.fingerprint is None and rank.timing is None:
+        return
+    if rank.rank == min(attempt.ranks):
+        if attempt.profile is None:
+            attempt.profile = ProfileWatch()
+        attempt.profile.take(rank, attempt.world)
 
 
 def _next_second(now: Instant) -> Instant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skep.perf.profile_watch import ProfileWatch
 from skep.perf.progress import PhaseWatch, RankWindow
 from skep.units import Instant
 from skep.wire.codec import is_trace
@@ -19,6 +20,7 @@ class Attempt:
         "job",
         "learned",
         "look_at",
+        "profile",
         "ranks",
         "speaker",
         "spoke_at",
@@ -52,6 +54,8 @@ class Attempt:
         """The rank whose values these are: the lowest one that reports any."""
         self.spoke_at = 0
         self.told_step = 0
+        self.profile: ProfileWatch | None = None
+        """What it shows of its model, if it shows anything."""
         self.behind = 0
         """By how many nanoseconds the clock of the reporting agent is behind this one."""
         self.calm = 0

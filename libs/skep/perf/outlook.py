@@ -101,6 +101,19 @@ class Outlooks:
         self.runners[runner.job] = runner
         self._due.pop(runner.job, None)
 
+    def learn(self, key: Key, gpus: int, nodes: int, job: str, step_ns: Duration) -> None:
+        """Record what a mini-batch of a job takes, to be told with what else is known.
+
+        Args:
+            key: Its family and type of GPU.
+            gpus: GPUs of the job.
+            nodes: How many nodes they are on.
+            job: Its id.
+            step_ns: Nanoseconds of a mini-batch.
+        """
+        self.scaling.learn(key, gpus, nodes, job, step_ns)
+        self._learned_families[key] = None
+
     def end(self, job: str) -> None:
         """Forget a job that does not run any more."""
         self.runners.pop(job, None)
@@ -198,8 +211,7 @@ class Outlooks:
         lasts = not stands and not runner.shares
         if step_ns and lasts and runner.key[0] and runner.nodes and rate.workers:
             gpus = rate.workers * runner.each
-            self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
-            self._learned_families[runner.key] = None
+            self.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
         return runner.sent
 
     def _changed_families(self) -> Iterator[FamilyScale]:

@@ -57,6 +57,7 @@ SOFT = {
     "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",
+        "profile_times",
         "progress",
         "settled",
         "told",

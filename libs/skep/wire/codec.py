@@ -18,6 +18,7 @@ from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent, NodeJoined, join_problem
+from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search_facts import SearchFact, SearchRequest
 from skep.wire.trials import Trials
@@ -41,7 +42,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-ServiceFact = AdmissionFact | AllocatorFact | SearchFact
+ServiceFact = AdmissionFact | AllocatorFact | SearchFact | AdvisorFact
 """A fact that other services may follow."""
 
 
@@ -218,10 +219,16 @@ class _SearchRecord(msgspec.Struct, frozen=True):
     facts: tuple[SearchFact, ...]
 
 
+class _AdvisorRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[AdvisorFact, ...]
+
+
 _RECORDS: dict[str, LogDecoder[Any]] = {
     "admission": LogDecoder(_AdmissionRecord),
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),
+    "advisor": LogDecoder(_AdvisorRecord),
 }
 
 

@@ -22,6 +22,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.message import Message
+from skep.wire.profile import Profiled
 from skep.wire.trials import Judged
 
 
@@ -101,4 +102,4 @@ class Measured(Message, frozen=True, tag="measured"):
     values: Values
 
 
-Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged
+Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged | Profiled

@@ -186,6 +186,12 @@ class Reason(StrEnum):
     ARRIVAL = "arrival"
     LENT_MEANWHILE = "lent-meanwhile"
 
+    # From which model an unknown one borrows its speed.
+    SAME_FINGERPRINT = "same-fingerprint"
+    SAME_FAMILY = "same-family"
+    NEAREST_MODEL = "nearest-model"
+    UNKNOWN_MODEL = "unknown-model"
+
     # How a virtual cluster's policy ordered its jobs, and why it took a job's GPUs or held one.
     SHORTEST_REMAINING = "shortest-remaining"
     LEAST_REMAINING_SERVICE = "least-remaining-service"
@@ -360,6 +366,10 @@ TEXT: dict[Reason, str] = {
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",
     Reason.LENT_MEANWHILE: "it has idle GPUs until its turn, or until others have a right to them",
+    Reason.SAME_FINGERPRINT: "its parameters have the same shapes",
+    Reason.SAME_FAMILY: "it is the same family",
+    Reason.NEAREST_MODEL: "it is the most similar model that was measured",
+    Reason.UNKNOWN_MODEL: "nothing was measured of this model",
     Reason.SHORTEST_REMAINING: "the shortest remaining time comes first",
     Reason.LEAST_REMAINING_SERVICE: "the smallest remaining time, times GPUs, comes first",
     Reason.SHORTEST_JOB: "the shortest job comes first",

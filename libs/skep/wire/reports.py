@@ -31,6 +31,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.message import Message
+from skep.wire.profile import Fingerprint, Timing
 
 
 class DeviceTrouble(Message, frozen=True):
@@ -57,7 +58,7 @@ class RankProgress(Message, frozen=True):
     ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
     `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
     `next_at`: when the next mini-batch ends, where that is known (`JobProgress.lasts`); 0: it makes
-    none.
+    none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang.
     """
 
     rank: Rank
@@ -69,6 +70,8 @@ class RankProgress(Message, frozen=True):
     values: Values = {}
     values_step: Count = 0
     next_at: Moment = Instant(0)
+    fingerprint: Fingerprint | None = None
+    timing: Timing | None = None
 
 
 class JobProgress(Message, frozen=True):

@@ -13,6 +13,7 @@ NODE = "NODE"
 ADMISSION = "ADMISSION"
 ALLOC = "ALLOC"
 SEARCH = "SEARCH"
+PROFILES = "PROFILES"
 
 STREAMS: dict[str, tuple[str, ...]] = {
     SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*", f"{PREFIX}.ask.*", f"{PREFIX}.search.*"),
@@ -21,10 +22,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
     ADMISSION: (f"{PREFIX}.fact.admission",),
     ALLOC: (f"{PREFIX}.fact.allocator",),
     SEARCH: (f"{PREFIX}.fact.searches",),
+    PROFILES: (f"{PREFIX}.fact.advisor",),
 }
 """The append-only truth: stream name to the subjects it keeps."""
 
-FACT_STREAMS = (ADMISSION, ALLOC, SEARCH)
+FACT_STREAMS = (ADMISSION, ALLOC, SEARCH, PROFILES)
 """Written by one service each, and never by anybody outside."""
 
 KEPT = "KEPT"
@@ -34,6 +36,7 @@ KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 SEARCH_FACTS = STREAMS[SEARCH][0]
+PROFILE_FACTS = STREAMS[PROFILES][0]
 ADVICE_QUEUE = f"{PREFIX}.advice.queue"
 ADVICE_OUTLOOK = f"{PREFIX}.advice.outlook"
 FINDINGS = f"{PREFIX}.finding.*"

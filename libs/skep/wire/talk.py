@@ -32,6 +32,7 @@ from skep.wire.bounds import (
     Values,
     World,
 )
+from skep.wire.profile import Fingerprint, Timing
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -69,6 +70,7 @@ class Stats(Speech, frozen=True, tag="stats"):
     monotonic_ns: MaybeNanoseconds
     last_step_monotonic_ns: MaybeNanoseconds
     memory_bytes: ProcessBytes = 0
+    timing: Timing | None = None
 
 
 class Measured(Speech, frozen=True, tag="metrics"):
@@ -76,6 +78,15 @@ class Measured(Speech, frozen=True, tag="metrics"):
 
     step: Count
     values: Values = {}
+
+
+class Shows(Speech, frozen=True, tag="fingerprint"):
+    """What is seen of the model, once after every hello.
+
+    One that cannot be read is passed over: nothing that the rank needs depends on it.
+    """
+
+    fingerprint: Fingerprint | None = None
 
 
 class Bye(Speech, frozen=True, tag="bye"):
@@ -190,7 +201,7 @@ class Failed(Speech, frozen=True, tag="failed"):
 Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
 """What a rank says to an order."""
 
-Said = Hello | Stats | Measured | Bye | CountingFailed | Can | Ready | Loaded | Answer
+Said = Hello | Stats | Measured | Shows | Bye | CountingFailed | Can | Ready | Loaded | Answer
 """Everything a rank says."""
 
 

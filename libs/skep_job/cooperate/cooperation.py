@@ -108,6 +108,9 @@ class Cooperation:
         self._run = run
         control = self._control
         self._hooks.hand_over()
+        for part in run.tracked.values():
+            if hasattr(part, "param_groups"):
+                self._hooks.fingerprint.see_optimizer(part)
         control.cooperative = True
         control.move_clock()
         control.on("checkpoint", self._on_checkpoint)

@@ -101,7 +101,7 @@ class _Waiting:
         settings = settings._replace(part=part, parts=count)
         tally, control = self.tally, self.control
         control.adopt()
-        reporter = Reporter(settings, tally, memory_bytes, control)
+        reporter = Reporter(settings, tally, memory_bytes, control, self.hooks.fingerprint)
         tally.wake = reporter.wake
         control.wake = reporter.wake_to_send
         room = None if settings.host_bytes is None else settings.host_bytes // count

@@ -9,7 +9,9 @@ processes share a rank (`parts` of them):
     hello  pid, world, token, parts              first on every connection
     error  error                                 after hello, once counting has failed
     stats  steps, step_ns, monotonic_ns, last_step_monotonic_ns, source, memory_bytes
+           timing (how its durations are spread; absent while there are fewer than two)
            at hello, then every `report_every_s`, and at once when the first mini-batch is done
+    fingerprint  fingerprint                     on every connection, once the model was seen
     bye    steps                                 the final count
 
 `steps` is cumulative within one source; when `source` goes from "dataloader" to "backward", or from
@@ -36,6 +38,7 @@ from skep_job.link.connection import WAIT_S, Link, LinkLost
 from skep_job.link.descriptors import WakePipe
 from skep_job.link.orders import Control, describe
 from skep_job.link.settings import Settings
+from skep_job.observe.fingerprint import Fingerprint
 from skep_job.observe.step_counter import Tally
 
 RETRY_MIN_S = 0.1
@@ -70,11 +73,13 @@ class Reporter:
         tally: Tally,
         memory: Callable[[], int],
         control: Control | None = None,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         self._settings = settings
         self._tally = tally
         self._control = control or Control()
         self._memory = memory
+        self._fingerprint = fingerprint or Fingerprint()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="skep-reporter", daemon=True)
         self._link: Link | None = None
@@ -84,6 +89,7 @@ class Reporter:
         self._report_at = 0.0
         self._urgent = False
         self._failure_told = False  # on this connection
+        self._fingerprint_told = False  # on this connection
         self._refusal_told = False
         self._closing_by: float | None = None
         self._pipe = WakePipe()
@@ -201,7 +207,7 @@ class Reporter:
         """
         link = Link(self._settings.socket_path, connect_s=wait_s)
         self._linked_at = time.monotonic()
-        self._failure_told = False
+        self._failure_told = self._fingerprint_told = False
         self._urgent = True
         try:
             link.send(
@@ -296,7 +302,7 @@ class Reporter:
         if failure is not None and not self._failure_told:
             link.send(self._message("error", error=failure))
             self._failure_told = True
-        count = self._tally.count(ended=ended)
+        count, timing = self._tally.count(ended=ended), self._tally.timing()
         link.send(
             self._message(
                 "stats",
@@ -306,8 +312,15 @@ class Reporter:
                 last_step_monotonic_ns=count.last_step_ns,
                 source=count.source,
                 memory_bytes=self._memory(),
+                **({} if timing is None else {"timing": timing}),
             )
         )
+        if not self._fingerprint_told:
+            shown = self._fingerprint.told(count.steps, ended=ended)
+            if shown is not None:
+                parts = {"processes": self._settings.parts}
+                link.send(self._message("fingerprint", fingerprint={**shown, **parts}))
+                self._fingerprint_told = True
 
     def _message(self, kind: str, **fields: object) -> dict[str, object]:
         settings = self._settings

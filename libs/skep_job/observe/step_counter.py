@@ -71,6 +71,9 @@ class Tally:
         """Called when there is something to report at once. Must not raise, must not block."""
         self.first_step: Callable[[], None] = _nothing
         """Called once, on the training thread, when the first optimizer has stepped."""
+        self.joins: Callable[[object], None] = _ignore
+        """Called on the training thread with each optimizer that steps for the first time. Must not
+        raise."""
         self.source = "optimizer"
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
@@ -101,6 +104,7 @@ class Tally:
         if level.steps > self.steps:
             self.steps = level.steps
             self.ends.append(time.monotonic_ns())
+        self.joins(optimizer)
         if is_first:
             self.wake()
             self.first_step()
@@ -193,7 +197,11 @@ class Tally:
             source = "dataloader"
         if not steps or self.failure is not None:
             source = "none"
-        return Count(steps, _median_gap(ends), ends[-1] if ends else 0, source)
+        return Count(steps, _median(_gaps(ends)), ends[-1] if ends else 0, source)
+
+    def timing(self) -> dict[str, int] | None:
+        """Return how the latest durations are spread (ns), None for fewer than two of them."""
+        return None if self.failure is not None else _timing(_gaps(list(self.ends.copy())))
 
 
 def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
@@ -234,14 +242,39 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     return count_step
 
 
-def _median_gap(ends: list[int]) -> int:
-    """Return the median of the differences between neighbours, 0 for fewer than two."""
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(ends))
+def _gaps(ends: list[int]) -> list[int]:
+    """Return the differences between neighbours, sorted."""
+    return sorted(later - earlier for earlier, later in itertools.pairwise(ends))
+
+
+def _median(gaps: list[int]) -> int:
+    """Return the median of sorted numbers, 0 for none."""
     if not gaps:
         return 0
     middle = len(gaps) // 2
     return gaps[middle] if len(gaps) % 2 else (gaps[middle - 1] + gaps[middle]) // 2
 
 
+def _timing(gaps: list[int]) -> dict[str, int] | None:
+    """Return how sorted durations are spread (nanoseconds); None for fewer than two."""
+    count = len(gaps)
+    if count < 2 or gaps[0] < 0:
+        return None
+    mean = sum(gaps) / count
+    variance = sum((gap - mean) ** 2 for gap in gaps) / (count - 1)
+    return {
+        "samples": count,
+        "mean_ns": round(mean),
+        "deviation_ns": round(variance**0.5),
+        "p10_ns": gaps[(count - 1) // 10],
+        "p50_ns": _median(gaps),
+        "p90_ns": gaps[count - 1 - (count - 1) // 10],
+    }
+
+
 def _nothing() -> None:
+    pass
+
+
+def _ignore(_: object) -> None:
     pass

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from skep_job.link.orders import Control
+from skep_job.observe.fingerprint import Fingerprint
 from skep_job.observe.import_watcher import ImportWatcher
 from skep_job.observe.step_counter import BACKWARDS_MIN, Tally, after_step
 
@@ -46,6 +47,8 @@ class TorchHooks:
             }
         )
         tally.first_step = self._on_first_step
+        self.fingerprint = Fingerprint()
+        tally.joins = self.fingerprint.see_optimizer
 
     def install(self) -> None:
         """Watch for the imports of the modules to hook into."""
@@ -81,7 +84,7 @@ class TorchHooks:
         try:
             iterator = module._BaseDataLoaderIter
             original = iterator.__next__
-            counting = _counting(original, self._tally, self._control, self._tell)
+            counting = _counting(original, self._tally, self._control, self._on_batch)
             iterator.__next__ = counting
         except Exception as error:
             self._tally.fail(f"hooking into {LOADERS}", error)
@@ -104,6 +107,11 @@ class TorchHooks:
             return
         self._autograd, self._original_backward = module, original
         self._counting_backward = counting
+
+    def _on_batch(self, batch: object) -> None:
+        self.fingerprint.see_batch(batch, self._tally.batches)
+        if self._tally.batches == 1:
+            self._tell()
 
     def _on_first_backward(self) -> None:
         self._release_loaders()
@@ -189,12 +197,12 @@ def _is_worker() -> bool:
 
 
 def _counting(
-    original: Callable[[Any], Any], tally: Tally, control: Control, first: Callable[[], None]
+    original: Callable[[Any], Any], tally: Tally, control: Control, seen: Callable[[object], None]
 ) -> Callable[[Any], Any]:
     """Return `original`, a loader's `__next__`, with its batches counted.
 
-    Asking for the next batch is the boundary of scripts that update by hand. `first` is called
-    when there is one.
+    Asking for the next batch is the boundary of scripts that update by hand. `seen` is called with
+    each batch.
     """
 
     @functools.wraps(original)
@@ -210,8 +218,7 @@ def _counting(
             tally.end_batch()
             raise
         tally.begin_batch()
-        if tally.batches == 1:
-            first()
+        seen(batch)
         return batch
 
     return counting_next

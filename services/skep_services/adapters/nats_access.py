@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from skep.wire import subjects
-from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, SEARCH, SUBMIT
+from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
@@ -358,7 +358,8 @@ def _work(service: str, identity: str) -> Grants:
             return says((subjects.FINDINGS,), (subjects.REPORTS, subjects.TRIALS_OPEN))
         case "advisor":
             return (
-                _follows(identity, ADMISSION)
+                _writes(identity, PROFILES)
+                + _follows(identity, ADMISSION)
                 + _follows(identity, ALLOC)
                 + says((subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK), (subjects.FINDINGS,))
             )
@@ -401,7 +402,10 @@ def _gateway(identity: str) -> Grants:
     )
     return functools.reduce(
         Grants.__add__,
-        (_follows(identity, one) for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH)),
+        (
+            _follows(identity, one)
+            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES)
+        ),
         Grants((*_everything_asked(), LOOK_UP), heard),
     )
 

@@ -55,6 +55,10 @@ FACT_BYTES_MAX = 8 * GIB
 SEARCH_BYTES_MAX = 2 * GIB
 """A hundred thousand trials of some 20 KB of facts."""
 
+PROFILE_BYTES_MAX = 2 * GIB
+"""Three million measurements of some 700 bytes: at most one for each size and place of an attempt.
+If each of 10,000 jobs a day is like none before, that is 7 MB a day, and enough for 300 days."""
+
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from stream to stream; everything else is the same for all."""
@@ -112,6 +116,7 @@ STREAM_PLANS = (
     _plan(subjects.ADMISSION, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.ALLOC, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.SEARCH, FACT_MESSAGE_MAX, SEARCH_BYTES_MAX, FACT_DUPLICATES),
+    _plan(subjects.PROFILES, FACT_MESSAGE_MAX, PROFILE_BYTES_MAX, FACT_DUPLICATES),
     StreamPlan(
         name=subjects.KEPT,
         subjects=subjects.KEPT_SUBJECTS,

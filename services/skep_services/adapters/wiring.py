@@ -74,6 +74,7 @@ async def serve(
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
     keeps: Log | None = None,
+    notes: bool = True,
     answers: Answers | None = None,
     beside: Beside | None = None,
 ) -> None:
@@ -86,6 +87,7 @@ async def serve(
         follow: The streams that the machine reads.
         listen: The subjects of core messages that it hears.
         keeps: Where its facts are kept; None: it records none.
+        notes: Whether what is decided on is noted there too.
         answers: Makes the part that is asked what the machine would decide, once it is active.
         beside: What else the process does meanwhile; nothing of it may end the service.
     """
@@ -114,7 +116,7 @@ async def serve(
         keeper=facts if keeps is not None and keeps.kept is not None else None,
         follow=follow,
         listen=listen,
-        notes=InputNotes() if facts is not None else None,
+        notes=InputNotes() if facts is not None and notes else None,
         answers=answers,
         beside=beside,
     )

@@ -17,8 +17,9 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
+from skep.wire.profile import AdvisorFact
 from skep.wire.resizes import GangNarrowed, GangWidened
-from skep_services.adapters.wiring import serve
+from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
@@ -37,13 +38,16 @@ FACTS = (
     GangNarrowed,
     GpusShared,
 )
-FOLLOW = (Follow(subjects.ALLOC, facts=FACTS),)
+FOLLOW = (Follow(subjects.ALLOC, facts=FACTS, anew=True),)
 LISTEN = (subjects.FINDINGS,)
 
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
-    await serve(chosen, log, AdvisorMachine(), follow=FOLLOW, listen=LISTEN)
+    keeps = Log(subjects.PROFILES, subjects.PROFILE_FACTS, AdvisorFact, AdvisorFact)
+    await serve(
+        chosen, log, AdvisorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps, notes=False
+    )
 
 
 if __name__ == "__main__":

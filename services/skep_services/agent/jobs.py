@@ -8,7 +8,8 @@ the rank cannot give its devices' memory back, because the second one would not.
 
 A job's process is not to be trusted. Each run has a number of connections and of messages a second
 of its own, so a flood slows the job that makes it. A connection that does not say hello in time is
-closed, and so is one whose message is too large or has a value out of range.
+closed, and so is one whose message is too large or has a value out of range. A fingerprint that
+is out of range is passed over: nothing that the process needs depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from skep.ids import run_token
 from skep.machines.agent import RankSaid, RankStats
 from skep.machines.agent.rank_processes import merged
 from skep.units import NS_PER_SECOND, Instant
-from skep.wire.bounds import UNDECODABLE
+from skep.wire.bounds import UNDECODABLE, one_line
 from skep.wire.reports import RankProgress
 from skep.wire.talk import (
     Bye,
@@ -39,6 +40,7 @@ from skep.wire.talk import (
     Measured,
     NotHeard,
     Said,
+    Shows,
     Speech,
     Stats,
     Told,
@@ -91,6 +93,8 @@ Rank = tuple[str, int, int]
 DECODER = msgspec.json.Decoder(Said)
 ENCODER = msgspec.json.Encoder()
 KINDS = frozenset(kind.__struct_config__.tag for kind in Said.__args__)
+SPARED = frozenset({Shows.__struct_config__.tag})
+"""Messages that are passed over if they cannot be read."""
 
 
 class _Kind(msgspec.Struct):
@@ -152,6 +156,10 @@ class _Seat:
 
 class _Refusal(Exception):  # noqa: N818  a name for what happened
     """A process is not listened to; the text says why."""
+
+
+class _PassedOver(Exception):  # noqa: N818  a name for what happened
+    """A message of a kind in SPARED cannot be read; the text says why."""
 
 
 class JobSocket:
@@ -282,6 +290,8 @@ class JobSocket:
                 hello = await _next(reader)
                 while hello is None:
                     hello = await _next(reader)
+        except _PassedOver as passed:
+            raise _Refusal(str(passed)) from None
         except TimeoutError:
             why = f"process {peer.pid} did not say hello within {HELLO_WITHIN_S:.0f} s"
             raise _Refusal(why) from None
@@ -292,7 +302,11 @@ class JobSocket:
                 await self._put(RankSaid(line.hello))
             await self._review(line)
             while True:
-                message = await _next(reader)
+                message = None
+                try:
+                    message = await _next(reader)
+                except _PassedOver as passed:
+                    self._refusals.note(f"{_name(line.hello)}: {passed}")
                 await self._pace(_rank(line.hello))
                 if message is not None:
                     await self._hear(line, message)
@@ -410,6 +424,8 @@ class JobSocket:
                     memory=message.memory_bytes,
                     values=earlier.values,
                     values_step=earlier.values_step,
+                    fingerprint=earlier.fingerprint,
+                    timing=message.timing or earlier.timing,
                 )
             case Measured():
                 if message.part or not _is_bounded(message.values):
@@ -417,6 +433,8 @@ class JobSocket:
                 progress = msgspec.structs.replace(
                     earlier, values=message.values, values_step=message.step
                 )
+            case Shows():
+                progress = msgspec.structs.replace(earlier, fingerprint=message.fingerprint)
             case Bye():
                 progress = msgspec.structs.replace(earlier, steps=message.steps)
             case CountingFailed() | Failed():
@@ -441,6 +459,7 @@ async def _next(reader: asyncio.StreamReader) -> Said | None:
 
     Raises:
         _Refusal: What came is no message of the job's end of Skep.
+        _PassedOver: It is one that may be passed over.
     """
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > MESSAGE_BYTES_MAX:
@@ -457,8 +476,12 @@ async def _next(reader: asyncio.StreamReader) -> Said | None:
 def _read(body: bytes) -> Said | None:
     try:
         said: Said = DECODER.decode(body)
-    except msgspec.ValidationError:
-        if msgspec.json.decode(body, type=_Kind).type in KINDS:
+    except msgspec.ValidationError as error:
+        kind = msgspec.json.decode(body, type=_Kind).type
+        if kind in SPARED:
+            why = f"a {kind} that cannot be read: {one_line(error)}"
+            raise _PassedOver(why) from None
+        if kind in KINDS:
             raise
         return None
     return said

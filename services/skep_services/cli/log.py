@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from skep_services.replaying import Streams
 
 ABOUT = """\
-Each service that decides keeps its facts in one log on the bus: ADMISSION, ALLOC, SEARCH. Each
-record names the hash of the record before it. What does not continue this chain is foreign: the
-services pass over it, and it harms nothing.
+Each service that decides keeps its facts in one log on the bus: ADMISSION, ALLOC, SEARCH
+and PROFILES. Each record names the hash of the record before it. What does not continue this chain
+is foreign: the services pass over it, and it harms nothing.
 
   skep log check                        # the cluster that runs here
   skep log check --from week.jsonl.gz   # an export of `skep replay --export`
@@ -32,7 +32,7 @@ A record is never taken out. A log whose records are damaged is not repaired: re
 A message is doubtful if it is the last one and could be a record of a damaged log; if you know that
 it is foreign, --doubtful takes it out, too. (`skep logs` prints what a job wrote.)
 """
-STREAMS = ("ADMISSION", "ALLOC", "SEARCH")
+STREAMS = ("ADMISSION", "ALLOC", "SEARCH", "PROFILES")
 SHOWN = 20
 REPAIRS = "bootstrap"
 """The identity on the bus that may take out messages of fact logs."""

@@ -1,6 +1,7 @@
 """`skep models`: which models' speeds are known and from where; the speeds of one by placement.
 
-With `--errors`, how wrong predictions of such speeds are.
+The tables are those of papers and of public measurements. `--measured` asks the cluster instead,
+for what its own jobs took. With `--errors`, how wrong predictions of such speeds are.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skep_services.cli import errors, exits, render
+from skep_services.cli.client import query, quote
 from skep_services.cli.exits import CommandError
-from skep_services.cli.options import Command, print_json, say
+from skep_services.cli.options import Command, client_of, print_json, say
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
@@ -69,6 +71,12 @@ def options(parser: ArgumentParser) -> None:
         help="on the same network; repeatable",
     )
     parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="what mini-batches of this cluster's jobs took; of one model, also what it borrows",
+    )
+    parser.add_argument("--vc", default="", help="--measured: by jobs of this virtual cluster")
+    parser.add_argument(
         "--errors",
         choices=errors.WHICH,
         help="instead, how wrong predictions of mini-batches are: of models for judging, for "
@@ -89,6 +97,8 @@ def run(arguments: Namespace) -> int:
         CommandError: `--svg` comes without a model, or the folder of measurements cannot be read.
         _unknown: A CommandError: no table knows the model.
     """
+    if arguments.measured:
+        return _measured(arguments)
     from skep_lab.workloads.models import Models
 
     folder, read = _read(arguments)
@@ -369,6 +379,65 @@ def _show(speeds: dict[str, Any]) -> None:
         )
     if not speeds["known"]:
         say("no table says anything about its speed: it goes as in the trace")
+
+
+def _measured(arguments: Namespace) -> int:
+    """Show what the cluster's own jobs took."""
+    path = f"/v1/models/{quote(arguments.model)}" if arguments.model else "/v1/models"
+    answer = client_of(arguments).get(query(path, vc=arguments.vc or None))
+    if arguments.json:
+        print_json(answer)
+        return exits.OK
+    models = answer["models"]
+    if not models:
+        say("no mini-batch was timed yet: a running job is timed within 100 mini-batches or 30 s")
+        return exits.OK
+    rows = [
+        (model, point, point.get("p50_ns", point.get("step_ns", 0)))
+        for model in models
+        for point in (*model["measured"], *model["borrowed"])
+    ]
+    render.show_table(
+        [
+            Column("MODEL", [render.printable(model["model"]) for model, _, _ in rows], narrow=12),
+            Column("TYPE", [render.printable(model["gpu_type"]) or "-" for model, _, _ in rows]),
+            Column("GPUS", [str(point["gpus"]) for _, point, _ in rows], right=True),
+            Column("NODES", [str(point["nodes"]) for _, point, _ in rows], right=True),
+            Column("BATCH", [str(point["batch"] or "-") for _, point, _ in rows], right=True),
+            Column("P50", [_seconds(p50 / 1e9) for _, _, p50 in rows], right=True),
+            Column(
+                "P10 TO P90",
+                [
+                    f"{_seconds(point['p10_ns'] / 1e9)} to {_seconds(point['p90_ns'] / 1e9)}"
+                    if "p10_ns" in point
+                    else "-"
+                    for _, point, _ in rows
+                ],
+                drop=3,
+            ),
+            Column("SAMPLES", [str(point.get("samples", "-")) for _, point, _ in rows], right=True),
+            Column("JOBS", [str(point.get("jobs", "-")) for _, point, _ in rows], right=True),
+            Column(
+                "SPREAD",
+                [
+                    f"{point['spread_milli'] / 1000:.1%}" if "spread_milli" in point else "-"
+                    for _, point, _ in rows
+                ],
+                right=True,
+                drop=2,
+            ),
+            Column("HOW", [_how(model, point) for model, point, _ in rows]),
+        ]
+    )
+    if answer.get("left_out"):
+        say(f"{answer['left_out']} more models: name one, or --vc")
+    return exits.OK
+
+
+def _how(model: dict[str, Any], point: dict[str, Any]) -> str:
+    if "p50_ns" in point:
+        return "measured, shared" if point["shared"] else "measured"
+    return render.printable(model["borrowed_from"]["text"])
 
 
 def _seconds(value: float) -> str:

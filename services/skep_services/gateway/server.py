@@ -25,6 +25,7 @@ from skep_services.gateway.limits import Limits
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
+from skep_services.gateway.models import Models, ModelsView
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
@@ -62,6 +63,7 @@ class Gateway:
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
+        self.models = ModelsView(self.indexer.intake)
         self._foreign = ForeignSeen(log.error)
 
     async def open(self, host: str, port: int) -> int:
@@ -142,6 +144,7 @@ class Gateway:
             begin = indexer.state_at if stream == subjects.ALLOC else after
             await self._follow_stream(stream, begin, after, indexer.deliver)
         await self._follow_stream(subjects.SEARCH, 0, 0, self.searches.deliver)
+        await self._follow_stream(subjects.PROFILES, 0, 0, self.models.deliver)
         await indexer.caught_up.wait()
 
     async def _follow_stream(self, stream: str, after: int, known: int, take: Deliver) -> None:
@@ -172,6 +175,7 @@ class Gateway:
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
+        self.models = ModelsView(self.indexer.intake)
 
     async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
         self._subscriptions.append(await self._bus.listen(subject, take))
@@ -222,6 +226,7 @@ class Gateway:
                 *streams.routes(),
                 *cluster.routes(),
                 *searches.routes(),
+                *Models(self.models).routes(),
                 *trials.routes(),
                 *blames.routes(),
                 *limits.routes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node, packs, resizes, trials
+from skep.wire import changes, facts, findings, moves, node, packs, profile, resizes, trials
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -269,7 +269,7 @@ def describe_finding(finding: findings.Finding) -> Line | None:
             return Line("makes mini-batches again", attempt)
         case findings.Stalled(at=at, since=since, attempt=attempt):
             return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
-        case findings.Rates() | findings.Measured() | trials.Judged():
+        case findings.Rates() | findings.Measured() | trials.Judged() | profile.Profiled():
             return None
 
 

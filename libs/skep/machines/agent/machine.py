@@ -46,7 +46,7 @@ from skep.machines.agent.parts import (
     part_facts,
     told_message,
 )
-from skep.machines.agent.reporting import progress_of
+from skep.machines.agent.reporting import ProfileTimes, progress_of
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
@@ -128,6 +128,7 @@ class AgentMachine:
         self.join_event = 0
         self.parts: dict[PartKey, PartState] = {}
         self.progress: dict[PartKey, dict[int, RankProgress]] = {}
+        self.profile_times = ProfileTimes()
         self.cleared = 0, 0
         """Up to which order nothing runs here any more, and the event that tells so."""
         self.clearing = 0
@@ -516,7 +517,8 @@ class AgentMachine:
             trouble=self.trouble,
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
-        jobs = progress_of(self.parts, self.progress, self.used)
+        profiles = self.profile_times.due(self.progress, now)
+        jobs = progress_of(self.parts, self.progress, self.used, profiles)
         if jobs:
             report = NodeReport(node=node, at=now, jobs=jobs)
             self._effects.append(Send(subjects.report(node), report))

@@ -115,6 +115,7 @@ def merged(said: Sequence[RankProgress]) -> RankProgress:
         memory=sum(one.memory for one in said),
         values=told.values,
         values_step=told.values_step,
+        fingerprint=next((one.fingerprint for one in said if one.fingerprint is not None), None),
     )
 
 
