@@ -192,7 +192,7 @@ def test_order_and_placements_change_as_tasks_end_and_come() -> None:
 
 # --- from nothing ---------------------------------------------------------------------------------
 
-MODELS = [["cnn", 20.0, 2.0, -0.01, 1.2, 0.3], ["rnn", 90.0, 0.2, 0.0, 0.0, 0.0]]
+MODELS: list[list[Any]] = [["cnn", 20.0, 2.0, -0.01, 1.2, 0.3], ["rnn", 90.0, 0.2, 0.0, 0.0, 0.0]]
 
 
 def from_nothing(jobs: Sequence[JobView], now: int, nodes: int, size: int) -> list[Any]:
@@ -314,7 +314,7 @@ def test_the_capacity_scheduler_gives_each_model_its_part_of_the_gpus() -> None:
     measured = [*MEASURED, *(["rnn/x", *row[1:]] for row in MEASURED)]
     jobs = task("j1"), task("j2"), task("j3", family="rnn/x")
     assert sized(*jobs, by_model=True, measured=measured) == [("j1", 1, 2), ("j3", 1, 2)]
-    one = {"size": "gpu", "by_model": True, "measured": measured}
+    one: dict[str, Any] = {"size": "gpu", "by_model": True, "measured": measured}
     assert sized(*jobs, task("j4"), **one) == [("j1", 1, 1), ("j2", 1, 1), ("j3", 1, 1)]
 
 

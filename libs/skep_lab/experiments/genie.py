@@ -9,7 +9,7 @@ G short runs with noise of their own (section 5.1.5), or the curves themselves (
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
 from statistics import fmean
@@ -55,6 +55,10 @@ class Queue(NamedTuple):
     nodes: int = NODES
     predictor: Predictor = "genie"
     noise: float = NOISE
+    at_once: bool = True
+    """Whether the end of a task is one event, as to the paper's scheduler. In a real cluster, and
+    else, its nodes come free one after the other, and what has its turn meanwhile gets the first of
+    them."""
 
     @property
     def plain(self) -> bool:
@@ -62,51 +66,124 @@ class Queue(NamedTuple):
         return False
 
 
+class Check(NamedTuple):
+    """A comparison of predicted with real rates on all placements (Figure 8)."""
+
+    label: str
+    models: tuple[str, ...]
+    """They train."""
+    batches: tuple[int, ...] = genie.BATCHES
+    exhaustive: bool = False
+    """Whether the profile has every batch size on every placement, and not B + N + G runs."""
+
+    @property
+    def plain(self) -> bool:
+        """Return False: nothing is simulated, but the models are those of the scheduler."""
+        return False
+
+
 class Profile(NamedTuple):
-    """What GENIE's profiler finds of all types of tasks, and what that costs."""
+    """What GENIE's profiler finds of all types of tasks, and what that costs for each."""
 
     models: tuple[ModelRow, ...]
     gpu_s: float
 
 
-def play(queue: Queue, seed: int) -> Played:
+def play(setting: Queue | Check, seed: int, clock: Callable[[], float] | None = None) -> Played:
     """Return the outcome of one setting and seed.
 
     Args:
-        queue: The setting.
+        setting: The setting.
         seed: The seed of its tasks, of the profile's noise and of that of attempts.
+        clock: Returns processor seconds; None: what decisions cost is not measured.
+
+    Raises:
+        ValueError: A task never ended.
     """
-    result = _run(queue, seed)
+    if isinstance(setting, Check):
+        return _checked(setting, seed)
+    result = _run(setting, seed, clock)
     jobs = [each for each in result.jobs if each.ended is not None]
     if len(jobs) < len(result.jobs):
         reason = f"{len(result.jobs) - len(jobs)} tasks never ended"
         raise ValueError(reason)
-    last = max((each.ended or 0 for each in jobs), default=0)
-    ended = sorted(each.ended or 0 for each in jobs)
-    step = max(1, len(ended) // CURVE_POINTS)
+    makespan_s = in_seconds(Duration(max((each.ended or 0 for each in jobs), default=0)))
+    normalised = [_normalised(each, setting) for each in jobs]
     return Played(
         seed=seed,
         figures={
             "tasks": float(len(jobs)),
-            "makespan_h": in_seconds(Duration(last)) / HOUR_S,
-            "latency": fmean(_normalised(each, queue) for each in jobs),
-            "latency_max": max(_normalised(each, queue) for each in jobs),
+            "makespan_h": makespan_s / HOUR_S,
+            "latency": fmean(normalised),
+            "latency_max": max(normalised),
             "waited_max_h": max(in_seconds(each.waited) for each in jobs) / HOUR_S,
             "gpus": fmean(each.spans[0].gpus for each in jobs),
+            "cpu_s": result.cpu_s,
+            "cpu_percent": 100 * result.cpu_s / max(makespan_s, 1.0),
             **_in_time(jobs),
-            **_errors(jobs, queue, seed),
+            **_errors(jobs, setting, seed),
         },
         curves={
-            "ended in all": [
-                (in_seconds(Duration(at)) / 60, (number + 1) / len(ended))
-                for number, at in enumerate(ended)
-                if number % step == 0 or at == ended[-1]
-            ]
+            "tasks ended": _points(in_seconds(Duration(each.ended or 0)) / 60 for each in jobs),
+            "lateness": _points(_lateness(each) for each in jobs if each.job.priority < 2),
         },
     )
 
 
-def _run(queue: Queue, seed: int, clock: Any = None) -> RunResult:
+def _points(values: Iterable[float]) -> list[tuple[float, float]]:
+    """Return which part of some values is at most so large, at CURVE_POINTS of them or so."""
+    found = sorted(values)
+    step, last = max(1, len(found) // CURVE_POINTS), len(found) - 1
+    return [
+        (value, (number + 1) / len(found))
+        for number, value in enumerate(found)
+        if number % step == 0 or number == last
+    ]
+
+
+def _lateness(each: JobOutcome) -> float:
+    """Return the time from submission to end over the expected one (Figure 9)."""
+    job = each.job
+    assert each.ended is not None
+    assert job.deadline is not None
+    return (each.ended - job.at) / max(job.deadline - job.at, 1)
+
+
+def _checked(check: Check, seed: int) -> Played:
+    """Return how far predicted rates are from real ones, in percent."""
+    found: dict[str, list[float]] = {}
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    for model in check.models:
+        kind = k80.kind(model, k80.TRAINING)
+        model_row = _fitted(kind, _every_run() if check.exhaustive else _runs(NODES), NOISE, seed)
+        for number, split in enumerate(splits(NODES, NODE_GPUS)):
+            for batch in check.batches:
+                if split.gpus > batch:
+                    continue
+                real = batch / k80.step_s(kind, batch, (split.each,) * split.nodes)
+                told = rate(Genie(*model_row[1:6]), batch, split.nodes, split.each)
+                error = 100 * abs(told - real) / real
+                found.setdefault("error", []).append(error)
+                found.setdefault(f"error at batch size {batch}", []).append(error)
+                if model == check.models[0] and batch == PROFILED:
+                    drawn.setdefault("predicted", []).append((number + 1, told))
+                    drawn.setdefault("measured", []).append((number + 1, real))
+    errors = sorted(found["error"])
+    figures = {name: fmean(each) for name, each in found.items()}
+    figures["error_p95"] = errors[min(len(errors) * 95 // 100, len(errors) - 1)]
+    return Played(seed=seed, figures=figures, curves=drawn)
+
+
+def _every_run() -> list[tuple[Split, int]]:
+    """Return the runs of an exhaustive profile: B x N x G."""
+    return [
+        (split, batch)
+        for split, batch in product(splits(NODES, NODE_GPUS), BATCHES)
+        if split.gpus <= batch
+    ]
+
+
+def _run(queue: Queue, seed: int, clock: Callable[[], float] | None) -> RunResult:
     trace = genie.generate(seed, queue.options)
     cluster = of_types({"k80": queue.nodes}, NODE_GPUS)
     name, options = queue.policy
@@ -117,8 +194,7 @@ def _run(queue: Queue, seed: int, clock: Any = None) -> RunResult:
         policies=dict.fromkeys(cluster.vcs, (name, known)),
         noise=queue.noise,
         can=(),
-        # A task's end is one event to the paper's scheduler, not one on each of its nodes.
-        compat=frozenset({AT_ONCE}),
+        compat=frozenset({AT_ONCE} if queue.at_once else ()),
     )
     return run(trace, cluster, settings, K80(), clock=clock)
 
@@ -144,18 +220,18 @@ def profile(seed: int, nodes: int = NODES, noise: float = NOISE) -> Profile:
         nodes: Nodes of the platform, each with NODE_GPUS.
         noise: The relative deviation of a run.
     """
-    rows: list[ModelRow] = []
-    spent = 0.0
-    for kind in KINDS:
-        runs = [*_runs(nodes)]
-        points = [_measured(kind, split, batch, noise, seed) for split, batch in runs]
-        spent += sum(split.gpus for split, _ in runs) * PROFILE_RUN_S
-        found = fit_genie(points)
-        assert found is not None, kind
-        inference = kind.endswith(k80.INFERENCE)  # "Comm is equal to 0" (section 5.1.4)
-        gamma, balance = (0.0, 0.0) if inference else (found.gamma, found.lambda_)
-        rows.append((kind, found.k0, found.k1, found.k2, gamma, balance))
-    return Profile(tuple(rows), spent)
+    runs = [*_runs(nodes)]
+    rows = tuple(_fitted(kind, runs, noise, seed) for kind in KINDS)
+    return Profile(rows, sum(split.gpus for split, _ in runs) * PROFILE_RUN_S)
+
+
+def _fitted(kind: str, runs: Iterable[tuple[Split, int]], noise: float, seed: int) -> ModelRow:
+    """Return GENIE's model of a type of task, from runs with noise."""
+    found = fit_genie([_measured(kind, split, batch, noise, seed) for split, batch in runs])
+    assert found is not None, kind
+    inference = kind.endswith(k80.INFERENCE)  # "Comm is equal to 0" (section 5.1.4).
+    gamma, balance = (0.0, 0.0) if inference else (found.gamma, found.lambda_)
+    return kind, found.k0, found.k1, found.k2, gamma, balance
 
 
 def _runs(nodes: int) -> Iterator[tuple[Split, int]]:

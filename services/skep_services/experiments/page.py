@@ -26,6 +26,10 @@ HOW = {
     "paper does not print, and what stands in for it, is said in "
     "skep_lab.traces.generators.gandiva and gandivadays, and in "
     "skep_lab.experiments.gandiva and multijob.",
+    "genie": "The production allocator on a virtual clock, under the policies genie and sized. The "
+    "speeds of tasks are curves that stand in for the paper's K80s, and stated in "
+    "skep_lab.traces.generators.k80; what is left open is an option "
+    "(docs/experiments/genie.md).",
 }
 """By the paper, the first word of an experiment's name."""
 
@@ -69,6 +73,8 @@ def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: 
 def pictures(experiment: Experiment, results: Results) -> list[str]:
     """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
     found: list[str] = []
+    if experiment.name.startswith("genie"):
+        return _queues(results)
     if any(isinstance(each, Played) for outcomes in results.values() for each in outcomes):
         return _played(results)
     for label, outcomes in results.items():
@@ -138,20 +144,51 @@ def _ratios(vc: str, results: Results) -> str:
             for each in outcomes
         ]
     arms = [arm for arm in ("quota", "cells") if any(arm in each for each in found.values())]
-    reduced: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
     drawn = [
         plots.Bars(
             f"{arm}, {name}",
             [reduce(each[arm]) if each.get(arm) else None for each in found.values()],
         )
         for arm in arms
-        for name, reduce in reduced.items()
+        for name, reduce in SPREAD.items()
     ]
     title = f"{vc}: mean delay over that alone, by seeds"
     return plots.dots(title, list(found), drawn, plots.number_text, x_title="ratio of delays")
 
 
+QUEUES = {
+    "qos": ("Tasks in time", "percent"),
+    "makespan_h": ("Makespan", "hours"),
+    "latency": ("Normalised latency", "times the latency on one GPU"),
+    "error": ("Mean error of predictions", "percent"),
+    "cpu_percent": ("Processor time of the whole run", "percent of the makespan"),
+}
+"""Figures of GENIE's experiments: what each is, and its unit."""
+SPREAD: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
+
+
+def _queues(results: Results) -> list[str]:
+    """Return each figure by setting over the seeds, and how tasks end over time."""
+    whole = {label: outcomes for label, outcomes in results.items() if outcomes}
+    found = []
+    for figure, (title, unit) in QUEUES.items():
+        values = [[each.figures.get(figure) for each in outcomes] for outcomes in whole.values()]
+        known = [[each for each in row if each is not None] for row in values]
+        if any(known):
+            drawn = [
+                plots.Bars(name, [reduce(row) if row else None for row in known])
+                for name, reduce in SPREAD.items()
+            ]
+            found.append(
+                plots.dots(
+                    f"{title}, by seeds", list(whole), drawn, plots.number_text, x_title=unit
+                )
+            )
+    return [*found, *_played(results)]
+
+
 DRAWN = {
+    "tasks ended": ("Tasks that ended by a time", plots.part_text, "tasks"),
     "busy": ("GPUs' mean utilisation", plots.part_text, "part of the GPUs' time"),
     "completion": ("Jobs that ended within a time", plots.part_text, "jobs"),
     "packs kept": ("Packs that were kept, counted from the first", plots.number_text, "packs"),
