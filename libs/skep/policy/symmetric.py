@@ -63,16 +63,14 @@ class Options:
         for each in self.by_ratio:
             if not self.best or each.rate > self.best[-1].rate:
                 self.best.append(each)
+        alone = [each.rate for each in found if each.split.gpus == 1]
+        self.alone = alone[0] if alone else None
+        """Samples per second on one GPU; None: it has no such option."""
 
     @property
     def fastest(self) -> Option:
         """Return the option with the highest rate, and of equal ones that with the best ratio."""
         return self.best[-1]
-
-    def alone(self) -> float | None:
-        """Return the samples per second on one GPU; None: it has no such option."""
-        found = (each.rate for each in self.by_ratio if each.split.gpus == 1)
-        return next(found, None)
 
 
 class Task(NamedTuple):

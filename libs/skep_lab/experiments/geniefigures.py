@@ -119,9 +119,7 @@ def _by_classes(days: float | None) -> list[Any]:
         each
         for urgent, prior in CLASSES
         for each in _queues(
-            {**ALL, **OURS},
-            _mixed(urgent, prior),
-            _options(days, per_hour=15.0, urgent=urgent, prior=prior),
+            FEW, _mixed(urgent, prior), _options(days, per_hour=15.0, urgent=urgent, prior=prior)
         )
     ]
 
@@ -136,9 +134,7 @@ def _by_duration(days: float | None) -> list[Any]:
         each
         for hours in DURATIONS_H
         for each in _queues(
-            {**ALL, **OURS},
-            f"{hours} h of arrivals",
-            _options(None, per_hour=15.0, hours=hours * scale),
+            FEW, f"{hours} h of arrivals", _options(None, per_hour=15.0, hours=hours * scale)
         )
     ]
 
@@ -152,6 +148,8 @@ def _by_cluster(days: float | None) -> list[Any]:
     ]
 
 
+FEW = {name: {**ALL, **OURS}[name] for name in (FIFO, CAPACITY, CER, PRINTED, BACKFILL, BOTH)}
+"""The paper's worst and its two best baselines, and GENIE."""
 BEST_SENSIBLE = "Tetris+CER, shortest first, backfill"
 NODE_SENSIBLE = "Min-Min, one node each"
 

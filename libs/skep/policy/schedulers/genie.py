@@ -130,7 +130,7 @@ class Genie(Policy, frozen=True, kw_only=True):
 
     def _due(self, job: JobView, task: Task, start: Duration) -> Instant:
         """Return the expected completion time of a task."""
-        rate = task.options.alone()
+        rate = task.options.alone
         alone_s = task.samples / rate + in_seconds(start) if rate else in_seconds(job.expected or 0)
         return due(job, alone_s, self.label)
 
