@@ -40,7 +40,8 @@ def job(
 ) -> JobView:
     """Return a job that came in the order of its name's number: `j3` is the third.
 
-    `task` is its batch size and its mini-batches. `ran` is seconds in all; with `since` it has had its GPUs for so many of them.
+    `task` is its batch size and its mini-batches.
+    `ran` is seconds in all; with `since` it has had its GPUs for so many of them.
     """
     number, workers = int(name[1:]), workers or gpus
     spec = JobSpec(

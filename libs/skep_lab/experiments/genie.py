@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from skep.perf.model.fit import fit_genie
-from skep.perf.model.genie import Genie, Split, rate, splits
+from skep.perf.model.genie import Genie, Split, cost, rate, splits
 from skep.perf.model.placement import Placement, Point
 from skep.policy.symmetric import MeasuredRow, ModelRow
 from skep.units import Duration, in_seconds, seconds
@@ -82,6 +82,18 @@ class Check(NamedTuple):
         return False
 
 
+class Prices(NamedTuple):
+    """The cost of every placement on the paper's cluster (Figure 10)."""
+
+    label: str
+    theta: float
+
+    @property
+    def plain(self) -> bool:
+        """Return False: nothing is simulated, but the costs are those of the scheduler."""
+        return False
+
+
 class Profile(NamedTuple):
     """What GENIE's profiler finds of all types of tasks, and what that costs for each."""
 
@@ -89,7 +101,9 @@ class Profile(NamedTuple):
     gpu_s: float
 
 
-def play(setting: Queue | Check, seed: int, clock: Callable[[], float] | None = None) -> Played:
+def play(
+    setting: Queue | Check | Prices, seed: int, clock: Callable[[], float] | None = None
+) -> Played:
     """Return the outcome of one setting and seed.
 
     Args:
@@ -102,6 +116,8 @@ def play(setting: Queue | Check, seed: int, clock: Callable[[], float] | None = 
     """
     if isinstance(setting, Check):
         return _checked(setting, seed)
+    if isinstance(setting, Prices):
+        return _priced(setting, seed)
     result = _run(setting, seed, clock)
     jobs = [each for each in result.jobs if each.ended is not None]
     if len(jobs) < len(result.jobs):
@@ -172,6 +188,23 @@ def _checked(check: Check, seed: int) -> Played:
     figures = {name: fmean(each) for name, each in found.items()}
     figures["error_p95"] = errors[min(len(errors) * 95 // 100, len(errors) - 1)]
     return Played(seed=seed, figures=figures, curves=drawn)
+
+
+def _priced(prices: Prices, seed: int) -> Played:
+    """Return what placements cost (equation 10)."""
+    costs = {
+        split: cost(split, NODES, NODE_GPUS, prices.theta) for split in splits(NODES, NODE_GPUS)
+    }
+    return Played(
+        seed=seed,
+        figures={f"{split.nodes}N{split.each}G": each for split, each in costs.items()},
+        curves={
+            f"{nodes} nodes": [
+                (split.gpus, each) for split, each in costs.items() if split.nodes == nodes
+            ]
+            for nodes in range(1, NODES + 1)
+        },
+    )
 
 
 def _every_run() -> list[tuple[Split, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep_lab.experiments.gandiva import Played
-from skep_lab.experiments.genie import Check, Queue
+from skep_lab.experiments.genie import Check, Prices, Queue
 from skep_lab.experiments.report import Experiment, Line, Results
 from skep_lab.traces.generators import genie
 
@@ -166,6 +166,10 @@ def _predictions(_: float | None) -> list[Any]:
     ]
 
 
+def _prices(_: float | None) -> list[Any]:
+    return [Prices(f"theta = {theta:g}", theta) for theta in (0.4, 0.0, 1.0)]
+
+
 # --- lines ----------------------------------------------------------------------------------------
 
 
@@ -286,6 +290,14 @@ def _lines_predictions(results: Results) -> list[Line]:
     return found
 
 
+def _lines_prices(results: Results) -> list[Line]:
+    return [
+        Line(f"{label}: {name}", "", _all(outcomes, name))
+        for label, outcomes in results.items()
+        for name in ("1N1G", "1N4G", "4N1G", "2N2G", "4N4G")
+    ]
+
+
 def _lines_errors(results: Results) -> list[Line]:
     found = []
     for label, outcomes in results.items():
@@ -318,6 +330,13 @@ DECIDES = {
     FREE: (OURS[BOTH][0], {**OURS[BOTH][1], "placements": "free"}),
 }
 EXPERIMENTS = (
+    Experiment(
+        "genie-fig10",
+        "What placements cost",
+        "GENIE, section 5.2.2, Figure 10",
+        _prices,
+        _lines_prices,
+    ),
     Experiment(
         "genie-fig8",
         "Predicted and measured rates on 16 placements",

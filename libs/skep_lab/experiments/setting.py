@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from skep_lab.experiments import gandiva, genie
 from skep_lab.experiments import hived as arms
 from skep_lab.experiments.gandiva import Played, Scene
-from skep_lab.experiments.genie import Check, Queue
+from skep_lab.experiments.genie import Check, Prices, Queue
 from skep_lab.experiments.hived import STOPPED, Manner, Outcome
 from skep_lab.experiments.quota import RULES, Rules
 from skep_lab.traces.generators import hived
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     manner: Manner = STOPPED
 
 
-AnySetting = Setting | Scene | Queue | Check
+AnySetting = Setting | Scene | Queue | Check | Prices
 """A setting of any paper's experiments."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
-from statistics import fmean
 
 from skep_lab.experiments.catalogue import CELLS, QUOTAS
 from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Line, Results
+from skep_services.experiments import queues
 from skep_services.simulations import plots
 from skep_services.simulations.page import STYLE
 
@@ -74,7 +74,7 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
     """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
     found: list[str] = []
     if experiment.name.startswith("genie"):
-        return _queues(results)
+        return queues.pictures(results)
     if any(isinstance(each, Played) for outcomes in results.values() for each in outcomes):
         return _played(results)
     for label, outcomes in results.items():
@@ -150,45 +150,13 @@ def _ratios(vc: str, results: Results) -> str:
             [reduce(each[arm]) if each.get(arm) else None for each in found.values()],
         )
         for arm in arms
-        for name, reduce in SPREAD.items()
+        for name, reduce in queues.SPREAD.items()
     ]
     title = f"{vc}: mean delay over that alone, by seeds"
     return plots.dots(title, list(found), drawn, plots.number_text, x_title="ratio of delays")
 
 
-QUEUES = {
-    "qos": ("Tasks in time", "percent"),
-    "makespan_h": ("Makespan", "hours"),
-    "latency": ("Normalised latency", "times the latency on one GPU"),
-    "error": ("Mean error of predictions", "percent"),
-    "cpu_percent": ("Processor time of the whole run", "percent of the makespan"),
-}
-"""Figures of GENIE's experiments: what each is, and its unit."""
-SPREAD: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
-
-
-def _queues(results: Results) -> list[str]:
-    """Return each figure by setting over the seeds, and how tasks end over time."""
-    whole = {label: outcomes for label, outcomes in results.items() if outcomes}
-    found = []
-    for figure, (title, unit) in QUEUES.items():
-        values = [[each.figures.get(figure) for each in outcomes] for outcomes in whole.values()]
-        known = [[each for each in row if each is not None] for row in values]
-        if any(known):
-            drawn = [
-                plots.Bars(name, [reduce(row) if row else None for row in known])
-                for name, reduce in SPREAD.items()
-            ]
-            found.append(
-                plots.dots(
-                    f"{title}, by seeds", list(whole), drawn, plots.number_text, x_title=unit
-                )
-            )
-    return [*found, *_played(results)]
-
-
 DRAWN = {
-    "tasks ended": ("Tasks that ended by a time", plots.part_text, "tasks"),
     "busy": ("GPUs' mean utilisation", plots.part_text, "part of the GPUs' time"),
     "completion": ("Jobs that ended within a time", plots.part_text, "jobs"),
     "packs kept": ("Packs that were kept, counted from the first", plots.number_text, "packs"),
