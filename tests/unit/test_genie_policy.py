@@ -132,6 +132,20 @@ def test_the_first_without_room_blocks_unless_there_is_backfill() -> None:
     assert shown(genie(there, large, small, backfill=True)) == [("j3", 1, 2)]
 
 
+@pytest.mark.parametrize("policy", ["genie", "sized"])
+def test_a_placement_that_hardware_does_not_allow_is_not_waited_for(policy: str) -> None:
+    """One of four GPUs is bad: all of them would be waited for for ever."""
+    options = {"measured": MEASURED, **({"size": "performance"} if policy == "sized" else {})}
+    now = seen(task("j1", waited=521), task("j2"))
+    bad = replace(now.nodes[1], free=1)
+    now = replace(now, nodes=(now.nodes[0], bad), gpus=3, free=3)
+    turns = make(policy, options).plan(now).turns
+    assert turns[0].job == "j1"
+    assert turns[0].nodes == ("n1",)
+    whole = seen(task("j1", waited=521), task("j3", on=[("n1", 1)]))
+    assert make(policy, options).plan(whole).turns == ()
+
+
 def test_with_free_a_task_has_the_best_of_what_is_free() -> None:
     there = task("j1", on=[("n1", 1)]), task("j2", on=[("n2", 1)])
     assert shown(genie(*there, task("j3"))) == []

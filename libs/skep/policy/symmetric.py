@@ -202,6 +202,7 @@ class Room:
             nodes: What its nodes have free.
         """
         self.capacity = FreeCapacity.after(view, (), {}, nodes)
+        self._view = view
         self._chains = {node.node: node.chain for node in view.nodes}
         self._failed: dict[tuple[Split | int, str, Resources], None] = {}
         self.turns: list[Turn] = []
@@ -252,6 +253,28 @@ class Room:
                 nodes.sort(key=lambda node: self.capacity.free(node, job.pin))
                 return tuple((node, split.each) for node in nodes[: split.nodes])
         self._failed[key] = None
+        return None
+
+    def possible(self, task: Task, option: Option, job: JobView) -> Option | None:
+        """Return a placement that would have room if all jobs of the VC left; None: none would.
+
+        Hardware may be bad, or other VCs' jobs be on a node: to wait for that may be for ever.
+
+        Args:
+            task: What it has to do.
+            option: The placement that it is to have; returned if it is possible.
+            job: It waits.
+        """
+        holds = {
+            node.node: node.free_for(job.pin) + sum(gpus for _, gpus in node.jobs)
+            for node in self._view.nodes
+        }
+        most = self._view.gpus_for().get(job.pin, 0)
+        for each in (option, *task.options.by_ratio):
+            split = each.split
+            enough = sum(gpus >= split.each for gpus in holds.values()) >= split.nodes
+            if split.gpus <= most and enough:
+                return each
         return None
 
     def _as_asked(self, job: JobView) -> Place | None:

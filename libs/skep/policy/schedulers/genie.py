@@ -141,10 +141,15 @@ class Genie(Policy, frozen=True, kw_only=True):
             job, stand = queue.first()
             if self._place(job, stand, room, now, start):
                 queue.go_past()
-            elif not self.backfill:
-                holds.append(Withheld(job.job, Reason.WAITS_FOR_GPUS, needs(stand)))
+                continue
+            if not self.backfill:
+                waits = self._waits(job, stand, room)
+                if waits is None:
+                    queue.go_past()
+                    continue
+                holds.append(waits)
                 break
-            elif stand.lane is not None:
+            if stand.lane is not None:
                 queue.leave_lane()
             elif (tried := tried + 1) < FREE_TRIED_MAX:
                 queue.go_past()
@@ -152,6 +157,23 @@ class Genie(Policy, frozen=True, kw_only=True):
                 break
         behind = Reason.WAITS_FOR_GPUS if self.backfill else Reason.WAITS_BEHIND
         return Plan(turns=tuple(room.turns), strict=False, holds=tuple(holds), behind=behind)
+
+    def _waits(self, job: JobView, stand: Stand, room: Room) -> Withheld | None:
+        """Return what a job waits for that has no room; None: it has another placement, or none.
+
+        Args:
+            job: It waits.
+            stand: Where it stands.
+            room: What is free.
+        """
+        if stand.task is None or stand.option is None:
+            return Withheld(job.job, Reason.WAITS_FOR_GPUS)
+        option = room.possible(stand.task, stand.option, job)
+        if option is None:
+            return None
+        if option is not stand.option and room.place(job, option.split, Reason.SHORTEST_ALLOWANCE):
+            return None
+        return Withheld(job.job, Reason.WAITS_FOR_GPUS, needs(option))
 
     def _place(self, job: JobView, stand: Stand, room: Room, now: Instant, start: Duration) -> bool:
         task, option, why = stand.task, stand.option, Reason.SHORTEST_ALLOWANCE
@@ -189,9 +211,7 @@ def due(job: JobView, alone_s: float, label: str) -> Instant:
     return Instant(job.submitted_at + round(ect_s(qos(job), alone_s) * NS_PER_SECOND))
 
 
-def needs(stand: Stand) -> str:
-    """Return in words what a job waits for."""
-    if stand.option is None:
-        return ""
-    split = stand.option.split
+def needs(option: Option) -> str:
+    """Return in words what a placement needs."""
+    split = option.split
     return f"{split.each} GPUs on {'each of ' if split.nodes > 1 else ''}{split.nodes} nodes"

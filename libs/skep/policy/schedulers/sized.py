@@ -169,10 +169,15 @@ class Sized(Policy, frozen=True, kw_only=True):
                 parts[kind] -= taken
                 queue.go_past()
                 continue
-            queue.leave_lane()
             if self.strict and kind not in blocked:
+                other = self._other(job, stand, room)
+                if other is not None:
+                    parts[kind] -= other
+                    queue.go_past()
+                    continue
                 blocked[kind] = None
                 holds.append(Withheld(job.job, self._why_not()))
+            queue.leave_lane()
         return Plan(
             turns=tuple(room.turns), strict=False, holds=tuple(holds), behind=self._behind()
         )
@@ -199,6 +204,26 @@ class Sized(Policy, frozen=True, kw_only=True):
             if room.place(job, split, why):
                 return split.gpus
         return 0
+
+    def _other(self, job: JobView, stand: Stand, room: Room) -> int | None:
+        """Return the GPUs that a job takes elsewhere, as its own placement is impossible.
+
+        Args:
+            job: It has no room.
+            stand: Where it stands.
+            room: What is free.
+
+        Returns:
+            0: it can be nowhere, and blocks no other; None: it waits for its placement.
+        """
+        if self.by_model or stand.task is None or stand.option is None:
+            return None
+        option = room.possible(stand.task, stand.option, job)
+        if option is None:
+            return 0
+        if option is stand.option or not room.place(job, option.split, WHY[self.order]):
+            return None
+        return option.split.gpus
 
     def _tried(self, task: Task, option: Option | None, left: int) -> Iterable[Split]:
         """Return the placements that a task would take, the first one first."""
