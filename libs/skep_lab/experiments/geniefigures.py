@@ -177,8 +177,12 @@ def _all(outcomes: Sequence[Played], name: str) -> list[float]:
     return [each.figures.get(name, 0.0) for each in outcomes]
 
 
-def _groups(results: Results) -> dict[str, dict[str, list[Played]]]:
-    """Return outcomes by what varies, then by arm."""
+def groups(results: Results) -> dict[str, dict[str, list[Played]]]:
+    """Return outcomes by what varies, then by arm.
+
+    Args:
+        results: The outcomes by setting.
+    """
     found: dict[str, dict[str, list[Played]]] = {}
     for label, outcomes in results.items():
         group, _, arm = label.partition(", ")
@@ -202,7 +206,7 @@ def _compared(qos: str, makespan: str) -> Callable[[Results], list[Line]]:
 
     def lines(results: Results) -> list[Line]:
         found = []
-        for group, arms in _groups(results).items():
+        for group, arms in groups(results).items():
             for name, outcomes in arms.items():
                 found += _told(f"{group}, {name}", outcomes)
             if BOTH in arms:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from statistics import fmean
 
 from skep_lab.experiments.catalogue import CELLS, QUOTAS
 from skep_lab.experiments.gandiva import Played
@@ -74,7 +75,7 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
     """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
     found: list[str] = []
     if experiment.name.startswith("genie"):
-        return queues.pictures(results)
+        return queues.pictures(experiment.name, results)
     if any(isinstance(each, Played) for outcomes in results.values() for each in outcomes):
         return _played(results)
     for label, outcomes in results.items():
@@ -150,12 +151,13 @@ def _ratios(vc: str, results: Results) -> str:
             [reduce(each[arm]) if each.get(arm) else None for each in found.values()],
         )
         for arm in arms
-        for name, reduce in queues.SPREAD.items()
+        for name, reduce in SPREAD.items()
     ]
     title = f"{vc}: mean delay over that alone, by seeds"
     return plots.dots(title, list(found), drawn, plots.number_text, x_title="ratio of delays")
 
 
+SPREAD: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
 DRAWN = {
     "busy": ("GPUs' mean utilisation", plots.part_text, "part of the GPUs' time"),
     "completion": ("Jobs that ended within a time", plots.part_text, "jobs"),

@@ -1,95 +1,141 @@
-"""Pictures of GENIE's experiments: figures by setting over the seeds, and curves of one group."""
+"""Pictures of GENIE's experiments: figures along what varies, and curves of the middle setting."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from statistics import fmean
 
+from skep_lab.experiments import geniefigures as genie
+from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.report import Results
 from skep_services.simulations import plots
 
 FIGURES = {
-    "qos": ("Tasks in time", "percent"),
-    "makespan_h": ("Makespan", "hours"),
-    "latency": ("Normalised latency", "times the latency on one GPU"),
-    "error": ("Mean error of predictions", "percent"),
-    "cpu_percent": ("Processor time of the whole run", "percent of the makespan"),
+    "qos": ("Tasks in time, mean of the seeds", "percent"),
+    "makespan_h": ("Makespan, mean of the seeds", "hours"),
+    "latency": ("Normalised latency, mean of the seeds", "times that on one GPU"),
 }
 """What each figure is, and its unit."""
-SPREAD: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
+OTHERS = {
+    "genie-fig15": {"error": ("Mean error of latencies", "percent")},
+    "genie-fig16": {"cpu_s": ("Processor time of the run, mean of the seeds", "seconds")},
+}
+"""Figures of experiments that are about other ones."""
 CURVES = {
-    "tasks ended": ("Tasks that ended by a time", "time since the first submission", "min"),
-    "lateness": ("Tasks that ended within so many times their time", "times", ""),
-    "measured": ("Rates on <nodes, GPUs of each>, by number", "placement", ""),
-    "predicted": ("Predicted rates on the same", "placement", ""),
-    "1 nodes": ("Cost on one node", "GPUs", ""),
-    "4 nodes": ("Cost on four nodes", "GPUs", ""),
+    "tasks ended": ("Tasks that ended by a time, first seed", "time", "h"),
+    "lateness": ("Tasks that ended within so many times their time, first seed", "times", ""),
 }
 """What each curve is, what is along it, and its unit."""
+MINUTES = {"tasks ended": 60}
+"""Curves along time have minutes."""
+SHOWN = (
+    genie.NODE_SENSIBLE,
+    genie.BEST_SENSIBLE,
+    genie.FIFO,
+    genie.CAPACITY,
+    genie.CER,
+    genie.PRINTED,
+    genie.BACKFILL,
+    genie.LAST,
+    genie.BOTH,
+    genie.MIN_MIN,
+)
+"""The arms that are drawn if a setting has them, LINES_MAX of them."""
 LINES_MAX = 8
-"""Lines of one picture."""
+
+Groups = dict[str, dict[str, list[Played]]]
+"""Outcomes by what varies, then by arm."""
 
 
-def pictures(results: Results) -> list[str]:
+def pictures(name: str, results: Results) -> list[str]:
     """Return the pictures of an experiment.
 
     Args:
+        name: Its name.
         results: The outcomes by setting.
     """
     whole = {label: outcomes for label, outcomes in results.items() if outcomes}
-    found = []
-    for figure, (title, unit) in FIGURES.items():
-        rows = {
-            label: [each.figures[figure] for each in outcomes if figure in each.figures]
-            for label, outcomes in whole.items()
-        }
-        rows = {label: row for label, row in rows.items() if any(row)}
-        if rows:
-            drawn = [
-                plots.Bars(name, [reduce(row) for row in rows.values()])
-                for name, reduce in SPREAD.items()
-            ]
-            found.append(
-                plots.dots(f"{title}, by seeds", list(rows), drawn, plots.number_text, x_title=unit)
-            )
-    return [*found, *_curves(_middle(whole))]
+    groups = {
+        group: {arm: outcomes for arm, outcomes in arms.items() if arm in SHOWN}
+        for group, arms in genie.groups(whole).items()
+    }
+    if not any(groups.values()):
+        return _single(whole)
+    figures = OTHERS.get(name, FIGURES)
+    found = [_along(groups, figure, *told) for figure, told in figures.items()]
+    if name in OTHERS:
+        return found
+    middle = list(groups.values())[len(groups) // 2]
+    return [*found, *(_curve(middle, curve, *told) for curve, told in CURVES.items())]
 
 
-def _middle(results: Results) -> Results:
-    """Return the settings of the middle group, where labels have groups, LINES_MAX at most."""
-    groups: dict[str, list[str]] = {}
-    for label in results:
-        groups.setdefault(label.partition(", ")[0], []).append(label)
-    if len(groups) == len(results):
-        return dict(list(results.items())[:LINES_MAX])
-    chosen = list(groups.values())[len(groups) // 2][-LINES_MAX:]
-    return {label: results[label] for label in chosen}
+def _arms(groups: Groups) -> list[str]:
+    known = dict.fromkeys(arm for arms in groups.values() for arm in arms)
+    return [arm for arm in SHOWN if arm in known][:LINES_MAX]
 
 
-def _curves(results: Results) -> list[str]:
-    """Return each kind of curve in one picture, of the first seed of each setting."""
-    found = []
-    for name, (title, along, unit) in CURVES.items():
-        drawn = [
-            plots.Line(label, outcomes[0].curves[name])
-            for label, outcomes in results.items()
-            if outcomes[0].curves.get(name)
-        ]
-        if drawn:
-            part = name in ("tasks ended", "lateness")
-            found.append(
-                plots.lines(
-                    f"{title}, first seed",
-                    drawn,
-                    partial(_with_unit, unit),
-                    plots.part_text if part else plots.number_text,
-                    x_log=name == "lateness",
-                    x_title=along,
-                    y_title="tasks" if part else "",
-                )
-            )
-    return found
+def _along(groups: Groups, figure: str, title: str, unit: str) -> str:
+    """Return a figure of each arm along what varies, which is the first number of a group."""
+    drawn = [
+        plots.Line(
+            arm,
+            [
+                (_number(group), fmean(each.figures[figure] for each in arms[arm]))
+                for group, arms in groups.items()
+                if arm in arms
+            ],
+        )
+        for arm in _arms(groups)
+    ]
+    along = re.sub(r"^[0-9.]+ ?", "", next(iter(groups)))
+    return plots.lines(
+        title, drawn, _plain, plots.number_text, x_title=along.replace("%/", " "), y_title=unit
+    )
+
+
+def _number(group: str) -> float:
+    found = re.match(r"[0-9.]+", group)
+    return float(found[0]) if found else 0.0
+
+
+def _curve(arms: dict[str, list[Played]], curve: str, title: str, along: str, unit: str) -> str:
+    drawn = [
+        plots.Line(arm, [(at / MINUTES.get(curve, 1), part) for at, part in points])
+        for arm in SHOWN
+        if arm in arms and (points := arms[arm][0].curves.get(curve))
+    ][:LINES_MAX]
+    told: Callable[[float], str] = partial(_with_unit, unit)
+    return plots.lines(
+        title,
+        drawn,
+        told,
+        plots.part_text,
+        x_log=curve == "lateness",
+        x_title=along,
+        y_title="tasks",
+    )
+
+
+def _single(results: Results) -> list[str]:
+    """Return a picture of all curves of each setting, of the first seed."""
+    return [
+        plots.lines(
+            label,
+            [plots.Line(name, points) for name, points in outcomes[0].curves.items()],
+            _plain,
+            plots.number_text,
+            x_title="GPUs" if label.startswith("theta") else "placement, 1N1G to 4N4G",
+            y_title="cost" if label.startswith("theta") else "samples a second",
+        )
+        for label, outcomes in results.items()
+        if outcomes[0].curves and not label.startswith("all")
+    ]
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}"
 
 
 def _with_unit(unit: str, value: float) -> str:
