@@ -17,7 +17,7 @@ from skep.policy.registry import make
 from skep.policy.schedulers.genie import qos
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.units import NS_PER_SECOND, Instant, after, seconds
-from skep.wire.spec import SizeHint
+from skep.wire.spec import Elastic, SizeHint
 from tests.policy_kit import NOW, carry_out, job, told, view
 
 RATES = {(1, 1): 100.0, (1, 2): 180.0, (2, 1): 150.0, (2, 2): 300.0}
@@ -85,6 +85,15 @@ def test_a_prior_task_has_half_the_time() -> None:
 
 def test_an_urgent_task_is_never_in_time_and_goes_where_it_pays_best() -> None:
     assert shown(genie(task("j1", priority=2))) == [("j1", 1, 2)]
+
+
+def test_a_task_that_does_not_fit_on_one_gpu_has_the_time_that_it_would_take_there() -> None:
+    """180 samples a second on two GPUs count as 90 on one: 800 s to the end, and it takes 200."""
+    one = task("j1", waited=600)
+    two = replace(one, spec=replace(one.spec, elastic=Elastic(min=2, max=16)), workers=2, gpus=2)
+    assert shown(genie(two)) == [("j1", 1, 2)]
+    late = replace(two, submitted_at=Instant(NOW - seconds(601)))
+    assert shown(genie(late)) == [("j1", 2, 2)]
 
 
 def test_the_start_counts() -> None:

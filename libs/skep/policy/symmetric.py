@@ -63,9 +63,10 @@ class Options:
         for each in self.by_ratio:
             if not self.best or each.rate > self.best[-1].rate:
                 self.best.append(each)
-        alone = [each.rate for each in found if each.split.gpus == 1]
-        self.alone = alone[0] if alone else None
-        """Samples per second on one GPU; None: it has no such option."""
+        least = min(found, key=lambda each: each.split.gpus)
+        self.alone = least.rate / least.split.gpus
+        """Samples per second on one GPU; if there is no such option, a part of the smallest one's,
+        as if it scaled in proportion."""
 
     @property
     def fastest(self) -> Option:

@@ -37,7 +37,8 @@ class Genie(Policy, frozen=True, kw_only=True):
     A task's class is its priority: 2 and more is urgent, 1 is prior, else it is normal. Its
     expected completion time is in the label `label` of its spec, seconds from its submission; if it
     has none, it is its submission for urgent, and once or twice its time on one GPU later for prior
-    and normal tasks (equation 9). Of the placements with which it ends by then it has the one with
+    and normal tasks (equation 9; for a task that has no placement on one GPU its smallest is taken
+    as if it scaled in proportion). Of the placements with which it ends by then it has the one with
     the highest ratio of samples per second to cost (equations 10 and 11, weight `theta`), and if
     there is none, the one with the highest ratio of all: so it is with urgent tasks always.
 
@@ -130,9 +131,7 @@ class Genie(Policy, frozen=True, kw_only=True):
 
     def _due(self, job: JobView, task: Task, start: Duration) -> Instant:
         """Return the expected completion time of a task."""
-        rate = task.options.alone
-        alone_s = task.samples / rate + in_seconds(start) if rate else in_seconds(job.expected or 0)
-        return due(job, alone_s, self.label)
+        return due(job, task.samples / task.options.alone + in_seconds(start), self.label)
 
     def _serve(self, queue: Reading, room: Room, now: Instant, start: Duration) -> Plan:
         """Return the turns of the first jobs that have room."""

@@ -129,9 +129,8 @@ class Sized(Policy, frozen=True, kw_only=True):
             if task is not None:
                 return task.time(option or task.options.fastest, start)
             return NEVER if job.expected is None else job.expected
-        rate = None if task is None else task.options.alone
-        if task is not None and rate:
-            alone_s = task.samples / rate + in_seconds(start)
+        if task is not None:
+            alone_s = task.samples / task.options.alone + in_seconds(start)
         elif job.expected is not None:
             alone_s = in_seconds(job.expected)
         else:
