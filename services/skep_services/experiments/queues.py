@@ -38,8 +38,8 @@ SHOWN = (
     genie.CER,
     genie.PRINTED,
     genie.BACKFILL,
-    genie.LAST,
     genie.BOTH,
+    genie.LAST,
     genie.MIN_MIN,
 )
 """The arms that are drawn if a setting has them, LINES_MAX of them."""
