@@ -2,10 +2,12 @@
 
     python -m benchmarks policies
     python -m benchmarks policies --policy tiresias-l --waiting 1000
+    python -m benchmarks policies --policy genie --nodes 128 --waiting 2000
 
 `fifo` takes the path without any policy. Times are CPU time of the thread, in microseconds: `event`
 for each arrival or end where nobody waits, `deep` the same behind so many jobs that wait, `view`
-for making the view alone there.
+for making the view alone there. Under `genie`, `genie-backfill` and `sized` the jobs are GENIE's
+tasks, which have up to 64 GPUs each; they wait on all GPUs from the beginning.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from typing import Any
 
 from benchmarks._allocator import TimedAllocator
 from skep.machines.allocator.policies import policy_views
+from skep.units import after, seconds
 from skep.wire.cluster import VirtualCluster
-from skep.wire.spec import JobSpec, Resources, SizeHint
+from skep.wire.spec import Elastic, JobSpec, Resources, SizeHint
+from skep_lab.experiments.genie import profile
+from skep_lab.traces.generators import genie
 
 
 def job_of(gpus: int, run_time: float) -> JobSpec:
@@ -32,8 +37,72 @@ def job_of(gpus: int, run_time: float) -> JobSpec:
     )
 
 
+def task_of(number: int) -> JobSpec:
+    """Return one of GENIE's tasks; their types, sizes and classes are spread over the numbers."""
+    kinds = [kind for kind, *_ in profile(0).models]
+    return JobSpec(
+        name="x",
+        vc="nlp",
+        command=("true",),
+        resources=Resources(gpus=1),
+        elastic=Elastic(min=1, max=64),
+        priority=(0, 0, 1, 0, 1, 0, 0, 1, 0, 2)[number % 10],
+        size=SizeHint(
+            family=kinds[number * 7 % len(kinds)],
+            batch_size=genie.BATCHES[number % len(genie.BATCHES)],
+            mini_batches=1000 + number * 7919 % 40_000,
+        ),
+    )
+
+
+BETWEEN = seconds(60)
+"""From the end of a task to the next one."""
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "genie": ("genie", {}),
+    "genie-backfill": ("genie", {"backfill": True, "late": "last"}),
+    "sized": ("sized", {"size": "cost", "order": "shortest", "strict": False}),
+}
+
+
+def measure_tasks(name: str, nodes: int, waiting: int, events: int) -> dict[str, Any]:
+    """Return what a policy of GENIE's tasks costs: each end, and the arrival after it."""
+    policy, options = TASKS[name]
+    known = {"models": profile(0).models, "start_s": 30.0, **options}
+    vcs = {"nlp": VirtualCluster(gpus=8 * nodes, policy=policy, options=known)}
+    bench = TimedAllocator(vcs, nodes, cpus=64)
+    number = 0
+    state = bench.machine.state
+    while len(state.jobs) - len(state.placed) < waiting:
+        bench.submit(task_of(number))
+        bench.start_bound()
+        number += 1
+    spent: list[float] = []
+    for _ in range(min(events, 300)):
+        # Meanwhile some tasks can no longer be in time where they would go.
+        bench.now = after(bench.now, BETWEEN)
+        bench.spent.clear()
+        bench.end(next(job for job, each in state.placed.items() if each.ran_at))
+        spent += bench.spent
+        bench.start_bound()
+        bench.spent.clear()
+        bench.submit(task_of(number))
+        spent += bench.spent
+        number += 1
+    spent.sort()
+    return {
+        "deep_us": round(statistics.mean(spent), 1),
+        "deep_p99_us": round(spent[len(spent) * 99 // 100], 1),
+        "deep_max_us": round(spent[-1], 1),
+        "decisions": len(spent),
+        "waiting": len(state.jobs) - len(state.placed),
+        "running": len(state.placed),
+    }
+
+
 def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any]:
     """Return what one policy costs."""
+    if policy in TASKS:
+        return measure_tasks(policy, nodes, waiting, events)
     vcs = {"nlp": VirtualCluster(gpus=8 * nodes, policy=policy)}
     bench = TimedAllocator(vcs, nodes, cpus=64)
     running: list[str] = []

@@ -31,6 +31,7 @@ def job(
     hard: bool = False,
     priority: int = 0,
     family: str | None = None,
+    task: tuple[int, int] | None = None,
     labels: dict[str, str] | None = None,
     cpus: int = 0,
     elastic: tuple[int, int] | None = None,
@@ -39,6 +40,7 @@ def job(
 ) -> JobView:
     """Return a job that came in the order of its name's number: `j3` is the third.
 
+    `task` is its batch size and its mini-batches.
     `ran` is seconds in all; with `since` it has had its GPUs for so many of them.
     """
     number, workers = int(name[1:]), workers or gpus
@@ -54,7 +56,7 @@ def job(
             pinned=pin,
         ),
         priority=priority,
-        size=SizeHint(family=family),
+        size=SizeHint(family=family, batch_size=task and task[0], mini_batches=task and task[1]),
         labels=labels or {},
         elastic=elastic and Elastic(min=elastic[0], max=elastic[1]),
     )

@@ -13,6 +13,8 @@ from skep.policy.view import HOLDING, QUEUED, STOPPABLE, JobView, Phase, VcView
 from skep.units import Instant, after, seconds
 from tests.policy_kit import NOW, brief, carry_out, job, shown, told, view, without_nodes
 
+MODELS = [["cnn", 20.0, 2.0, -0.01, 1.2, 0.3], ["rnn", 90.0, 0.2, 0.0, 0.0, 0.0]]
+"""Of GENIE, for the families that are drawn."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *(
         (name, {})
@@ -28,6 +30,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gandiva", {"slice_s": 5}),
     ("gandiva", {"weights": [["a", 3]]}),
     ("gandiva", {"introspect": True}),
+    ("genie", {"models": MODELS}),
+    ("genie", {"models": MODELS, "backfill": True, "late": "last"}),
+    ("genie", {"models": MODELS, "backfill": True, "placements": "free"}),
+    ("sized", {"models": MODELS, "order": "deadline"}),
+    ("sized", {"models": MODELS, "by_model": True}),
+    ("sized", {"models": MODELS, "order": "shortest", "size": "cost", "strict": False}),
+    ("sized", {"models": MODELS, "order": "weighted", "size": "node"}),
 ]
 EXAMPLES = 40
 """Of each policy and set of options: there are many, and a view has many jobs."""
@@ -81,6 +90,7 @@ def _draw_job(draw: st.DrawFn, name: str, parts: dict[str, dict[str, int]]) -> J
         since=60 if on else 0,
         priority=draw(st.sampled_from([0, 0, 0, 5])),
         family=draw(st.sampled_from([None, "cnn", "rnn"])),
+        task=draw(st.sampled_from([None, (16, 100), (3, 9000)])),
         labels={"user": draw(st.sampled_from(["a", "b"]))},
         elastic=(1, 4),
         rates=((1, 1000), (2, 1900), (3, 2500), (4, 2600)) if workers <= 4 else (),

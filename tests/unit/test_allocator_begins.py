@@ -37,9 +37,67 @@ class Begins(Policy, frozen=True):
         return Plan(turns=tuple(Turn(job.job, Reason.ARRIVAL, (), self.workers) for job in waiting))
 
 
+class Splits(Policy, frozen=True):
+    """Every waiting job begins with `workers` on `nodes`, with `each` of them on a node."""
+
+    name: ClassVar[str] = "splits"
+    source: ClassVar[str] = "a test"
+    nodes: tuple[str, ...] = ()
+    workers: int = 1
+    each: int = 0
+
+    def plan(self, view: VcView) -> Plan:
+        waiting = [job for job in view.jobs if job.phase is Phase.WAITING]
+        return Plan(
+            turns=tuple(
+                Turn(job.job, Reason.ARRIVAL, self.nodes, self.workers, self.each)
+                for job in waiting
+            )
+        )
+
+
 @pytest.fixture(autouse=True)
 def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, Begins.name, Begins)
+    monkeypatch.setitem(POLICIES, Splits.name, Splits)
+
+
+def placed(each: int, *, busy: int = 0, workers: int = 4) -> dict[str, int]:
+    """Return the GPUs by node of a job that begins on two nodes of four GPUs.
+
+    Args:
+        each: How many workers a node may have.
+        busy: GPUs of the first node that another job has.
+        workers: How many workers it begins with.
+    """
+    decide = allocator(joined("node-1", 4), joined("node-2", 4))
+    if busy:
+        given: dict[str, Any] = {"gpus": busy, "workers": 1}
+        decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}))
+        decide(admitted(1, **given))
+    options = {"nodes": ["node-1", "node-2"], "workers": workers, "each": each}
+    decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy="splits", options=options)}))
+    decide(admitted(2, gpus=1, workers=1, elastic=Elastic(min=1, max=8)))
+    decide.machine.check()
+    members = decide.machine.state.jobs["j2"].members
+    return {name: sum(map(len, member.devices)) for name, member in members.items()}
+
+
+@pytest.mark.parametrize("busy", [0, 1, 2])
+def test_a_turn_may_ask_for_equally_many_workers_on_each_node(busy: int) -> None:
+    assert placed(2, busy=busy) == {"node-1": 2, "node-2": 2}
+
+
+def test_without_that_the_cells_choose_how_many() -> None:
+    assert placed(0) == {"node-1": 4}
+
+
+def test_a_turn_on_nodes_with_too_little_room_waits_for_them() -> None:
+    assert placed(2, busy=3) == {}
+
+
+def test_more_workers_than_the_spec_has_may_be_on_a_node_of_the_turn() -> None:
+    assert placed(0, workers=6) == {"node-1": 4, "node-2": 2}
 
 
 def under(workers: int, **more: Any) -> tuple[Driver[AllocatorMachine], list[Any]]:

@@ -12,7 +12,7 @@ import pytest
 from skep.cells.clustercheck import cluster_problems
 from skep.perf.interference import TABLE_1
 from skep.units import Duration, in_seconds, seconds
-from skep_lab.traces.generators import gandiva, genie, hived, registry
+from skep_lab.traces.generators import gandiva, genie, hived, k80, registry
 from skep_lab.traces.generators.registry import GENERATORS, WrongGeneratorError, make, parse
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.traces.summary import summary
@@ -84,13 +84,44 @@ def test_dl2s_jobs(arrivals: str) -> None:
 def test_genies_tasks() -> None:
     traces = several("genie")
     assert fmean(len(trace.jobs) for trace in traces) == pytest.approx(480, rel=0.1)
+    jobs = [job for trace in traces for job in trace.jobs]
     assert mean_of(traces, lambda job: job.user == "inference") == pytest.approx(0.5, abs=0.04)
-    classes = Counter(job.priority for trace in traces for job in trace.jobs)
+    classes = Counter(job.priority for job in jobs)
     assert classes[2] / classes.total() == pytest.approx(0.05, abs=0.02)
     assert classes[1] / classes.total() == pytest.approx(0.35, abs=0.04)
-    for job in traces[0].jobs:
+    for counts in (Counter(job.model for job in jobs), Counter(job.batch_size for job in jobs)):
+        assert min(counts.values()) > 0.8 * classes.total() / len(counts), counts
+    assert len({job.model.partition("/")[0] for job in jobs}) == 6
+    for job in jobs:
         times = {priority: times for _, times, priority in genie.CLASSES}[job.priority]
-        assert job.deadline == job.at + times * job.run_time
+        assert job.deadline == job.at + times * (job.run_time + seconds(30))
+
+
+@pytest.mark.parametrize("latency_h", [3.3, 1.5])
+def test_genies_latencies(latency_h: float) -> None:
+    """The mean on one GPU is what was asked for, and iterations are uniform whatever the model."""
+    traces = several(f"genie:latency_h={latency_h}")
+    mean_h = mean_of(traces, lambda job: in_seconds(job.run_time) / 3600)
+    assert mean_h == pytest.approx(latency_h, rel=0.1)
+    most = genie.iterations_max(latency_h)
+    for model in ("alexnet/training", "seq2seq/inference"):
+        parts = [
+            job.mini_batches / most for trace in traces for job in trace.jobs if job.model == model
+        ]
+        assert 0.1 <= min(parts) < 0.15, model
+        assert 0.95 < max(parts) <= 1, model
+        assert fmean(parts) == pytest.approx(0.55, abs=0.04), model
+
+
+def test_a_mini_batch_on_k80s_takes_longer_on_more_nodes_and_less_with_fewer_samples() -> None:
+    one, node, spread = (
+        k80.step_s("resnet50/training", 64, split) for split in ((1,), (4,), (1, 1, 1, 1))
+    )
+    assert one == pytest.approx(0.03 + 64 / 52)
+    assert node == pytest.approx(0.03 + 16 / 52 + 1.5 * 102e6 / 6e9)
+    assert spread == pytest.approx(0.03 + 16 / 52 + 1.5 * 102e6 / 2e9)
+    assert k80.step_s("resnet50/inference", 64) == pytest.approx(one / 3)
+    assert k80.step_s("resnet50/inference", 64, (1, 1, 1, 1)) == pytest.approx((0.03 + 16 / 52) / 3)
 
 
 # --- asking for them ------------------------------------------------------------------------------

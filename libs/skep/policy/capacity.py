@@ -168,9 +168,19 @@ class FreeCapacity:
             job: The job.
             place: Its GPUs by node, from `fit`.
         """
-        self._left[job.pin] -= job.gpus
-        for node, gpus in place:
-            self._change_node(node, job, -gpus)
+        self.take_gpus(job, job.gpus, place)
+
+    def take_gpus(self, job: JobView, gpus: int, place: Place) -> None:
+        """Count so many GPUs as taken by a waiting job that begins with another number of workers.
+
+        Args:
+            job: The job.
+            gpus: Its GPUs.
+            place: The same by node.
+        """
+        self._left[job.pin] -= gpus
+        for node, there in place:
+            self._change_node(node, job, -there)
 
     def fit(self, job: JobView, only: Sequence[str] | None = None) -> Place | None:
         """Return where a gang would go: the fullest node that holds it, else the fewest nodes.
@@ -187,7 +197,7 @@ class FreeCapacity:
         if job.at_home:
             return self.home(job, only)
         per_worker = max(job.gpus // max(job.workers, 1), 1)
-        slots = self._workers_that_fit(job, per_worker, only)
+        slots = self.workers_that_fit(job, per_worker, only)
         free = self._gpus.get(job.pin, {})
         whole = [node for node, count in slots.items() if count >= job.workers]
         if whole:
@@ -235,10 +245,16 @@ class FreeCapacity:
             left -= slots[node]
         return None
 
-    def _workers_that_fit(
-        self, job: JobView, per_worker: int, only: Sequence[str] | None
+    def workers_that_fit(
+        self, job: JobView, per_worker: int, only: Sequence[str] | None = None
     ) -> dict[str, int]:
-        """Return how many of the job's workers each node would hold."""
+        """Return how many of a job's workers each node would hold, without those that hold none.
+
+        Args:
+            job: The job.
+            per_worker: GPUs of each worker.
+            only: The nodes that it may use; None: all.
+        """
         wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
         for name in self.open(job.pin) if only is None else only:

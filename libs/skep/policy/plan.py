@@ -27,12 +27,16 @@ class Turn(_Part, frozen=True):
     taken it blocks no other job, also in a strict plan.
 
     `workers`: an elastic job that is WAITING begins with so many; 0: with those of its spec.
+    `workers_per_node`: on none of `nodes` are there more of them; 0: the cells choose. With `nodes`
+    that have room for so many each, and as many workers as that makes, every node has the same
+    number. Where `nodes` are ignored, this is too.
     """
 
     job: str
     why: Reason
     nodes: tuple[str, ...] = ()
     workers: int = 0
+    workers_per_node: int = 0
 
 
 class Preempt(_Part, frozen=True, tag="preempt"):

@@ -14,12 +14,14 @@ from skep.policy.schedulers.drf import Drf
 from skep.policy.schedulers.elasticflow import ElasticFlow
 from skep.policy.schedulers.fifo import Backfill, Fifo
 from skep.policy.schedulers.gandiva import Gandiva
+from skep.policy.schedulers.genie import Genie
 from skep.policy.schedulers.las import Las
 from skep.policy.schedulers.optimus import Optimus
 from skep.policy.schedulers.packing import Packing
 from skep.policy.schedulers.pollux import Pollux
 from skep.policy.schedulers.remaining import Srsf, Srtf
 from skep.policy.schedulers.shortest import Dsif, Lrf, Saf, Sif, Spf
+from skep.policy.schedulers.sized import Sized
 from skep.policy.schedulers.tetris import Tetris
 from skep.policy.schedulers.tiresias import TiresiasG, TiresiasL
 from skep.policy.schedulers.yarn import YarnCs
@@ -48,6 +50,8 @@ _ALL: tuple[type[Policy], ...] = (
     Gandiva,
     Pollux,
     ElasticFlow,
+    Genie,
+    Sized,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 

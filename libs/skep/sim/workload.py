@@ -57,7 +57,7 @@ TIERS = (
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
-LATER = ("pollux", "elasticflow")
+LATER = ("pollux", "elasticflow", "genie", "sized")
 """Policies that came after histories were stored by their seeds: a draw from more names would make
 other histories of all of them."""
 LATER_FROM = 2000

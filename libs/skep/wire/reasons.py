@@ -213,6 +213,7 @@ class Reason(StrEnum):
     HELD_FOR_LOCALITY = "held-for-locality"
     SHARE_USED_UP = "share-used-up"
     LARGER_THAN_SHARE = "larger-than-share"
+    SHORTEST_ALLOWANCE = "shortest-allowance"
 
 
 TEXT: dict[Reason, str] = {
@@ -390,6 +391,7 @@ TEXT: dict[Reason, str] = {
     Reason.HELD_FOR_LOCALITY: "it is held back for GPUs that are closer to one another",
     Reason.SHARE_USED_UP: "what its kind of job may have of the virtual cluster is used up",
     Reason.LARGER_THAN_SHARE: "its kind of job may never have so much of the virtual cluster",
+    Reason.SHORTEST_ALLOWANCE: "the job that can wait the least and be in time comes first",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from skep_lab.experiments import gandiva
+from skep_lab.experiments import gandiva, genie
 from skep_lab.experiments import hived as arms
 from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.genie import Check, Prices, Queue
 from skep_lab.experiments.hived import STOPPED, Manner, Outcome
 from skep_lab.experiments.quota import RULES, Rules
 from skep_lab.traces.generators import hived
@@ -33,8 +34,15 @@ class Setting(NamedTuple):
     manner: Manner = STOPPED
 
 
+AnySetting = Setting | Scene | Queue | Check | Prices
+"""A setting of any paper's experiments."""
+
+
 def play(
-    setting: Setting | Scene, seed: int, tell: Callable[[str], None] = lambda _: None
+    setting: AnySetting,
+    seed: int,
+    tell: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] | None = None,
 ) -> Outcome | Played:
     """Return the outcome of one setting and seed.
 
@@ -42,9 +50,12 @@ def play(
         setting: The setting.
         seed: The seed of its workload.
         tell: Called with the name of each arm before it runs.
+        clock: Returns processor seconds, for experiments on what decisions cost.
     """
     if isinstance(setting, Scene):
         return gandiva.play(setting, seed)
+    if not isinstance(setting, Setting):
+        return genie.play(setting, seed, clock)
     cells = hived.assign_levels(setting.nodes) if setting.levels else None
     other = hived.assign if setting.levels else hived.assign_levels
     beside = other(setting.nodes) if setting.beside else None

@@ -54,6 +54,7 @@ def normalised(text: str) -> Name:
         text = _BATCH.sub("", text)
     elif found := _SIZES.match(text):
         text = found[1]
+    text = text.removesuffix("/training").removesuffix("/inference")  # GENIE's types of tasks.
     plain = _OTHER.sub("", text.lower())
     return Name(ALIASES.get(plain, plain), batch)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.hived import Outcome
-from skep_lab.experiments.setting import Setting
+from skep_lab.experiments.setting import AnySetting, Setting
 from skep_lab.measures import program
 
 PLAIN = (
@@ -28,12 +28,13 @@ PLAIN = (
     "skep_lab/traces/job.py",
 )
 SAID = tuple(
-    f"skep_lab/experiments/{name}.py" for name in ("catalogue", "gandivafigures", "report")
+    f"skep_lab/experiments/{name}.py"
+    for name in ("catalogue", "gandivafigures", "geniefigures", "report")
 )
 """The lists of settings, and what is told of them: it changes no outcome of a setting."""
 
 
-def get(folder: Path, setting: Setting | Scene, seed: int) -> Outcome | Played | None:
+def get(folder: Path, setting: AnySetting, seed: int) -> Outcome | Played | None:
     """Return what was kept, or None if nothing was.
 
     Args:
@@ -41,7 +42,7 @@ def get(folder: Path, setting: Setting | Scene, seed: int) -> Outcome | Played |
         setting: What was run.
         seed: The seed of that run.
     """
-    kind: type[Any] = Played if isinstance(setting, Scene) else Outcome
+    kind: type[Any] = Outcome if isinstance(setting, Setting) else Played
     try:
         found: Outcome | Played = msgspec.json.decode(
             _file(folder, setting, seed).read_bytes(), type=kind
@@ -51,7 +52,7 @@ def get(folder: Path, setting: Setting | Scene, seed: int) -> Outcome | Played |
     return found
 
 
-def put(folder: Path, setting: Setting | Scene, seed: int, outcome: Outcome | Played) -> None:
+def put(folder: Path, setting: AnySetting, seed: int, outcome: Outcome | Played) -> None:
     """Keep an outcome; the folder is made if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = _file(folder, setting, seed)
@@ -60,7 +61,7 @@ def put(folder: Path, setting: Setting | Scene, seed: int, outcome: Outcome | Pl
     whole.rename(file)
 
 
-def _file(folder: Path, setting: Setting | Scene, seed: int) -> Path:
+def _file(folder: Path, setting: AnySetting, seed: int) -> Path:
     what = msgspec.json.encode((setting._replace(label=""), seed))
     return folder / f"{hashlib.sha256(_program(plain=setting.plain) + what).hexdigest()[:32]}.json"
 

@@ -10,6 +10,7 @@ from skep_lab.experiments.catalogue import CELLS, QUOTAS
 from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Line, Results
+from skep_services.experiments import queues
 from skep_services.simulations import plots
 from skep_services.simulations.page import STYLE
 
@@ -26,6 +27,10 @@ HOW = {
     "paper does not print, and what stands in for it, is said in "
     "skep_lab.traces.generators.gandiva and gandivadays, and in "
     "skep_lab.experiments.gandiva and multijob.",
+    "genie": "The production allocator on a virtual clock, under the policies genie and sized. The "
+    "speeds of tasks are curves that stand in for the paper's K80s, and stated in "
+    "skep_lab.traces.generators.k80; what is left open is an option "
+    "(docs/experiments/genie.md).",
 }
 """By the paper, the first word of an experiment's name."""
 
@@ -69,6 +74,8 @@ def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: 
 def pictures(experiment: Experiment, results: Results) -> list[str]:
     """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
     found: list[str] = []
+    if experiment.name.startswith("genie"):
+        return queues.pictures(experiment.name, results)
     if any(isinstance(each, Played) for outcomes in results.values() for each in outcomes):
         return _played(results)
     for label, outcomes in results.items():
@@ -138,19 +145,19 @@ def _ratios(vc: str, results: Results) -> str:
             for each in outcomes
         ]
     arms = [arm for arm in ("quota", "cells") if any(arm in each for each in found.values())]
-    reduced: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
     drawn = [
         plots.Bars(
             f"{arm}, {name}",
             [reduce(each[arm]) if each.get(arm) else None for each in found.values()],
         )
         for arm in arms
-        for name, reduce in reduced.items()
+        for name, reduce in SPREAD.items()
     ]
     title = f"{vc}: mean delay over that alone, by seeds"
     return plots.dots(title, list(found), drawn, plots.number_text, x_title="ratio of delays")
 
 
+SPREAD: dict[str, Callable[[list[float]], float]] = {"least": min, "mean": fmean, "most": max}
 DRAWN = {
     "busy": ("GPUs' mean utilisation", plots.part_text, "part of the GPUs' time"),
     "completion": ("Jobs that ended within a time", plots.part_text, "jobs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep_lab.experiments.catalogue import EXPERIMENTS
-from skep_lab.experiments.gandiva import Played, Scene
+from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Results
-from skep_lab.experiments.setting import Setting, play
+from skep_lab.experiments.setting import AnySetting, Setting, play
 from skep_services.engines import task as engines
 from skep_services.engines.deal import Ear, Engine
 from skep_services.engines.stop import Stop
@@ -29,9 +30,9 @@ class Task(NamedTuple):
     seed: int
     days: float | None
 
-    def setting_of(self) -> Setting | Scene:
+    def setting_of(self) -> AnySetting:
         """Return what is run."""
-        found: Setting | Scene = EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
+        found: AnySetting = EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
         return found
 
 
@@ -89,7 +90,7 @@ def _asked(task: Task) -> engines.Task:
 
 
 def _outcome(task: Task, data: bytes) -> Outcome | Played:
-    kind: type[Any] = Played if isinstance(task.setting_of(), Scene) else Outcome
+    kind: type[Any] = Outcome if isinstance(task.setting_of(), Setting) else Played
     found: Outcome | Played = msgspec.msgpack.decode(data, type=kind)
     return found
 
@@ -97,10 +98,10 @@ def _outcome(task: Task, data: bytes) -> Outcome | Played:
 def work(inputs: Sequence[bytes], _watch: engines.Watch) -> bytes:
     """Run one task: what an engine's worker calls."""
     task = msgspec.msgpack.decode(inputs[0], type=Task)
-    return msgspec.msgpack.encode(play(task.setting_of(), task.seed))
+    return msgspec.msgpack.encode(play(task.setting_of(), task.seed, clock=time.process_time))
 
 
-def results(settings: Sequence[Setting | Scene], done: dict[Task, Outcome | Played]) -> Results:
+def results(settings: Sequence[AnySetting], done: dict[Task, Outcome | Played]) -> Results:
     """Return outcomes by setting, of the seeds for which every setting was run.
 
     Args:

@@ -63,6 +63,7 @@ def serve(
     only: tuple[str, ...] | None = None,
     *,
     workers: int = 0,
+    per_node: int = 0,
 ) -> Outcome:
     """Bind a job or reserve cells for it; else say why it waits.
 
@@ -76,6 +77,7 @@ def serve(
             Then priorities in the VC count for nothing, as its policy says which job yields; and
             the job borrows nothing here, but later (`borrow`).
         workers: With how many workers it is to begin; 0: with those of its spec.
+        per_node: How many of them each of these nodes may have; 0: as many as it has room for.
 
     Returns:
         `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
@@ -85,7 +87,7 @@ def serve(
     asked = attempts.request(job, attempt, guaranteed=mine, workers=workers)
     if only is not None:
         asked = asked._replace(priority=0)
-    where = _place(tx, job, asked, now, only)
+    where = _place(tx, job, asked, now, only, per_node or len(asked.sizes))
     if where is None and quota.borrows(job) and only is None:
         where = _place(tx, job, attempts.request(job, attempt, guaranteed=False), now, only)
     made = job_cells.members(tx.state, where) if where is not None else ()
@@ -242,14 +244,19 @@ def _give(
 
 
 def _place(
-    tx: Transaction, job: JobState, asked: Request, now: Instant, only: tuple[str, ...] | None
+    tx: Transaction,
+    job: JobState,
+    asked: Request,
+    now: Instant,
+    only: tuple[str, ...] | None,
+    per_node: int = 0,
 ) -> Placement | None:
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
     if only and not _have_room(tx.state, only, asked):
         return None  # The usual answer while other jobs are being stopped there.
     limit = _open_to(tx, job, asked)
     if only:
-        limit = _within(only, limit, job.size)
+        limit = _within(only, limit, per_node or job.size)
     where = gpu_suspects.place(tx.state, job, asked, limit, now)
     if where is None and not asked.guaranteed:
         where = _yielding(tx.state, job, asked, limit, now)
@@ -278,13 +285,13 @@ def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
 
 
 def _within(only: tuple[str, ...], limit: Limit, workers: int) -> Limit:
-    """Return a limit that leaves only some nodes."""
+    """Return a limit that leaves only some nodes, each of them for so many workers."""
     names = dict.fromkeys(only)
 
     def within(name: str) -> int:
         if name not in names:
             return 0
-        return workers if limit is None else limit(name)
+        return workers if limit is None else min(workers, limit(name))
 
     return within
 

@@ -421,12 +421,21 @@ def _take_turn(
         return done(cost)
     shape: tuple[Any, ...] = (job.spec.resources, job.spec.over_quota, turn.nodes)
     if turn.workers:
-        shape = *shape, turn.workers
+        shape = *shape, turn.workers, turn.workers_per_node
     known = planned.demand.failed(shape, changes)
     if known is not None:
         planned.outside = planned.outside or known
         return BLOCKED
-    placed = placing.serve(tx, job, turn.why, now, room, turn.nodes, workers=turn.workers)
+    placed = placing.serve(
+        tx,
+        job,
+        turn.why,
+        now,
+        room,
+        turn.nodes,
+        workers=turn.workers,
+        per_node=turn.workers_per_node,
+    )
     if placed is BLOCKED and _misled(tx, planned, job, turn, now):
         placed = placing.serve(tx, job, turn.why, now, room, (), workers=turn.workers)
     if placed is BLOCKED:

@@ -1,0 +1,111 @@
+"""GENIE's experiments: small queues under every reading, and what its profile knows and costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from skep_lab.experiments import genie, geniefigures
+from skep_lab.experiments.genie import Check, Queue, play, profile
+from skep_lab.experiments.geniefigures import ALL, BOTH, DECIDES, ORACLE, OURS, PRINTED
+from skep_lab.outcome import RunResult
+from skep_lab.traces.generators import genie as tasks
+from skep_lab.traces.generators import k80
+from skep_services.experiments import keep
+
+SMALL = replace(tasks.DEFAULT, per_hour=20.0, hours=1.0, latency_h=0.5)
+ARMS = {**ALL, **DECIDES}
+
+
+def small(name: str, **more: Any) -> Queue:
+    return Queue(name, ARMS[name], SMALL, **more)
+
+
+def ran(queue: Queue, seed: int = 0) -> RunResult:
+    return genie._run(queue, seed, None)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_reading_runs_all_tasks_on_symmetric_placements(name: str) -> None:
+    result = ran(small(name))
+    for each in result.jobs:
+        (span,) = each.spans
+        assert len(set(span.spread)) == 1, each
+        assert span.gpus <= each.job.batch_size
+    figures = play(small(name), 0).figures
+    assert figures["tasks"] == len(result.jobs) > 10
+    assert figures["urgent"] == 0  # By equation 9 none can be in time.
+
+
+def test_a_seed_is_one_outcome() -> None:
+    assert play(small(PRINTED), 3) == play(small(PRINTED), 3)
+    assert play(small(PRINTED), 3) != play(small(PRINTED), 4)
+
+
+def test_all_free_gpus_are_all_where_an_end_is_one_event() -> None:
+    waits = [each for each in ran(small("FIFO")).jobs if each.began != each.job.at]
+    assert waits
+    assert {each.spans[0].spread for each in waits} == {(4, 4, 4, 4)}
+    pieces = ran(small("FIFO", at_once=False))
+    assert min(each.spans[0].gpus for each in pieces.jobs) <= 4
+
+
+def test_tasks_start_in_half_a_minute_and_run_as_fast_as_the_curves_say() -> None:
+    for each in ran(small(BOTH, noise=0.0)).jobs:
+        (span,) = each.spans
+        step_s = k80.step_s(each.job.model, each.job.batch_size, span.spread)
+        alone_s = k80.step_s(each.job.model, each.job.batch_size)
+        took = each.job.run_time * step_s / alone_s / 1e9 + 30
+        assert (span.ended - span.began) / 1e9 == pytest.approx(took, abs=1)
+
+
+def test_a_profile_is_as_large_as_the_papers_and_right_where_it_was_made() -> None:
+    found = profile(0, noise=0.0)
+    assert found.gpu_s == (10 + (2 + 3 + 4) + (2 + 3 + 4)) * 30  # 14 GPU-minutes for each type.
+    rows = {row[0]: row for row in found.models}
+    assert len(rows) == 12
+    assert all(rows[kind][4:] == (0.0, 0.0) for kind in rows if kind.endswith("inference"))
+    # AlexNet has the most gradients for its computing: it loses the most GPUs.
+    assert max(rows, key=lambda kind: rows[kind][4]) == "alexnet/training"
+    assert profile(1) != profile(2)
+
+
+def test_who_is_told_the_real_rates_does_as_well_with_any_profile() -> None:
+    queue = small(ORACLE, predictor="oracle", noise=0.0)
+    known = genie.knowledge(queue, 0)
+    assert known == genie.knowledge(queue, 1)
+    assert len(known["measured"]) == 12 * (16 + 16 + 16 + 16)
+
+
+def test_predictions_are_worse_where_gpus_have_few_samples() -> None:
+    figures = play(Check("inception3", ("inception3",)), 0).figures
+    by_batch = [figures[f"error at batch size {batch}"] for batch in tasks.BATCHES]
+    assert by_batch == sorted(by_batch, reverse=True)
+
+
+def test_outcomes_are_kept(tmp_path: Path) -> None:
+    queue = small(PRINTED)
+    assert keep.get(tmp_path, queue, 1) is None
+    keep.put(tmp_path, queue, 1, play(queue, 1))
+    assert keep.get(tmp_path, queue, 1) == play(queue, 1)
+    assert keep.get(tmp_path, queue._replace(noise=0.5), 1) is None
+
+
+def test_gains_are_over_the_best_of_the_papers_baselines() -> None:
+    results = {
+        f"5 tasks an hour, {name}": [play(Queue(name, arm, SMALL), seed) for seed in (0, 1)]
+        for name, arm in {**ALL, **OURS}.items()
+    }
+    lines = geniefigures._compared("p", "q")(results)
+    (gain,) = (line for line in lines if f"{BOTH}: in time, points" in line.what)
+    best = max(ALL, key=lambda name: sum(_qos(results, name)))
+    assert gain.what.endswith(best)
+    pairs = zip(_qos(results, BOTH), _qos(results, best), strict=True)
+    assert gain.ours == [ours - theirs for ours, theirs in pairs]
+
+
+def _qos(results: dict[str, Any], name: str) -> list[float]:
+    return [each.figures["qos"] for each in results[f"5 tasks an hour, {name}"]]
