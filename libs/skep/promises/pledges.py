@@ -60,6 +60,8 @@ class Pledge(msgspec.Struct):
     booked: bool = True
     """Its place is in the book: the cells still have it."""
     cancelled: bool = False
+    loose: bool = False
+    """It runs beyond its place in the book, because it began late: it has no other one."""
 
     @property
     def promised(self) -> bool:
@@ -79,7 +81,10 @@ class Pledge(msgspec.Struct):
         if self.place is not None:
             if not self.booked:
                 return Instant(1)
-            return min(self.place.end, self.due) if self.since else self.due
+            if not self.since:
+                return self.due
+            outruns = Instant(self.since + self.lasts.p90 - self.ran)
+            return min(self.due, max(outruns, self.place.end) if self.loose else self.place.end)
         if self.due and self.spec.late == "cancel" and not self.cancelled:
             return self.due if self.since else Instant(self.due - self.lasts.p10)
         return None
@@ -183,6 +188,7 @@ class Pledges:
                 )
                 self._put(pledge, fact.place)
             case PromiseMoved():
+                self.jobs[fact.job].loose = fact.at >= fact.place.end
                 self._put(self.jobs[fact.job], fact.place)
             case PromiseBroken() | PromiseKept():
                 pledge = self.jobs[fact.job]
@@ -290,6 +296,18 @@ class Pledges:
         jobs = list(self.jobs.values())
         for begin in range(0, len(jobs), piece):
             yield PledgesKept(pledges=tuple(jobs[begin : begin + piece]))
+
+    def summary(self) -> dict[str, object]:
+        """Return all that is kept, comparable."""
+        return {
+            "cells": self.cells,
+            "places": {vc: dict(book.places) for vc, book in self.books.items() if book.places},
+            "jobs": self.jobs,
+            "seen": self.seen,
+            "used": self.used,
+            "away": self.away,
+            "next": self.next_check(),
+        }
 
     def restore(self, kept: PledgesKept) -> None:
         """Take over one piece of a snapshot; the cells came before it."""

@@ -58,6 +58,7 @@ VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
 LATER = ("pollux", "elasticflow", "genie", "sized")
+LATER = ("pollux", "elasticflow", "deadline")
 """Policies that came after histories were stored by their seeds: a draw from more names would make
 other histories of all of them."""
 LATER_FROM = 2000

@@ -24,7 +24,7 @@ from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission.hardware import Hardware
-from skep.machines.admission.promising import Answered, Promising
+from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policy.check import cluster_problems
@@ -33,7 +33,7 @@ from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bounds import UNDECODABLE
-from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, JobChanged, parse_ask
+from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -45,11 +45,7 @@ from skep.wire.facts import (
     EpochBegan,
     JobEnded,
     JobOver,
-    JobRan,
-    JobRequeued,
     NodeAdded,
-    NodeBack,
-    NodeLost,
     NodeSeen,
     Refused,
     Repeated,
@@ -189,7 +185,7 @@ class AdmissionMachine:
                     if isinstance(fact, JobEnded) and fact.job in self.active:
                         self.promising.ended(fact, self._record)
                         self._record(JobOver(job=fact.job))
-                    elif isinstance(fact, JobRan | JobChanged | JobRequeued | NodeLost | NodeBack):
+                    elif isinstance(fact, HEARD):
                         self.promising.heard(fact, now, self._record)
                     elif isinstance(fact, NodeAdded):
                         self._added(fact.joined)

@@ -22,7 +22,16 @@ from skep.promises.pledges import DAY_HOURS, HOUR, Pledge, Pledges
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.cluster import VirtualCluster
-from skep.wire.facts import CancelAsked, End, JobEnded, JobRan, JobRequeued, NodeBack, NodeLost
+from skep.wire.facts import (
+    CancelAsked,
+    End,
+    JobEnded,
+    JobRan,
+    JobRequeued,
+    NodeBack,
+    NodeDrained,
+    NodeLost,
+)
 from skep.wire.promises import (
     Answer,
     JobSeen,
@@ -44,9 +53,9 @@ BUDGETS = {"urgent": 50, "prior": 350}
 who says that everything is urgent would come first always."""
 DUE_MAX = 100
 """Promises that are judged again in one decision: each is a fact or two."""
-HEARD = (JobRan, JobChanged, JobRequeued, NodeLost, NodeBack)
+HEARD = (JobRan, JobChanged, JobRequeued, NodeLost, NodeBack, NodeDrained)
 """The allocator's facts that matter here, beside those that admission takes in any case."""
-News = JobRan | JobChanged | JobRequeued | NodeLost | NodeBack
+News = JobRan | JobChanged | JobRequeued | NodeLost | NodeBack | NodeDrained
 NOTHING = Promised(answer="none")
 """What is written into the spec of a job without a deadline, in a VC that keeps promises."""
 
@@ -165,8 +174,8 @@ class Promising:
             record: Records a fact.
         """
         match fact:
-            case NodeLost() | NodeBack():
-                away = isinstance(fact, NodeLost)
+            case NodeLost() | NodeBack() | NodeDrained():
+                away = fact.drain if isinstance(fact, NodeDrained) else isinstance(fact, NodeLost)
                 known = fact.node in self.pledges.away
                 if away is not known and (self.pledges.jobs or not away):
                     record(NodeAway(node=fact.node, away=away))
@@ -214,6 +223,11 @@ class Promising:
             if found != place or not pledge.booked:
                 why = Reason.IN_TIME if pledge.booked else Reason.CELLS_CHANGED
                 record(PromiseMoved(job=pledge.job, place=found, why=why, at=now))
+        elif pledge.since and not pledge.loose and pledge.served(now) < pledge.lasts.p90:
+            # It began late: whether it is on time shows. Its place goes on being what it was.
+            if now >= place.end:
+                why = Reason.STARTED_TOO_LATE
+                record(PromiseMoved(job=pledge.job, place=place, why=why, at=now))
         elif not pledge.since or now >= place.end or not pledge.booked:
             self._break(pledge, now, record)
 
