@@ -162,7 +162,7 @@ class Deadline(Preemptive, frozen=True):
 
     def _promised(self, job: JobView, promise: Promised, ends: Instant) -> Place:
         """Return the place of a promised job that runs, and ends then, nine times in ten."""
-        if not (job.spec.willing.move and MOVES <= set(job.can)):
+        if not (job.spec.willing.move and set(job.can) >= MOVES):
             return FIXED, 0, job.since
         if ends + seconds(2 * self.lead_s) < promise.due:
             return EARLY, 0, job.since
