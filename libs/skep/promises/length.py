@@ -1,4 +1,4 @@
-"""How long a job takes at each size that it may have: by predicted speeds, or by what its spec says.
+"""How long a job takes at each size that it may have: by predicted speeds, or by its spec.
 
 A *way* is one way to run a job: a type of GPU, a size, and its length as P10, P50 and P90.
 Predicted speeds give a way for each type and size; without them the run time of the spec gives one,
@@ -148,7 +148,7 @@ def ways(
 
 
 def types_of(spec: JobSpec) -> str | None:
-    """Return the types of GPUs that a job may have: those of its spec, and those it is willing to."""
+    """Return the types of GPUs that a job may have, of its spec and of what it is willing to."""
     wanted, willing = spec.resources.gpu_type, spec.willing.types
     if not wanted or not willing:
         return willing or wanted

@@ -44,7 +44,7 @@ def finish_by_problem(value: int | str) -> Problem | None:
             path=PATH,
             reason=Reason.NO_TIME_ZONE,
             text=text,
-            suggestion=f"add it: `{value.strip()}Z` is in UTC, `{value.strip()}+01:00` an hour ahead",
+            suggestion=f"add it: `{value.strip()}Z` is in UTC, `{value.strip()}+01:00` one ahead",
         )
     if not 0 < _instant(when) < INSTANT_MAX:
         text = "`finish_by` must be after 1970 and before 2116"

@@ -106,7 +106,9 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     if spec is None:
         choices = list(_choices(tree))
         said = {problem.path.removeprefix("$.") for problem in choices}
-        rest = {key: value for key, value in tree.items() if key not in {*NOT_BUILT, *said}}
+        rest = {
+            key: value for key, value in tree.items() if key not in NOT_BUILT and key not in said
+        }
         problems = list(
             islice(
                 chain(_not_built(tree), choices, shape_problems(JobSpec, rest, "$")), PROBLEMS_MAX

@@ -281,7 +281,7 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_PROFILED: "it is not known how fast the job is on these GPUs",
     Reason.KEEPS_NO_PROMISES: "the policy of its virtual cluster keeps no promises",
     Reason.BORROWED_GPUS: "an opportunistic job can lose its GPUs at any time",
-    Reason.BUDGET_EXCEEDED: "the virtual cluster's GPU time for this class is used up: it is normal",
+    Reason.BUDGET_EXCEEDED: "its virtual cluster's time for this class is used up: it is normal",
     Reason.WITH_MORE_GPUS: "with more GPUs",
     Reason.AT_A_LATER_TIME: "at a later time",
     Reason.SLOWER_THAN_PREDICTED: "it was slower than nine of ten times were predicted to be",

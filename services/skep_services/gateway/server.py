@@ -26,6 +26,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
@@ -292,3 +293,4 @@ async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer
         raise
     finally:
         await gateway.close()
+                *Promises(indexer).routes(),

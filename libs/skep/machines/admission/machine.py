@@ -160,7 +160,7 @@ class AdmissionMachine:
         self.last_asked = 0
         """The latest request for a change that was accepted, by its sequence in SUBMIT."""
         self.pledges = Pledges()
-        """What is promised to whom."""
+        """What is promised to which job."""
         self.promising = Promising(self.pledges)
         self._effects: list[Effect] = []
 

@@ -50,7 +50,7 @@ from skep.wire.spec import JobSpec, Problem, Promised
 
 BUDGETS = {"urgent": 50, "prior": 350}
 """Thousandths of a VC's GPU time of 24 hours that a class may use: beyond them jobs are normal, for
-who says that everything is urgent would come first always."""
+a tenant to which everything is urgent would come first always."""
 DUE_MAX = 100
 """Promises that are judged again in one decision: each is a fact or two."""
 HEARD = (JobRan, JobChanged, JobRequeued, NodeLost, NodeBack, NodeDrained)
@@ -135,10 +135,10 @@ class Promising:
         uses = self.pledges.used_by(spec.vc, spec.qos, now) + asks
         if uses * 1000 <= share * whole:
             return spec, ""
+        used = uses * 100 / max(whole, 1)
         note = (
-            f"it counts as normal: with it, `qos: {spec.qos}` has {uses * 100 / max(whole, 1):.1f} % "
-            f"of `{spec.vc}`'s GPU time of 24 hours, at most {share / 10:g} %; use `qos: normal`, "
-            f"or wait"
+            f"it counts as normal: with it `qos: {spec.qos}` would have {used:.1f} % of the GPU "
+            f"time of `{spec.vc}` in 24 hours, and at most {share / 10:g} % may; use `qos: normal`"
         )
         return msgspec.structs.replace(spec, qos="normal"), note
 

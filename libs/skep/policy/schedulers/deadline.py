@@ -4,7 +4,8 @@
 
 Each job is in a group, and the groups come in this order. A job that waits takes GPUs only from
 running jobs of later groups, and only when it has to: at the latest time at which it can begin
-(*pressing*). Until then it waits behind all that runs, and is placed where there is room (backfill).
+(*pressing*). Until then it waits behind all that runs, and is placed where there is room
+(backfill).
 
 A promised job that runs and would lose its work is *fixed*. Any other one that has no time to lose
 is pressing, as is one that waits: the largest first, for the book says that all of them can be
@@ -38,7 +39,7 @@ from skep.wire.spec import Promised
 FIXED, PRESSING, URGENT, EARLY, SAVED, RUNS, WAITS = range(7)
 """The groups, in their order."""
 FIRST, SOON, PLAIN, LATE = range(4)
-"""Among those that wait and press nobody: urgent, can be on time, no deadline, late."""
+"""Among those that wait and press no others: urgent, can be on time, no deadline, late."""
 MOVES = frozenset({"suspend", "release", "migrate"})
 """What a job must be able to do so that it leaves its GPUs for others and loses nothing."""
 NO_PROMISE = Promised(answer="none")
@@ -47,7 +48,7 @@ Place = tuple[int, int, int]
 
 
 class Deadline(Preemptive, frozen=True):
-    """Promises first, at the last moment; else whoever can still be on time; nobody starves.
+    """Promises first, at the last moment; else what can still be on time; no job starves.
 
     `lead_s` is how long before its latest begin a job may take GPUs from others, which have to
     leave first. A job that has waited for `age_s` seconds comes before those without a deadline.
