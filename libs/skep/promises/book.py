@@ -91,23 +91,27 @@ class _Lanes:
             insort(self.by_begin, (a, b, part, lane))
             insort(self.by_end, (b, a, part, lane))
 
-    def earliest(
-        self, workers: int, lasts: int, begin: int, most: int
-    ) -> tuple[int, dict[int, int]] | None:
-        """Return the first time at which so many lanes are free for long enough, and which.
+    def free(self, begin: int, end: int) -> dict[int, int]:
+        """Return by part how many of its lanes are free for a span of time."""
+        free: dict[int, int] = {}
+        for opened, closed, part, _ in self.by_begin:
+            if opened > begin:
+                break
+            if closed >= end:
+                free[part] = free.get(part, 0) + 1
+        return free
+
+    def earliest(self, workers: int, lasts: int, begin: int, most: int) -> int | None:
+        """Return the first time at which so many lanes are free for long enough, or None.
 
         Args:
             workers: How many lanes.
             lasts: For how long.
             begin: Not before.
             most: Not after.
-
-        Returns:
-            The time, and the number of free lanes by part; None: there is no such time.
         """
-        free: dict[int, int] = {}
         count, gone, by_end = 0, 0, self.by_end
-        for a, b, part, _ in self.by_begin:
+        for a, b, _, _ in self.by_begin:
             at = max(begin, a)
             if b - at < lasts:
                 continue
@@ -115,35 +119,27 @@ class _Lanes:
                 return None
             last = at + lasts
             while by_end[gone][0] < last:
-                end, opened, other, _ = by_end[gone]
+                end, opened, _, _ = by_end[gone]
                 gone += 1
                 if end - (max(begin, opened)) >= lasts:
-                    free[other] -= 1
                     count -= 1
-            free[part] = free.get(part, 0) + 1
             count += 1
             if count >= workers:
-                return at, free
+                return at
         return None
 
-    def latest(
-        self, workers: int, lasts: int, begin: int, due: int
-    ) -> tuple[int, dict[int, int]] | None:
-        """Return the last time at which so many lanes are free for long enough, and which.
+    def latest(self, workers: int, lasts: int, begin: int, due: int) -> int | None:
+        """Return the last time at which so many lanes are free for long enough, or None.
 
         Args:
             workers: How many lanes.
             lasts: For how long.
             begin: Not before.
             due: When all has to be over.
-
-        Returns:
-            As `earliest` does.
         """
-        free: dict[int, int] = {}
         count, by_begin = 0, self.by_begin
         gone = len(by_begin) - 1
-        for b, a, part, _ in reversed(self.by_end):
+        for b, a, _, _ in reversed(self.by_end):
             end = min(due, b)
             first = end - lasts
             if first < begin:
@@ -151,15 +147,13 @@ class _Lanes:
             if a > first:
                 continue
             while by_begin[gone][0] > first:
-                opened, closed, other, _ = by_begin[gone]
+                opened, closed, _, _ = by_begin[gone]
                 gone -= 1
                 if (min(due, closed)) - opened >= lasts:
-                    free[other] -= 1
                     count -= 1
-            free[part] = free.get(part, 0) + 1
             count += 1
             if count >= workers:
-                return first, free
+                return first
         return None
 
 
@@ -215,12 +209,12 @@ class Book:
         if lanes is None:
             lanes = self._lanes[kind, gpus] = _Lanes(self.parts.get(kind, ()), gpus)
         if late:
-            found = lanes.latest(workers, lasts, begin, due)
+            at = lanes.latest(workers, lasts, begin, due)
         else:
-            found = lanes.earliest(workers, lasts, begin, due - lasts)
-        if found is None:
+            at = lanes.earliest(workers, lasts, begin, due - lasts)
+        if at is None:
             return None
-        at, free = found
+        free = lanes.free(at, at + lasts)
         return Place(
             gpu_type=kind[0],
             pin=kind[1],

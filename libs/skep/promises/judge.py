@@ -51,12 +51,12 @@ def judge(
     fitting = [way for way in allowed if book.holds(way.kind, way.gpus, way.workers)]
     if not fitting:
         text = f"no cells of `{spec.vc}` hold {_sizes(allowed)}"
-        return _refused(Reason.CELLS_TOO_SMALL, due, text, _offers(book, found, due, now))
+        return _refused(Reason.CELLS_TOO_SMALL, due, text, _offers(book, spec, found, due, now))
     for way in fitting:
         place = book.find(way.kind, (way.gpus, way.workers), way.lasts.p90, now, due)
         if place is not None:
             return _accepted(way, place, due)
-    return _without(book, found, fitting, due, now)
+    return _without(book, spec, found, fitting, due, now)
 
 
 def _accepted(way: Way, place: Place, due: Instant) -> Ruling:
@@ -78,7 +78,12 @@ def _accepted(way: Way, place: Place, due: Instant) -> Ruling:
 
 
 def _without(
-    book: Book, found: Sequence[Way], fitting: Sequence[Way], due: Instant, now: Instant
+    book: Book,
+    spec: JobSpec,
+    found: Sequence[Way],
+    fitting: Sequence[Way],
+    due: Instant,
+    now: Instant,
 ) -> Ruling:
     """Return why a job has no promise that some cells of its VC could hold."""
     ends90 = min(_ends(book, way, way.lasts.p90, now) for way in fitting)
@@ -94,7 +99,7 @@ def _without(
         names = book.between(now, due, dict.fromkeys(way.kind for way in fitting))
         behind = tuple(job for _, job in names[:NAMED_MAX])
         because = f"its cells are promised to {', '.join(behind) or 'others'}"
-    helps = _offers(book, found, due, now, ends90)
+    helps = _offers(book, spec, found, due, now, ends90)
     text = (
         f"{answer.value.replace('-', ' ')}: {because}; it ends by {told(ends50)} five and by "
         f"{told(ends90)} nine times in ten{_advice(helps)}"
@@ -123,7 +128,12 @@ def _ends(book: Book, way: Way, lasts: Duration, now: Instant) -> Instant:
 
 
 def _offers(
-    book: Book, found: Sequence[Way], due: Instant, now: Instant, ends90: Instant | None = None
+    book: Book,
+    spec: JobSpec,
+    found: Sequence[Way],
+    due: Instant,
+    now: Instant,
+    ends90: Instant | None = None,
 ) -> tuple[Help, ...]:
     """Return changes with which there would be a promise, the cheapest first.
 
@@ -138,7 +148,7 @@ def _offers(
             if place is not None:
                 more.append((way.cost, way))
     more.sort(key=lambda each: (each[1].kind not in kinds, *each))
-    helps = [_help(way, other=way.kind not in kinds) for _, way in more[:1]]
+    helps = [_help(spec, way, other=way.kind not in kinds) for _, way in more[:1]]
     if ends90 is not None:
         later = Instant((ends90 // MINUTE + 1) * MINUTE)
         helps.append(Help(why=Reason.AT_A_LATER_TIME, key="finish_by", value=told(later)))
@@ -146,10 +156,18 @@ def _offers(
     return tuple(helps[:NAMED_MAX])
 
 
-def _help(way: Way, *, other: bool) -> Help:
+def _help(spec: JobSpec, way: Way, *, other: bool) -> Help:
+    """Return the key with which a job would be run that way."""
     if other:
         return Help(why=Reason.WITH_ANOTHER_TYPE, key="willing.types", value=way.kind[0])
-    return Help(why=Reason.WITH_MORE_GPUS, key="willing.gpus", value=f"1..{way.total}")
+    workers, elastic = way.total // spec.resources.gpus, spec.elastic
+    if elastic is None:
+        key, value = "resources.workers", str(workers)
+    elif workers > elastic.max:
+        key, value = "elastic.max", str(workers)
+    else:
+        key, value = "willing.gpus", f"{elastic.min * spec.resources.gpus}..{way.total}"
+    return Help(why=Reason.WITH_MORE_GPUS, key=key, value=value)
 
 
 def _advice(helps: Sequence[Help]) -> str:
