@@ -45,7 +45,7 @@ def fits(parts: list[int], places: list[Place], gpus: int, workers: int, span: r
     least = [
         min(column) for column in zip(*(free_at(parts, places, at) for at in span), strict=True)
     ]
-    return sum(free // gpus for free in least) >= workers
+    return bool(sum(free // gpus for free in least) >= workers)
 
 
 @settings(max_examples=effort.examples(200))
