@@ -186,7 +186,7 @@ class AdmissionMachine:
                         self.promising.ended(fact, self._record)
                         self._record(JobOver(job=fact.job))
                     elif isinstance(fact, HEARD):
-                        self.promising.heard(fact, now, self._record)
+                        self.promising.heard(fact, self.vcs, now, self._record)
                     elif isinstance(fact, NodeAdded):
                         self._added(fact.joined)
                     elif isinstance(fact, CellsSet) and fact.cluster != self.cells:

@@ -9,7 +9,7 @@ Nothing here changes state: `Pledges` does, as facts are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -94,19 +94,19 @@ class Promising:
             submitted_at: When it was submitted.
             now: The time.
         """
-        keeps = POLICIES[entry.policy].keeps_promises if entry.policy in POLICIES else False
+        kept = keeps(entry)
         if spec.finish_by is None and spec.qos is None:
-            follows = keeps and not spec.opportunistic
+            follows = kept and not spec.opportunistic
             return Answered(_with(spec, NOTHING) if follows else spec)
         found, why_none = self._ways(spec)
-        spec, note = self._class(spec, found, now, keeps=keeps)
+        spec, note = self._class(spec, found, now, keeps=kept)
         when = due(spec, found, submitted_at)
         if when is not None and when <= now:
             ruling = judge(Book({}), spec, (), why_none, when, now)
         elif when is None:
             ruling = judge(Book({}), spec, (), why_none, Instant(now + 1), now)
             ruling = Ruling(msgspec.structs.replace(ruling.judged, due=Instant(0)))
-        elif spec.opportunistic or not keeps:
+        elif spec.opportunistic or not kept:
             why = Reason.BORROWED_GPUS if spec.opportunistic else Reason.KEEPS_NO_PROMISES
             text = f"no promise: {TEXT[why]}"
             ruling = Ruling(Judged(answer=Answer.REFUSED, why=why, due=when, text=text))
@@ -165,11 +165,18 @@ class Promising:
 
     # --- what happens to jobs ----------------------------------------------------------------
 
-    def heard(self, fact: News, now: Instant, record: Callable[[Any], None]) -> None:
+    def heard(
+        self,
+        fact: News,
+        vcs: Mapping[str, VirtualCluster],
+        now: Instant,
+        record: Callable[[Any], None],
+    ) -> None:
         """Take note of what the allocator did, and judge the promise again that it concerns.
 
         Args:
             fact: What it did.
+            vcs: All VCs: where none keeps promises, nodes do not matter.
             now: The time.
             record: Records a fact.
         """
@@ -177,7 +184,7 @@ class Promising:
             case NodeLost() | NodeBack() | NodeDrained():
                 away = fact.drain if isinstance(fact, NodeDrained) else isinstance(fact, NodeLost)
                 known = fact.node in self.pledges.away
-                if away is not known and (self.pledges.jobs or not away):
+                if away is not known and (known or any(keeps(vc) for vc in vcs.values())):
                     record(NodeAway(node=fact.node, away=away))
                 return
             case JobRan():
@@ -282,6 +289,12 @@ class Promising:
         return PromiseBroken(
             job=pledge.job, vc=pledge.spec.vc, due=pledge.due, why=why, at=now, detail=detail
         )
+
+
+def keeps(entry: VirtualCluster) -> bool:
+    """Return whether the policy of a VC keeps promises."""
+    policy = POLICIES.get(entry.policy)
+    return policy is not None and policy.keeps_promises
 
 
 def cause(pledge: Pledge, now: Instant) -> tuple[Reason, str]:
