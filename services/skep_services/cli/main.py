@@ -44,4 +44,155 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "unpack": ("changes", "have jobs leave the GPUs that they share"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
+        "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
+        "wait": ("jobs", "wait until jobs have ended"),
+        "events": ("logs", "what happened, and with -f what happens"),
+        "trace": ("trace", "where a job's time went, as a waterfall"),
+    },
+    "searches": {
+        "search": (
+            "search",
+            "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
+        )
+    },
+    "resources": {
+        "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
+        "node": ("nodes", "ls | drain | undrain"),
+        "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
+        "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "policies": (
+            "policies",
+            "what may order a virtual cluster's jobs, with options and source",
+        ),
+        "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
+    },
+    "simulation": {
+        "replay": ("replay", "make a live run's decisions again: as they were, or otherwise"),
+        "sim": ("sim", "run | compare | sweep: what a trace would do here, or elsewhere"),
+        "experiment": ("experiment", "run one of the papers' experiments end to end"),
+        "models": ("models", "which models' speeds are known; those of one by placement"),
+        "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
+    },
+    "about": {"version": ("about", "print the version")},
+}
+"""Command to the module that holds it and its line in the help: no module is imported for those."""
+
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Errors a user can cause are printed.
+
+    Args:
+        argv: The words after `skep`; None: those of this process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        if words[:1] == ["help"] and words[1:2] and words[1] in COMMANDS:
+            return _run(words[1], ["--help"])
+        print(overview())
+        return exits.OK if words else exits.USAGE
+    if words[0] in ("-V", "--version"):
+        words[0] = "version"
+    if words[0] not in COMMANDS:
+        return _unknown(words[0])
+    return _run(words[0], words[1:])
+
+
+def overview() -> str:
+    """Return the help of the command as a whole."""
+    lines = ["usage: skep COMMAND [options]     (skep COMMAND -h tells more)", ""]
+    for title, group in GROUPS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:10} {text}" for name, (_, text) in group.items()]
+        lines.append("")
+    lines.append("every command takes --json and --home DIR\n")
+    lines.append(exits.HELP)
+    return "\n".join(lines)
+
+
+def _run(name: str, words: list[str]) -> int:
+    wants_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
+    try:
+        try:
+            command = _command(name)
+            parser = parser_of(name, command)
+            # Options may stand anywhere, unless what follows is another program's command.
+            parse = parser.parse_args if command.takes_rest else parser.parse_intermixed_args
+            code = command.run(parse(words))
+            sys.stdout.flush()
+        except SystemExit as ended:  # argparse ends this way, after having said why
+            code = ended.code if isinstance(ended.code, int) else exits.USAGE
+        except CommandError as error:
+            code = error.code
+            _tell(name, error, wants_json=wants_json)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # A connection that broke in the middle of an answer, or output that has no room.
+            lost = isinstance(error, ConnectionError | TimeoutError | LostError)
+            code = exits.UNREACHABLE if lost else exits.FAILED
+            _tell(name, CommandError(code, str(error)), wants_json=wants_json)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain once more at its exit.
+        _discard_output()
+        return exits.OK
+    except OSError:
+        # It has been said: what could not be written is still there to be written.
+        _discard_output()
+        return exits.FAILED
+    return code
+
+
+def _discard_output() -> None:
+    """Have Python throw away at its exit what it has not written yet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def parser_of(name: str, command: Command) -> ArgumentParser:
+    """Return the parser of one command."""
+    from argparse import ArgumentParser, RawDescriptionHelpFormatter
+
+    from skep_services.cli import options
+
+    def formatter(prog: str) -> RawDescriptionHelpFormatter:
+        # Without a width, argparse imports shutil and all its compressors for every option.
+        return RawDescriptionHelpFormatter(prog, width=min(render.terminal_width(), 100))
+
+    parser = ArgumentParser(
+        prog=f"skep {name}",
+        description=COMMANDS[name][1],
+        epilog=exits.HELP,
+        formatter_class=formatter,
+        allow_abbrev=False,
+    )
+    command.options(parser)
+    options.common(parser)
+    return parser
+
+
+def _command(name: str) -> Command:
+    module = __import__(f"skep_services.cli.{COMMANDS[name][0]}", fromlist=["COMMANDS"])
+    command: Command = module.COMMANDS[name]
+    return command
+
+
+def _unknown(word: str) -> int:
+    import difflib
+
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean `skep {close[0]}`?" if close else "`skep -h` lists the commands"
+    print(f"skep: no command {word!r}: {hint}", file=sys.stderr)
+    return exits.USAGE
+
+
+def _tell(name: str, error: CommandError, *, wants_json: bool) -> None:
+    if wants_json:
+        import json
+
+        print(json.dumps({"error": error.error}))
+    print(f"skep {name}: {error.text}", file=sys.stderr)
