@@ -57,8 +57,7 @@ TIERS = (
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
-LATER = ("pollux", "elasticflow", "genie", "sized")
-LATER = ("pollux", "elasticflow", "deadline")
+LATER = ("pollux", "elasticflow", "genie", "sized", "deadline")
 """Policies that came after histories were stored by their seeds: a draw from more names would make
 other histories of all of them."""
 LATER_FROM = 2000

@@ -231,69 +231,6 @@ class Gateway:
                 *Models(self.models).routes(),
                 *trials.routes(),
                 *blames.routes(),
-                *limits.routes(),
-            ]
-        )
-        return application
-
-
-def listen_address(chosen: Settings) -> tuple[str, int]:
-    """Return host and port of SKEP_LISTEN.
-
-    Raises:
-        ConfigurationError: SKEP_LISTEN is not HOST:PORT.
-    """
-    text = chosen.environment.get("SKEP_LISTEN") or LISTEN_DEFAULT
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        message = f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {LISTEN_DEFAULT}"
-        raise ConfigurationError(message)
-    return host, int(port)
-
-
-def tokens_of(chosen: Settings) -> Tokens:
-    """Return the tokens of the file SKEP_TOKENS.
-
-    Raises:
-        ConfigurationError: SKEP_TOKENS is not set, or its file does not hold tokens.
-    """
-    path = chosen.environment.get("SKEP_TOKENS", "")
-    if not path:
-        message = 'SKEP_TOKENS is not set: it must name a JSON file {"<token>": "operator"}'
-        raise ConfigurationError(message)
-    return Tokens.read(Path(path))
-
-
-async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer: Tracer) -> None:
-    """Serve until cancelled.
-
-    Args:
-        chosen: The settings.
-        log: The service's logger (structlog's).
-        bus: The connection to the bus; it stays open at the end.
-        tracer: Takes the gateway's spans.
-
-    Raises:
-        ConfigurationError: SKEP_LISTEN or SKEP_TOKENS is wrong.
-        ConnectionError: The address is taken.
-        MissingStreamError: A stream does not exist.
-        sqlite3.Error: The read model cannot be written.
-    """
-    host, port = listen_address(chosen)
-    path = chosen.state / MODEL_FILE
-    gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)
-    try:
-        bound = await gateway.open(host, port)
-        log.info(
-            "ready", listen=f"{host}:{bound}", pid=os.getpid(), facts=gateway.indexer.fold.facts
-        )
-        await gateway.serve()
-    except sqlite3.Error as error:
-        log.error("the read model cannot be written", path=str(path), error=str(error))
-        raise
-    finally:
-        await gateway.close()
                 *Promises(indexer).routes(),
                 *limits.routes(),
             ]

@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node, packs, profile, resizes, trials
-from skep.wire import changes, facts, findings, moves, node, packs, promises, resizes, trials
+from skep.wire import (
+    changes,
+    facts,
+    findings,
+    moves,
+    node,
+    packs,
+    profile,
+    promises,
+    resizes,
+    trials,
+)
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
