@@ -224,7 +224,7 @@ class RecordWriter:
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns"),
+    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "promising"),
     ClusterState: ("_delta",),
     SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (
@@ -242,9 +242,10 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised", "_came", "changed")
+HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes")
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
-lately, and whether a node is to be shown anew."""
+lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are
+made from what is compared."""
 
 
 def durable(machine: Any) -> Any:

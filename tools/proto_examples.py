@@ -30,6 +30,7 @@ from skep.wire import (
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -393,6 +394,7 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.CancelAsked(job="j17"),
     facts.JobOver(job="j17"),
     changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
+    *PROMISE_FACTS,
 )
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),

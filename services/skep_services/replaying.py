@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.machines.admission import AdmissionMachine
+from skep.machines.admission import HEARD, AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
 from skep.machines.searches import SearchesMachine
@@ -68,7 +68,7 @@ SERVICES = {
         subjects.ADMISSION,
         AdmissionFact,
         AdmissionMachine,
-        {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded)},
+        {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
     ),
     "allocator": Service(
         subjects.ALLOC,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skep.units import GIB
 from skep.wire import parse
-from skep.wire.parse import PROBLEMS_MAX, memory_bytes, parse_spec, parse_tree, time_s
+from skep.wire.parse import PROBLEMS_MAX, memory_bytes, parse_spec, parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
     ENV_MAX,
@@ -25,6 +25,7 @@ from skep.wire.spec import (
     SizeHint,
     Topology,
 )
+from skep.wire.times import time_s
 
 SMALL = {"name": "train", "vc": "nlp", "command": ["python", "train.py"]}
 
@@ -282,6 +283,62 @@ def test_a_runtime_without_an_image() -> None:
     assert problems(with_("runtime", {})) == [
         ("$.runtime.image", Reason.MISSING_KEY, "`image` is required", "")
     ]
+
+
+# --- deadlines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "told, normal",
+    [
+        ("8h", 28_800),
+        (90, 90),
+        ("2026-11-24T08:00+01:00", "2026-11-24T07:00:00Z"),
+        ("2026-11-24 08:00:30Z", "2026-11-24T08:00:30Z"),
+    ],
+)
+def test_a_deadline_has_one_form(told: Any, normal: Any) -> None:
+    read = parse_tree(with_("finish_by", told))
+    assert isinstance(read, JobSpec)
+    assert read.finish_by == normal
+    assert parse_spec(msgspec.json.encode(read)) == read
+
+
+@pytest.mark.parametrize(
+    "key, value, reason, said",
+    [
+        ("finish_by", "2026-11-24T08:00", Reason.NO_TIME_ZONE, "has no time zone"),
+        ("finish_by", "soon", Reason.BAD_VALUE, "must be a time with its zone"),
+        ("finish_by", "2026-11-24", Reason.BAD_VALUE, "must be a time with its zone"),
+        ("finish_by", "1969-01-01T00:00Z", Reason.BAD_VALUE, "after 1970"),
+        ("finish_by", "0s", Reason.BAD_VALUE, "a second to a year"),
+        ("finish_by", "366d", Reason.BAD_VALUE, "a second to a year"),
+        ("qos", "urgnt", Reason.UNKNOWN_CLASS, "one of urgent, prior, normal"),
+        ("late", "never", Reason.BAD_VALUE, "one of accept, opportunistic, refuse, cancel"),
+        ("willing.gpus", "9..1", Reason.BAD_VALUE, "a range such as `1..16`"),
+        ("willing.gpus", "1..99999", Reason.BAD_VALUE, "up to 8192"),
+        ("willing.types", "a100|", Reason.BAD_VALUE, "such as `a100|v100`"),
+        ("willing.profile", "maybe", Reason.WRONG_TYPE, "maybe"),
+    ],
+)
+def test_a_bad_deadline_is_refused_in_one_line(
+    key: str, value: Any, reason: Reason, said: str
+) -> None:
+    ((path, why, text, _),) = problems(with_(key, value))
+    assert (path, why) == (f"$.{key}", reason)
+    assert said in text
+    assert "\n" not in text
+
+
+def test_a_time_without_its_zone_is_told_how_to_have_one() -> None:
+    ((_, _, _, suggestion),) = problems(with_("finish_by", "2026-11-24T08:00"))
+    assert "`2026-11-24T08:00Z` is in UTC" in suggestion
+
+
+def test_what_admission_writes_is_taken_out_of_a_spec() -> None:
+    read = parse_tree(with_("promise", {"answer": "accepted", "due": 1}))
+    assert isinstance(read, JobSpec)
+    assert read.promise is None
 
 
 # --- refused for types and values ---------------------------------------------------------------

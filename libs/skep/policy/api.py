@@ -64,6 +64,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     counts_holds: ClassVar[bool] = False
     """Whether its view has to hold how often each job was withheld (`JobView.held`)."""
 
+    keeps_promises: ClassVar[bool] = False
+    """Whether it gives promised jobs their GPUs in time: admission promises nothing otherwise."""
+
     def plan(self, view: VcView) -> Plan:
         """Return what is to happen in the VC.
 

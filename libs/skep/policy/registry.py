@@ -10,6 +10,7 @@ import msgspec
 
 from skep.policy.api import NUMBER_MAX, Policy
 from skep.policy.schedulers.completion import MinMin, ModelCapacity, WeightedFair
+from skep.policy.schedulers.deadline import Deadline
 from skep.policy.schedulers.drf import Drf
 from skep.policy.schedulers.elasticflow import ElasticFlow
 from skep.policy.schedulers.fifo import Backfill, Fifo
@@ -52,6 +53,7 @@ _ALL: tuple[type[Policy], ...] = (
     ElasticFlow,
     Genie,
     Sized,
+    Deadline,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 

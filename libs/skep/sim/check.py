@@ -43,6 +43,7 @@ from skep.ledger.queue import JobQueue
 from skep.machines.agent import StartRank
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
+from skep.promises.pledges import Pledges
 from skep.sim.logs import FactLog, LogRecord
 from skep.sim.model import AdmissionModel, AllocatorModel
 from skep.sim.processes import Host, Run
@@ -52,7 +53,7 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns"),
+    "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns", "promising"),
     "ClusterState": ("_delta", "away_of"),
     "NodeState": ("changed",),
     "AgentMachine": (
@@ -347,6 +348,8 @@ def _plain(value: Any) -> Any:
             return _plain(durable(value))
         case JobQueue():
             return value.entries
+        case Pledges():
+            return value.summary()
         case msgspec.Struct():
             return value
         case _:

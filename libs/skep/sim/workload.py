@@ -57,11 +57,13 @@ TIERS = (
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
-LATER = ("pollux", "elasticflow", "genie", "sized")
+LATER = ("pollux", "elasticflow", "genie", "sized", "deadline")
 """Policies that came after histories were stored by their seeds: a draw from more names would make
 other histories of all of them."""
 LATER_FROM = 2000
 """Histories with seeds from here on draw from these policies as well: none of them is stored."""
+OFTEN = 20
+"""How much more often these histories draw `deadline`, under which alone there are promises."""
 NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model", *LATER))
 """The policies that histories draw from, besides the one that is made for them. One holds a job
 that is larger than the share of its model for ever, and every history is to end."""
@@ -130,7 +132,9 @@ class People:
         self._chance = chance
         self._ruled = policies.random() < 0.6
         self._policies = policies
-        self._names = (*NAMES, *LATER) if later else NAMES
+        self._names = (*NAMES, *LATER, *(("deadline",) * OFTEN)) if later else NAMES
+        self._timed = later
+        """Whether jobs have deadlines."""
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -272,7 +276,19 @@ class People:
             # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
             script, *arguments = spec.pop("command")
             spec |= {"script": script, "args": arguments}
-        return spec
+        return spec | self._deadline() if self._timed else spec
+
+    def _deadline(self) -> dict[str, Any]:
+        """Return what a tenant says about when a job is to end, if anything."""
+        rng = self._policies
+        said: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            said["finish_by"] = rng.choice((20, 35, 60, "2m"))
+        if rng.random() < 0.2:
+            said["qos"] = rng.choice(("urgent", "prior", "normal"))
+        if said:
+            said["late"] = rng.choice(("accept", "accept", "opportunistic", "refuse", "cancel"))
+        return said
 
     def _told(self, length_ms: int) -> dict[str, Any]:
         """Return how long a tenant expects a job to run, if he says so."""

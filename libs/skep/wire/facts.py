@@ -23,6 +23,7 @@ from skep.wire.part_facts import (
     PartReady,
     RankJoins,
 )
+from skep.wire.promises import PromiseFact
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.spec import JobSpec, Problem
@@ -119,6 +120,7 @@ AdmissionFact = (
     | CancelAsked
     | JobOver
     | ChangeAsked
+    | PromiseFact
 )
 
 # --- allocator -----------------------------------------------------------------------------

@@ -7,12 +7,13 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from skep.ids import is_token
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
+from skep.wire.deadline import finish_by_problem, gpus_range, normal_finish_by
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
     CPUS_PER_WORKER_MAX,
@@ -30,16 +31,23 @@ from skep.wire.spec import (
     SPEC_BYTES_MAX,
     SPEC_VERSION,
     TIME_S_MAX,
+    TYPES_APART,
     WORKERS_MAX,
     Elastic,
     JobSpec,
+    Late,
     Limits,
     ParameterServers,
     Problem,
+    Qos,
     Resources,
     SizeHint,
+    Willing,
 )
+from skep.wire.times import time_s
 
+WILLING = Willing()
+"""What holds where a spec says nothing of it."""
 DECODER = msgspec.json.Decoder(JobSpec)
 """Reads a spec without problems, the usual case, at a third of the cost."""
 
@@ -49,8 +57,6 @@ PROBLEMS_MAX = 20
 Finding the nearest valid key costs up to 100 µs: no more problems are looked for than are told.
 """
 
-TIME = re.compile(r"(\d+)(s|m|h|d)")
-TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
 MEMORY_UNITS = {
     "": 1,
@@ -98,9 +104,15 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
         return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
     spec = _converted(tree)
     if spec is None:
-        built = {key: value for key, value in tree.items() if key not in NOT_BUILT}
+        choices = list(_choices(tree))
+        said = {problem.path.removeprefix("$.") for problem in choices}
+        rest = {
+            key: value for key, value in tree.items() if key not in NOT_BUILT and key not in said
+        }
         problems = list(
-            islice(chain(_not_built(tree), shape_problems(JobSpec, built, "$")), PROBLEMS_MAX)
+            islice(
+                chain(_not_built(tree), choices, shape_problems(JobSpec, rest, "$")), PROBLEMS_MAX
+            )
         )
         assert problems, "what cannot be converted has a key or a type that is wrong"
         return problems
@@ -145,18 +157,6 @@ def _keys_known(struct: type[msgspec.Struct], tree: dict[Any, Any]) -> bool:
     )
 
 
-def time_s(value: int | str) -> int | None:
-    """Return a time limit in seconds, or None if the text is not one.
-
-    Args:
-        value: Seconds, or text such as `90s`, `15m`, `2h`, `1d`.
-    """
-    if isinstance(value, int):
-        return value
-    match = TIME.fullmatch(value.strip())
-    return int(match[1]) * TIME_UNITS_S[match[2]] if match and len(match[1]) < 12 else None
-
-
 def memory_bytes(value: int | str) -> int | None:
     """Return an amount of memory in bytes, or None if the text is not one.
 
@@ -194,6 +194,26 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
             text="inference jobs are not built yet",
             suggestion="use `training`",
         )
+
+
+CHOICES: dict[str, tuple[tuple[str, ...], Reason, str]] = {
+    "qos": (get_args(Qos), Reason.UNKNOWN_CLASS, "normal"),
+    "late": (get_args(Late), Reason.BAD_VALUE, "accept"),
+}
+"""Keys that take one of a few words: the words, why another one is refused, and the usual one."""
+
+
+def _choices(tree: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the words for which there are others to choose from, named each."""
+    for key, (words, reason, usual) in CHOICES.items():
+        value = tree.get(key, words[0])
+        if isinstance(value, str) and value not in words:
+            yield Problem(
+                path=f"$.{key}",
+                reason=reason,
+                text=f"`{key}` must be one of {', '.join(words)}, not `{value[:NAME_CHARS_MAX]}`",
+                suggestion=nearest(value, list(words)) or f"use `{usual}`",
+            )
 
 
 def shape_problems(
@@ -324,6 +344,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
             )
     yield from _limits(spec.limits)
     yield from _size(spec.size)
+    yield from _deadline(spec)
 
 
 def _is_image(name: str) -> bool:
@@ -420,6 +441,23 @@ def _size(size: SizeHint) -> Iterator[Problem]:
         yield _bad("$.size.family", "1 to 128 characters")
 
 
+def _deadline(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with the deadline of a spec, and with what it allows for it."""
+    if spec.finish_by is None and spec.willing == WILLING:
+        return
+    if spec.finish_by is not None:
+        problem = finish_by_problem(spec.finish_by)
+        if problem is not None:
+            yield problem
+    if spec.willing.gpus is not None and gpus_range(spec.willing.gpus) is None:
+        yield _bad(
+            "$.willing.gpus", f"a number of GPUs, or a range such as `1..16`, up to {GANG_GPUS_MAX}"
+        )
+    kinds = spec.willing.types
+    if kinds and not all(kind.strip() for kind in kinds.split(TYPES_APART)):
+        yield _bad("$.willing.types", "types of GPUs, such as `a100|v100`")
+
+
 def _run_time_s(value: float | str) -> float | None:
     return time_s(value) if isinstance(value, str) else value
 
@@ -430,7 +468,9 @@ def _bad(path: str, wanted: str) -> Problem:
 
 
 def _normalised(spec: JobSpec) -> JobSpec:
-    said = (spec.resources.memory, spec.limits.time, spec.size.run_time)
+    if spec.promise is not None:
+        spec = msgspec.structs.replace(spec, promise=None)
+    said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by)
     if not any(isinstance(each, str) for each in said):
         return spec
     memory = memory_bytes(spec.resources.memory)
@@ -443,6 +483,8 @@ def _normalised(spec: JobSpec) -> JobSpec:
     if isinstance(spec.size.run_time, str):
         size = replace(spec.size, run_time=float(time_s(spec.size.run_time) or 0))
         done = replace(done, size=size)
+    if isinstance(spec.finish_by, str):
+        done = replace(done, finish_by=normal_finish_by(spec.finish_by))
     return done
 
 

@@ -34,6 +34,31 @@ class Reason(StrEnum):
     WITHIN_TOO_SMALL = "within-too-small"
     CELLS_DO_NOT_PACK = "cells-do-not-pack"
     PIN_NEEDS_GUARANTEE = "pin-needs-guarantee"
+    NO_TIME_ZONE = "no-time-zone"
+    UNKNOWN_CLASS = "unknown-class"
+    PROFILE_REFUSED = "profile-refused"
+
+    # What admission answers to a deadline, and why.
+    IN_TIME = "in-time"
+    DEADLINE_PASSED = "deadline-passed"
+    TOO_LITTLE_EVEN_ALONE = "too-little-even-alone"
+    CELLS_TOO_SMALL = "cells-too-small"
+    BEHIND_PROMISES = "behind-promises"
+    LENGTH_UNKNOWN = "length-unknown"
+    NOT_PROFILED = "not-profiled"
+    KEEPS_NO_PROMISES = "keeps-no-promises"
+    BORROWED_GPUS = "borrowed-gpus"
+    BUDGET_EXCEEDED = "budget-exceeded"
+
+    # What would let a job be on time.
+    WITH_MORE_GPUS = "with-more-gpus"
+    AT_A_LATER_TIME = "at-a-later-time"
+
+    # Why a promise was broken.
+    SLOWER_THAN_PREDICTED = "slower-than-predicted"
+    OUTRAN_ITS_LENGTH = "outran-its-length"
+    CELLS_CHANGED = "cells-changed"
+    STARTED_TOO_LATE = "started-too-late"
 
     # What is wrong with a cluster file.
     UNKNOWN_CHAIN = "unknown-chain"
@@ -214,6 +239,9 @@ class Reason(StrEnum):
     SHARE_USED_UP = "share-used-up"
     LARGER_THAN_SHARE = "larger-than-share"
     SHORTEST_ALLOWANCE = "shortest-allowance"
+    PROMISED = "promised"
+    BY_DEADLINE = "by-deadline"
+    LATE_ANYWAY = "late-anyway"
 
 
 TEXT: dict[Reason, str] = {
@@ -241,6 +269,25 @@ TEXT: dict[Reason, str] = {
     Reason.WITHIN_TOO_SMALL: "no cell of that level in the virtual cluster holds the whole gang",
     Reason.CELLS_DO_NOT_PACK: "the workers do not fit the virtual cluster's cells, however placed",
     Reason.PIN_NEEDS_GUARANTEE: "only guaranteed jobs are placed in pinned cells",
+    Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
+    Reason.UNKNOWN_CLASS: "no class of service has this name",
+    Reason.PROFILE_REFUSED: "its speed is unknown, and its spec allows no runs that measure it",
+    Reason.IN_TIME: "nine times in ten it is on time",
+    Reason.DEADLINE_PASSED: "the deadline is in the past",
+    Reason.TOO_LITTLE_EVEN_ALONE: "the time is too short even if nothing else ran",
+    Reason.CELLS_TOO_SMALL: "no cells of its virtual cluster hold it at a size that it may have",
+    Reason.BEHIND_PROMISES: "the cells that it needs are promised to other jobs",
+    Reason.LENGTH_UNKNOWN: "it is not known how much work the job is",
+    Reason.NOT_PROFILED: "it is not known how fast the job is on these GPUs",
+    Reason.KEEPS_NO_PROMISES: "the policy of its virtual cluster keeps no promises",
+    Reason.BORROWED_GPUS: "an opportunistic job can lose its GPUs at any time",
+    Reason.BUDGET_EXCEEDED: "its virtual cluster's time for this class is used up: it is normal",
+    Reason.WITH_MORE_GPUS: "with more GPUs",
+    Reason.AT_A_LATER_TIME: "at a later time",
+    Reason.SLOWER_THAN_PREDICTED: "it was slower than nine of ten times were predicted to be",
+    Reason.OUTRAN_ITS_LENGTH: "it runs longer than its spec says",
+    Reason.CELLS_CHANGED: "its virtual cluster has fewer cells than when it was promised",
+    Reason.STARTED_TOO_LATE: "it was not given its GPUs in time",
     Reason.REPEATED: "the same idempotency key was used before: it is the same job",
     Reason.UNKNOWN_CHAIN: "no such chain of cells",
     Reason.UNKNOWN_LEVEL: "the chain has no such level",
@@ -390,6 +437,9 @@ TEXT: dict[Reason, str] = {
     Reason.SLICE_OVER: "its slice of time is over, and another one waits for its turn",
     Reason.HELD_FOR_LOCALITY: "it is held back for GPUs that are closer to one another",
     Reason.SHARE_USED_UP: "what its kind of job may have of the virtual cluster is used up",
+    Reason.PROMISED: "the time that was promised comes next",
+    Reason.BY_DEADLINE: "the earliest deadline comes first",
+    Reason.LATE_ANYWAY: "it can no longer be on time: those that can come first",
     Reason.LARGER_THAN_SHARE: "its kind of job may never have so much of the virtual cluster",
     Reason.SHORTEST_ALLOWANCE: "the job that can wait the least and be in time comes first",
 }

@@ -36,10 +36,10 @@ from skep.wire.parse import (
     nearest,
     parse_tree,
     shape_problems,
-    time_s,
 )
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, TIME_S_MAX, JobSpec, Problem
+from skep.wire.times import time_s
 
 SEARCH_VERSION = 1
 TRIALS_MAX = 4096

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from skep.wire.bounds import Count, Positive, Short, Token, Words
+from skep.wire.bounds import Count, Nanoseconds, Positive, Short, Token, Words
 from skep.wire.reasons import Reason
 
 SPEC_VERSION = 1
@@ -157,7 +157,40 @@ class ParameterServers(_Part, frozen=True):
     max: Annotated[int, Meta(ge=1, le=SERVERS_MAX)] = SERVERS_MAX
 
 
+class Willing(_Part, frozen=True):
+    """What the owner of a job with a deadline allows so that it is on time.
+
+    `gpus` is how many GPUs the whole job may have: `8`, or a range `1..16`; without it, as many as
+    its workers and `elastic` say. `types` are types of GPUs as in `resources.gpu_type`:
+    `a100|v100`. With `move` it may be moved while it runs, with `shrink` it may have fewer workers
+    than it began with. `profile` says whether short runs may be made of it to learn its speed.
+    """
+
+    gpus: Annotated[int, Meta(ge=1, le=GANG_GPUS_MAX)] | Words | None = None
+    types: Words = ""
+    move: bool = True
+    shrink: bool = True
+    profile: Literal["allowed", "refused"] = "refused"
+
+
+class Promised(_Part, frozen=True):
+    """What admission answered to a deadline: written by it alone. Times are nanoseconds.
+
+    `answer` is `accepted`, `at-risk`, `late` or `refused`. `due` is when the job is to have ended,
+    `begin` when it has to run at the latest, `lasts` how long it runs then, nine times in ten, and
+    `workers` how many workers that takes.
+    """
+
+    answer: Short
+    due: Nanoseconds = 0
+    begin: Nanoseconds = 0
+    lasts: Nanoseconds = 0
+    workers: Count = 0
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
+Qos = Literal["urgent", "prior", "normal"]
+Late = Literal["accept", "opportunistic", "refuse", "cancel"]
 
 
 class JobSpec(_Part, frozen=True):
@@ -202,6 +235,11 @@ class JobSpec(_Part, frozen=True):
     search: Short = ""
     distributed: bool | None = None
     python: Words | None = None
+    finish_by: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
+    qos: Qos | None = None
+    late: Late = "accept"
+    willing: Willing = Willing()
+    promise: Promised | None = None
 
     @property
     def is_distributed(self) -> bool:
@@ -225,8 +263,6 @@ NOT_BUILT: dict[str, str] = {
     "roles": "roles with their own resources (worker, parameter server)",
     "shape": "shapes left to the scheduler",
     "sharing": "permission to share GPUs",
-    "qos": "QoS classes",
-    "finish_by": "finish-by times",
     "checkpoint": "checkpoint modes",
     "multi_job": "multi-jobs",
 }

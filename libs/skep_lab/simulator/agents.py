@@ -186,6 +186,23 @@ class Agents:
         else:
             self._gone(run, part, now)
 
+    def crash(self, node: str, now: Instant) -> None:
+        """End all parts on a node at once: what their jobs did since they stored it is lost.
+
+        Args:
+            node: The node.
+            now: The present instant.
+        """
+        for run in list(self._runs.values()):
+            part = run.parts.get(node)
+            if part is None or part.stopping:
+                continue
+            part.stopping = True
+            if self.works[run.name].attempt == run.number:
+                self._halt(run, now)
+                self.works[run.name].lose()
+            self._gone(run, part, now)
+
     def change(self, order: ChangeJob, now: Instant) -> None:
         """Change a part; an order that was carried out before is only answered again."""
         run = self._runs.get((order.job, order.attempt))

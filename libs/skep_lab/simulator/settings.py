@@ -92,6 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     again_s: dict[int, float] = {}
     """By GPUs: for how many seconds more a job trains without progress once it has been stopped and
     goes on. The largest number that is not above its own counts; several stops add up."""
+    deadlines: Literal["label", "spec"] = "label"
+    """Where owners write the deadlines of their jobs: in a label, which `elasticflow` reads, or in
+    `finish_by`, to which admission answers."""
     gpu_memory: dict[str, int] = {}
     """Bytes of GPU memory by type; that of other types is unknown."""
 

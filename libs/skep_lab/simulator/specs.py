@@ -118,8 +118,7 @@ class Owners:
         if job.workers_max:
             spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
         labels = {"user": job.user} if job.user else {}
-        if job.deadline is not None and job.deadline > job.at:
-            labels[DEADLINE] = f"{in_seconds(Duration(job.deadline - job.at)):.0f}"
+        spec |= self._deadline(job, labels)
         if labels:
             spec["labels"] = labels
         if job.priority:
@@ -148,10 +147,27 @@ class Owners:
             return ""
         return TYPES_APART.join(able) or NOWHERE
 
+    def _deadline(self, job: TraceJob, labels: dict[str, str]) -> dict[str, Any]:
+        """Return the keys about a job's deadline; it may be a label instead."""
+        said: dict[str, Any] = {}
+        if job.deadline is not None and job.deadline > job.at:
+            within_s = in_seconds(Duration(job.deadline - job.at))
+            if self._settings.deadlines == "spec":
+                said["finish_by"] = min(max(round(within_s), 1), TIME_S_MAX)
+            else:
+                labels[DEADLINE] = f"{within_s:.0f}"
+        if job.qos:
+            said["qos"] = job.qos
+        if job.late:
+            said["late"] = job.late
+        return said
+
     def _size(self, job: TraceJob) -> dict[str, Any]:
         size: dict[str, Any] = {}
         hints = self._settings.hints
-        if hints != "none" and 0 < job.run_time < seconds(TIME_S_MAX):
+        if job.said_time:
+            size["run_time"] = min(in_seconds(job.said_time), TIME_S_MAX)
+        elif hints != "none" and 0 < job.run_time < seconds(TIME_S_MAX):
             factor = 1.0
             if hints == "noisy":
                 rng = random.Random(f"hint {self._settings.seed} {job.id}")

@@ -17,17 +17,22 @@ from skep.policy.registry import make
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bearing import RULES
-from skep.wire.changes import Ask, ChangeAsked
+from skep.wire.changes import Ask, ChangeAsked, JobChanged
 from skep.wire.cluster import Cluster
 from skep.wire.codec import AskRequest, Facts, Submission, encode
 from skep.wire.commands import BindJob, ChangeJob, StopJob
 from skep.wire.facts import (
+    AdmissionFact,
     Admitted,
     AllocatorFact,
+    CancelAsked,
     CellsSet,
     EpochBegan,
     JobEnded,
+    JobRan,
+    JobRequeued,
     NodeAdded,
+    NodeDrained,
     Refused,
 )
 from skep.wire.node import Gpu, NodeJoined
@@ -43,6 +48,8 @@ from skep_lab.traces.job import Trace
 from skep_lab.workloads.situation import Speeds
 
 ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
+PROMISES_HEAR = (*ADMISSION_HEARS, JobRan, JobRequeued, JobChanged, NodeDrained)
+"""What it follows where a VC keeps promises; elsewhere it comes to nothing."""
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join, so that its first jobs find them."""
 FOR_EVER = Duration(2**62)
@@ -63,7 +70,14 @@ NODE_MEMORY = 1 << 50
 """More than any job asks for; a trace with limited CPUs or memory needs another cluster
 (`build`)."""
 
-News = DrainNode | QuarantineGpu | Ask
+
+class Crash(msgspec.Struct, frozen=True):
+    """A node fails: every process on it is gone."""
+
+    node: str
+
+
+News = DrainNode | QuarantineGpu | Ask | Crash
 Judge = Callable[["World", list[AllocatorFact]], None]
 Watch = Callable[[int, int], bool]
 """Called with the number of ended jobs and of all jobs; returns whether to continue."""
@@ -127,6 +141,10 @@ class World:
         self.stuck = False
         """Jobs wait, and nothing will ever happen."""
         self._circles = Circles()
+        keeps = any(make(vc.policy, vc.options).keeps_promises for vc in self.cluster.vcs.values())
+        self._hears = PROMISES_HEAR if keeps else ADMISSION_HEARS
+        self.hear: Callable[[AdmissionFact, Instant], None] | None = None
+        """Is called with every fact of admission."""
         self._facts: list[AllocatorFact] = []
         """The facts so far of a decision that continues in a further one at this instant."""
 
@@ -183,6 +201,7 @@ class World:
             settings.defers = self._at_once
             if self.reports is not None:
                 self.reports.tick(at)
+            self._promises(at)
             self._happens(at)
             settings.defers = False
             if self.ledger.events >= self._look_at:
@@ -199,6 +218,13 @@ class World:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
+
+    def _promises(self, at: Instant) -> None:
+        """Let admission judge again what has come to its time."""
+        wake = self.admission.wake_at()
+        while wake is not None and wake <= at:
+            self._admit(Tick())
+            wake = self.admission.wake_at()
 
     def _exchange_messages(self) -> None:
         """Exchange all messages of this instant, until there are no new ones."""
@@ -243,6 +269,9 @@ class World:
             comes = after(BEGIN, self._coming[0])
             if soonest is None or comes < soonest:
                 soonest = comes
+        judges = self.admission.wake_at()
+        if judges is not None and (soonest is None or judges < soonest):
+            soonest = judges
         if self.reports is not None:
             wakes = self.reports.wake_at()
             if wakes is not None and (soonest is None or wakes < soonest):
@@ -274,6 +303,9 @@ class World:
         if isinstance(news, DrainNode | QuarantineGpu):
             self._inbox.append(news)
             return
+        if isinstance(news, Crash):
+            self.agents.crash(news.node, self.now)
+            return
         self._asked += 1
         vc = self._owners.vc(self.agents.works[news.job].job)
         self._admit(AskRequest(vc=vc, raw=encode(news), at=self.now, number=self._asked))
@@ -285,7 +317,9 @@ class World:
         for effect in self.admission.decide(event, self.now):
             if type(effect) is Record:
                 fact = effect.fact
-                if isinstance(fact, Admitted | ChangeAsked):
+                if self.hear is not None:
+                    self.hear(fact, self.now)
+                if isinstance(fact, Admitted | ChangeAsked | CancelAsked):
                     self._inbox.append(Facts(service="admission", at=self.now, facts=(fact,)))
                 elif type(fact) is Refused:
                     self.ledger.refuse(fact)
@@ -344,7 +378,7 @@ class World:
                 ledger.note(fact, now)
                 if self.reports is not None:
                     self.reports.note(fact)
-                if type(fact) in ADMISSION_HEARS:
+                if type(fact) in self._hears:
                     news.append(fact)
             elif type(effect) is Send:
                 self._command(effect.message)

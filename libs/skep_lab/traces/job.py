@@ -49,6 +49,11 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of each worker; bytes."""
     demands: tuple[float, ...] = ()
     """Seconds of a mini-batch on each resource (Muri: storage or CPU, GPU, network)."""
+    said_time: Duration = Duration(0)
+    """What its owner says of its run time; 0: what the settings of a simulation say."""
+    qos: str = ""
+    late: str = ""
+    """Its class, and what happens to it when it cannot be on time (`spec.qos`, `spec.late`)."""
 
 
 class RowProblem(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.machines.admission import AdmissionMachine, Kept
+from skep.machines.admission import HEARD, AdmissionMachine, Kept
 from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
 from skep_services.adapters.compaction import keep_small
@@ -15,7 +15,7 @@ from skep_services.what_if import JudgeOnly
 
 FOLLOW = (
     Follow(subjects.ADMIN),
-    Follow(subjects.ALLOC, facts=(CellsSet, JobEnded, NodeAdded)),
+    Follow(subjects.ALLOC, facts=(CellsSet, JobEnded, NodeAdded, *HEARD)),
     Follow(subjects.SUBMIT),
 )
 

@@ -61,6 +61,7 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
     return [
         ("why", why_of(row)),
         ("detail", row.get("detail") or ""),
+        ("deadline", _deadline(row)),
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
@@ -222,6 +223,17 @@ def options_why(parser: ArgumentParser) -> None:
         action="store_true",
         help="try what would start it now, on a copy of the cluster's state",
     )
+
+
+def _deadline(row: dict[str, Any]) -> str:
+    """Return what was answered to a job's deadline, and what became of it."""
+    pledged = row.get("pledged")
+    if not pledged:
+        return ""
+    due = clock_time(pledged["due"], date=True) if pledged["due"] else "-"
+    outcome = f", {pledged['outcome']}" if pledged["outcome"] not in {"", "open"} else ""
+    cause = f" ({pledged['cause']}: {pledged['detail']})" if pledged["cause"] else ""
+    return f"{due}, {pledged['answer']}{outcome}{cause}"
 
 
 def run_why(arguments: Namespace) -> int:

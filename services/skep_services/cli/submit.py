@@ -213,6 +213,10 @@ def tell(result: dict[str, Any], *, quiet: bool) -> None:
         print(job)
     elif result["accepted"]:
         print(f"{job} {result['name']} submitted")
+        judged = result.get("judged") or {}
+        for text in (judged.get("text"), judged.get("note")):
+            if text:
+                print(f"  {text}")
     else:
         print(
             f"{job} {result['name']} is stored; admission has not judged it yet (skep show {job})"

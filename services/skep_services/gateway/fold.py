@@ -69,12 +69,13 @@ from skep.wire.facts import (
 from skep.wire.moves import MoveFact
 from skep.wire.node import JOIN_DELAY_MAX, MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
+from skep.wire.promises import PromiseBroken, PromiseJudged, PromiseKept, PromiseMade, PromiseMoved
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep.wire.trials import TrialBegun, TrialOver
-from skep_services.gateway import changes
+from skep_services.gateway import changes, pledging
 from skep_services.gateway.holders import partners, use_of
 from skep_services.gateway.ledger import Ledger, Tried
 from skep_services.gateway.rows import ACTIVE, REPEATS_KEPT, Attempt, Event, Heard, Job, Row, State
@@ -139,6 +140,8 @@ class Fold:
         self.alarms_raised = 0
         """Alarms about the cells since the log began."""
         self.ledger = Ledger()
+        self.promises: dict[str, list[int]] = {}
+        """By VC: promises that were made, kept and broken, since the log began."""
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -331,6 +334,11 @@ class Fold:
                     changes.asked(job, fact)
             case EpochBegan():
                 job = None
+            case PromiseJudged() | PromiseMade() | PromiseMoved() | PromiseBroken() | PromiseKept():
+                job = self._job(fact.job)
+                pledging.count(self.promises, fact)
+                if job is not None:
+                    pledging.pledge(job, fact)
             case _:
                 return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)

@@ -89,6 +89,7 @@ class Indexer:
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
+        self.fold.promises = {vc: list(counts) for vc, counts in start.saved.promises.items()}
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
         self.state_at = start.saved.kept_at
@@ -287,6 +288,9 @@ class Indexer:
             event_seq=self.fold.event_seq,
             kept_at=self._kept.kept_at,
             alarms_raised=self._kept.alarms_raised,
+            promises={
+                vc: (made, kept, broken) for vc, (made, kept, broken) in self.fold.promises.items()
+            },
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],

@@ -25,6 +25,7 @@ from skep_services.gateway.api import (
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
+from skep_services.gateway.promises import lines
 from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
@@ -199,6 +200,7 @@ class Jobs:
         job = await self.job(request)
         told = explain(job, indexer.fold, indexer.live, self._clock.now())
         told["trials"] = indexer.fold.ledger.of(job.row.job)
+        told["reasons"] += lines(job)
         if number(request, "what_if", 0):
             told["what_if"] = await self._drafts.what_if(caller_of(request), job)
         return json_response(told)
@@ -300,6 +302,7 @@ class Jobs:
             "changing": job.changing,
             "asks": job.asks,
             "trials": self._indexer.fold.ledger.of(job.row.job),
+            "pledged": job.pledged,
         }
 
 

@@ -97,6 +97,8 @@ class Saved(msgspec.Struct, frozen=True):
     event_seq: int = 0
     kept_at: int = 0
     alarms_raised: int = 0
+    promises: dict[str, tuple[int, int, int]] = {}
+    """By VC: promises that were made, kept and broken."""
 
 
 _SAVED = msgspec.json.Decoder(Saved)

@@ -190,6 +190,30 @@ class Attempt(msgspec.Struct, kw_only=True):
         return part
 
 
+class Pledged(msgspec.Struct, kw_only=True):
+    """What admission answered to a job's deadline, and what became of it. Instants are Unix ns.
+
+    `outcome` is `open`, `kept` or `broken`; empty without a promise. `begin` to `end` is the
+    promise's place in the book, on `gpus` GPUs.
+    """
+
+    answer: str
+    why: str
+    text: str
+    due: int
+    p50: int = 0
+    p90: int = 0
+    begin: int = 0
+    end: int = 0
+    gpus: int = 0
+    outcome: str = ""
+    cause: str = ""
+    detail: str = ""
+    helps: tuple[tuple[str, str, str], ...] = ()
+    """Reason, key and value of what would make it."""
+    note: str = ""
+
+
 class Job(msgspec.Struct, kw_only=True):
     """Everything about a job but its spec, which is stored once, apart."""
 
@@ -219,6 +243,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The workers of its spec, once it had others; 0 before."""
     changing: Changing | None = None
     asks: list[Asked] = []
+    pledged: Pledged | None = None
+    """What was answered to its deadline."""
 
     def asked(self, number: int) -> Asked:
         """Return a request, made if nothing was heard of it before; the oldest make room."""

@@ -26,6 +26,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
@@ -220,6 +221,7 @@ class Gateway:
             client_max_size=BODY_BYTES_MAX,
         )
         trials, blames = Trials(indexer), Blames(indexer, jobs, clock)
+        metrics.add(PromiseCounts(indexer.fold))
         application.add_routes(
             [
                 *jobs.routes(),
@@ -229,6 +231,7 @@ class Gateway:
                 *Models(self.models).routes(),
                 *trials.routes(),
                 *blames.routes(),
+                *Promises(indexer).routes(),
                 *limits.routes(),
             ]
         )

@@ -15,10 +15,13 @@ import msgspec
 import structlog
 
 from skep.ids import is_token, job_id
+from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Result, parse_ask
 from skep.wire.parse import parse_spec
+from skep.wire.promises import Answer as Answered
+from skep.wire.promises import Judged
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
@@ -282,7 +285,7 @@ class Submitter:
             reason = found.problems[0].reason if found.problems else None
             return Verdict(job=job, accepted=False, reason=reason, problems=found.problems)
         reason = Reason.REPEATED if found.row.job != job else None
-        return Verdict(job=found.row.job, accepted=True, reason=reason)
+        return Verdict(job=found.row.job, accepted=True, reason=reason, judged=judged_of(found))
 
     def _submitted(self, job: str, vc: str, verdict: Verdict | None) -> Answer:
         found = self._indexer.fold.find(job)
@@ -295,7 +298,10 @@ class Submitter:
         if not verdict.accepted:
             raise refused(422, verdict.reason, verdict.problems, verdict.job)
         repeated = verdict.reason is Reason.REPEATED
-        return Answer(201, {"job": verdict.job, "accepted": True, "repeated": repeated})
+        body = {"job": verdict.job, "accepted": True, "repeated": repeated}
+        if verdict.judged is not None:
+            body["judged"] = verdict.judged
+        return Answer(201, body)
 
     async def _publish(self, subject: str, body: bytes, key: str, headers: dict[str, str]) -> int:
         try:
@@ -316,6 +322,22 @@ class Submitter:
                 reason, wait_s = "submissions-full", FULL_RETRY_S
                 raise ApiError(503, reason, text, key=key, retry_after_s=wait_s) from error
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
+
+
+def judged_of(job: Job) -> Judged | None:
+    """Return what was answered to the deadline of a job, as its row has it; None: it has none."""
+    pledged = job.pledged
+    if pledged is None:
+        return None
+    return Judged(
+        answer=Answered(pledged.answer),
+        why=Reason(pledged.why),
+        due=Instant(pledged.due),
+        text=pledged.text,
+        p50=Instant(pledged.p50),
+        p90=Instant(pledged.p90),
+        note=pledged.note,
+    )
 
 
 def _taken(job: Job, number: int) -> bool:

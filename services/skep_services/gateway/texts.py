@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node, packs, profile, resizes, trials
+from skep.wire import (
+    changes,
+    facts,
+    findings,
+    moves,
+    node,
+    packs,
+    profile,
+    promises,
+    resizes,
+    trials,
+)
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -63,7 +74,21 @@ def describe(fact: Any) -> Line | None:
         case facts.GhostGone(node=on, attempt=attempt):
             return Line(f"{on} confirmed the end of its part", attempt, on)
         case _:
-            return _about_changes(fact) or _about_cells(fact) or _seldom(fact)
+            return (
+                _about_promises(fact) or _about_changes(fact) or _about_cells(fact) or _seldom(fact)
+            )
+
+
+def _about_promises(fact: Any) -> Line | None:
+    match fact:
+        case promises.PromiseJudged(judged=judged) | promises.PromiseMade(judged=judged):
+            return Line(judged.text, reason=judged.why)
+        case promises.PromiseBroken(why=why, detail=detail):
+            return Line(f"its promise is broken: {_why(why, detail)}", reason=why)
+        case promises.PromiseKept():
+            return Line("its promise is kept", reason=Reason.IN_TIME)
+        case _:
+            return None
 
 
 def _about_changes(fact: Any) -> Line | None:

@@ -6,6 +6,9 @@
 Knows tenants and their quota (from ADMIN), what hardware exists and which jobs are unfinished
 (both from ALLOC: an inventory counts once the allocator uses it, for it alone judges which agent
 a node's name belongs to). It waits for no service: every submission is answered at once.
+
+Deadlines are answered by the book of promises of their VC (`promising`, `skep.promises`), which
+follows what runs. Its timer is the next instant at which a promise has to be judged again.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission.hardware import Hardware
+from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policy.check import cluster_problems
+from skep.promises.pledges import Pledges, PledgesKept
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
@@ -48,6 +53,16 @@ from skep.wire.facts import (
 )
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
+from skep.wire.promises import (
+    JobSeen,
+    LengthSeen,
+    NodeAway,
+    PromiseBroken,
+    PromiseJudged,
+    PromiseKept,
+    PromiseMade,
+    PromiseMoved,
+)
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
@@ -105,11 +120,13 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
     jobs: tuple[str, ...]
 
 
-OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept
+OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | PledgesKept
 Kept = OwnKept | NodeSeen | CellsSeen
 
 JUDGED_MAX = 4096
 """Requests whose verdict is kept: a cluster sees few shapes of jobs, at 300 bytes each."""
+PLEDGES = 20
+"""Promises in one piece of a snapshot: names of GPUs and of nodes may be long."""
 PIECE = 500
 """Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
 
@@ -142,6 +159,9 @@ class AdmissionMachine:
         self.last_sequence = 0
         self.last_asked = 0
         """The latest request for a change that was accepted, by its sequence in SUBMIT."""
+        self.pledges = Pledges()
+        """What is promised to which job."""
+        self.promising = Promising(self.pledges)
         self._effects: list[Effect] = []
 
     def decide(self, event: AdmissionEvent | Restarted | Tick, now: Instant) -> list[Effect]:
@@ -150,13 +170,12 @@ class AdmissionMachine:
         Args:
             event: What came. A submission that was answered before the latest restart is passed
                 over.
-            now: Without effect: a verdict depends on what was asked and on what exists.
+            now: The time: only answers to deadlines depend on it.
         """
-        del now  # A verdict depends on what was asked and what exists, never on the hour.
         self._effects = []
         match event:
             case Submission():
-                self._submission(event)
+                self._submission(event, now)
             case CancelRequest():
                 self._cancellation(event)
             case AskRequest():
@@ -164,7 +183,10 @@ class AdmissionMachine:
             case Facts():
                 for fact in event.facts:
                     if isinstance(fact, JobEnded) and fact.job in self.active:
+                        self.promising.ended(fact, self._record)
                         self._record(JobOver(job=fact.job))
+                    elif isinstance(fact, HEARD):
+                        self.promising.heard(fact, self.vcs, now, self._record)
                     elif isinstance(fact, NodeAdded):
                         self._added(fact.joined)
                     elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
@@ -175,6 +197,7 @@ class AdmissionMachine:
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
             case DrainNode() | QuarantineGpu() | SearchRequest():
                 pass  # For the allocator and the service of searches.
+        self.promising.due(now, self._record)
         return self._effects
 
     def _set_vcs(self, event: SetVcs) -> None:
@@ -203,7 +226,8 @@ class AdmissionMachine:
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
         kept += [KeysKept(piece) for piece in _pieces(keys)]
-        return kept + [RefusedKept(piece) for piece in _pieces(self.refused)]
+        kept += [RefusedKept(piece) for piece in _pieces(self.refused)]
+        return [*kept, *self.pledges.snapshot(PLEDGES)]
 
     def _restore(self, kept: OwnKept) -> None:
         match kept:
@@ -218,6 +242,8 @@ class AdmissionMachine:
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
                 self.refused.update(dict.fromkeys(kept.jobs))
+            case PledgesKept():
+                self.pledges.restore(kept)
 
     def apply(self, fact: AdmissionFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot."""
@@ -230,6 +256,7 @@ class AdmissionMachine:
                 self.cells = fact.cluster
                 self._judged = {}
                 self._owns = {vc: gpus_in_cells(fact.cluster, vc) for vc in fact.cluster.vcs}
+                self.pledges.set_cells(fact.cluster)
             case NodeSeen():
                 self.nodes[fact.node] = fact
                 self._hardware = None
@@ -244,6 +271,7 @@ class AdmissionMachine:
                 )
                 self.active[fact.job] = job
                 self.count(job, 1)
+                self.pledges.add(fact.job, fact.spec)
             case Refused():
                 self._answered(fact.job, fact.vc, fact.key)
                 if fact.key:
@@ -252,16 +280,30 @@ class AdmissionMachine:
                 self._answered(fact.job, fact.vc, "")
             case CancelAsked():
                 self.active[fact.job].cancelling = True
+                self.pledges.cancel(fact.job)
             case ChangeAsked():
                 self.last_asked = fact.number
             case JobOver():
                 self.count(self.active.pop(fact.job), -1)
+                self.pledges.remove(fact.job)
+            case (
+                PromiseJudged()
+                | PromiseMade()
+                | PromiseMoved()
+                | PromiseBroken()
+                | PromiseKept()
+                | JobSeen()
+                | LengthSeen()
+                | NodeAway()
+            ):
+                self.pledges.apply(fact)
             case _:
                 self._restore(fact)
 
     def wake_at(self) -> Instant | None:
-        """Return None: admission waits for nothing."""
-        return None
+        """Return when a promise has to be judged again; None: never."""
+        check = self.pledges.next_check()
+        return None if check is None else check[0]
 
     def check(self) -> None:
         """Assert that the counts are those of the unfinished jobs.
@@ -278,6 +320,8 @@ class AdmissionMachine:
         assert {vc: n for vc, n in self.outstanding_gpus.items() if n} == {
             vc: n for vc, n in gpus.items() if n
         }
+        assert self.pledges.jobs.keys() <= self.active.keys()
+        self.pledges.check()
 
     def _record(self, fact: AdmissionFact) -> None:
         self.apply(fact)
@@ -301,7 +345,7 @@ class AdmissionMachine:
 
     # --- submissions -----------------------------------------------------------------------
 
-    def _submission(self, event: Submission) -> None:
+    def _submission(self, event: Submission, now: Instant) -> None:
         if (job_sequence(event.job) or 0) <= self.last_sequence:
             return  # Read again after a restart: it is answered.
         original = self.keys.get((event.vc, event.key)) if event.key else None
@@ -309,7 +353,7 @@ class AdmissionMachine:
             self._record(Repeated(job=event.job, original=original, vc=event.vc, trace=event.trace))
             verdict = self._again(original)
         else:
-            verdict = self._first_submission(event)
+            verdict = self._first_submission(event, now)
         self._reply(event.reply, event.vc, verdict, event.trace)
 
     def _again(self, original: str) -> Verdict:
@@ -324,7 +368,7 @@ class AdmissionMachine:
         )
         return Verdict(job=original, accepted=False, reason=Reason.REPEATED, problems=(problem,))
 
-    def _first_submission(self, event: Submission) -> Verdict:
+    def _first_submission(self, event: Submission, now: Instant) -> Verdict:
         key = event.key
         if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
             parsed = self.judge(event.vc, parse_spec(event.raw), key)
@@ -335,12 +379,10 @@ class AdmissionMachine:
             ]
             key = ""
         if isinstance(parsed, JobSpec):
-            self._record(
-                Admitted(
-                    job=event.job, spec=parsed, submitted_at=event.at, key=key, trace=event.trace
-                )
-            )
-            return Verdict(job=event.job, accepted=True)
+            answered = self.promising.answer(parsed, self.vcs[event.vc], event.at, now)
+            if answered.problem is None:
+                return self._admit(event, answered, key, now)
+            parsed = [answered.problem]
         problems = tuple(parsed)
         self._record(
             Refused(
@@ -354,6 +396,17 @@ class AdmissionMachine:
             )
         )
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason, problems=problems)
+
+    def _admit(self, event: Submission, answered: Answered, key: str, now: Instant) -> Verdict:
+        """Let a submission become a job, with its promise if it has one."""
+        self._record(
+            Admitted(
+                job=event.job, spec=answered.spec, submitted_at=event.at, key=key, trace=event.trace
+            )
+        )
+        for fact in self.promising.made(event.job, answered, now):
+            self._record(fact)
+        return Verdict(job=event.job, accepted=True, judged=answered.judged)
 
     def judge(
         self, vc: str, parsed: JobSpec | list[Problem], key: str = ""

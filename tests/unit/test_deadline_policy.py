@@ -1,0 +1,160 @@
+"""The policy `deadline`: what comes first, which job leaves its GPUs, and that none starves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from skep.policy.plan import Preempt, Resize, Turn
+from skep.policy.registry import make
+from skep.policy.view import JobView, VcView
+from skep.units import Instant, seconds
+from skep.wire.reasons import Reason
+from skep.wire.spec import Promised, Qos
+from tests.policy_kit import NOW, job, view
+
+CAN = ("suspend", "release", "migrate", "resize")
+POLICY = make("deadline", {"age_s": 1e6})
+
+
+def timed(
+    name: str,
+    gpus: int = 1,
+    *,
+    due: float,
+    lasts: float,
+    answer: str = "accepted",
+    qos: Qos | None = None,
+    needs: float | None = None,
+    workers_promised: int = 0,
+    **more: Any,
+) -> JobView:
+    """Return a job that is due in so many seconds, and runs so long nine times in ten."""
+    promise = Promised(
+        answer=answer,
+        due=NOW + seconds(due),
+        begin=NOW + seconds(due - lasts),
+        lasts=seconds(lasts),
+        workers=workers_promised,
+    )
+    made = job(name, gpus, needs=lasts / 1.3 if needs is None else needs, can=CAN, **more)
+    spec = msgspec.structs.replace(made.spec, promise=promise, qos=qos)
+    return msgspec.structs.replace(made, spec=spec, submitted_at=Instant(NOW - seconds(1000)))
+
+
+def plan(*jobs: JobView, nodes: int = 1, size: int = 4) -> Any:
+    return POLICY.plan(view(jobs, nodes=nodes, size=size))
+
+
+def turns(made: Any) -> list[str]:
+    return [turn.job for turn in made.turns]
+
+
+def victims(made: Any) -> list[str]:
+    return [action.job for action in made.actions if isinstance(action, Preempt)]
+
+
+def test_a_promise_takes_no_gpus_before_it_has_to() -> None:
+    made = plan(job("j1", 4, on=[("n1", 4)]), timed("j2", 4, due=5000, lasts=1000))
+    assert (turns(made), victims(made)) == ([], [])
+    assert made.look_at == NOW + seconds(5000 - 1000 - 60)
+
+
+def test_a_promise_takes_gpus_when_it_has_to_begin() -> None:
+    made = plan(job("j1", 4, on=[("n1", 4)]), timed("j2", 4, due=1050, lasts=1000))
+    assert (turns(made), victims(made)) == (["j2"], ["j1"])
+
+
+def test_a_promised_job_that_runs_keeps_its_gpus() -> None:
+    """It could not go on elsewhere without a loss, so not even a pressing one takes them."""
+    fixed = timed("j1", 4, due=3000, lasts=1000, on=[("n1", 4)])
+    fixed = msgspec.structs.replace(fixed, can=())
+    made = plan(fixed, timed("j2", 4, due=1050, lasts=1000))
+    assert (turns(made), victims(made)) == ([], [])
+
+
+def test_a_promised_job_that_runs_early_gives_way_to_one_that_presses() -> None:
+    early = timed("j1", 4, due=30_000, lasts=1000, on=[("n1", 4)], since=10, ran=10)
+    made = plan(early, timed("j2", 4, due=1050, lasts=1000))
+    assert (turns(made), victims(made)) == (["j2"], ["j1"])
+
+
+def test_a_small_promised_job_moves_for_a_gang_that_has_to_begin() -> None:
+    small = timed("j1", 1, due=900, lasts=1000, on=[("n1", 1)], since=150, ran=150)
+    other = job("j2", 2, on=[("n2", 2)])
+    made = plan(small, other, timed("j3", 4, due=1050, lasts=1000, hard=True), nodes=2)
+    assert "j3" in turns(made)
+    assert victims(made) in (["j1"], ["j2"])
+
+
+def test_a_job_without_a_promise_is_before_those_without_a_deadline_and_late_ones_last() -> None:
+    risky = timed("j3", 1, due=5000, lasts=1000, answer="at-risk")
+    late = timed("j1", 1, due=100, lasts=1000, answer="late")
+    plain = job("j2", 1, needs=10)
+    plain = msgspec.structs.replace(plain, submitted_at=Instant(NOW - seconds(10)))
+    assert turns(plan(late, plain, risky)) == ["j3", "j2", "j1"]
+
+
+def test_an_urgent_job_waits_for_its_slowdown_and_then_takes_gpus() -> None:
+    running = job("j1", 4, on=[("n1", 4)])
+    soon = timed("j2", 4, due=1250, lasts=1000, answer="at-risk", qos="urgent")
+    assert victims(plan(running, soon)) == []
+    pressing = timed("j2", 4, due=1050, lasts=1000, answer="at-risk", qos="urgent")
+    assert victims(plan(running, pressing)) == ["j1"]
+
+
+def test_a_job_that_has_waited_for_long_comes_before_those_without_a_deadline() -> None:
+    aged = make("deadline", {"age_s": 3600})
+    running = job("j1", 4, on=[("n1", 4)], since=10, ran=10)
+    running = msgspec.structs.replace(running, submitted_at=Instant(NOW - seconds(100)))
+    late = timed("j2", 4, due=100, lasts=1000, answer="late")
+    fresh = aged.plan(view([running, late], nodes=1))
+    assert (turns(fresh), victims(fresh)) == ([], [])
+    old = msgspec.structs.replace(late, submitted_at=Instant(NOW - seconds(4000)))
+    after = aged.plan(view([running, old], nodes=1))
+    assert (turns(after), victims(after)) == (["j2"], ["j1"])
+
+
+def test_two_aged_jobs_do_not_take_gpus_from_one_another() -> None:
+    aged = make("deadline", {"age_s": 3600})
+    old = Instant(NOW - seconds(90_000))
+    runs = msgspec.structs.replace(job("j2", 4, on=[("n1", 4)], since=10, ran=10), submitted_at=old)
+    waits = msgspec.structs.replace(job("j1", 4), submitted_at=Instant(old - seconds(50_000)))
+    made = aged.plan(view([runs, waits], nodes=1))
+    assert victims(made) == []
+
+
+def test_a_job_that_outran_its_promise_keeps_its_gpus_from_late_ones() -> None:
+    outran = timed("j1", 4, due=-10, lasts=1000, on=[("n1", 4)], since=1200, ran=1200)
+    made = plan(outran, timed("j2", 4, due=-100, lasts=1000, answer="late"))
+    assert (turns(made), victims(made)) == ([], [])
+
+
+def test_an_elastic_job_begins_with_the_workers_that_were_promised_to_suffice() -> None:
+    made = plan(timed("j1", 1, due=5000, lasts=1000, elastic=(1, 4), workers_promised=2), nodes=1)
+    assert made.turns == (Turn("j1", Reason.BY_DEADLINE, workers=2),)
+
+
+def test_a_job_that_would_be_late_grows_by_as_few_workers_as_it_needs() -> None:
+    slow = timed(
+        "j1",
+        1,
+        due=1000,
+        lasts=1300,
+        needs=2000,
+        elastic=(1, 4),
+        on=[("n1", 1)],
+        rates=((1, 1000), (2, 2000), (4, 3000)),
+    )
+    made = POLICY.plan(view([slow], nodes=1))
+    assert made.actions == (Resize("j1", Reason.BY_DEADLINE, 2),)
+
+
+def test_equal_views_give_equal_plans_whatever_was_planned_before() -> None:
+    planner = POLICY.planner()
+    views: list[VcView] = [
+        view([job("j1", 4, on=[("n1", 4)]), timed("j2", 4, due=due, lasts=1000)], nodes=1)
+        for due in (5000, 1050, 5000)
+    ]
+    assert [planner(each) for each in views] == [POLICY.plan(each) for each in views]
