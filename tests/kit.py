@@ -224,7 +224,7 @@ class RecordWriter:
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "promising"),
+    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "_quiet_until", "promising"),
     ClusterState: ("_delta",),
     SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (

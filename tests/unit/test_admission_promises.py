@@ -314,3 +314,52 @@ def test_a_snapshot_holds_the_book(admission: Driver[AdmissionMachine]) -> None:
     again.check()
     assert again.pledges.summary() == admission.machine.pledges.summary()
     assert again.pledges.books["nlp"].places
+
+
+# --- what must not end the service ---------------------------------------------------------------
+
+
+def test_running_jobs_lose_promises_for_which_no_cells_are_left(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    for number in (1, 2):
+        submit(admission, number, finish_by="2h", gpus=8)
+        admission(ran(f"j{number}", 1), 1)
+    fewer = cells(1)
+    effects = admission(said(CellsSet(cluster=fewer, asked=fewer)), 10)
+    broken = [fact for fact in facts_of(effects) if isinstance(fact, PromiseBroken)]
+    assert [fact.why for fact in broken] == [Reason.CELLS_CHANGED]
+
+
+def test_lengths_of_jobs_that_owners_call_instant_are_bounded(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    for number in range(1, 13):
+        submit(admission, number, size={"run_time": 1e-310})
+        admission(ran(f"j{number}", 0), 0)
+        (_, length, over) = facts_of(admission(ended(f"j{number}", HOUR), 0))
+        assert isinstance(length, LengthSeen)
+        assert (length.milli, type(over)) == (10_000, JobOver)
+    effects = submit(admission, 20, size={"run_time": "365d"}, finish_by="8h")
+    assert judged(effects).why is Reason.TOO_LITTLE_EVEN_ALONE
+
+
+def test_a_deadline_that_passes_before_it_is_read_is_late(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    raw = spec(size={"run_time": 60}, finish_by="1m")
+    effects = admission(submission(1, raw=raw, reply=REPLY), 200)
+    assert kinds(effects) == [Admitted, PromiseJudged]
+    assert judged(effects).why is Reason.DEADLINE_PASSED
+
+
+def test_what_happened_while_admission_was_away_is_read_before_promises_are_judged(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    submit(admission, 1, finish_by="2h", late="cancel")
+    assert facts_of(admission.restart(3 * HOUR)) == []
+    assert facts_of(admission.tick(3 * HOUR + 1)) == []
+    seen = facts_of(admission(ran("j1", 10), 3 * HOUR + 2))
+    assert [type(fact) for fact in seen] == [JobSeen, PromiseMoved]
+    over = kinds(admission(ended("j1", HOUR), 3 * HOUR + 2))
+    assert over == [JobSeen, PromiseKept, LengthSeen, JobOver]

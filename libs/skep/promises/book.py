@@ -21,8 +21,8 @@ from skep.promises.cells import Kind
 from skep.units import Duration, Instant
 from skep.wire.promises import Place
 
-FOREVER = 2**61
-"""After all deadlines."""
+FOREVER = 2**62
+"""No deadline is later."""
 NOT_YET = 0
 
 Entry = tuple[int, int, int, str]

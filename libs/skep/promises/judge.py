@@ -120,11 +120,10 @@ def _without(
 
 
 def _ends(book: Book, way: Way, lasts: Duration, now: Instant) -> Instant:
-    """Return when a job that some cells hold ends at the earliest."""
+    """Return when a job that some cells hold ends at the earliest; FOREVER: after all deadlines."""
     pieces = (way.gpus, way.workers)
     place = book.find(way.kind, pieces, lasts, now, Instant(FOREVER), late=False)
-    assert place is not None, "in the end all promises are over"
-    return Instant(place.end)
+    return Instant(FOREVER if place is None else place.end)
 
 
 def _offers(

@@ -27,6 +27,10 @@ SEEN_MIN = 10
 """So many are needed before they say it."""
 TOLD = (900, 1000, 1300)
 """Thousandths of what an owner says that are its P10, P50 and P90 until something is known."""
+FACTOR_MAX = 10_000
+"""Thousandths of what an owner says that count at most, so that nobody's lengths are endless."""
+LENGTH_MAX = 10 * 365 * 24 * 3600 * 10**9
+"""Ten years, in nanoseconds, stand for every longer run."""
 LEAST = (500, 1000, 1050)
 """What they are at least: an owner that was right is not right to the second."""
 FACTOR = {"prior": 1, "normal": 2}
@@ -98,7 +102,7 @@ def spread(seen: Sequence[int]) -> Spread:
     """
     if len(seen) < SEEN_MIN:
         return TOLD
-    ordered, count = sorted(seen), len(seen)
+    ordered, count = sorted(min(each, FACTOR_MAX) for each in seen), len(seen)
     high = ordered[min((9 * (count + 1) + 9) // 10, count) - 1]
     low = ordered[max((count + 1) // 10, 1) - 1]
     middle = ordered[count // 2]
@@ -210,7 +214,7 @@ def _pieces(spec: JobSpec, total: int, largest: int) -> tuple[int, int]:
 
 
 def _length(of_s: float) -> Duration:
-    return Duration(round(of_s * 1e9) + START)
+    return Duration(round(min(of_s * 1e9, LENGTH_MAX)) + START)
 
 
 def due(spec: JobSpec, found: Sequence[Way], submitted_at: Instant) -> Instant | None:

@@ -30,7 +30,8 @@ class Stop:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
-        before = {number: signal.signal(number, ask) for number in SIGNALS}
+        heard = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, ask) for number in heard}  # `nohup` is heeded.
         try:
             yield self
         finally:

@@ -29,7 +29,7 @@ from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policy.check import cluster_problems
 from skep.promises.pledges import Pledges, PledgesKept
-from skep.units import Instant
+from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bounds import UNDECODABLE
@@ -131,6 +131,15 @@ PIECE = 500
 """Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
 
 
+BACKLOG_LAG, BACKLOG_PAUSE = seconds(30.0), seconds(1.0)
+"""A record older than the first when it is read is history. All of it is read once none came for as
+long as the second."""
+RESTART_PAUSE = seconds(5.0)
+"""How long after a restart history may begin to come."""
+AGAIN_AFTER = seconds(60.0)
+"""When a promise is looked at again of which nothing came."""
+
+
 class AdmissionMachine:
     """The behaviour of the admission service."""
 
@@ -162,6 +171,8 @@ class AdmissionMachine:
         self.pledges = Pledges()
         """What is promised to which job."""
         self.promising = Promising(self.pledges)
+        self._quiet_until = Instant(0)
+        """Until then no promise is judged by the clock: what became of jobs is still being read."""
         self._effects: list[Effect] = []
 
     def decide(self, event: AdmissionEvent | Restarted | Tick, now: Instant) -> list[Effect]:
@@ -181,24 +192,33 @@ class AdmissionMachine:
             case AskRequest():
                 self._ask(event)
             case Facts():
-                for fact in event.facts:
-                    if isinstance(fact, JobEnded) and fact.job in self.active:
-                        self.promising.ended(fact, self._record)
-                        self._record(JobOver(job=fact.job))
-                    elif isinstance(fact, HEARD):
-                        self.promising.heard(fact, self.vcs, now, self._record)
-                    elif isinstance(fact, NodeAdded):
-                        self._added(fact.joined)
-                    elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
-                        self._record(CellsSeen(cluster=fact.cluster))
+                self._news(event, now)
             case SetVcs():
                 self._set_vcs(event)
-            case Restarted() | Tick() | Unreadable():
+            case Restarted():
+                self._quiet_until = after(now, RESTART_PAUSE)
+            case Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
             case DrainNode() | QuarantineGpu() | SearchRequest():
                 pass  # For the allocator and the service of searches.
-        self.promising.due(now, self._record)
+        if now >= self._quiet_until and not self.promising.due(now, self._record):
+            self._quiet_until = after(now, AGAIN_AFTER)
         return self._effects
+
+    def _news(self, event: Facts, now: Instant) -> None:
+        """Take over what the allocator did."""
+        if now - event.at > BACKLOG_LAG:
+            self._quiet_until = after(now, BACKLOG_PAUSE)
+        for fact in event.facts:
+            if isinstance(fact, JobEnded) and fact.job in self.active:
+                self.promising.ended(fact, self._record)
+                self._record(JobOver(job=fact.job))
+            elif isinstance(fact, HEARD):
+                self.promising.heard(fact, self.vcs, now, self._record)
+            elif isinstance(fact, NodeAdded):
+                self._added(fact.joined)
+            elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
+                self._record(CellsSeen(cluster=fact.cluster))
 
     def _set_vcs(self, event: SetVcs) -> None:
         cluster = event.cluster
@@ -303,7 +323,7 @@ class AdmissionMachine:
     def wake_at(self) -> Instant | None:
         """Return when a promise has to be judged again; None: never."""
         check = self.pledges.next_check()
-        return None if check is None else check[0]
+        return None if check is None else max(check[0], self._quiet_until)
 
     def check(self) -> None:
         """Assert that the counts are those of the unfinished jobs.

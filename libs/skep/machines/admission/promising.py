@@ -17,7 +17,7 @@ import msgspec
 from skep.policy.registry import POLICIES
 from skep.promises.book import Book
 from skep.promises.judge import Ruling, judge
-from skep.promises.length import Speeds, Unknown, Way, due, spread, ways
+from skep.promises.length import FACTOR_MAX, Speeds, Unknown, Way, due, spread, ways
 from skep.promises.pledges import DAY_HOURS, HOUR, Pledge, Pledges
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.changes import Goal, JobChanged, Result
@@ -115,7 +115,8 @@ class Promising:
             ruling = judge(book, spec, found, why_none, when, now)
         if note:
             ruling = ruling._replace(judged=msgspec.structs.replace(ruling.judged, note=note))
-        return _as_asked(spec, ruling, found)
+        passed = when is not None and when <= submitted_at
+        return _as_asked(spec, ruling, found, passed=passed)
 
     def _ways(self, spec: JobSpec) -> tuple[list[Way], Reason]:
         book = self.pledges.books.get(spec.vc)
@@ -199,7 +200,7 @@ class Promising:
                     return
         pledge = self.pledges.jobs.get(fact.job)
         if pledge is not None and pledge.promised:
-            self._again(pledge, now, record)
+            self._again(pledge, min(now, fact.at), record)
 
     def _changed(self, fact: JobChanged, record: Callable[[Any], None]) -> bool:
         """Note that a job is suspended or goes on; return whether it does."""
@@ -230,8 +231,8 @@ class Promising:
             if found != place or not pledge.booked:
                 why = Reason.IN_TIME if pledge.booked else Reason.CELLS_CHANGED
                 record(PromiseMoved(job=pledge.job, place=found, why=why, at=now))
-        elif pledge.since and not pledge.loose and pledge.served(now) < pledge.lasts.p90:
-            # It began late: whether it is on time shows. Its place goes on being what it was.
+        elif pledge.booked and _began_late(pledge, now):
+            # Whether it is on time shows. Its place goes on being what it was.
             if now >= place.end:
                 why = Reason.STARTED_TOO_LATE
                 record(PromiseMoved(job=pledge.job, place=place, why=why, at=now))
@@ -261,11 +262,11 @@ class Promising:
                 record(PromiseKept(job=fact.job, vc=pledge.spec.vc, due=pledge.due, at=at))
         said, ran = pledge.spec.size.run_time, pledge.ran
         if fact.end is End.SUCCEEDED and said and ran and not pledge.spec.elastic:
-            milli = round(ran * 1000 / (float(said) * NS_PER_SECOND))
-            record(LengthSeen(job=fact.job, vc=pledge.spec.vc, milli=min(milli, 2**52)))
+            milli = min(ran * 1000 / max(float(said) * NS_PER_SECOND, 1.0), FACTOR_MAX)
+            record(LengthSeen(job=fact.job, vc=pledge.spec.vc, milli=round(milli)))
 
-    def due(self, now: Instant, record: Callable[[Any], None]) -> None:
-        """Judge again what has come to its time.
+    def due(self, now: Instant, record: Callable[[Any], None]) -> bool:
+        """Judge again what has come to its time; return whether something came of all of it.
 
         Args:
             now: The time.
@@ -275,20 +276,28 @@ class Promising:
         for _ in range(DUE_MAX):
             check = pledges.next_check()
             if check is None or check[0] > now:
-                return
+                break
             job = check[1]
             pledge = pledges.jobs[job]
             if pledge.promised:
                 self._again(pledge, now, record)
             else:
                 record(CancelAsked(job=job))
-            assert pledges.next_check() != check, f"{job} would be judged for ever"
+            if pledges.next_check() == check:
+                return False
+        return True
 
     def _broken(self, pledge: Pledge, now: Instant) -> PromiseBroken:
         why, detail = cause(pledge, now)
         return PromiseBroken(
             job=pledge.job, vc=pledge.spec.vc, due=pledge.due, why=why, at=now, detail=detail
         )
+
+
+def _began_late(pledge: Pledge, now: Instant) -> bool:
+    """Return whether a job runs beyond its place for having begun late, not for being long."""
+    late = bool(pledge.since) and not pledge.loose
+    return late and pledge.served(now) < pledge.lasts.p90
 
 
 def keeps(entry: VirtualCluster) -> bool:
@@ -344,11 +353,18 @@ def _with(spec: JobSpec, promise: Promised) -> JobSpec:
     return msgspec.structs.replace(spec, promise=promise)
 
 
-def _as_asked(spec: JobSpec, ruling: Ruling, found: list[Way]) -> Answered:
-    """Return what `late` makes of an answer."""
+def _as_asked(spec: JobSpec, ruling: Ruling, found: list[Way], *, passed: bool) -> Answered:
+    """Return what `late` makes of an answer.
+
+    Args:
+        spec: The job.
+        ruling: The answer.
+        found: The ways to run it.
+        passed: Whether its deadline was over when it was submitted, and not only now.
+    """
     judged = ruling.judged
     hopeless = judged.answer in {Answer.LATE, Answer.REFUSED}
-    if judged.why is Reason.DEADLINE_PASSED or (hopeless and spec.late == "refuse"):
+    if passed or (hopeless and spec.late == "refuse"):
         problem = Problem(
             path="$.finish_by" if spec.finish_by is not None else "$.qos",
             reason=judged.why,
