@@ -263,7 +263,7 @@ class FreeCapacity:
                 continue
             node = self._nodes.get(name)
             if node is None or not suits(wants.gpu_type, node.gpu_type):
-                continue  # The first: its hardware is bad, or other VCs have it.
+                continue  # Of another type; or bad, or of other VCs.
             if wants.cpus and node.cpus:
                 count = min(count, self._cpus[name] // wants.cpus)
             if isinstance(wants.memory, int) and wants.memory and node.memory:

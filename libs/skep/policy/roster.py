@@ -49,7 +49,7 @@ Courses = Callable[[JobView], Course]
 
 
 class Shape(NamedTuple):
-    """What the jobs of a lane ask for, or that they have it."""
+    """What the jobs of a lane ask for, or hold."""
 
     waits: bool
     """Whether they have no GPUs; else they hold them, or are being stopped, and may be placed

@@ -20,7 +20,7 @@ from skep.wire.spec import JobSpec, suits
 WAYS_MAX = 12
 """Ways that are looked at for one job: types times sizes; each costs up to a millisecond."""
 START = seconds(30)
-"""What is added to a length, for the start of processes, and for who has to leave the GPUs."""
+"""What is added to a length: processes start, and other jobs leave the GPUs first."""
 SEEN_MAX = 200
 """Ended jobs of a VC whose lengths say how far off its owners are: more than a day's worth."""
 SEEN_MIN = 10
@@ -28,7 +28,7 @@ SEEN_MIN = 10
 TOLD = (900, 1000, 1300)
 """Thousandths of what an owner says that are its P10, P50 and P90 until something is known."""
 FACTOR_MAX = 10_000
-"""Thousandths of what an owner says that count at most, so that nobody's lengths are endless."""
+"""At most so many thousandths of a said length count: one wrong owner makes no length endless."""
 LENGTH_MAX = 10 * 365 * 24 * 3600 * 10**9
 """Ten years, in nanoseconds, stand for every longer run."""
 LEAST = (500, 1000, 1050)
@@ -127,7 +127,7 @@ def ways(
     found: list[Way] = []
     if mini_batches is not None:
         for kind in own:
-            for total, allowed in _sizes(spec, largest[kind]):
+            for total, allowed in _sizes(spec):
                 found += _predicted(
                     spec, kind, total, allowed, (largest[kind], mini_batches), speeds
                 )
@@ -159,7 +159,7 @@ def types_of(spec: JobSpec) -> str | None:
     return f"{wanted}|{willing}"
 
 
-def _sizes(spec: JobSpec, largest: int) -> list[tuple[int, bool]]:
+def _sizes(spec: JobSpec) -> list[tuple[int, bool]]:
     """Return the numbers of GPUs that a job may have, and larger ones that could be offered."""
     each, elastic = spec.resources.gpus, spec.elastic
     least, most = (spec.gpus, spec.gpus)
@@ -169,7 +169,6 @@ def _sizes(spec: JobSpec, largest: int) -> list[tuple[int, bool]]:
     limits = None if asked is None or elastic is None else gpus_range(asked)
     if limits is not None:
         least, most = max(least, limits[0]), min(most, limits[1])
-    del largest
     sizes = {spec.gpus} if least <= spec.gpus <= most else set()
     size = each
     while size <= most * 4:
@@ -186,9 +185,7 @@ def _predicted(
 ) -> list[Way]:
     largest, mini_batches = limits
     gpus, workers = _pieces(spec, total, largest)
-    step = speeds.step(spec, kind[0], total, workers if gpus > spec.resources.gpus else 1)
-    if workers > 1 and gpus == spec.resources.gpus:
-        step = speeds.step(spec, kind[0], total, workers)
+    step = speeds.step(spec, kind[0], total, workers)
     if step is None:
         return []
     second = mini_batches / 1e9

@@ -144,7 +144,7 @@ class Pledges:
                 self._time(pledge)
 
     def _lose(self) -> None:
-        """Keep new promises off as many nodes as are away beyond those that nobody owns."""
+        """Promise nothing new on as many nodes as are away, less those that no VC owns."""
         for name, chain in self.cells.chains.items():
             gone = sum(cell.node in self.away for cell in chain.nodes)
             lost = max(gone - spare_nodes(self.cells, name), 0)

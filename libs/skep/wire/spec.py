@@ -176,9 +176,9 @@ class Willing(_Part, frozen=True):
 class Promised(_Part, frozen=True):
     """What admission answered to a deadline: written by it alone. Times are nanoseconds.
 
-    `answer` is `accepted`, `at-risk`, `late` or `refused`. `due` is when the job is to have ended,
-    `begin` when it has to run at the latest, `lasts` how long it runs then, nine times in ten, and
-    `workers` how many workers that takes.
+    `answer` is `accepted`, `at-risk`, `late` or `refused`, or `none` where no deadline was asked
+    for. `due` is when the job is to have ended, `begin` when it has to run at the latest, `lasts`
+    how long it runs then, nine times in ten, and `workers` how many workers that takes.
     """
 
     answer: Short

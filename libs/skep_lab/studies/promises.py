@@ -64,7 +64,7 @@ KEPT_LEAST = 0.9
 OWNED = {"timed": 4, "plain": 2, "other": 1}
 """Nodes of each VC. The first one has the policy `deadline`."""
 SPARE = 1
-"""Nodes that nobody owns: they bear a fault first."""
+"""Nodes that no VC owns: they bear a fault first."""
 SPAN_S = 24 * 3600.0
 JOBS = 260
 LOAD = 0.8

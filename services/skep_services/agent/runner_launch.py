@@ -21,8 +21,8 @@ NODE_ERRNOS = frozenset(
         errno.ENFILE,
     }
 )
-"""Errors that no command, environment or workdir of a job brings about: the node lacks room,
-memory, processes or descriptors, or its disk fails. On another node the same job may run.
+"""Errors that the node is taken to have brought about, and not the spec: it lacks room, memory,
+processes or descriptors, or a disk fails. On another node the same job may run.
 """
 
 

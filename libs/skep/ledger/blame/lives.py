@@ -86,7 +86,7 @@ class Life(msgspec.Struct, omit_defaults=True):
     next_owns: bool = False
     next_chain: str = ""
     kept_parts: dict[str, Ranks] = {}
-    """Those that it had before it gave them back; it may have them again."""
+    """The parts of its latest GPUs that it gave back; it may return to them."""
     chain: str = ""
     owns: bool = False
     """Its GPUs are in cells of its VC."""

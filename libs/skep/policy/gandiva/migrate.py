@@ -16,7 +16,7 @@ from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, famili
 from skep.policy.gandiva.state import UnitIndex, arrived
 from skep.policy.plan import Migrate, Plan
 from skep.policy.view import JobView, NodeView, Phase, VcView
-from skep.units import Duration, seconds
+from skep.units import Duration, Instant, seconds
 from skep.wire.reasons import Reason
 
 PAUSE = seconds(10.0)
@@ -45,7 +45,7 @@ def gather(view: VcView, known: UnitIndex, plan: Plan) -> list[Migrate]:
         place = capacity.fit(job) if len(moves) < ACTIONS_MAX else None
         if place is None or families(job) in cold or spent(view, job, "migrate"):
             continue
-        needed = _needed_gain(job, view)
+        needed = needed_gain(job, view.now)
         if gain(job, len(place)) > needed * SURELY:
             capacity.take(job, place)
             moves.append(
@@ -107,7 +107,7 @@ def _benefit(view: VcView, known: UnitIndex) -> Iterator[JobView]:
     cold = cooling(view, "migrate")
     for job in arrived(known.scattered):
         may = families(job) not in cold and not spent(view, job, "migrate")
-        if may and gain(job, 1) > _needed_gain(job, view) * SURELY:
+        if may and gain(job, 1) > needed_gain(job, view.now) * SURELY:
             yield job
 
 
@@ -180,8 +180,14 @@ def _worth(job: JobView, costs: int, view: VcView) -> bool:
     return saved > costs + job.gpus * (job.pause or PAUSE)
 
 
-def _needed_gain(job: JobView, view: VcView) -> float:
-    return pays(Duration(job.pause or PAUSE), job.remaining(view.now))
+def needed_gain(job: JobView, now: Instant) -> float:
+    """Return the speed-up from which on a move pays, as a factor.
+
+    Args:
+        job: The job.
+        now: The time of the view.
+    """
+    return pays(Duration(job.pause or PAUSE), job.remaining(now))
 
 
 def _node_names(place: Place) -> tuple[str, ...]:

@@ -6,10 +6,9 @@ where all jobs have its size: alone on GPUs of a larger job it leaves the others
 
 from __future__ import annotations
 
-from skep.perf.judge import pays
-from skep.policy.gandiva.migrate import PAUSE, SURELY, gain
+from skep.policy.gandiva.migrate import SURELY, gain, needed_gain
 from skep.policy.view import JobView
-from skep.units import Duration, Instant
+from skep.units import Instant
 
 
 def movable_at_turn(job: JobView, now: Instant) -> bool:
@@ -21,7 +20,7 @@ def movable_at_turn(job: JobView, now: Instant) -> bool:
     """
     if "migrate" not in job.can or job.trial or job.partners or job.proven_milli:
         return False
-    return _needed_gain(job, now) < float("inf")
+    return needed_gain(job, now) < float("inf")
 
 
 def is_scattered(job: JobView, node_gpus: int, now: Instant) -> bool:
@@ -37,8 +36,4 @@ def is_scattered(job: JobView, node_gpus: int, now: Instant) -> bool:
     if len(job.nodes) < 2 or job.gpus > node_gpus:
         return False
     known = gain(job, 1)
-    return not known or known > _needed_gain(job, now) * SURELY
-
-
-def _needed_gain(job: JobView, now: Instant) -> float:
-    return pays(Duration(job.pause or PAUSE), job.remaining(now))
+    return not known or known > needed_gain(job, now) * SURELY
