@@ -361,6 +361,28 @@ ADVICE: tuple[msgspec.Struct, ...] = (
                 points=(advice.ScalePoint(gpus=1, nodes=1, step_ns=Duration(11_000_000)),),
             ),
         ),
+        fits=(
+            advice.FamilyFit(
+                vc="vision",
+                family="resnet",
+                gpu_type="v100",
+                forms=(
+                    advice.FittedForm(
+                        kind="theta",
+                        numbers=(1e6, 3e5, 2e6, 1e5, 8e6, 2e5, 1e6, 1.5, 32.0),
+                        near=1.0,
+                        far=1.0,
+                    ),
+                ),
+                errors=(advice.FitError(low=-0.1, high=0.1, known=4),) * 3,
+                points=1,
+                gpus=1,
+                nodes=1,
+                source="vgg",
+                source_type="v100",
+                why=Reason.NEAREST_MODEL,
+            ),
+        ),
     ),
 )
 ADMIN: tuple[msgspec.Struct, ...] = (

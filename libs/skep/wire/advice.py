@@ -11,10 +11,12 @@ from skep.wire.bounds import (
     Attempt,
     Bytes,
     Count,
+    Fraction,
     JobName,
     Length,
     Milli,
     Moment,
+    Number,
     Short,
     Text,
     World,
@@ -24,6 +26,15 @@ from skep.wire.reasons import Reason
 
 ADVISED_MAX = 512
 """Jobs one advice orders: more than a scheduling pass can start before the next advice comes."""
+
+FORMS_MAX = 8
+"""Forms of a mini-batch's time that one fit blends; five are known."""
+FORM_NUMBERS_MAX = 256
+"""Numbers of one form: a process of 32 kernels has 213."""
+STRATA = 3
+"""How far a placement is from what was measured: near, more GPUs, more nodes."""
+FITS_MAX = 64
+"""Fits in one message. The advisor sends fewer: each has 2 to 4 KB, and what is heard is noted."""
 
 
 class JobAdvice(Message, frozen=True):
@@ -81,15 +92,66 @@ class FamilyScale(Message, frozen=True):
     points: Annotated[tuple[ScalePoint, ...], Meta(max_length=LISTED_MAX)]
 
 
+class FittedForm(Message, frozen=True):
+    """One form of a mini-batch's time and its numbers, in the order that `perf.fitted` has them.
+
+    `near` is its weight close to what was measured, and `far` beyond that.
+    """
+
+    kind: Short
+    numbers: Annotated[tuple[Number, ...], Meta(max_length=FORM_NUMBERS_MAX)]
+    near: Fraction
+    far: Fraction
+
+
+class FitError(Message, frozen=True):
+    """How wrong predictions are in a stratum: logarithms of measured over predicted.
+
+    `low` and `high` are the 10 and 90 % quantiles, from so many families (`known`). `wider` is the
+    factor on both that outcomes have taught.
+    """
+
+    low: Number
+    high: Number
+    known: Count = 0
+    wider: Number = 1.0
+
+
+class FamilyFit(Message, frozen=True):
+    """What predicts a mini-batch's time of a family in a VC, on one type of GPU.
+
+    It rests on `points` measured placements of this VC, the largest of so many GPUs and so many
+    nodes. `errors` are those near to them, with more GPUs, and on more nodes. What is not measured
+    is borrowed from the model `source` (nothing: from all, or from one that another VC has) on
+    `source_type`, for the reason `why`. A fit without forms says that nothing is known any more.
+    """
+
+    vc: Short
+    family: Short
+    gpu_type: Short
+    forms: Annotated[tuple[FittedForm, ...], Meta(max_length=FORMS_MAX)] = ()
+    errors: Annotated[tuple[FitError, ...], Meta(max_length=STRATA)] = ()
+    points: Count = 0
+    gpus: World = 0
+    nodes: World = 0
+    outcomes: Count = 0
+    held: Count = 0
+    source: Short = ""
+    source_type: Short = ""
+    why: Reason | None = None
+
+
 class Outlook(Message, frozen=True, tag="outlook"):
     """What is new of how jobs go and families scale, on `skep.v1.advice.outlook`.
 
-    Holds until something else is said; all of it is told again now and then.
+    Holds until something else is said; all of it is told again now and then. `families` are what
+    was measured, `fits` what predicts the rest.
     """
 
     at: Moment
     jobs: Annotated[tuple[JobPace, ...], Meta(max_length=LISTED_MAX)] = ()
     families: Annotated[tuple[FamilyScale, ...], Meta(max_length=LISTED_MAX)] = ()
+    fits: Annotated[tuple[FamilyFit, ...], Meta(max_length=FITS_MAX)] = ()
 
 
 Advice = QueueAdvice | Outlook

@@ -1,0 +1,203 @@
+"""Fitted parameters as messages, and back: what is sent of a fit, and what is taken of one.
+
+The wire knows nothing of forms, so a form travels as its kind and a row of numbers, in the order of
+its fields. A fit that is taken predicts: its numbers are finite and within bounds, for some of them
+no prediction could be made with, and one hostile message must not end whoever decides on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from skep.perf.model.genie import Genie
+from skep.perf.model.kernel import Kernel
+from skep.perf.model.optimus import Optimus
+from skep.perf.model.placement import LIMIT_NS, Placement, Span
+from skep.perf.model.predict import Errors, Form, Parameters, Seen, predict
+from skep.perf.model.theta import POWER_MAX, Theta
+from skep.perf.model.widening import AS_LEARNED, LEAST, MOST, Widening
+from skep.wire.advice import STRATA, FamilyFit, FitError, FittedForm
+from skep.wire.reasons import Reason
+
+DIGITS = 9
+"""Significant digits that are sent: the same input gives the same message on other machines."""
+SLIGHT = 0.01
+"""Forms of less weight than this are not sent: they move a prediction by less than it is wrong."""
+ANCHOR = 6
+THETA, OPTIMUS, KERNEL = 9, 7, 21
+"""How many numbers a form has; a kernel has ANCHOR more for each of its anchors."""
+WEIGHT_MAX = 1e6
+"""Of slopes, weights and positions of a kernel: beyond it there is only noise."""
+LOG_MAX = 50.0
+"""Of logarithms: errors and scales beyond it leave the range of times."""
+
+
+class Fitted(NamedTuple):
+    """A fit as predictions take it."""
+
+    parameters: Parameters
+    widening: Widening = AS_LEARNED
+    source: str = ""
+    source_type: str = ""
+    why: Reason | None = None
+
+    def at(self, place: Placement) -> Span:
+        """Return what a mini-batch takes at a placement."""
+        return predict(self.parameters, place, self.widening)
+
+
+def as_fit(vc: str, family: str, gpu_type: str, fitted: Fitted) -> FamilyFit:
+    """Return a fit as it is sent.
+
+    Args:
+        vc: The VC that it is of.
+        family: The name of the model.
+        gpu_type: The type of GPU.
+        fitted: What was fitted; its numbers are finite.
+    """
+    known, wider = fitted.parameters, fitted.widening
+    far = known.far_weights or known.weights
+    forms = tuple(
+        FittedForm(kind=kind, numbers=numbers, near=_short(near), far=_short(beyond))
+        for form, near, beyond in zip(known.forms, known.weights, far, strict=True)
+        for kind, numbers in [_numbers(form)]
+        if max(near, beyond) >= SLIGHT
+    )
+    strata = (
+        (known.near, wider.near),
+        (known.more_gpus, wider.more_gpus),
+        (known.more_nodes, wider.more_nodes),
+    )
+    errors = tuple(
+        FitError(
+            low=_short(each.low), high=_short(each.high), known=each.known, wider=_short(factor)
+        )
+        for each, factor in strata
+    )
+    return FamilyFit(
+        vc=vc,
+        family=family,
+        gpu_type=gpu_type,
+        forms=forms,
+        errors=errors,
+        points=known.seen.points,
+        gpus=known.seen.gpus,
+        nodes=known.seen.nodes,
+        outcomes=wider.outcomes,
+        held=wider.held,
+        source=fitted.source,
+        source_type=fitted.source_type,
+        why=fitted.why,
+    )
+
+
+def from_fit(fit: FamilyFit) -> Fitted | None:
+    """Return what a message predicts with; None if it is of no use.
+
+    Args:
+        fit: What was heard, from whomever.
+    """
+    forms = [_form(each) for each in fit.forms]
+    errors = [_errors(each) for each in fit.errors]
+    within = all(LEAST <= each.wider <= MOST for each in fit.errors)
+    if not forms or None in forms or len(errors) != STRATA or None in errors or not within:
+        return None
+    for weights in ([each.near for each in fit.forms], [each.far for each in fit.forms]):
+        if not all(0 <= each <= 1 for each in weights) or sum(weights) < SLIGHT:
+            return None
+    if fit.held > fit.outcomes or fit.nodes > fit.gpus or bool(fit.points) is not bool(fit.nodes):
+        return None
+    near, more_gpus, more_nodes = (each for each in errors if each is not None)
+    parameters = Parameters(
+        tuple(form for form in forms if form is not None),
+        tuple(each.near for each in fit.forms),
+        Seen(fit.points, fit.gpus, fit.nodes),
+        near,
+        more_gpus,
+        more_nodes,
+        tuple(each.far for each in fit.forms),
+    )
+    wider = [each.wider for each in fit.errors]
+    widening = Widening(wider[0], wider[1], wider[2], fit.outcomes, fit.held)
+    return Fitted(parameters, widening, fit.source, fit.source_type, fit.why)
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def _numbers(form: Form) -> tuple[str, tuple[float, ...]]:
+    """Return a form's kind and its numbers; no pool fits GENIE's."""
+    assert not isinstance(form, Genie), form
+    kind, row = "theta", list[float]()
+    match form:
+        case Theta():
+            row += _theta_row(form)
+        case Optimus():
+            kind = "optimus"
+            row += (*form.terms, float(form.servers), form.batch)
+        case Kernel():
+            kind = "kernel"
+            row += (*_theta_row(form.mean), form.scale, *form.slopes, *form.lengths, form.batch)
+            row += (each for anchor in form.anchors for each in anchor)
+    return kind, tuple(_short(each) for each in row)
+
+
+def _theta_row(form: Theta) -> tuple[float, ...]:
+    times = form.fixed, form.sample, form.near, form.near_gpu, form.far, form.far_gpu, form.node
+    return (*(min(each, LIMIT_NS) for each in times), form.power, form.batch)
+
+
+def _form(told: FittedForm) -> Form | None:
+    """Return a form of numbers that predictions can be made with; None: they cannot."""
+    row, count = told.numbers, len(told.numbers)
+    if not all(math.isfinite(each) for each in row):
+        return None
+    match told.kind:
+        case "theta" if count == THETA:
+            return _theta(row)
+        case "optimus" if count == OPTIMUS:
+            *terms, servers, batch = row
+            times = all(0 <= each <= LIMIT_NS for each in terms)
+            if not times or servers not in {0.0, 1.0} or not _is_batch(batch):
+                return None
+            a, b, c, d, e = terms
+            return Optimus((a, b, c, d, e), bool(servers), batch)
+        case "kernel" if count >= KERNEL and (count - KERNEL) % ANCHOR == 0:
+            return _kernel(row)
+        case _:
+            return None
+
+
+def _theta(row: Sequence[float]) -> Theta | None:
+    *times, power, batch = row
+    if not all(0 <= each <= LIMIT_NS for each in times) or not 1 <= power <= POWER_MAX:
+        return None
+    fixed, sample, near, near_gpu, far, far_gpu, node = times
+    made = Theta(fixed, sample, near, near_gpu, far, far_gpu, node, power, batch)
+    return made if _is_batch(batch) else None
+
+
+def _kernel(row: Sequence[float]) -> Kernel | None:
+    mean, scale, batch = _theta(row[:THETA]), row[THETA], row[KERNEL - 1]
+    slopes: Any = tuple(row[10:15])
+    lengths: Any = tuple(row[15:20])
+    anchors: Any = tuple(tuple(row[at : at + ANCHOR]) for at in range(KERNEL, len(row), ANCHOR))
+    if mean is None or abs(scale) > LOG_MAX or not _is_batch(batch):
+        return None
+    if not all(abs(each) <= WEIGHT_MAX for each in (*slopes, *row[KERNEL:])):
+        return None
+    if not all(0 <= each <= WEIGHT_MAX for each in lengths):
+        return None
+    return Kernel(mean, scale, slopes, anchors, lengths, batch)
+
+
+def _is_batch(batch: float) -> bool:
+    return 1e-9 <= batch <= LIMIT_NS
+
+
+def _errors(told: FitError) -> Errors | None:
+    within = -LOG_MAX <= told.low <= LOG_MAX and -LOG_MAX <= told.high <= LOG_MAX
+    return Errors(told.low, told.high, told.known) if within else None
