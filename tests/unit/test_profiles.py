@@ -8,15 +8,16 @@ import msgspec
 import pytest
 
 from skep.machines.advisor import AdvisorMachine
-from skep.machines.base import Effect, Record, Restarted
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.perf import profiles as module
 from skep.perf.model.placement import Basis, Placement, Point
 from skep.perf.model.pool import Pool
 from skep.perf.model.predict import predict
-from skep.perf.profiles import Place, Profiles
+from skep.perf.profiles import Place, Profiles, Tenants
 from skep.perf.similarity import Borrowed, Looks, borrow, distance
 from skep.units import Duration, Instant
 from skep.wire import codec
+from skep.wire.advice import FamilyFit, Outlook
 from skep.wire.codec import Facts
 from skep.wire.facts import EpochBegan
 from skep.wire.packs import GpusShared, Mode
@@ -121,6 +122,32 @@ def test_a_snapshot_leads_to_the_same_state() -> None:
     again = of(*known.facts())
     assert list(again.facts()) == list(known.facts())
     assert again.curve(("f1", "v100")) == known.curve(("f1", "v100"))
+
+
+def test_a_vc_hides_nothing_that_another_one_measures() -> None:
+    known = Tenants()
+    known.apply(fact(vc="liar"))
+    assert known.is_news(fact("j2"))
+    known.apply(fact("j2", 30))
+    assert known.of("vision").measured(("resnet", "v100"))[0].p50_ns == 30 * MS
+    assert not known.is_news(fact("j3", 30))
+    known.check()
+
+
+def test_a_vc_that_measures_much_makes_only_its_own_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FACTS_MAX", 30)
+    known = Tenants()
+    known.apply(fact())
+    for number in range(2000):
+        known.apply(fact(f"j{number % 90 + 1}", 1 + number, f"f{number % 25}", vc="flood"))
+        known.check()
+    assert known.of("vision").measured(("resnet", "v100"))
+    again = Tenants()
+    for each in known.facts():
+        again.apply(each)
+    assert list(again.facts()) == list(known.facts())
 
 
 # --- what is borrowed ----------------------------------------------------------------------------
@@ -343,6 +370,35 @@ def test_an_advisor_that_starts_again_knows_every_curve() -> None:
     history = told(node("n1", "v100"), queued("j1", spec()), bound("j1"))
     assert heard(again, Restarted(2), history) == []
     assert heard(again, profiled("j1", 20)) == [], "it is known"
+
+
+def test_nothing_is_recorded_from_a_half_read_backlog() -> None:
+    """An old attempt of the same number may have been elsewhere."""
+    advisor = AdvisorMachine()
+    late = Instant(at(0) + 3600 * 10**9)
+    history = told(node("n1", "v100"), queued("j1", spec()), bound("j1"))
+    advisor.decide(history, late)
+    assert advisor.decide(profiled("j1", 10), late) == []
+    soon = Instant(late + 2 * 10**9)
+    assert [type(each) for each in advisor.decide(profiled("j1", 10), soon)] == [Record]
+
+
+def test_what_is_measured_is_fitted_and_told() -> None:
+    advisor = begun(queued("j1", spec()), bound("j1"))
+    heard(advisor, profiled("j1", 10), profiled("j1", 6, 2))
+    fits: list[FamilyFit] = []
+    for _ in range(200):
+        wake = advisor.wake_at()
+        assert wake is not None
+        for effect in advisor.decide(Tick(), wake):
+            if isinstance(effect, Send) and isinstance(effect.message, Outlook):
+                fits += effect.message.fits
+        advisor.check()
+        if fits:
+            break
+    assert [(each.vc, each.family, each.gpu_type) for each in fits] == [
+        ("vision", "resnet", "v100")
+    ]
 
 
 def test_a_log_of_epochs_alone_is_read() -> None:

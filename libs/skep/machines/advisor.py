@@ -16,6 +16,9 @@ backlog of facts is being read. The allocator works the same without it.
 
 Of jobs in VCs with a policy it tells how they go, and how their families scale, whenever that has
 become something else (`perf.outlook`): what a policy sees of rates is that.
+
+What was measured is fitted when nothing else is to be done, a piece at each wake (`perf.fitting`).
+The allocator and admission are told what came of it; when one of them begins anew, everything.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from skep.ids import job_id, job_sequence
 from skep.ledger import runs
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.perf import predict
+from skep.perf.fitting import Fitting, Model
 from skep.perf.outlook import Outlooks, Runner
 from skep.perf.profile_watch import is_sane
-from skep.perf.profiles import Profiles
+from skep.perf.profiles import Tenants, name_of
 from skep.perf.progress import LEARNED_STEPS
 from skep.policy.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant, after, seconds
@@ -126,7 +130,8 @@ class AdvisorMachine:
         self._ranked_at = Instant(0)
         self._quiet_until = Instant(0)
         self._outlooks = Outlooks()
-        self.profiles = Profiles()
+        self.profiles = Tenants()
+        self.fitting = Fitting(self.profiles)
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -150,6 +155,8 @@ class AdvisorMachine:
                 if event.service == "allocator":
                     for fact in event.facts:
                         self._fact(fact, now)
+                elif any(isinstance(fact, EpochBegan) for fact in event.facts):
+                    self.fitting.again(now)
             case Rates():
                 self._rates(event, now)
             case Tick() | Restarted() | Unreadable():
@@ -167,6 +174,9 @@ class AdvisorMachine:
         if due is not None and max(due, self._quiet_until) <= now:
             outlooks = self._outlooks.take(now)
             effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in outlooks]
+        due = self.fitting.wake_at()
+        if isinstance(event, Tick) and due is not None and max(due, self._quiet_until) <= now:
+            effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in self.fitting.work(now)]
         return effects
 
     def apply(self, fact: AdvisorFact) -> None:
@@ -174,6 +184,8 @@ class AdvisorMachine:
         match fact:
             case ProfileMeasured():
                 self.profiles.apply(fact)
+                if name_of(fact):
+                    self.fitting.changed(Model(fact.vc, name_of(fact), fact.gpu_type), fact.at)
                 if fact.family and not fact.shared:
                     key = fact.family, fact.gpu_type
                     step_ns = Duration(fact.p50_ns)
@@ -187,11 +199,10 @@ class AdvisorMachine:
 
     def wake_at(self) -> Instant | None:
         """Return when there is something to say, or None while there could be nothing."""
-        advise, outlook = self._advise_at(), self._outlooks.wake_at()
-        if outlook is None:
-            return advise
-        outlook = max(outlook, self._quiet_until)
-        return outlook if advise is None else min(advise, outlook)
+        times = [self._outlooks.wake_at(), self.fitting.wake_at()]
+        planned = [max(at, self._quiet_until) for at in times if at is not None]
+        advise = self._advise_at()
+        return min(planned if advise is None else [advise, *planned], default=None)
 
     def _advise_at(self) -> Instant | None:
         """Return when the order is next looked at."""
@@ -237,6 +248,7 @@ class AdvisorMachine:
         self._speeds.check()
         self._outlooks.check()
         self.profiles.check()
+        self.fitting.check()
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -244,7 +256,7 @@ class AdvisorMachine:
         """Take over one fact of the allocator."""
         delta = runs.apply(self._jobs, fact)
         if delta is not runs.NO_CHANGE:
-            self._follow(delta)
+            self._follow(delta, now)
         match fact:
             case JobQueued():
                 self._admit(fact)
@@ -253,13 +265,14 @@ class AdvisorMachine:
             case NodeAdded():
                 self._node(fact.joined)
             case CellsSet(cluster=cluster):
-                self._plan(cluster)
+                self._plan(cluster, now)
             case EpochBegan():
                 self._outlooks.again(now)
+                self.fitting.again(now)
             case _:
                 pass  # What it says about runs was all.
 
-    def _follow(self, delta: runs.RunDelta) -> None:
+    def _follow(self, delta: runs.RunDelta, now: Instant) -> None:
         """Take over what a fact changed in the run of a job."""
         for name in delta.shares:
             self._shares(name)
@@ -271,9 +284,9 @@ class AdvisorMachine:
         if delta.began:
             self._leave(job)
         if delta.placed:
-            self._begins(job)
+            self._begins(job, now)
 
-    def _plan(self, cluster: Cluster) -> None:
+    def _plan(self, cluster: Cluster, now: Instant) -> None:
         """Follow the jobs of VCs that have a policy now."""
         before = self._planned
         self._planned = {vc: None for vc, each in cluster.vcs.items() if each.policy != FIFO}
@@ -281,7 +294,7 @@ class AdvisorMachine:
             if job.vc not in self._planned:
                 self._outlooks.end(job.job)
             elif job.vc not in before and job.attempt:
-                self._begins(job)
+                self._begins(job, now)
 
     def _admit(self, fact: JobQueued) -> None:
         sequence = job_sequence(fact.job)
@@ -317,10 +330,12 @@ class AdvisorMachine:
         del self._queued[job.position]
         self._changed = True
 
-    def _begins(self, job: _Job) -> None:
+    def _begins(self, job: _Job, now: Instant) -> None:
         """Follow an attempt that is somewhere, or elsewhere from now on."""
         types = sorted({self._types.get(node, "") for node in job.nodes})
         job.ran_on = types[0] if len(types) == 1 and types[0] else job.gpu_type
+        if job.family and job.ran_on:
+            self.fitting.ran(Model(job.vc, job.family, job.ran_on), None, now)
         if job.vc in self._planned:
             runner = Runner(
                 job.job,
@@ -378,9 +393,14 @@ class AdvisorMachine:
         job = self._jobs.get(found.job)
         if job is None or not job.attempt or job.attempt != found.attempt:
             return []
+        if now < self._quiet_until:
+            return []  # Where it runs is still being read. It is told again.
         if job.shown is None or job.shown.attempt != found.attempt:
             job.shown = _Shown(found.attempt)
         job.shown.fingerprint = job.shown.fingerprint or found.fingerprint
+        if job.family and job.ran_on:
+            model = Model(job.vc, job.family, job.ran_on)
+            self.fitting.ran(model, job.shown.fingerprint, now)
         timing = found.timing
         if timing is None or not is_sane(timing) or not found.workers or not job.nodes:
             return []

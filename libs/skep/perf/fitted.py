@@ -15,7 +15,7 @@ from skep.perf.model.genie import Genie
 from skep.perf.model.kernel import Kernel
 from skep.perf.model.optimus import Optimus
 from skep.perf.model.placement import LIMIT_NS, Placement, Span
-from skep.perf.model.predict import Errors, Form, Parameters, Seen, predict
+from skep.perf.model.predict import POINTS_PROMISED, Errors, Form, Parameters, Seen, predict
 from skep.perf.model.theta import POWER_MAX, Theta
 from skep.perf.model.widening import AS_LEARNED, LEAST, MOST, Widening
 from skep.wire.advice import STRATA, FamilyFit, FitError, FittedForm
@@ -39,6 +39,8 @@ class Fitted(NamedTuple):
 
     parameters: Parameters
     widening: Widening = AS_LEARNED
+    batches: tuple[int, int] = (0, 0)
+    """The least and the most samples per GPU that were measured; 0: unknown."""
     source: str = ""
     source_type: str = ""
     why: Reason | None = None
@@ -46,6 +48,64 @@ class Fitted(NamedTuple):
     def at(self, place: Placement) -> Span:
         """Return what a mini-batch takes at a placement."""
         return predict(self.parameters, place, self.widening)
+
+
+FITS_KEPT_MAX = 2_000
+"""Fits that one service keeps, at some 5 KiB each."""
+
+
+class FitsKept:
+    """The latest fits that were heard: soft. A VC with many makes only its own forgotten."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._known: dict[str, dict[tuple[str, str], tuple[FamilyFit, Fitted]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return self._count
+
+    def hear(self, fit: FamilyFit) -> bool:
+        """Take over a fit, in place of an earlier one; return whether something changed."""
+        known, key = self._known.setdefault(fit.vc, {}), (fit.family, fit.gpu_type)
+        before = known.pop(key, None)
+        self._count -= before is not None
+        fitted = from_fit(fit)
+        if fitted is not None:
+            known[key] = fit, fitted
+            self._count += 1
+            if self._count > FITS_KEPT_MAX:
+                most = max(self._known, key=lambda vc: (len(self._known[vc]), vc))
+                del self._known[most][next(iter(self._known[most]))]
+                self._count -= 1
+        if not self._known[fit.vc]:
+            del self._known[fit.vc]
+        return before is not None if fitted is None else before is None or before[0] != fit
+
+    def get(self, vc: str, family: str, gpu_type: str) -> Fitted | None:
+        """Return what predicts a family's mini-batches; None: nothing does.
+
+        Args:
+            vc: Its VC.
+            family: Its name.
+            gpu_type: The type of GPU.
+        """
+        found = self._known.get(vc, {}).get((family, gpu_type))
+        return None if found is None else found[1]
+
+    def all(self) -> list[FamilyFit]:
+        """Return every fit, as it was heard."""
+        return [fit for known in self._known.values() for fit, _ in known.values()]
+
+    def check(self) -> None:
+        """Assert the bound.
+
+        Raises:
+            AssertionError: It is exceeded, or the count is wrong.
+        """
+        assert self._count == len(self.all()) <= FITS_KEPT_MAX
+        assert all(self._known.values())
 
 
 def as_fit(vc: str, family: str, gpu_type: str, fitted: Fitted) -> FamilyFit:
@@ -87,6 +147,8 @@ def as_fit(vc: str, family: str, gpu_type: str, fitted: Fitted) -> FamilyFit:
         nodes=known.seen.nodes,
         outcomes=wider.outcomes,
         held=wider.held,
+        batch_min=fitted.batches[0],
+        batch_max=fitted.batches[1],
         source=fitted.source,
         source_type=fitted.source_type,
         why=fitted.why,
@@ -118,10 +180,12 @@ def from_fit(fit: FamilyFit) -> Fitted | None:
         more_gpus,
         more_nodes,
         tuple(each.far for each in fit.forms),
+        fit.why is not None and fit.points < POINTS_PROMISED,
     )
     wider = [each.wider for each in fit.errors]
     widening = Widening(wider[0], wider[1], wider[2], fit.outcomes, fit.held)
-    return Fitted(parameters, widening, fit.source, fit.source_type, fit.why)
+    batches = fit.batch_min, fit.batch_max
+    return Fitted(parameters, widening, batches, fit.source, fit.source_type, fit.why)
 
 
 def _short(number: float) -> float:

@@ -3,6 +3,9 @@
 A model is a family, or where a job names none, the digest of the shapes of its parameters. A
 measurement is worth a fact if its place was not measured yet, or was measured otherwise; each
 attempt gives one for each place, so that a job whose speed wavers does not fill the log.
+
+Each VC has profiles of its own (`Tenants`): what one says of a model hides nothing that another
+one measures, and one that says much makes only its own forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from skep.wire.profile import Fingerprint, ProfileMeasured
 JOBS_MAX = 16
 """Measurements of one place that are kept, the latest: their median follows new hardware."""
 FACTS_MAX = 50_000
-"""Kept in all, at about 1 KiB each; the models that were measured least recently are forgotten."""
+"""Kept in all, at about 1 KiB each; the models that were measured least recently are forgotten, of
+the VC that has the most."""
+VCS_MAX = 1_000
+"""VCs of which something is kept: those that measured last."""
 OTHER_DIVISOR = 20
 """A measurement is another one if it differs by more than this part of what is kept."""
 
@@ -70,7 +76,10 @@ class Profiles:
     def __init__(self) -> None:
         """Begin without measurements."""
         self._known: dict[Key, dict[Place, Jobs]] = {}
-        self._count = 0
+        self.count = 0
+        """Measurements that are kept."""
+        self._looks: dict[Key, Looks] = {}
+        """What was worked out of them: an unknown model is compared with every one."""
 
     def is_news(self, fact: ProfileMeasured) -> bool:
         """Return whether a measurement says something that is not kept yet.
@@ -92,21 +101,28 @@ class Profiles:
     def apply(self, fact: ProfileMeasured) -> None:
         """Take over a measurement; what is beyond a bound is forgotten, the oldest first."""
         key, place = _key(fact), place_of(fact)
+        self._looks.pop(key, None)
         places = self._known.pop(key, None) or {}
         self._known[key] = places
         jobs = places.pop(place, None) or {}
         places[place] = jobs
-        self._count += fact.job not in jobs
+        self.count += fact.job not in jobs
         jobs.pop(fact.job, None)
         jobs[fact.job] = fact
         if len(jobs) > JOBS_MAX:
             del jobs[next(iter(jobs))]
-            self._count -= 1
+            self.count -= 1
         if len(places) > POINTS_MAX:
-            self._count -= len(places.pop(next(iter(places))))
-        while len(self._known) > FAMILIES_MAX or (self._count > FACTS_MAX and len(self._known) > 1):
-            gone = self._known.pop(next(iter(self._known)))
-            self._count -= sum(len(each) for each in gone.values())
+            self.count -= len(places.pop(next(iter(places))))
+        while len(self._known) > FAMILIES_MAX or (self.count > FACTS_MAX and len(self._known) > 1):
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget the model that was measured least recently; there is at least one."""
+        key = next(iter(self._known))
+        self._looks.pop(key, None)
+        gone = self._known.pop(key)
+        self.count -= sum(len(each) for each in gone.values())
 
     def facts(self) -> Iterator[ProfileMeasured]:
         """Yield what is kept; applied in this order, it leads to the same state."""
@@ -118,53 +134,73 @@ class Profiles:
         """Return every model and type of GPU, sorted."""
         return sorted(self._known)
 
+    def has(self, key: Key) -> bool:
+        """Return whether anything was measured of a model."""
+        return key in self._known
+
     def measured(self, key: Key) -> tuple[Measured, ...]:
         """Return what was measured of a model, fewest GPUs first."""
         known = self._known.get(key, {})
         return tuple(_measured(place, known[place]) for place in sorted(known))
 
-    def families(self, gpu_type: str) -> dict[str, list[Point]]:
-        """Return what was measured on a type of GPU, by model, as predictions are learned from.
+    def points(self, key: Key) -> list[Point]:
+        """Return what was measured of a model, as predictions are learned from.
 
         What was measured beside other jobs says nothing of a job alone, and is left out.
 
         Args:
+            key: Its name and the type of GPU.
+        """
+        points = [_point(key[1], each) for each in self.measured(key)]
+        return [each for each in points if each is not None]
+
+    def families(self, gpu_type: str) -> dict[str, list[Point]]:
+        """Return the points of every model on a type of GPU, by its name.
+
+        Args:
             gpu_type: The type.
         """
-        found: dict[str, list[Point]] = {}
-        for key in self.models():
-            if key[1] == gpu_type:
-                points = [_point(gpu_type, each) for each in self.measured(key)]
-                found[key[0]] = [each for each in points if each is not None]
+        found = {key[0]: self.points(key) for key in self.models() if key[1] == gpu_type}
         return {name: points for name, points in found.items() if points}
 
     def looks(self, key: Key) -> Looks:
         """Return what a model is compared by."""
+        if key in self._looks:
+            return self._looks[key]
         places = self._known.get(key, {})
         prints = [each.fingerprint for jobs in places.values() for each in jobs.values()]
         alone = [each for each in self.measured(key) if not each.place.shared]
         first = min(alone, key=lambda each: each.place, default=None)
         shown = next((each for each in reversed(prints) if each is not None), None)
-        return Looks(*key, shown, 0 if first is None else first.p50_ns)
+        found = Looks(*key, shown, 0 if first is None else first.p50_ns)
+        if places:
+            self._looks[key] = found
+        return found
 
-    def curve(self, key: Key, fingerprint: Fingerprint | None = None) -> Curve:
+    def curve(
+        self, key: Key, fingerprint: Fingerprint | None = None, lender: Profiles | None = None
+    ) -> Curve:
         """Return what is known of a model, and what it borrows.
 
         Args:
             key: Its name and the type of GPU; it need not have been measured.
             fingerprint: What it shows, if it was not measured.
+            lender: The profiles that it borrows from, of another VC; None: these.
         """
         own = self.measured(key)
         looks = self.looks(key)
         if looks.fingerprint is None:
             looks = looks._replace(fingerprint=fingerprint)
-        others = [self.looks(each) for each in self.models() if each != key]
+        lender = lender or self
+        others = [
+            lender.looks(each) for each in lender.models() if each != key or lender is not self
+        ]
         source = borrow(looks, others)
         if source is None:
             return Curve(key, own)
         theirs = {
             each.place: each.p50_ns
-            for each in self.measured((source.name, source.gpu_type))
+            for each in lender.measured((source.name, source.gpu_type))
             if not each.place.shared
         }
         return Curve(key, own, _scaled(own, theirs), source)
@@ -176,11 +212,62 @@ class Profiles:
             AssertionError: One of them is broken.
         """
         assert len(self._known) <= FAMILIES_MAX
-        assert self._count == sum(1 for _ in self.facts())
-        assert self._count <= FACTS_MAX + POINTS_MAX * JOBS_MAX
+        assert self.count == sum(1 for _ in self.facts())
+        assert self.count <= FACTS_MAX + POINTS_MAX * JOBS_MAX
         for places in self._known.values():
             assert 0 < len(places) <= POINTS_MAX
             assert all(0 < len(jobs) <= JOBS_MAX for jobs in places.values())
+
+
+class Tenants:
+    """The profiles of each VC. Only `apply` changes them."""
+
+    def __init__(self) -> None:
+        """Begin without measurements."""
+        self.vcs: dict[str, Profiles] = {}
+        self._count = 0
+
+    def of(self, vc: str) -> Profiles:
+        """Return the profiles of a VC, which may be empty."""
+        return self.vcs.get(vc) or Profiles()
+
+    def is_news(self, fact: ProfileMeasured) -> bool:
+        """Return whether a measurement says something that its VC has not measured yet."""
+        return self.of(fact.vc).is_news(fact)
+
+    def apply(self, fact: ProfileMeasured) -> None:
+        """Take over a measurement; where a bound is exceeded, the VC with the most forgets."""
+        profiles = self.vcs.pop(fact.vc, None) or Profiles()
+        self.vcs[fact.vc] = profiles
+        before = profiles.count
+        profiles.apply(fact)
+        self._count += profiles.count - before
+        while self._count > FACTS_MAX:
+            most = max(self.vcs, key=lambda vc: (self.vcs[vc].count, vc))
+            before = self.vcs[most].count
+            self.vcs[most].forget()
+            self._count += self.vcs[most].count - before
+            if not self.vcs[most].count:
+                del self.vcs[most]
+        if len(self.vcs) > VCS_MAX:
+            self._count -= self.vcs.pop(next(iter(self.vcs))).count
+
+    def facts(self) -> Iterator[ProfileMeasured]:
+        """Yield what is kept; applied in this order, it leads to the same state."""
+        for profiles in self.vcs.values():
+            yield from profiles.facts()
+
+    def check(self) -> None:
+        """Assert the bounds.
+
+        Raises:
+            AssertionError: One of them is broken.
+        """
+        assert len(self.vcs) <= VCS_MAX
+        for profiles in self.vcs.values():
+            profiles.check()
+        assert self._count == sum(each.count for each in self.vcs.values())
+        assert self._count <= FACTS_MAX
 
 
 def name_of(fact: ProfileMeasured) -> str:

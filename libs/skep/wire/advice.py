@@ -121,9 +121,11 @@ class FamilyFit(Message, frozen=True):
     """What predicts a mini-batch's time of a family in a VC, on one type of GPU.
 
     It rests on `points` measured placements of this VC, the largest of so many GPUs and so many
-    nodes. `errors` are those near to them, with more GPUs, and on more nodes. What is not measured
-    is borrowed from the model `source` (nothing: from all, or from one that another VC has) on
-    `source_type`, for the reason `why`. A fit without forms says that nothing is known any more.
+    nodes, of `batch_min` to `batch_max` samples per GPU (0: unknown). `errors` are those near to
+    them, with more GPUs, and on more nodes. `held` of so many `outcomes` were within P10 to P90.
+    With too few points the curve of the model `source` on `source_type` was expected, for the
+    reason `why`; its name is not told if another VC measured it. A fit without forms says that
+    nothing is known any more.
     """
 
     vc: Short
@@ -136,6 +138,8 @@ class FamilyFit(Message, frozen=True):
     nodes: World = 0
     outcomes: Count = 0
     held: Count = 0
+    batch_min: Count = 0
+    batch_max: Count = 0
     source: Short = ""
     source_type: Short = ""
     why: Reason | None = None

@@ -38,7 +38,10 @@ FACTS = (
     GangNarrowed,
     GpusShared,
 )
-FOLLOW = (Follow(subjects.ALLOC, facts=FACTS, anew=True),)
+FOLLOW = (
+    Follow(subjects.ALLOC, facts=FACTS, anew=True),
+    Follow(subjects.ADMISSION, facts=(EpochBegan,)),
+)
 LISTEN = (subjects.FINDINGS,)
 
 

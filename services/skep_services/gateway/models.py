@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from skep.perf.profiles import Curve, Measured, Place, Profiles
+from skep.perf.profiles import Curve, Measured, Place, Profiles, Tenants
 from skep.wire import codec
 from skep.wire.profile import ProfileMeasured
 from skep.wire.reasons import TEXT, Reason
@@ -30,7 +30,7 @@ class ModelsView:
 
     def __init__(self, intake: Intake) -> None:
         """Begin without anything; `intake` counts what cannot be read."""
-        self.profiles = Profiles()
+        self.profiles = Tenants()
         self._intake = intake
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -58,13 +58,12 @@ class ModelsView:
         Args:
             vc: Its name. How fast the jobs of others go, and what they are, is theirs.
         """
-        if not vc:
-            return self.profiles
-        own = Profiles()
+        if vc:
+            return self.profiles.of(vc)
+        found = Profiles()
         for fact in self.profiles.facts():
-            if fact.vc == vc:
-                own.apply(fact)
-        return own
+            found.apply(fact)
+        return found
 
 
 class Models:

@@ -58,6 +58,8 @@ class Basis(StrEnum):
     NOTHING = "nothing"
     OTHERS = "others"
     """Other families only; for want of a measurement even the scale is theirs."""
+    BORROWED = "borrowed"
+    """The most similar model, with fewer measurements of its own than a promise needs."""
     FEW = "few"
     """Fewer measurements than a promise needs; the rest is from other families."""
     OWN = "own"

@@ -20,15 +20,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from skep.perf.model import fit, similar
-from skep.perf.model.fit import Array, Prior
+from skep.perf.model.fit import Array, Prior, fit_theta
 from skep.perf.model.placement import Point, Stratum, clean
-from skep.perf.model.predict import UNKNOWN, Errors, Form, Parameters, Seen, form_ns, stratum_of
+from skep.perf.model.predict import (
+    POINTS_PROMISED,
+    UNKNOWN,
+    Errors,
+    Form,
+    Parameters,
+    Seen,
+    form_ns,
+    stratum_of,
+)
 from skep.perf.model.similar import Others, thin
 from skep.perf.model.theta import Theta
 
@@ -200,7 +210,7 @@ class Pool:
         }
         self.foreign = tuple(foreign)
         self._taught: dict[tuple[str, ...], tuple[Prior, Others | None]] = {}
-        self._plays: dict[tuple[tuple[Wanted, ...], str], list[Play]] = {}
+        self._plays: dict[tuple[tuple[Wanted, ...], str, str], Play | None] = {}
 
     def taught(self, without: tuple[str, ...] = ()) -> tuple[Prior, Others | None]:
         """Return the prior and the similar families that all but some families teach.
@@ -222,10 +232,13 @@ class Pool:
             wanted: What another family was measured at.
             without: A family that is neither played nor teaches.
         """
-        key = wanted, without if without in self.families else ""
+        found = [self._played(name, wanted, without) for name in self.families if name != without]
+        return [each for each in found if each is not None]
+
+    def _played(self, name: str, wanted: tuple[Wanted, ...], without: str) -> Play | None:
+        key = wanted, without if without in self.families else "", name
         if key not in self._plays:
-            found = [self._play(name, wanted, without) for name in self.families if name != without]
-            self._plays[key] = [each for each in found if each is not None]
+            self._plays[key] = self._play(name, wanted, without)
         return self._plays[key]
 
     def experience(self, wanted: tuple[Wanted, ...], without: str = "") -> Experience:
@@ -238,20 +251,54 @@ class Pool:
         foreign = [play for pool in self.foreign for play in pool.plays(wanted, without)]
         return Experience(self.plays(wanted, without), foreign)
 
-    def fit_family(self, points: Sequence[Point], name: str = "") -> Parameters:
+    def prepare(self, points: Sequence[Point], name: str = "") -> Iterator[None]:
+        """Work out what the fit of a family needs, a piece at a time; all of it is kept.
+
+        Args:
+            points: What was measured of the family.
+            name: Its name.
+
+        Yields:
+            After each piece that was not known yet; it costs as much as a fit.
+        """
+        points, rest = clean(points), [each for each in self.families if each != name]
+        wanted = wanted_of(points) if points else ()
+        known = len(self._taught) + len(self._plays)
+        for other in ("", *rest):
+            self.taught((other, name))
+            if len(self._taught) + len(self._plays) > known:
+                yield
+            known = len(self._taught) + len(self._plays)
+        for other in rest if wanted else ():
+            self._played(other, wanted, name)
+            if len(self._taught) + len(self._plays) > known:
+                yield
+            known = len(self._taught) + len(self._plays)
+
+    def fit_family(
+        self, points: Sequence[Point], name: str = "", like: Sequence[Point] = ()
+    ) -> Parameters:
         """Return all that is known of a family: forms, weights, errors.
 
         Args:
             points: What was measured of it.
             name: Its name, if it is in the pool too: then it does not teach itself.
+            like: The curve of the most similar model, scaled to `points`. While there are too few
+                of these for a promise, it is what is expected before they are looked at.
 
         Returns:
-            Without points, what the other families have in common, their scale included.
+            Without points or a similar model, what the other families have in common, their scale
+            included.
         """
-        points = clean(points)
+        points, like = clean(points), clean(like)
+        borrowed = bool(like) and len(points) < POINTS_PROMISED
         if not points:
-            return self._unknown(name)
-        fits = fit_forms(points, *self.taught((name,)))
+            return self._unknown(name, like)
+        prior, others = self.taught((name,))
+        if borrowed:
+            prior = alike(prior, like)
+            others = None if others is None else others._replace(prior=prior)
+        fits = fit_forms(points, prior, others)
         experience = self.experience(wanted_of(points), name)
         plays, wide = experience.counted(FOREIGN), experience.counted(FOREIGN_ERRORS)
         servers = any(each.placement.servers for each in points)
@@ -267,12 +314,13 @@ class Pool:
             scores(wide, far, Stratum.MORE_GPUS),
             scores(wide, far, Stratum.MORE_NODES),
             tuple(float(each) for each in far),
+            borrowed,
         )
 
-    def _unknown(self, name: str) -> Parameters:
+    def _unknown(self, name: str, like: Sequence[Point]) -> Parameters:
         """Return what is expected of a family that was not measured: a mean, and wide errors."""
         rest = [each for each in self.families if each != name]
-        if not rest:
+        if not rest and not like:
             return Parameters()
         plays = []
         for other in rest if len(rest) > 1 else []:
@@ -284,12 +332,14 @@ class Pool:
             rows = np.array([errors] * len(FORMS))
             plays.append((1.0, Play(rows, (Stratum.MORE_NODES,) * len(errors))))
         errors_of_all = scores(plays, np.array(START), Stratum.MORE_NODES)
+        form = fit_theta(like, self.taught((name,))[0]) if like else None
         return Parameters(
-            (self._expected((name,)),),
+            (form or self._expected((name,)),),
             (1.0,),
             near=errors_of_all,
             more_gpus=errors_of_all,
             more_nodes=errors_of_all,
+            borrowed=form is not None,
         )
 
     def _expected(self, without: tuple[str, ...]) -> Theta:
@@ -315,6 +365,19 @@ class Pool:
             np.clip(np.array(errors), -ERROR_MOST, ERROR_MOST),
             tuple(stratum_of(seen, each.placement) for each in held),
         )
+
+
+def alike(prior: Prior, like: Sequence[Point]) -> Prior:
+    """Return a prior whose mean is the curve of one model; how far others are from it stays.
+
+    Args:
+        prior: What all families teach.
+        like: What that model's mini-batches take, at least one point.
+    """
+    data = fit.rows(like, fit.middle(like))
+    logs = fit.fit_logs(data, np.ones((1, len(like))), prior).logs[0]
+    mean = 0.0, *(float(each) for each in logs[1:])
+    return msgspec.structs.replace(prior, mean=mean, middle=float(logs[0]))
 
 
 def seen_of(points: Sequence[Point]) -> Seen:

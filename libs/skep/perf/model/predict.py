@@ -65,6 +65,8 @@ class Parameters(msgspec.Struct, frozen=True):
     more_nodes: Errors = UNKNOWN
     far_weights: tuple[float, ...] = ()
     """The weights beyond what was measured; empty: the same."""
+    borrowed: bool = False
+    """The most similar model is what was expected at first."""
 
 
 NOTHING = Span(Duration(0), Duration(0), Duration(0), Stratum.MORE_GPUS, Basis.NOTHING)
@@ -135,15 +137,18 @@ def promised(seen: Seen, place: Placement) -> bool:
     return seen.points >= POINTS_PROMISED and (place.nodes <= 1 or seen.nodes > 1)
 
 
-def basis_of(seen: Seen) -> Basis:
+def basis_of(parameters: Parameters) -> Basis:
     """Return what predictions of a family rest on.
 
     Args:
-        seen: What was measured.
+        parameters: What was fitted.
     """
-    if not seen.points:
-        return Basis.OTHERS
-    return Basis.OWN if seen.points >= POINTS_PROMISED else Basis.FEW
+    points = parameters.seen.points
+    if points >= POINTS_PROMISED:
+        return Basis.OWN
+    if parameters.borrowed:
+        return Basis.BORROWED
+    return Basis.FEW if points else Basis.OTHERS
 
 
 def errors_of(parameters: Parameters, stratum: Stratum) -> Errors:
@@ -186,7 +191,7 @@ def predict(parameters: Parameters, place: Placement, widening: Widening = AS_LE
         Duration(max(round(middle), 1)),
         Duration(max(round(min(high, LIMIT_NS)), 1)),
         stratum,
-        basis_of(seen),
+        basis_of(parameters),
         promised(seen, place),
     )
 
