@@ -3,7 +3,8 @@
 A VC of `--nodes` nodes of 8 GPUs is given jobs with deadlines until `--promises` of them are
 promised. Then `--jobs` more are submitted, of which every other one that is promised takes the
 place of an older promise, so that their number stays. Half of all jobs say their run time; the
-others are elastic, and their speed is predicted at each size. What is measured is processor time
+others are elastic, and their speed is predicted at each size, by a fit of what was measured of
+their family and others, as the advisor sends it. What is measured is processor time
 of the whole decision: reading the spec, judging it, recording facts. It is to be 20 ms at most for
 99 of 100.
 """
@@ -20,29 +21,42 @@ import msgspec
 from benchmarks._sample import percentiles
 from skep.machines.admission import AdmissionMachine
 from skep.machines.base import Record, Restarted
-from skep.promises.length import Span
-from skep.units import Instant
+from skep.perf.fitted import Fitted, as_fit
+from skep.perf.model.placement import Placement, Point
+from skep.perf.model.pool import Pool
+from skep.units import Duration, Instant
 from skep.wire.admin import SetVcs
+from skep.wire.advice import Outlook
 from skep.wire.bearing import RULES
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded
 from skep.wire.promises import PromiseMade
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec
 
 BEGIN = Instant(1_700_000_000_000_000_000)
 LIMIT_MS = 20.0
 
 
-class Predicted:
-    """Speeds of a job that gains less with each GPU."""
+BATCH = 256
+PLACES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 2))
 
-    def step(self, spec: JobSpec, gpu_type: str, gpus: int, nodes: int) -> Span | None:
-        """Return what a mini-batch takes."""
-        del spec, gpu_type
-        step_ns = 1e9 / gpus**0.8 * (1.1 if nodes > 1 else 1.0)
-        return Span(step_ns * 0.9, step_ns, step_ns * 1.3)
+
+def points(scale: float, rng: random.Random) -> list[Point]:
+    """Return what was measured of a family that gains less with each GPU, of 1 s on one."""
+    found = []
+    for gpus, nodes in PLACES:
+        step_ns = scale * 1e9 / gpus**0.8 * (1.1 if nodes > 1 else 1.0) * rng.uniform(0.97, 1.03)
+        found.append(Point(Placement("v100", gpus, nodes, BATCH / gpus), Duration(round(step_ns))))
+    return found
+
+
+def told() -> Outlook:
+    """Return the fit of a family, as the advisor tells it."""
+    rng = random.Random(1)
+    families = {str(each): points(rng.uniform(0.2, 5), rng) for each in range(8)}
+    fitted = Fitted(Pool(families).fit_family(points(1.0, rng)), batches=(BATCH // 16, BATCH))
+    return Outlook(at=BEGIN, fits=(as_fit("timed", "resnet", "v100", fitted),))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +113,7 @@ def admission(nodes: int) -> AdmissionMachine:
     machine.decide(SetVcs(vcs=cluster.vcs, chains=cluster.chains), BEGIN)
     cells = CellsSet(cluster=cluster, asked=cluster)
     machine.decide(Facts(service="allocator", at=BEGIN, facts=(cells,)), BEGIN)
-    machine.promising.speeds = Predicted()
+    machine.decide(told(), BEGIN)
     return machine
 
 
@@ -116,7 +130,7 @@ def submit(machine: AdmissionMachine, number: int, rng: random.Random) -> tuple[
     else:
         spec["elastic"] = {"min": 1, "max": 16}
         spec["willing"] = {"gpus": "1..16"}
-        spec["size"] = {"mini_batches": round(lasts_s), "family": "resnet"}
+        spec["size"] = {"mini_batches": round(lasts_s), "family": "resnet", "batch_size": BATCH}
     raw = msgspec.json.encode(spec)
     event = Submission(job=f"j{number}", vc="timed", raw=raw, at=BEGIN)
     began = time.process_time()

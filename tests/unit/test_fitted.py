@@ -50,7 +50,8 @@ def curve(seed: int, noise: float = 0.03) -> list[Point]:
 @pytest.mark.parametrize("count", [0, 1, 4, 14])
 def test_what_is_sent_predicts_the_same(count: int) -> None:
     pool = Pool({str(seed): curve(seed) for seed in range(5)})
-    sent = Fitted(pool.fit_family(curve(9)[:count]), Widening(1.0, 2.0, 1.5, 9, 7), (16, 32), "3", "t4")
+    widening = Widening(1.0, 2.0, 1.5, 9, 7)
+    sent = Fitted(pool.fit_family(curve(9)[:count]), widening, (16, 32), "3", "t4")
     fit = as_fit("red", "bert", "t4", sent)
     got = from_fit(msgspec.json.decode(encode(fit), type=FamilyFit))
     assert got is not None

@@ -1,4 +1,4 @@
-"""Which models are fitted, when, and by what: measurements of their own VC, and what others teach."""
+"""Which models are fitted, when, and by what: what their own VC measured, and others teach."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_a_job_that_outran_its_length_still_needs_some_time() -> None:
     assert left(lasts, 500).p90 == Duration(13)
 
 
-class Known:
+class Known(Unknown):
     """A mini-batch takes a second on one GPU, and half of that on twice as many."""
 
     def step(self, spec: JobSpec, gpu_type: str, gpus: int, nodes: int) -> Span | None:

@@ -1,8 +1,8 @@
 """Fitted parameters as messages, and back: what is sent of a fit, and what is taken of one.
 
 The wire knows nothing of forms, so a form travels as its kind and a row of numbers, in the order of
-its fields. A fit that is taken predicts: its numbers are finite and within bounds, for some of them
-no prediction could be made with, and one hostile message must not end whoever decides on it.
+its fields. A fit that is taken predicts: its numbers are finite and within bounds, for with
+others no prediction can be made, and one hostile message must not end a service.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def from_fit(fit: FamilyFit) -> Fitted | None:
     """Return what a message predicts with; None if it is of no use.
 
     Args:
-        fit: What was heard, from whomever.
+        fit: What was heard.
     """
     forms = [_form(each) for each in fit.forms]
     errors = [_errors(each) for each in fit.errors]

@@ -220,7 +220,7 @@ class Fitting:
         return [fit] if self.kept.hear(fit) else []
 
     def _borrows(self, model: Model) -> Curve:
-        """Return from whom a model borrows: of its own VC, else of another."""
+        """Return what a model borrows: of its own VC, else of another."""
         own, shown = self._measured.of(model.vc), self._unmeasured.get(model)
         curve = own.curve(model.key, shown)
         for vc, lender in self._measured.vcs.items():

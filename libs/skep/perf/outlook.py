@@ -205,6 +205,7 @@ class Outlooks:
             mean_milli=runner.base.mean,
             spread_milli=runner.base.spread,
             samples=runner.base.samples,
+            workers=rate.workers,
         )
         runner.sent_at, runner.idle_since = now, Instant(0)
         stands = runner.busy and not rate.utilisation

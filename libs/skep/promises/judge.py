@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from skep.perf.model.predict import POINTS_PROMISED
 from skep.promises.book import FOREVER, Book
 from skep.promises.length import Way
 from skep.units import NS_PER_SECOND, Duration, Instant
@@ -191,6 +192,16 @@ def _missing(spec: JobSpec, why: Reason) -> str:
         return (
             f"the speed of {family} is not known, and `willing.profile` is `refused`: say "
             "`size.run_time`, or allow short runs by `willing: {profile: allowed}`"
+        )
+    if why is Reason.PROFILED_ON_ONE_NODE:
+        return (
+            f"the speed of {family} was measured on one node only, and it needs several here: run "
+            "one on two nodes first, or say `size.run_time`"
+        )
+    if why is Reason.PROFILED_TOO_LITTLE:
+        return (
+            f"the speed of {family} was measured at fewer than {POINTS_PROMISED} placements: run "
+            "it with other numbers of GPUs first, or say `size.run_time`"
         )
     if why is Reason.NOT_PROFILED:
         return (

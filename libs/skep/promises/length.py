@@ -54,6 +54,10 @@ class Speeds(Protocol):
         """Return what a mini-batch of a job takes on GPUs of nodes; None: it is not known."""
         ...
 
+    def lack(self, spec: JobSpec, gpu_types: Iterable[str]) -> Reason:
+        """Return why nothing is predicted of a job on some types of GPUs."""
+        ...
+
 
 class Unknown:
     """Nothing is predicted."""
@@ -62,6 +66,11 @@ class Unknown:
         """Return None."""
         del spec, gpu_type, gpus, nodes
         return None
+
+    def lack(self, spec: JobSpec, gpu_types: Iterable[str]) -> Reason:
+        """Return that it was not measured."""
+        del spec, gpu_types
+        return Reason.NOT_PROFILED
 
 
 class Way(NamedTuple):
@@ -134,9 +143,9 @@ def ways(
     if not any(way.willing for way in found) and run_time is not None:
         declared = float(run_time)
         lasts = Lasts(
-            p10=_length(declared * said[0] / 1000),
-            p50=_length(declared * said[1] / 1000),
-            p90=_length(declared * said[2] / 1000),
+            p10=length(declared * said[0] / 1000),
+            p50=length(declared * said[1] / 1000),
+            p90=length(declared * said[2] / 1000),
         )
         for kind in own:
             gpus, workers = _pieces(spec, spec.gpus, largest[kind])
@@ -146,9 +155,10 @@ def ways(
         return found[:WAYS_MAX], Reason.IN_TIME
     if mini_batches is None:
         return [], Reason.LENGTH_UNKNOWN
-    if spec.willing.profile != "allowed":
+    lack = speeds.lack(spec, [kind[0] for kind in own if suits(types_of(spec), kind[0])])
+    if lack is Reason.NOT_PROFILED and spec.willing.profile != "allowed":
         return [], Reason.PROFILE_REFUSED
-    return [], Reason.NOT_PROFILED
+    return [], lack
 
 
 def types_of(spec: JobSpec) -> str | None:
@@ -190,9 +200,7 @@ def _predicted(
         return []
     second = mini_batches / 1e9
     lasts = Lasts(
-        p10=_length(step.p10 * second),
-        p50=_length(step.p50 * second),
-        p90=_length(step.p90 * second),
+        p10=length(step.p10 * second), p50=length(step.p50 * second), p90=length(step.p90 * second)
     )
     return [Way(kind, gpus, workers, lasts, False, allowed and suits(types_of(spec), kind[0]))]
 
@@ -210,7 +218,8 @@ def _pieces(spec: JobSpec, total: int, largest: int) -> tuple[int, int]:
     return each, max(total // each, 1)
 
 
-def _length(of_s: float) -> Duration:
+def length(of_s: float) -> Duration:
+    """Return how long a job holds its GPUs that computes for so many seconds."""
     return Duration(round(min(of_s * 1e9, LENGTH_MAX)) + START)
 
 

@@ -188,8 +188,10 @@ class Pledges:
                 )
                 self._put(pledge, fact.place)
             case PromiseMoved():
-                self.jobs[fact.job].loose = fact.at >= fact.place.end
-                self._put(self.jobs[fact.job], fact.place)
+                pledge = self.jobs[fact.job]
+                pledge.loose = fact.at >= fact.place.end
+                pledge.lasts = fact.lasts or pledge.lasts
+                self._put(pledge, fact.place)
             case PromiseBroken() | PromiseKept():
                 pledge = self.jobs[fact.job]
                 if pledge.spec.vc in self.books:

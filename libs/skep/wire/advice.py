@@ -61,7 +61,8 @@ class JobPace(Message, frozen=True):
 
     `utilisation` is thousandths of its GPUs' time, `memory` bytes of its largest rank, `remaining`
     None if it is unknown. `mean_milli` and `spread_milli`: the mean and the standard deviation of
-    `samples` windows in which it went like that (0: too few for that).
+    `samples` windows in which it went like that (0: too few for that). `workers` is the size of its
+    gang then (0: not told).
     """
 
     job: JobName
@@ -74,6 +75,7 @@ class JobPace(Message, frozen=True):
     mean_milli: Milli = 0
     spread_milli: Milli = 0
     samples: Count = 0
+    workers: World = 0
 
 
 class ScalePoint(Message, frozen=True):

@@ -113,12 +113,16 @@ class PromiseMade(Message, frozen=True, tag="promise-made"):
 
 
 class PromiseMoved(Message, frozen=True, tag="promise-moved"):
-    """A promise was judged again, holds, and has another place in the book."""
+    """A promise was judged again, holds, and has another place in the book.
+
+    `lasts` is how long the job is expected to run in all by then, if that was measured.
+    """
 
     job: JobName
     place: Place
     why: Reason
     at: Moment
+    lasts: Lasts | None = None
 
 
 class PromiseBroken(Message, frozen=True, tag="promise-broken"):

@@ -49,6 +49,9 @@ class Reason(StrEnum):
     KEEPS_NO_PROMISES = "keeps-no-promises"
     BORROWED_GPUS = "borrowed-gpus"
     BUDGET_EXCEEDED = "budget-exceeded"
+    PROFILED_TOO_LITTLE = "profiled-too-little"
+    PROFILED_ON_ONE_NODE = "profiled-on-one-node"
+    AS_MEASURED = "as-measured"
 
     # What would let a job be on time.
     WITH_MORE_GPUS = "with-more-gpus"
@@ -279,6 +282,9 @@ TEXT: dict[Reason, str] = {
     Reason.BEHIND_PROMISES: "the cells that it needs are promised to other jobs",
     Reason.LENGTH_UNKNOWN: "it is not known how much work the job is",
     Reason.NOT_PROFILED: "it is not known how fast the job is on these GPUs",
+    Reason.PROFILED_TOO_LITTLE: "its speed was measured at too few placements",
+    Reason.PROFILED_ON_ONE_NODE: "its speed was measured on one node only",
+    Reason.AS_MEASURED: "it was measured how long it runs",
     Reason.KEEPS_NO_PROMISES: "the policy of its virtual cluster keeps no promises",
     Reason.BORROWED_GPUS: "an opportunistic job can lose its GPUs at any time",
     Reason.BUDGET_EXCEEDED: "its virtual cluster's time for this class is used up: it is normal",

@@ -334,7 +334,7 @@ def _work(service: str, identity: str) -> Grants:
                         f"$JS.API.STREAM.PURGE.{SUBMIT}",
                         subjects.health(SEARCHES),
                     ),
-                    (subjects.draft(service),),
+                    (subjects.ADVICE_OUTLOOK, subjects.draft(service)),
                 )
             )
         case "allocator":

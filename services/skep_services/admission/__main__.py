@@ -18,6 +18,7 @@ FOLLOW = (
     Follow(subjects.ALLOC, facts=(CellsSet, JobEnded, NodeAdded, *HEARD)),
     Follow(subjects.SUBMIT),
 )
+LISTEN = (subjects.ADVICE_OUTLOOK,)
 
 
 async def main(chosen: Settings, log: Any) -> None:
@@ -29,6 +30,7 @@ async def main(chosen: Settings, log: Any) -> None:
         log,
         machine,
         follow=FOLLOW,
+        listen=LISTEN,
         keeps=keeps,
         answers=lambda bus: JudgeOnly(machine, bus).answer,
         beside=keep_small,

@@ -8,7 +8,8 @@ Knows tenants and their quota (from ADMIN), what hardware exists and which jobs 
 a node's name belongs to). It waits for no service: every submission is answered at once.
 
 Deadlines are answered by the book of promises of their VC (`promising`, `skep.promises`), which
-follows what runs. Its timer is the next instant at which a promise has to be judged again.
+follows what runs. Its timer is the next instant at which a promise has to be judged again. How fast
+jobs are it hears from the advisor (`measuring`); without it, their specs say how long they run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from skep.promises.pledges import Pledges, PledgesKept
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
+from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
@@ -71,9 +73,10 @@ from skep.wire.verdict import Verdict
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 AdmissionEvent = (
-    Submission | CancelRequest | AskRequest | SearchRequest | Admin | Facts | Unreadable
+    Submission | CancelRequest | AskRequest | SearchRequest | Admin | Facts | Advice | Unreadable
 )
-"""What admission takes from outside: everything that is read from SUBMIT, ADMIN and ALLOC."""
+"""What admission takes from outside: everything that is read from SUBMIT, ADMIN and ALLOC, and what
+the advisor says."""
 
 KEY_CHARACTERS_MAX = 256
 """Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
@@ -195,14 +198,20 @@ class AdmissionMachine:
                 self._news(event, now)
             case SetVcs():
                 self._set_vcs(event)
+            case Outlook():
+                self.promising.measurements.hear(event, now)
             case Restarted():
                 self._quiet_until = after(now, RESTART_PAUSE)
+                self.promising.measurements.began(now)
             case Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
-            case DrainNode() | QuarantineGpu() | SearchRequest():
+            case DrainNode() | QuarantineGpu() | SearchRequest() | QueueAdvice():
                 pass  # For the allocator and the service of searches.
-        if now >= self._quiet_until and not self.promising.due(now, self._record):
-            self._quiet_until = after(now, AGAIN_AFTER)
+        if now >= self._quiet_until:
+            if isinstance(event, Tick):
+                self.promising.measured(now, self._record)
+            if not self.promising.due(now, self._record):
+                self._quiet_until = after(now, AGAIN_AFTER)
         return self._effects
 
     def _news(self, event: Facts, now: Instant) -> None:
@@ -322,6 +331,8 @@ class AdmissionMachine:
 
     def wake_at(self) -> Instant | None:
         """Return when a promise has to be judged again; None: never."""
+        if self.promising.measurements.pending:
+            return self._quiet_until
         check = self.pledges.next_check()
         return None if check is None else max(check[0], self._quiet_until)
 
@@ -342,6 +353,7 @@ class AdmissionMachine:
         }
         assert self.pledges.jobs.keys() <= self.active.keys()
         self.pledges.check()
+        self.promising.measurements.check()
 
     def _record(self, fact: AdmissionFact) -> None:
         self.apply(fact)

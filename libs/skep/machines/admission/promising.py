@@ -3,6 +3,7 @@
     Submission --answer--> Answer: the spec as it runs, and what is told
     JobRan, JobRequeued, ... --heard--> facts: seen, moved, kept, broken
     timer --due--> facts: moved, broken, cancelled
+    Outlook --measured--> facts: moved, broken, a few at a time
 
 Nothing here changes state: `Pledges` does, as facts are recorded.
 """
@@ -10,14 +11,16 @@ Nothing here changes state: `Pledges` does, as facts are recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.machines.admission.measuring import Measurements
 from skep.policy.registry import POLICIES
 from skep.promises.book import Book
 from skep.promises.judge import Ruling, judge
-from skep.promises.length import FACTOR_MAX, Speeds, Unknown, Way, due, spread, ways
+from skep.promises.length import FACTOR_MAX, Way, due, left, spread, ways
 from skep.promises.pledges import DAY_HOURS, HOUR, Pledge, Pledges
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.changes import Goal, JobChanged, Result
@@ -36,6 +39,7 @@ from skep.wire.promises import (
     Answer,
     JobSeen,
     Judged,
+    Lasts,
     LengthSeen,
     NodeAway,
     Place,
@@ -53,9 +57,15 @@ BUDGETS = {"urgent": 50, "prior": 350}
 a tenant to which everything is urgent would come first always."""
 DUE_MAX = 100
 """Promises that are judged again in one decision: each is a fact or two."""
+MEASURED_MAX = 8
+"""Promises that are judged again on measurement in one decision: a submission may be next."""
+OTHER_DIVISOR, OTHER_LEAST = 10, 30 * NS_PER_SECOND
+"""A job runs longer or shorter than was promised if what is left of it differs by more than this
+part, and by more than so much."""
 HEARD = (JobRan, JobChanged, JobRequeued, NodeLost, NodeBack, NodeDrained)
 """The allocator's facts that matter here, beside those that admission takes in any case."""
 News = JobRan | JobChanged | JobRequeued | NodeLost | NodeBack | NodeDrained
+UNMEASURED = (Reason.NOT_PROFILED, Reason.PROFILE_REFUSED)
 NOTHING = Promised(answer="none")
 """What is written into the spec of a job without a deadline, in a VC that keeps promises."""
 
@@ -78,8 +88,8 @@ class Promising:
     def __init__(self, pledges: Pledges) -> None:
         """Judge by these promises."""
         self.pledges = pledges
-        self.speeds: Speeds = Unknown()
-        """What is predicted of the speed of jobs; soft."""
+        self.measurements = Measurements(pledges)
+        """What was heard of the speed of jobs; soft."""
 
     # --- submissions -------------------------------------------------------------------------
 
@@ -113,6 +123,8 @@ class Promising:
         else:
             book = self.pledges.books.get(spec.vc) or Book({})
             ruling = judge(book, spec, found, why_none, when, now)
+        if ruling.judged.why in UNMEASURED and self.measurements.is_new(now):
+            note = note or "admission has just begun, and may not know yet what was measured"
         if note:
             ruling = ruling._replace(judged=msgspec.structs.replace(ruling.judged, note=note))
         passed = when is not None and when <= submitted_at
@@ -123,7 +135,7 @@ class Promising:
         parts = book.parts if book is not None else {}
         largest = {kind: sizes[0].size for kind, sizes in parts.items() if sizes}
         said = spread(self.pledges.seen.get(spec.vc, ()))
-        return ways(spec, largest, largest, self.speeds, said)
+        return ways(spec, largest, largest, self.measurements.speeds, said)
 
     def _class(
         self, spec: JobSpec, found: list[Way], now: Instant, *, keeps: bool
@@ -189,6 +201,7 @@ class Promising:
                     record(NodeAway(node=fact.node, away=away))
                 return
             case JobRan():
+                self.measurements.runs(fact.job, fact.attempt)
                 if fact.job in self.pledges.jobs:
                     record(JobSeen(job=fact.job, runs=True, at=fact.at))
             case JobRequeued():
@@ -239,8 +252,63 @@ class Promising:
         elif not pledge.since or now >= place.end or not pledge.booked:
             self._break(pledge, now, record)
 
-    def _break(self, pledge: Pledge, now: Instant, record: Callable[[Any], None]) -> None:
-        record(self._broken(pledge, now))
+    def measured(self, now: Instant, record: Callable[[Any], None]) -> None:
+        """Judge some of the promises again whose jobs are now expected to run longer or shorter.
+
+        Args:
+            now: The time.
+            record: Records a fact.
+        """
+        pending = self.measurements.pending
+        for job in list(islice(pending, MEASURED_MAX)):
+            del pending[job]
+            pledge = self.pledges.jobs.get(job)
+            if pledge is None or not pledge.promised or not pledge.booked or now >= pledge.due:
+                continue
+            lasts = self.measurements.lasts(pledge, now)
+            if lasts is not None:
+                self._lasts(pledge, lasts, now, record)
+
+    def _lasts(
+        self, pledge: Pledge, lasts: Lasts, now: Instant, record: Callable[[Any], None]
+    ) -> None:
+        """Give a promise the place that its job needs by what was measured, or break it.
+
+        It is broken when not one time in ten the job is on time. Where only its nine times in ten
+        find no place beside other promises, it keeps the place that it has.
+        """
+        place, book = pledge.place, self.pledges.books.get(pledge.spec.vc)
+        assert place is not None, pledge
+        assert book is not None, pledge
+        before, rest = pledge.left(now), left(lasts, pledge.served(now))
+        if abs(rest.p90 - before.p90) <= max(before.p90 // OTHER_DIVISOR, OTHER_LEAST):
+            return
+        if now + rest.p10 > pledge.due:
+            why, _ = cause(pledge, now, slow=True)
+            detail = (
+                f"as measured it runs {rest.p50 // NS_PER_SECOND} s more (P50); it has run "
+                f"{pledge.served(now) // NS_PER_SECOND} s, and P90 was "
+                f"{pledge.lasts.p90 // NS_PER_SECOND} s in all"
+            )
+            self._break(pledge, now, record, (why, detail))
+            return
+        most = pledge.due - now
+        for each in (rest.p90, rest.p50):
+            found = _anew(book, pledge, Duration(min(each, most)), now)
+            if found is not None:
+                why = Reason.AS_MEASURED
+                moved = PromiseMoved(job=pledge.job, place=found, why=why, at=now, lasts=lasts)
+                record(moved)
+                return
+
+    def _break(
+        self,
+        pledge: Pledge,
+        now: Instant,
+        record: Callable[[Any], None],
+        why: tuple[Reason, str] | None = None,
+    ) -> None:
+        record(self._broken(pledge, now, why))
         if pledge.spec.late == "cancel" and not pledge.cancelled:
             record(CancelAsked(job=pledge.job))
 
@@ -250,6 +318,7 @@ class Promising:
         A job that failed or was cancelled before its deadline leaves no promise broken.
         """
         pledge = self.pledges.jobs.get(fact.job)
+        self.measurements.forget(fact.job)
         if pledge is None:
             return
         at = fact.at
@@ -287,8 +356,10 @@ class Promising:
                 return False
         return True
 
-    def _broken(self, pledge: Pledge, now: Instant) -> PromiseBroken:
-        why, detail = cause(pledge, now)
+    def _broken(
+        self, pledge: Pledge, now: Instant, known: tuple[Reason, str] | None = None
+    ) -> PromiseBroken:
+        why, detail = known or cause(pledge, now)
         return PromiseBroken(
             job=pledge.job, vc=pledge.spec.vc, due=pledge.due, why=why, at=now, detail=detail
         )
@@ -306,7 +377,7 @@ def keeps(entry: VirtualCluster) -> bool:
     return policy is not None and policy.keeps_promises
 
 
-def cause(pledge: Pledge, now: Instant) -> tuple[Reason, str]:
+def cause(pledge: Pledge, now: Instant, *, slow: bool = False) -> tuple[Reason, str]:
     """Return why a promise is broken, and in which figures.
 
     A job that ran longer than nine of ten times were to be is late by that: its owner's length was
@@ -315,7 +386,7 @@ def cause(pledge: Pledge, now: Instant) -> tuple[Reason, str]:
     """
     ran = pledge.served(now)
     ran_s, lasts_s = ran // NS_PER_SECOND, pledge.lasts.p90 // NS_PER_SECOND
-    if ran >= pledge.lasts.p90:
+    if slow or ran >= pledge.lasts.p90:
         why = Reason.OUTRAN_ITS_LENGTH if pledge.declared else Reason.SLOWER_THAN_PREDICTED
         said_s = pledge.declared // NS_PER_SECOND
         said = f", its spec says {said_s} s" if pledge.declared else ""
