@@ -1,7 +1,7 @@
 """Symmetric placements, as GENIE has them: so many nodes, and on each as many GPUs.
 
-    models, measured --> Speeds --> Options of a task: placements by cost-effective ratio
-    view.nodes ---------> Room ---> nodes for one of them
+    models, measured, rates of views --> Speeds --> Options of a task: by cost-effective ratio
+    view.nodes ------------------------> Room ----> nodes for one of them
 
 A task is a job whose spec says its kind (`size.family`), the batch size of the whole gang
 (`size.batch_size`) and its mini-batches. What its placements are worth depends only on the kind and
@@ -13,9 +13,9 @@ Source: GENIE, sections 5.1 to 5.3.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from skep.perf.model.genie import Genie, Split, cost, cost_effective, rate
 from skep.policy.capacity import FreeCapacity, NodeCapacity, Place
@@ -33,6 +33,9 @@ SPLITS_MAX = 4096
 ModelRow = tuple[str, float, float, float, float, float]
 """A kind of task, and what a profile of it found: k0, k1 and k2, gamma and lambda (equations 7 and
 8)."""
+LEARNED: Literal["learned"] = "learned"
+Models = Sequence[ModelRow] | Literal["learned"]
+"""What is known of kinds of tasks: rows, or LEARNED, what the advisor measured and predicts."""
 MeasuredRow = tuple[str, int, int, int, float]
 """A kind of task, its batch size, nodes, GPUs of each, and samples per second there."""
 
@@ -107,22 +110,22 @@ class Task(NamedTuple):
 class Speeds:
     """Rates of tasks by kind, and the options that follow from them on a platform."""
 
-    def __init__(
-        self, models: Sequence[ModelRow], measured: Sequence[MeasuredRow], theta: float
-    ) -> None:
+    def __init__(self, models: Models, measured: Sequence[MeasuredRow], theta: float) -> None:
         """Take over what is known.
 
         Args:
-            models: By kind, the coefficients of its model.
+            models: By kind, the coefficients of its model; LEARNED: what views say of each job.
             measured: Rates that count more than those of models.
             theta: The weight of nodes in the cost (equation 10).
         """
-        self._models = {row[0]: Genie(*row[1:6]) for row in models}
+        self._learned = models == LEARNED
+        rows = () if isinstance(models, str) else models
+        self._models = {row[0]: Genie(*row[1:6]) for row in rows}
         self._measured: dict[tuple[str, int], dict[Split, float]] = {}
         for kind, batch, nodes, each, there in measured:
             self._measured.setdefault((kind, batch), {})[Split(nodes, each)] = there
         self._theta = theta
-        self._kept: dict[tuple[str, int, int, int, int, int, int, int], Options | None] = {}
+        self._kept: dict[Any, Options | None] = {}
 
     def task(self, job: JobView, view: VcView) -> Task | None:
         """Return what a job has to do and where it can; None: that is not known, or not free.
@@ -140,7 +143,9 @@ class Speeds:
         each = max(wants.gpus, 1)
         # A gang that is to be close together is on one node here.
         nodes = 1 if wants.topology is not None and wants.topology.hard else len(view.nodes)
+        learned = (job.rates, job.slowdown) if self._learned else ((), ())
         key = (
+            learned,
             size.family,
             size.batch_size,
             each,
@@ -159,17 +164,26 @@ class Speeds:
                 # No GPU has less than one sample of a mini-batch.
                 if least <= split.gpus // each <= most and split.gpus <= size.batch_size
             ]
-            found = self._options(size.family, size.batch_size, splits, view)
+            rates = None
+            if self._learned:
+                rates = _learned(job, size.batch_size, view.node_gpus)
+            found = self._options((size.family, size.batch_size), splits, view, rates)
             self._kept[key] = Options(found) if found else None
         options = self._kept[key]
         return None if options is None else Task(options, size.batch_size * batches)
 
     def _options(
-        self, kind: str, batch: int, splits: Sequence[Split], view: VcView
+        self,
+        task: tuple[str, int],
+        splits: Sequence[Split],
+        view: VcView,
+        learned: Callable[[Split], float] | None,
     ) -> list[Option]:
         found = []
         for split in splits:
-            here = self.rate(kind, batch, split)
+            here = self.rate(*task, split)
+            if not here and learned is not None:
+                here = learned(split)
             if here > 0:
                 price = cost(split, len(view.nodes), view.node_gpus, self._theta)
                 found.append(Option(split, here, cost_effective(here, price)))
@@ -182,6 +196,29 @@ class Speeds:
             return known
         model = self._models.get(kind)
         return 0.0 if model is None else rate(model, batch, split.nodes, split.each)
+
+
+def _learned(job: JobView, batch: int, inside: int) -> Callable[[Split], float]:
+    """Return the samples per second at a placement by what a view says of a job; 0.0: unknown.
+
+    Args:
+        job: Its rates are those on as few nodes as possible, and its slowdown is by nodes.
+        batch: Samples of a mini-batch.
+        inside: GPUs of a node.
+    """
+    rates, slowdown = dict(job.rates), sorted(job.slowdown)
+    each = max(job.spec.resources.gpus, 1)
+
+    def slow(nodes: int) -> int:
+        known = [milli for count, milli in slowdown if count <= nodes]
+        return max(known[-1], 1) if known else 1000
+
+    def there(split: Split) -> float:
+        fewest = -(-split.gpus // max(inside, 1))
+        rate_milli = rates.get(split.gpus // each, 0)
+        return rate_milli / 1000 * batch * slow(fewest) / slow(split.nodes)
+
+    return there
 
 
 def _splits(nodes: int, inside: int, each: int) -> Iterator[Split]:

@@ -16,6 +16,7 @@ from skep.ledger.state import Place
 from skep.machines.allocator.placement.lending_line import Line
 from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.timers import Timer
+from skep.perf.fitted import FitsKept
 from skep.units import Duration, Instant
 from skep.wire import codec
 from skep.wire.advice import JobPace, ScalePoint
@@ -68,6 +69,11 @@ class Telling:
     def unsettle(self, job: str) -> None:
         """Note that a job that has shared GPUs may be alone as of this decision."""
         self.unsettled[job], self.unsettled_at = (Instant(0), Instant(0)), Instant(0)
+
+
+Sizes = tuple[str, str, str, int, int, range, int]
+"""What a prediction is of: VC, family, type of GPU, GPUs of a worker, workers now, numbers of
+workers that it may have, and samples of a mini-batch."""
 
 
 class OutOfReach(NamedTuple):
@@ -173,6 +179,10 @@ class Soft:
         self.telling = Telling()
         self.scales: dict[tuple[str, str], tuple[ScalePoint, ...]] = {}
         """By family and type of GPU: how it scales, as it was last told."""
+        self.fits = FitsKept()
+        """What predicts how a family goes where it was not measured."""
+        self.predicted: dict[Sizes, tuple[ScalePoint, ...]] = {}
+        """What they predict, as far as it was asked since they changed."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer, or None: there is none."""

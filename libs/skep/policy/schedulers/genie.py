@@ -43,7 +43,8 @@ class Genie(Policy, frozen=True, kw_only=True):
     there is none, the one with the highest ratio of all: so it is with urgent tasks always.
 
     `models` are what profiles found: by kind of task (`size.family`), k0, k1, k2, gamma and lambda
-    (equations 7 and 8), in samples per second; `measured` are rates that count more: kind, batch
+    (equations 7 and 8), in samples per second; with `learned` they are what the advisor measured
+    and predicts of each job; `measured` are rates that count more: kind, batch
     size, nodes, GPUs of each, samples per second. `start_s` is what it takes to begin. A task needs
     `size.batch_size` and `size.mini_batches` as well. Any other job has the placement of its spec;
     its length is what its owner says, and if it says nothing, it comes last.
@@ -56,7 +57,7 @@ class Genie(Policy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "genie"
     source: ClassVar[str] = "GENIE (TPDS 2020), sections 5.2 to 5.4, algorithm 1"
-    models: tuple[ModelRow, ...] = ()
+    models: tuple[ModelRow, ...] | Literal["learned"] = ()
     measured: tuple[MeasuredRow, ...] = ()
     start_s: float = 0
     theta: float = THETA

@@ -58,7 +58,7 @@ class Sized(Policy, frozen=True, kw_only=True):
     size: Literal["all", "node", "gpu", "performance", "cost"] = "all"
     by_model: bool = False
     strict: bool = True
-    models: tuple[ModelRow, ...] = ()
+    models: tuple[ModelRow, ...] | Literal["learned"] = ()
     measured: tuple[MeasuredRow, ...] = ()
     start_s: float = 0
     theta: float = THETA
@@ -238,7 +238,8 @@ class Sized(Policy, frozen=True, kw_only=True):
         """Return by queue the GPUs that it may still have."""
         if not self.by_model:
             return {"": view.gpus}
-        named = [row[0] for row in self.models] + [row[0] for row in self.measured]
+        rows = () if isinstance(self.models, str) else self.models
+        named = [row[0] for row in rows] + [row[0] for row in self.measured]
         kinds = {kind.partition("/")[0]: 1.0 for kind in named}
         kinds |= {self._kind(job): 1.0 for job in view.jobs}
         parts = portions(view.gpus, {kind: kinds[kind] for kind in sorted(kinds)})

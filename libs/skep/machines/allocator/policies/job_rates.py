@@ -1,6 +1,7 @@
 """How jobs go, as the advisor tells it: what a policy is shown of rates and predictions.
 
     Outlook --> paces of jobs, scales of families --> JobView.steps, rates, slowdown, left ...
+            --> fits of families by VC, for sizes that were not measured
 
 Soft: after a restart it is told again. Only what the jobs of VCs with a policy do is kept, and what
 is told of a job that stands is not: it would say how fast it is to stand.
@@ -8,17 +9,27 @@ is told of a job that stands is not: it would say how fast it is to stand.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import caches
 from skep.machines.allocator.transaction import Transaction
 from skep.perf import scaling
+from skep.perf.fitted import Fitted
+from skep.perf.model.placement import Placement
+from skep.promises.speeds import batch_of
 from skep.units import Instant
 from skep.wire.advice import JobPace, Outlook, ScalePoint
 
 SCALES_MAX = scaling.FAMILIES_MAX
 NO_POINTS: tuple[ScalePoint, ...] = ()
+SIZES_MAX = 24
+"""Sizes of a gang that are predicted, at 20 us each; those in between are interpolated."""
+NODES = (1, 2, 4, 8, 16)
+"""Numbers of nodes at which a gang is predicted."""
+PREDICTED_MAX = 2_000
+"""Predictions that are kept: for each family and kind of job. All are made anew beyond it."""
 
 
 def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
@@ -38,6 +49,10 @@ def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
         if len(soft.scales) > SCALES_MAX:
             del soft.scales[next(iter(soft.scales))]
     families = {scale.family for scale in event.families}
+    for fit in event.fits:
+        if fit.vc in soft.planned and soft.fits.hear(fit):
+            families.add(fit.family)
+            soft.predicted.clear()
     for planned in soft.planned.values() if families else ():
         for name, view in planned.views.items():
             if view is not None and view.spec.size.family in families:
@@ -72,7 +87,7 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
         Fields of `JobView` by name; those of which nothing is known are left out.
     """
     found: dict[str, Any] = {}
-    if not tx.soft.paces and not tx.soft.scales and not job.mixed:
+    if not (tx.soft.paces or tx.soft.scales or job.mixed or len(tx.soft.fits)):
         return found
     told = tx.soft.paces.get(job.job)
     own = (0, 0)
@@ -138,17 +153,56 @@ def _sizes(job: JobState) -> range:
 
 
 def _points(tx: Transaction, job: JobState) -> tuple[ScalePoint, ...]:
-    """Return what is known of a job's family where it is, or may be: the type known best."""
+    """Return what is known of a job's family where it is, or may be: the type known best.
+
+    What was measured, and what is predicted at sizes that were not.
+    """
     family, scales = job.spec.size.family or "", tx.soft.scales
-    if not family or not scales:
+    if not family or not (scales or len(tx.soft.fits)):
         return NO_POINTS
     chain = tx.state.cells.chains.get(job.chain) if job.members else None
     kind = chain.topology.gpu if chain is not None else job.spec.resources.gpu_type or ""
-    if kind:
-        return scales.get((family, kind), NO_POINTS)
-    kinds = dict.fromkeys(each.topology.gpu for each in tx.state.cells.chains.values())
-    return max(
-        (scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
-        key=len,
-        default=NO_POINTS,
-    )
+    if not kind:
+        kinds = dict.fromkeys(each.topology.gpu for each in tx.state.cells.chains.values())
+        known = {each: scales.get((family, each), NO_POINTS) for each in sorted(kinds)}
+        kind = max(known, key=lambda each: len(known[each]), default="")
+    points = scales.get((family, kind), NO_POINTS)
+    return _with_predicted(tx, job, kind, points) if len(tx.soft.fits) else points
+
+
+def _with_predicted(
+    tx: Transaction, job: JobState, kind: str, points: tuple[ScalePoint, ...]
+) -> tuple[ScalePoint, ...]:
+    """Return measured points, and predicted ones of sizes and spreads that were not measured."""
+    fitted = tx.soft.fits.get(job.spec.vc, job.spec.size.family or "", kind)
+    if fitted is None:
+        return points
+    sizes, each = _sizes(job), job.spec.resources.gpus
+    batch = job.spec.size.batch_size or 0
+    key = job.spec.vc, job.spec.size.family or "", kind, each, job.size, sizes, batch
+    known = tx.soft.predicted.get(key)
+    if known is None:
+        if len(tx.soft.predicted) >= PREDICTED_MAX:
+            tx.soft.predicted.clear()
+        known = tx.soft.predicted[key] = tuple(_predicted(tx, job, kind, fitted))
+    # On how many nodes a size was measured says what it takes there, and no prediction does.
+    measured = {point.gpus for point in points}
+    return (*points, *(point for point in known if point.gpus not in measured))
+
+
+def _predicted(tx: Transaction, job: JobState, kind: str, fitted: Fitted) -> Iterator[ScalePoint]:
+    """Yield what a gang's mini-batches take: each size on as few nodes as hold it, and on more."""
+    each, sizes = job.spec.resources.gpus, _sizes(job)
+    chains = (chain.topology for chain in tx.state.cells.chains.values())
+    inside = max((shape.node_size for shape in chains if shape.gpu == kind), default=1)
+    step = -(-len(sizes) // SIZES_MAX)
+    for workers in dict.fromkeys((*sizes[::step], job.size, sizes[-1])):
+        gpus = workers * each
+        batch = batch_of(fitted, job.spec, gpus)
+        least = -(-gpus // inside)
+        spread = NODES if workers == job.size else ()
+        wanted = (least, *(nodes for nodes in spread if least < nodes <= workers))
+        for nodes in wanted if batch is not None else ():
+            span = fitted.at(Placement(kind, gpus, nodes, batch or 0.0))
+            if span.p50 > 0:
+                yield ScalePoint(gpus=gpus, nodes=nodes, step_ns=span.p50)
