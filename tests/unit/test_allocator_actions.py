@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from skep.ledger.job_state import State
@@ -15,7 +16,15 @@ from skep.policy.registry import POLICIES
 from skep.policy.view import Phase, VcView
 from skep.units import seconds
 from skep.wire.admin import SetVcs
-from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
+from skep.wire.advice import (
+    FamilyFit,
+    FamilyScale,
+    FitError,
+    FittedForm,
+    JobPace,
+    Outlook,
+    ScalePoint,
+)
 from skep.wire.changes import AskSuspend, JobChanged, Result
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob, ChangeJob
@@ -273,6 +282,42 @@ def test_a_view_tells_how_a_job_goes_and_how_it_would() -> None:
     decide(exited("j1", outcome=Outcome.STOPPED), 30)
     job = next(view.jobs[0] for view in reversed(Does.seen) if view.jobs[0].starts == 1)
     assert (job.steps, job.rate_milli, job.slowdown) == (0, 0, ((1, 1000), (2, 2000)))
+
+
+def test_a_view_tells_what_a_fit_predicts_where_nothing_was_measured() -> None:
+    """Points win, a size without one is the fit's P50, and the job's own rate moves all of them."""
+    size = SizeHint(mini_batches=1000, family="bert")
+    decide = running(ELASTIC | {"size": size}, nodes=2)
+    kind = next(iter(decide.machine.state.cells.chains.values())).topology.gpu
+    numbers = (1e9, 0.0, 1e9, 0.0, 3e9, 0.0, 0.0, 1.0, 1.0)
+    fit = FamilyFit(
+        vc="nlp",
+        family="bert",
+        gpu_type=kind,
+        forms=(FittedForm(kind="theta", numbers=numbers, near=1.0, far=1.0),),
+        errors=(FitError(low=-0.1, high=0.1),) * 3,
+        points=3,
+        gpus=2,
+        nodes=2,
+    )
+    decide(Outlook(at=at(20), fits=(fit,)), 20)
+    (job,) = Does.seen[-1].jobs
+    assert job.rates == ((1, 1000), (2, 500), (3, 500)), "1 s alone, 2 s on more"
+    assert job.slowdown == ((1, 1000), (2, 2000))
+    point = ScalePoint(gpus=2, nodes=1, step_ns=seconds(1.0))
+    scale = FamilyScale(family="bert", gpu_type=kind, points=(point,))
+    decide(Outlook(at=at(21), families=(scale,)), 21)
+    (job,) = Does.seen[-1].jobs
+    assert job.rates == ((1, 1000), (2, 1000), (3, 500))
+    pace = JobPace(job="j1", attempt=1, steps=100, rate_milli=4000)
+    decide(Outlook(at=at(30), jobs=(pace,)), 30)
+    (job,) = Does.seen[-1].jobs
+    assert job.rates == ((1, 4000), (2, 4000), (3, 2000))
+    other = msgspec.structs.replace(fit, vc="other")
+    decide(Outlook(at=at(40), fits=(other,)), 40)
+    assert len(decide.machine.tx.soft.fits) == 1, "of VCs with a policy"
+    decide(Outlook(at=at(41), fits=(msgspec.structs.replace(fit, forms=()),)), 41)
+    assert len(decide.machine.tx.soft.fits) == 0
 
 
 def test_what_is_told_of_another_attempt_or_of_one_that_stands_is_passed_over() -> None:

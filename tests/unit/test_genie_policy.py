@@ -59,6 +59,18 @@ def genie(*jobs: JobView, nodes: int = 2, **options: Any) -> Plan:
     return make("genie", {"measured": MEASURED, **options}).plan(seen(*jobs, nodes=nodes))
 
 
+def test_rates_that_were_learned_are_those_of_the_view() -> None:
+    """The same numbers as MEASURED, said by the advisor of the job: the same placement."""
+    rates = tuple(
+        (gpus, round(1000 * there / 36)) for gpus, there in ((1, 100), (2, 180), (4, 300))
+    )
+    learned = replace(task("j1"), rates=rates, slowdown=((1, 1000), (2, 1200)))
+    assert shown(genie(learned, measured=[], models="learned")) == shown(genie(task("j1")))
+    assert shown(genie(learned, measured=[], models="learned")) == [("j1", 1, 2)]
+    plain = genie(task("j2"), measured=[], models="learned")
+    assert [(turn.job, turn.workers) for turn in plain.turns] == [("j2", 0)], "as its spec says"
+
+
 # --- algorithm 1 ----------------------------------------------------------------------------------
 
 
