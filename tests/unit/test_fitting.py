@@ -82,6 +82,31 @@ def test_a_measured_model_is_fitted_and_predicts_where_it_was_not_measured() -> 
     assert (span.basis, span.promised, told["mine"].why) == (Basis.OWN, True, None)
 
 
+def test_the_first_model_of_a_cluster_has_intervals_that_are_of_use() -> None:
+    desk = Desk()
+    desk.family("mine", 1.0, places=3)
+    (fit,) = fits(desk.run())
+    fitted = from_fit(fit)
+    assert fitted is not None
+    span = fitted.at(Placement("v100", 8, 1))
+    assert span.promised
+    assert span.p50 < span.p90 < 2 * span.p50
+    assert not fitted.at(Placement("v100", 8, 2)).promised
+
+
+def test_what_has_no_name_only_teaches() -> None:
+    desk = Desk()
+    for place in PLACES:
+        desk.tenants.apply(fact("j1", step_ms(*place), "", place))
+        desk.fitting.changed(Model("vision", f"~{NET.shapes}", "v100"), desk.now)
+    desk.family("mine", 2.0)
+    assert [fit.family for fit in fits(desk.run())] == ["mine"]
+    assert desk.fitting._families("vision", "v100").keys() == {
+        f"vision/~{NET.shapes}",
+        "vision/mine",
+    }
+
+
 def test_work_comes_in_pieces_with_rests_and_ends() -> None:
     desk = Desk()
     for number in range(6):

@@ -108,7 +108,8 @@ class Fitting:
         """Take note that a model was measured: it is fitted, and what may borrow from it."""
         self._unmeasured.pop(model, None)
         for each in (model, *self._unmeasured):
-            if each is model or self.kept.get(*each) is None:
+            # No spec names a model that is known by its shapes only: it teaches, and that is all.
+            if not each.name.startswith("~") and (each is model or self.kept.get(*each) is None):
                 self._time(each, after(now, SETTLES_AFTER))
 
     def ran(self, model: Model, shown: Fingerprint | None, now: Instant) -> None:
@@ -303,10 +304,8 @@ def _named(vc: str, name: str) -> str:
 
 def _best(vc: str, profiles: Profiles, gpu_type: str) -> list[tuple[str, list[Point]]]:
     """Return the models of a VC on a type of GPU with the most points, two at least."""
-    families = profiles.families(gpu_type).items()
-    found = [(_named(vc, name), points) for name, points in families if len(points) > 1]
-    found.sort(key=lambda each: (-len(each[1]), each[0]))
-    return found[:POOL_MAX]
+    keys = profiles.largest(gpu_type, POOL_MAX)
+    return [(_named(vc, key[0]), profiles.points(key)) for key in keys]
 
 
 def _points(model: Model, curve: Curve) -> list[Point]:

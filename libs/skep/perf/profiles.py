@@ -143,6 +143,21 @@ class Profiles:
         known = self._known.get(key, {})
         return tuple(_measured(place, known[place]) for place in sorted(known))
 
+    def largest(self, gpu_type: str, count: int) -> list[Key]:
+        """Return the models on a type of GPU that were measured alone at the most places.
+
+        Args:
+            gpu_type: The type.
+            count: How many models at most. One place alone teaches nothing.
+        """
+        found = []
+        for key in self._known:
+            if key[1] == gpu_type:
+                alone = sum(not place.shared for place in self._known[key])
+                if alone > 1:
+                    found.append((-alone, key))
+        return [key for _, key in sorted(found)[:count]]
+
     def points(self, key: Key) -> list[Point]:
         """Return what was measured of a model, as predictions are learned from.
 

@@ -63,6 +63,13 @@ OWN_COUNTS = 2.0
 """As how many plays the family's own left-out points count, for each POINTS_OWN of them."""
 
 
+ALONE = Errors(-0.25, 0.35), Errors(-0.1, 0.75), Errors(-0.8, 0.4)
+"""Of a family without any other, measured at three placements or more, by stratum: what the public
+measurements' models for tuning had from profiles of that many without a pool, rounded outwards
+(-0.21 and 0.27, -0.04 and 0.71, -0.71 and 0.38; those for judging: -0.19 and 0.40, -0.06 and 0.72,
+-0.80 and 0.39)."""
+
+
 class Play(NamedTuple):
     """A family that was predicted from a few of its points: log errors by form, and strata."""
 
@@ -306,13 +313,18 @@ class Pool:
         near = far
         if fits.own is not None and not servers:
             near = believe([*plays, (OWN_COUNTS * len(points) / POINTS_OWN, fits.own)])
+        errors = (
+            scores(wide, near, Stratum.NEAR),
+            scores(wide, far, Stratum.MORE_GPUS),
+            scores(wide, far, Stratum.MORE_NODES),
+        )
+        if not wide and len(points) >= POINTS_PROMISED:
+            errors = ALONE
         return Parameters(
             fits.forms,
             tuple(float(each) for each in near),
             seen_of(points),
-            scores(wide, near, Stratum.NEAR),
-            scores(wide, far, Stratum.MORE_GPUS),
-            scores(wide, far, Stratum.MORE_NODES),
+            *errors,
             tuple(float(each) for each in far),
             borrowed,
         )
