@@ -62,7 +62,7 @@ def judge(
 def _accepted(way: Way, place: Place, due: Instant) -> Ruling:
     text = (
         f"accepted: by {told(due)}, nine times in ten, on {way.total} GPUs of type "
-        f"{way.kind[0]}; it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
+        f"{way.kind.gpu_type}; it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
     )
     end50 = Instant(place.begin + way.lasts.p50)
     judged = Judged(
@@ -158,7 +158,7 @@ def _offers(
 def _help(spec: JobSpec, way: Way, *, other: bool) -> Help:
     """Return the key with which a job would be run that way."""
     if other:
-        return Help(why=Reason.WITH_ANOTHER_TYPE, key="willing.types", value=way.kind[0])
+        return Help(why=Reason.WITH_ANOTHER_TYPE, key="willing.types", value=way.kind.gpu_type)
     workers, elastic = way.total // spec.resources.gpus, spec.elastic
     if elastic is None:
         key, value = "resources.workers", str(workers)
@@ -200,7 +200,7 @@ def _missing(spec: JobSpec, why: Reason) -> str:
 
 
 def _sizes(found: Sequence[Way]) -> str:
-    sizes = sorted({(way.total, way.kind[0]) for way in found})
+    sizes = sorted({(way.total, way.kind.gpu_type) for way in found})
     return " or ".join(f"{total} GPUs of type {kind}" for total, kind in sizes[:NAMED_MAX])
 
 
