@@ -217,8 +217,9 @@ class Pledges:
         pledge = self.jobs.get(fact.job)
         if pledge is not None:
             pledge.due = fact.judged.due
-            alone = fact.judged.alone
-            pledge.lasts = Lasts(p10=alone, p50=alone, p90=alone)
+            alone, promise = fact.judged.alone, pledge.spec.promise
+            most = max(promise.lasts if promise is not None else 0, alone)
+            pledge.lasts = Lasts(p10=alone, p50=alone, p90=Duration(most))
             self._time(pledge)
 
     def _put(self, pledge: Pledge, place: Place) -> None:
@@ -259,7 +260,10 @@ class Pledges:
             del hours[hour]
 
     def used_by(self, vc: str, qos: str, now: Instant) -> int:
-        """Return the GPU time that a class has used in the last 24 hours, and still asks for.
+        """Return the GPU time that a class has used in the last 24 hours, and may still ask for.
+
+        Whole hours count, and what is left of jobs as it is nine times in ten: a budget that goes
+        by the length that owners say would not hold where they are wrong.
 
         Args:
             vc: The VC.
@@ -271,11 +275,11 @@ class Pledges:
         """
         which, oldest = CLASSES.index(qos), now // HOUR - DAY_HOURS
         hours = self.used.get(vc, {})
-        used = sum(spent[which] for hour, spent in hours.items() if hour > oldest)
+        used = sum(spent[which] for hour, spent in hours.items() if hour >= oldest)
         for pledge in self.jobs.values():
             if pledge.spec.vc == vc and pledge.spec.qos == qos:
                 going = max(now - pledge.since, 0) if pledge.since else 0
-                used += (going + pledge.left(now).p50) * pledge.spec.gpus
+                used += (going + pledge.left(now).p90) * pledge.spec.gpus
         return used
 
     def owned(self, vc: str) -> int:

@@ -387,7 +387,7 @@ def _print(found: Found, *, verbose: bool) -> None:
         f"{found.unfinished} unfinished; audit {found.anomalies}"
     )
     if (urgent := found.urgent) is not None:
-        used = ", ".join(f"{qos} {part:.1%}" for qos, part in found.used.items())
+        used = ", ".join(f"{qos} {part:.2%}" for qos, part in found.used.items())
         print(
             f"  urgent with a promise: {urgent.within} of {urgent.promised} took at most "
             f"{URGENT_MOST} times as long as alone (mean {urgent.mean:.2f}, worst "

@@ -132,7 +132,7 @@ class Promising:
         if spec.qos not in BUDGETS or not keeps or spec.opportunistic:
             return spec, ""
         share, whole = BUDGETS[spec.qos], self.pledges.owned(spec.vc) * DAY_HOURS * HOUR
-        asks = min((way.lasts.p50 * way.total for way in found if way.willing), default=0)
+        asks = min((way.cost for way in found if way.willing), default=0)
         uses = self.pledges.used_by(spec.vc, spec.qos, now) + asks
         if uses * 1000 <= share * whole:
             return spec, ""
