@@ -61,8 +61,8 @@ def judge(
 
 def _accepted(way: Way, place: Place, due: Instant) -> Ruling:
     text = (
-        f"accepted: by {told(due)}, nine times in ten, on {way.total} GPUs of type "
-        f"{way.kind.gpu_type}; it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
+        f"accepted: by {told(due)}, nine times in ten, on {_gpus(way.total, way.kind.gpu_type)}; "
+        f"it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
     )
     end50 = Instant(place.begin + way.lasts.p50)
     judged = Judged(
@@ -201,7 +201,11 @@ def _missing(spec: JobSpec, why: Reason) -> str:
 
 def _sizes(found: Sequence[Way]) -> str:
     sizes = sorted({(way.total, way.kind.gpu_type) for way in found})
-    return " or ".join(f"{total} GPUs of type {kind}" for total, kind in sizes[:NAMED_MAX])
+    return " or ".join(_gpus(total, kind) for total, kind in sizes[:NAMED_MAX])
+
+
+def _gpus(count: int, kind: str) -> str:
+    return f"{count} {'GPU' if count == 1 else 'GPUs'} of type {kind}"
 
 
 def _spoken(length: int) -> str:
