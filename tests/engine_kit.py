@@ -37,6 +37,12 @@ def dies(inputs: Sequence[bytes], watch: Watch) -> bytes:
     return b""
 
 
+def hears(inputs: Sequence[bytes], watch: Watch) -> bytes:
+    """Return which of the signals in the input do not end this process, by number."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return bytes(number for number in inputs[0] if number in blocked)
+
+
 def dies_once(inputs: Sequence[bytes], watch: Watch) -> bytes:
     """The input is the path of a file that is made before the process dies."""
     there = Path(inputs[0].decode())

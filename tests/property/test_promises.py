@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.promises.book import Book
+from skep.promises.cells import Kind
 from skep.promises.judge import judge
 from skep.promises.length import TOLD, Unknown, ways
 from skep.units import Duration, Instant, seconds
@@ -15,7 +16,7 @@ from skep.wire.promises import Answer, Place
 from skep.wire.spec import JobSpec, Resources, SizeHint
 from tests import effort
 
-KIND = ("v100", "")
+KIND = Kind("v100")
 HORIZON = 40
 
 sizes = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4)

@@ -20,6 +20,15 @@ def test_promises_are_kept_and_cost_other_tenants_nothing(workload: tuple[str, i
     assert found.anomalies == 0
 
 
+def test_a_tenant_to_which_all_is_urgent_stays_within_its_budget() -> None:
+    found = play("greedy", 6)
+    urgent = found.urgent
+    assert urgent is not None
+    assert urgent.made_normal > 100
+    assert urgent.within >= 0.9 * urgent.promised > 0, urgent
+    assert 0.03 < found.used["urgent"] < 0.055, found.used
+
+
 def test_the_judged_workloads_are_not_those_for_tuning() -> None:
     assert len(JUDGED) >= 10
     assert {kind for kind, _ in JUDGED} == set(KINDS)

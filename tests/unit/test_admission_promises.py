@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.base import Effect, Send
+from skep.promises.length import SEEN_MAX
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.admin import SetVcs
 from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
-from skep.wire.codec import Facts
+from skep.wire.codec import RECORD_BYTES_MAX, Facts, encode
 from skep.wire.deadline import told
 from skep.wire.facts import (
     Admitted,
@@ -24,6 +26,7 @@ from skep.wire.facts import (
     JobRan,
     JobRequeued,
     NodeBack,
+    NodeDrained,
     NodeLost,
     Refused,
 )
@@ -58,8 +61,10 @@ def cells(nodes: int = 2, policy: str = "deadline") -> Cluster:
     return Cluster(chains={"v100": chain}, vcs={"nlp": vc})
 
 
-def begun(nodes: int = 2, policy: str = "deadline") -> Driver[AdmissionMachine]:
-    cluster = cells(nodes, policy)
+def begun(
+    nodes: int = 2, policy: str = "deadline", *, cluster: Cluster | None = None
+) -> Driver[AdmissionMachine]:
+    cluster = cluster or cells(nodes, policy)
     driver = Driver(AdmissionMachine)
     driver.restart()
     driver(SetVcs(vcs=cluster.vcs, chains=cluster.chains))
@@ -169,16 +174,19 @@ def test_an_opportunistic_job_has_no_promise(admission: Driver[AdmissionMachine]
 
 
 def test_a_class_beyond_its_budget_counts_as_normal(admission: Driver[AdmissionMachine]) -> None:
-    """The VC has 384 GPU-hours a day: 19 for urgent jobs, 134 for prior ones."""
-    first = submit(admission, 1, qos="urgent", gpus=8, size={"run_time": 2 * HOUR})
+    """The VC has 384 GPU-hours a day: 19 for urgent jobs, 134 for prior ones.
+
+    A job counts as it is nine times in ten: with 1.3 times what its owner says, at first.
+    """
+    first = submit(admission, 1, qos="urgent", gpus=8, size={"run_time": 1.8 * HOUR})
     assert facts_of(first)[0].spec.qos == "urgent"
-    second = submit(admission, 2, qos="urgent", gpus=8, size={"run_time": 2 * HOUR})
+    second = submit(admission, 2, qos="urgent", gpus=8, size={"run_time": 1.8 * HOUR})
     assert facts_of(second)[0].spec.qos == "normal"
     assert "counts as normal" in judged(second).note
-    third = submit(admission, 3, qos="prior", gpus=8, size={"run_time": 2 * HOUR})
+    third = submit(admission, 3, qos="prior", gpus=8, size={"run_time": 1.8 * HOUR})
     assert facts_of(third)[0].spec.qos == "prior"
     admission(ended("j1", 10))
-    fourth = submit(admission, 4, qos="urgent", gpus=8, size={"run_time": 2 * HOUR})
+    fourth = submit(admission, 4, qos="urgent", gpus=8, size={"run_time": 1.8 * HOUR})
     assert facts_of(fourth)[0].spec.qos == "urgent"
 
 
@@ -290,6 +298,60 @@ def test_nodes_that_are_away_are_not_promised(admission: Driver[AdmissionMachine
     )
 
 
+def test_a_drained_node_that_was_lost_stays_away_until_it_is_undrained(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    drain = NodeDrained(node="n1", drain=True)
+    said_of = [
+        (drain, [NodeAway(node="n1", away=True, drained=True)]),
+        (NodeLost(node="n1"), [NodeAway(node="n1", away=True)]),
+        (NodeBack(node="n1"), [NodeAway(node="n1", away=False)]),
+    ]
+    for fact, noted in said_of:
+        assert facts_of(admission(said(fact))) == noted
+    again = AdmissionMachine()
+    for piece in admission.machine.snapshot():
+        again.apply(piece)
+    assert again.pledges.summary() == admission.machine.pledges.summary()
+    wide = {"finish_by": "8h", "gpus": 8, "workers": 2}
+    assert judged(submit(admission, 1, **wide)).why is Reason.CELLS_TOO_SMALL
+    undrained = facts_of(admission(said(msgspec.structs.replace(drain, drain=False))))
+    assert undrained == [NodeAway(node="n1", away=False, drained=True)]
+    assert judged(submit(admission, 2, **wide)).answer is Answer.ACCEPTED
+
+
+def two_chains() -> Driver[AdmissionMachine]:
+    """Return admission of a VC with two nodes of each of two chains with GPUs of one type."""
+    (chain,) = cells().chains.values()
+    second = msgspec.structs.replace(chain, nodes=(NodeCell(node="m0"), NodeCell(node="m1")))
+    owned = tuple(Quota(chain=name, level="node", count=2) for name in ("v100", "v100b"))
+    vc = VirtualCluster(cells=owned, policy="deadline")
+    return begun(cluster=Cluster(chains={"v100": chain, "v100b": second}, vcs={"nlp": vc}))
+
+
+def test_a_lost_node_counts_where_two_chains_have_gpus_of_one_type() -> None:
+    """Its chain is the first of two: the other one has lost nothing."""
+    driver = two_chains()
+    driver(said(NodeLost(node="n1")))
+    wide = {"finish_by": "2h", "gpus": 8, "workers": 2}
+    (_, made) = facts_of(submit(driver, 1, **wide))
+    assert made.place.chain == "v100b"
+    assert judged(submit(driver, 2, **wide)).why is Reason.BEHIND_PROMISES
+    assert judged(submit(driver, 3, finish_by="2h", gpus=8)).answer is Answer.ACCEPTED
+
+
+def test_no_gang_is_promised_gpus_of_two_chains() -> None:
+    driver = two_chains()
+    for number in (1, 2, 3):
+        submit(driver, number, finish_by="90m", gpus=8)
+    driver(ended("j1", 1), 1)  # One node of each chain is promised now.
+    gang = judged(submit(driver, 4, finish_by="90m", gpus=8, workers=2))
+    assert gang.why is Reason.BEHIND_PROMISES
+    for number, chain in ((5, ""), (6, "v100b")):
+        (_, made) = facts_of(submit(driver, number, finish_by="90m", gpus=8))
+        assert made.place.chain == chain
+
+
 def test_owners_that_are_wrong_get_wider_intervals(admission: Driver[AdmissionMachine]) -> None:
     for number in range(1, 21):
         submit(admission, number)
@@ -314,6 +376,30 @@ def test_a_snapshot_holds_the_book(admission: Driver[AdmissionMachine]) -> None:
     again.check()
     assert again.pledges.summary() == admission.machine.pledges.summary()
     assert again.pledges.books["nlp"].places
+
+
+def test_a_snapshot_of_many_tenants_fits_into_records() -> None:
+    """Each of 300 has a full day of both classes, and as many lengths as are kept."""
+    names = [f"tenant-{index:03}-{'x' * 40}" for index in range(300)]
+    (one,) = cells(1).vcs.values()
+    nodes = tuple(NodeCell(node=f"n{index}") for index in range(300))
+    (chain,) = cells().chains.values()
+    cluster = Cluster(
+        chains={"v100": msgspec.structs.replace(chain, nodes=nodes)}, vcs=dict.fromkeys(names, one)
+    )
+    driver = begun(cluster=cluster)
+    pledges = driver.machine.pledges
+    for name in names:
+        for milli in range(SEEN_MAX):
+            pledges.apply(LengthSeen(job="j1", vc=name, milli=9000 + milli))
+        hours = pledges.used.setdefault(name, {})
+        hours.update({T0 // 3600 // NS_PER_SECOND - hour: [10**17, 10**17] for hour in range(25)})
+    pieces = driver.machine.snapshot()
+    assert max(len(encode(piece)) for piece in pieces) < RECORD_BYTES_MAX / 2
+    again = AdmissionMachine()
+    for piece in pieces:
+        again.apply(piece)
+    assert again.pledges.summary() == pledges.summary()
 
 
 # --- what must not end the service ---------------------------------------------------------------

@@ -187,25 +187,47 @@ def test_damaged_cluster_file(folder: Path, run: Run) -> None:
     assert not folder.exists()
 
 
+def find_ports(cluster: config.Cluster, wishes: config.Wishes) -> None:
+    for each in up._find_ports(cluster, wishes):
+        each.close()
+
+
 def test_ports_that_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         wishes = config.Wishes(port=port)
         cluster = config.settle(None, wishes, str(folder))
         with pytest.raises(CommandError, match="is taken: choose another"):
-            up._find_ports(cluster, wishes)
+            find_ports(cluster, wishes)
         first_bus = cluster.nats.url
-        up._find_ports(cluster, config.Wishes())
+        find_ports(cluster, config.Wishes())
         assert "is taken by another program: the API is on" in capsys.readouterr().err
         assert not cluster.gateway.url.endswith(f":{port}")
         # The bus keeps its port while that is free.
         assert cluster.nats.url == first_bus
         cluster.nats.url = f"nats://127.0.0.1:{port}"
-        up._find_ports(cluster, config.Wishes())
+        find_ports(cluster, config.Wishes())
         assert cluster.nats.url != f"nats://127.0.0.1:{port}"
     anything = config.settle(None, config.Wishes(port=0), str(folder))
-    up._find_ports(anything, config.Wishes(port=0))
+    find_ports(anything, config.Wishes(port=0))
     assert not anything.gateway.url.endswith(":0")
+
+
+def test_ports_are_kept_until_the_servers_listen(folder: Path) -> None:
+    """From when they are chosen on, so that nothing else is given them meanwhile."""
+    wishes = config.Wishes(port=0)
+    cluster = config.settle(None, wishes, str(folder))
+    held = up._find_ports(cluster, wishes)
+    try:
+        for url in (cluster.nats.url, cluster.nats.tenants, cluster.gateway.url):
+            port = int(url.rpartition(":")[2])
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            with socket.create_server(("127.0.0.1", port)) as server:  # It reuses addresses.
+                assert server.getsockname()[1] == port
+    finally:
+        for each in held:
+            each.close()
 
 
 def test_quotas_asked_for_are_published_again(folder: Path) -> None:

@@ -18,6 +18,7 @@ from skep_services.engines import task as tasks_of
 from skep_services.engines.deal import Ear, Gone, Output, Part, Ready, Word
 from skep_services.engines.processes import Processes
 from skep_services.engines.ray_actors import connect
+from skep_services.engines.stop import SIGNALS
 from skep_services.engines.task import (
     About,
     DiedError,
@@ -198,6 +199,13 @@ def test_tasks_that_watch_end_early_and_tell_and_the_deaf_are_killed(tmp_path: P
     ]
     kept = run(Processes(2), tasks, lambda: all(each.exists() for each in there))
     assert kept.results == [b"cut", None, None]
+
+
+def test_workers_leave_it_to_the_command_to_hear_signals() -> None:
+    """A terminal sends them to all its processes, `timeout` and systemd to all that they began."""
+    signals = bytes(SIGNALS)
+    kept = run(Processes(2), [task(name, engine_kit.hears, signals) for name in "ab"])
+    assert kept.results == [signals, signals]
 
 
 def test_measurements_have_the_same_digest_in_whatever_order_they_are_kept() -> None:

@@ -71,9 +71,11 @@ def test_a_promise_is_open_until_it_is_kept_or_broken() -> None:
     assert rows[0] is not None
     assert (rows[0].begin, rows[0].end, rows[0].gpus) == (at(20), at(30), 4)
     assert fold.promises == {"nlp": [3, 1, 1]}
-    (family,) = PromiseCounts(fold).collect()
+    family, causes = PromiseCounts(fold).collect()
     counts = {sample.labels["outcome"]: sample.value for sample in family.samples}
     assert counts == {"made": 3, "kept": 1, "broken": 1}
+    (cause,) = causes.samples
+    assert (cause.labels, cause.value) == ({"vc": "nlp", "cause": "node-lost"}, 1)
 
 
 def test_why_names_the_answer_and_the_cause() -> None:

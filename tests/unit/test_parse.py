@@ -318,7 +318,7 @@ def test_a_deadline_has_one_form(told: Any, normal: Any) -> None:
         ("willing.gpus", "9..1", Reason.BAD_VALUE, "a range such as `1..16`"),
         ("willing.gpus", "1..99999", Reason.BAD_VALUE, "up to 8192"),
         ("willing.types", "a100|", Reason.BAD_VALUE, "such as `a100|v100`"),
-        ("willing.profile", "maybe", Reason.WRONG_TYPE, "maybe"),
+        ("willing.profile", "maybe", Reason.BAD_VALUE, "one of allowed, refused, not `maybe`"),
     ],
 )
 def test_a_bad_deadline_is_refused_in_one_line(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from skep.promises.book import Book
-from skep.promises.cells import own_parts, spare_nodes
+from skep.promises.cells import Kind, lost_parts, own_parts, spare_nodes
 from skep.promises.judge import judge
 from skep.promises.length import LEAST, START, TOLD, Span, Unknown, due, left, spread, ways
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
@@ -19,7 +19,7 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from tests.kit import T0, at, spec
 
-V100 = ("v100", "")
+V100 = Kind("v100")
 FAR = at(1_000_000)
 
 
@@ -31,6 +31,10 @@ def find(
     there: Book, gpus: int, workers: int, lasts: float, due_s: float = 1e6, *, late: bool = False
 ) -> Place | None:
     return there.find(V100, (gpus, workers), seconds(lasts), T0, at(due_s), late=late)
+
+
+def named(letter: str, count: int) -> tuple[NodeCell, ...]:
+    return tuple(NodeCell(node=f"{letter}{index}") for index in range(count))
 
 
 def placed(there: Book, job: str, gpus: int, begin: float, end: float, *nodes: int) -> None:
@@ -105,11 +109,11 @@ def test_what_is_taken_out_is_free_again() -> None:
 def test_a_part_whose_node_is_away_gets_nothing_new() -> None:
     there = book(8, 8)
     placed(there, "j1", 8, 0, 100, 1)
-    there.lose("v100", 1)
+    there.lose(V100, (1,))
     there.check()
     assert find(there, 8, 2, 10) is None
     assert times(find(there, 8, 1, 10)) == (0, 10)
-    there.lose("v100", 0)
+    there.lose(V100, ())
     assert times(find(there, 8, 2, 10)) == (100, 110)
 
 
@@ -150,9 +154,30 @@ def test_cells_are_parts_of_nodes() -> None:
     cluster = Cluster(
         chains={"c": chain}, pins={"p": Pin(chain="c", level="node", index=7)}, vcs={"a": owns}
     )
-    assert own_parts(cluster, "a") == {V100: (8, 8, 8, 1, 1), ("v100", "p"): (8,)}
+    assert own_parts(cluster, "a") == {V100: (8, 8, 8, 1, 1), Kind("v100", "p"): (8,)}
     assert own_parts(cluster, "b") == {}
     assert spare_nodes(cluster, "c") == 3
+    assert lost_parts(cluster, "a", "c", 1) == (V100, frozenset({2}))
+    assert lost_parts(cluster, "a", "c", 4) == (V100, frozenset({0, 1, 2, 3, 4}))
+
+
+def test_a_node_that_is_lost_takes_parts_of_its_own_chain() -> None:
+    """Both chains have GPUs of one type: four nodes of 8, and two of 4 with parts of 2."""
+    levels = (Level(name="half", fanout=2), Level(name="node", fanout=2))
+    small = Chain(gpu="v100", levels=levels, node_level="node", nodes=named("s", 2))
+    large = Chain(
+        gpu="v100", levels=(Level(name="node", fanout=8),), node_level="node", nodes=named("l", 4)
+    )
+    owned = (
+        Quota(chain="large", level="node", count=2),
+        Quota(chain="small", level="half", count=3),
+    )
+    vc = VirtualCluster(cells=owned)
+    cluster = Cluster(chains={"large": large, "small": small}, vcs={"a": vc})
+    other = Kind("v100", chain="small")
+    assert own_parts(cluster, "a") == {V100: (8, 8), other: (2, 2, 2)}
+    assert lost_parts(cluster, "a", "large", 1) == (V100, frozenset({1}))
+    assert lost_parts(cluster, "a", "small", 1) == (other, frozenset({1, 2}))
 
 
 # --- lengths -------------------------------------------------------------------------------------
@@ -294,7 +319,7 @@ def test_more_workers_are_offered_where_the_spec_bounds_them(
 
 
 def test_another_type_is_offered() -> None:
-    there = Book({V100: (8,), ("k80", ""): (1,)})
+    there = Book({V100: (8,), Kind("k80"): (1,)})
     job = read(size={"mini_batches": 1000}, gpu_type="k80")
     judged = ruling(there, job, 1500, Known()).judged
     assert judged.answer is Answer.LATE

@@ -2,7 +2,7 @@
 
     find (earliest | latest) --> Place --put--> held --take--> free again
 
-A VC's cells of one type are parts of nodes. A promise has so many GPUs on each of some parts, from
+A VC's cells of one kind are parts of nodes. A promise has so many GPUs on each of some parts, from
 its begin to its end, and no part ever has more promised than its GPUs: so what is promised at one
 time can be packed, and a gang is never split where it may not be.
 
@@ -15,7 +15,7 @@ begin and by end, so that one walk along them finds the earliest or the latest t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from skep.promises.cells import Kind
 from skep.units import Duration, Instant
@@ -29,6 +29,11 @@ Entry = tuple[int, int, int, str]
 """Begin, end, GPUs and job of a promise on a part."""
 Interval = tuple[int, int, int, int]
 """A lane while it is free: its begin and end (or its end and begin), its part, its number."""
+
+
+def kind_of(place: Place) -> Kind:
+    """Return of which kind the GPUs of a place are."""
+    return Kind(place.gpu_type, place.pin, place.chain)
 
 
 class Part:
@@ -216,8 +221,9 @@ class Book:
             return None
         free = lanes.free(at, at + lasts)
         return Place(
-            gpu_type=kind[0],
-            pin=kind[1],
+            gpu_type=kind.gpu_type,
+            pin=kind.pin,
+            chain=kind.chain,
             gpus=gpus,
             begin=Instant(at),
             end=Instant(at + lasts),
@@ -245,7 +251,7 @@ class Book:
 
     def fits(self, place: Place) -> bool:
         """Return whether a place is free as a whole."""
-        parts = self.parts.get((place.gpu_type, place.pin), ())
+        parts = self.parts.get(kind_of(place), ())
         for number, gpus in place.nodes:
             if number >= len(parts):
                 return False
@@ -272,7 +278,7 @@ class Book:
                 self._entry(place, number, (place.begin, place.end, gpus, job), add=False)
 
     def _entry(self, place: Place, number: int, entry: Entry, *, add: bool) -> None:
-        kind = (place.gpu_type, place.pin)
+        kind = kind_of(place)
         parts = self.parts[kind]
         if add:
             insort(parts[number].entries, entry)
@@ -285,16 +291,18 @@ class Book:
             if other == kind:
                 lanes.renew(self.parts[kind], number)
 
-    def lose(self, gpu_type: str, nodes: int) -> None:
-        """Promise nothing new on the last parts of a type, as many as nodes are away."""
-        for kind, parts in self.parts.items():
-            if kind[0] != gpu_type or kind[1]:
-                continue
-            for number, part in enumerate(parts):
-                away = number >= len(parts) - nodes
-                if part.away is not away:
-                    part.away = away
-                    self._renew(kind, number)
+    def lose(self, kind: Kind, gone: Collection[int]) -> None:
+        """Promise nothing new on these parts of a kind, and again on its others.
+
+        Args:
+            kind: The kind of GPUs.
+            gone: Numbers of parts (`cells.lost_parts`).
+        """
+        for number, part in enumerate(self.parts.get(kind, ())):
+            away = number in gone
+            if part.away is not away:
+                part.away = away
+                self._renew(kind, number)
 
     def between(self, begin: int, end: int, kinds: Iterable[Kind]) -> list[tuple[int, str]]:
         """Return the GPU time and name of each promise in a span of time, the most first.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from skep.cells.levels import cell_gpus, gpus_per_node
 from skep.wire.cluster import Cluster
 
-Kind = tuple[str, str]
-"""A type of GPU, and the pinned cell in which the GPUs are (empty: in none)."""
+
+class Kind(NamedTuple):
+    """Which of a VC's GPUs: a gang is on GPUs of one kind."""
+
+    gpu_type: str
+    pin: str = ""
+    """The pinned cell in which they are; empty: in none."""
+    chain: str = ""
+    """Their chain if it is not the first one, by name, with GPUs of this type."""
 
 
 def own_parts(cluster: Cluster, vc: str) -> dict[Kind, tuple[int, ...]]:
@@ -31,8 +40,38 @@ def own_parts(cluster: Cluster, vc: str) -> dict[Kind, tuple[int, ...]]:
         chain = cluster.chains[chain_name]
         gpus, node = cell_gpus(chain, level), gpus_per_node(chain)
         whole, size = max(gpus // node, 1), min(gpus, node)
-        parts.setdefault((chain.gpu, pin_name), []).extend([size] * (whole * count))
+        kind = _kind(cluster, chain_name, pin_name)
+        parts.setdefault(kind, []).extend([size] * (whole * count))
     return {kind: tuple(sorted(sizes, reverse=True)) for kind, sizes in parts.items()}
+
+
+def lost_parts(cluster: Cluster, vc: str, chain: str, nodes: int) -> tuple[Kind, frozenset[int]]:
+    """Return which of a VC's parts it has to do without, as many as may be: their numbers.
+
+    Which VC's cells are on the nodes that are left is not known, so each VC counts on the loss: of
+    the largest parts that those nodes could hold, the last ones of a size. Pinned cells are left
+    out, for most nodes are none of theirs.
+
+    Args:
+        cluster: The cells in force.
+        vc: The VC.
+        chain: A chain.
+        nodes: How many fewer it has than its VCs own.
+    """
+    kind, gone = _kind(cluster, chain), list[int]()
+    left = nodes * gpus_per_node(cluster.chains[chain])
+    sizes = own_parts(cluster, vc).get(kind, ())
+    for size, number in sorted(zip(sizes, range(len(sizes)), strict=True), reverse=True):
+        if size <= left:
+            left -= size
+            gone.append(number)
+    return kind, frozenset(gone)
+
+
+def _kind(cluster: Cluster, chain: str, pin: str = "") -> Kind:
+    gpu_type = cluster.chains[chain].gpu
+    first = min(name for name, each in cluster.chains.items() if each.gpu == gpu_type)
+    return Kind(gpu_type, pin, "" if chain == first else chain)
 
 
 def spare_nodes(cluster: Cluster, chain: str) -> int:

@@ -62,8 +62,8 @@ def judge(
 
 def _accepted(way: Way, place: Place, due: Instant) -> Ruling:
     text = (
-        f"accepted: by {told(due)}, nine times in ten, on {way.total} GPUs of type "
-        f"{way.kind[0]}; it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
+        f"accepted: by {told(due)}, nine times in ten, on {_gpus(way.total, way.kind.gpu_type)}; "
+        f"it runs {_spoken(way.lasts.p50)} (P50), {_spoken(way.lasts.p90)} (P90)"
     )
     end50 = Instant(place.begin + way.lasts.p50)
     judged = Judged(
@@ -159,7 +159,7 @@ def _offers(
 def _help(spec: JobSpec, way: Way, *, other: bool) -> Help:
     """Return the key with which a job would be run that way."""
     if other:
-        return Help(why=Reason.WITH_ANOTHER_TYPE, key="willing.types", value=way.kind[0])
+        return Help(why=Reason.WITH_ANOTHER_TYPE, key="willing.types", value=way.kind.gpu_type)
     workers, elastic = way.total // spec.resources.gpus, spec.elastic
     if elastic is None:
         key, value = "resources.workers", str(workers)
@@ -211,8 +211,12 @@ def _missing(spec: JobSpec, why: Reason) -> str:
 
 
 def _sizes(found: Sequence[Way]) -> str:
-    sizes = sorted({(way.total, way.kind[0]) for way in found})
-    return " or ".join(f"{total} GPUs of type {kind}" for total, kind in sizes[:NAMED_MAX])
+    sizes = sorted({(way.total, way.kind.gpu_type) for way in found})
+    return " or ".join(_gpus(total, kind) for total, kind in sizes[:NAMED_MAX])
+
+
+def _gpus(count: int, kind: str) -> str:
+    return f"{count} {'GPU' if count == 1 else 'GPUs'} of type {kind}"
 
 
 def _spoken(length: int) -> str:

@@ -131,7 +131,7 @@ def ways(
         said: How far off owners' run times are.
     """
     pin = spec.resources.pinned
-    own = [kind for kind in sorted(kinds) if kind[1] == pin]
+    own = [kind for kind in sorted(kinds) if kind.pin == pin]
     mini_batches, run_time = spec.size.total(), spec.size.run_time
     found: list[Way] = []
     if mini_batches is not None:
@@ -149,7 +149,9 @@ def ways(
         )
         for kind in own:
             gpus, workers = _pieces(spec, spec.gpus, largest[kind])
-            found.append(Way(kind, gpus, workers, lasts, True, suits(types_of(spec), kind[0])))
+            found.append(
+                Way(kind, gpus, workers, lasts, True, suits(types_of(spec), kind.gpu_type))
+            )
     if any(way.willing for way in found):
         found.sort(key=lambda way: (not way.willing, way.cost, way.kind, way.total))
         return found[:WAYS_MAX], Reason.IN_TIME
@@ -195,14 +197,16 @@ def _predicted(
 ) -> list[Way]:
     largest, mini_batches = limits
     gpus, workers = _pieces(spec, total, largest)
-    step = speeds.step(spec, kind[0], total, workers)
+    step = speeds.step(spec, kind.gpu_type, total, workers)
     if step is None:
         return []
     second = mini_batches / 1e9
     lasts = Lasts(
         p10=length(step.p10 * second), p50=length(step.p50 * second), p90=length(step.p90 * second)
     )
-    return [Way(kind, gpus, workers, lasts, False, allowed and suits(types_of(spec), kind[0]))]
+    return [
+        Way(kind, gpus, workers, lasts, False, allowed and suits(types_of(spec), kind.gpu_type))
+    ]
 
 
 def _pieces(spec: JobSpec, total: int, largest: int) -> tuple[int, int]:

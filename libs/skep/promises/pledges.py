@@ -13,7 +13,7 @@ import msgspec
 from skep.base.timers import TimerHeap
 from skep.cells.levels import gpus_in_cells
 from skep.promises.book import Book
-from skep.promises.cells import own_parts, spare_nodes
+from skep.promises.cells import lost_parts, own_parts, spare_nodes
 from skep.promises.length import SEEN_MAX, left
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.cluster import Cluster
@@ -105,6 +105,8 @@ class PledgesKept(msgspec.Struct, frozen=True, kw_only=True, tag="pledges-kept")
     lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
     used: tuple[UsageKept, ...] = ()
     away: tuple[str, ...] = ()
+    """Nodes that are lost."""
+    drained: tuple[str, ...] = ()
 
 
 class Pledges:
@@ -119,7 +121,8 @@ class Pledges:
         """By VC: in thousandths of what their specs said, how long its latest jobs ran."""
         self.used: dict[str, dict[int, list[int]]] = {}
         """By VC and hour: GPU-nanoseconds that urgent and prior jobs used."""
-        self.away: dict[str, None] = {}
+        self.lost: dict[str, None] = {}
+        self.drained: dict[str, None] = {}
         self._checks = TimerHeap[str]()
 
     def next_check(self) -> tuple[Instant, str] | None:
@@ -146,10 +149,11 @@ class Pledges:
     def _lose(self) -> None:
         """Promise nothing new on as many nodes as are away, less those that no VC owns."""
         for name, chain in self.cells.chains.items():
-            gone = sum(cell.node in self.away for cell in chain.nodes)
-            lost = max(gone - spare_nodes(self.cells, name), 0)
-            for book in self.books.values():
-                book.lose(chain.gpu, lost)
+            names = [cell.node for cell in chain.nodes]
+            gone = sum(each in self.lost or each in self.drained for each in names)
+            nodes = max(gone - spare_nodes(self.cells, name), 0)
+            for vc, book in self.books.items():
+                book.lose(*lost_parts(self.cells, vc, name, nodes))
 
     def add(self, job: str, spec: JobSpec) -> None:
         """Follow an admitted job, if its VC keeps promises."""
@@ -205,17 +209,19 @@ class Pledges:
                 seen.append(fact.milli)
                 del seen[:-SEEN_MAX]
             case NodeAway():
-                self.away.pop(fact.node, None)
+                nodes = self.drained if fact.drained else self.lost
+                nodes.pop(fact.node, None)
                 if fact.away:
-                    self.away[fact.node] = None
+                    nodes[fact.node] = None
                 self._lose()
 
     def _judged(self, fact: PromiseJudged) -> None:
         pledge = self.jobs.get(fact.job)
         if pledge is not None:
             pledge.due = fact.judged.due
-            alone = fact.judged.alone
-            pledge.lasts = Lasts(p10=alone, p50=alone, p90=alone)
+            alone, promise = fact.judged.alone, pledge.spec.promise
+            most = max(promise.lasts if promise is not None else 0, alone)
+            pledge.lasts = Lasts(p10=alone, p50=alone, p90=Duration(most))
             self._time(pledge)
 
     def _put(self, pledge: Pledge, place: Place) -> None:
@@ -256,7 +262,10 @@ class Pledges:
             del hours[hour]
 
     def used_by(self, vc: str, qos: str, now: Instant) -> int:
-        """Return the GPU time that a class has used in the last 24 hours, and still asks for.
+        """Return the GPU time that a class has used in the last 24 hours, and may still ask for.
+
+        Whole hours count, and what is left of jobs as it is nine times in ten: a budget that goes
+        by the length that owners say would not hold where they are wrong.
 
         Args:
             vc: The VC.
@@ -268,11 +277,11 @@ class Pledges:
         """
         which, oldest = CLASSES.index(qos), now // HOUR - DAY_HOURS
         hours = self.used.get(vc, {})
-        used = sum(spent[which] for hour, spent in hours.items() if hour > oldest)
+        used = sum(spent[which] for hour, spent in hours.items() if hour >= oldest)
         for pledge in self.jobs.values():
             if pledge.spec.vc == vc and pledge.spec.qos == qos:
                 going = max(now - pledge.since, 0) if pledge.since else 0
-                used += (going + pledge.left(now).p50) * pledge.spec.gpus
+                used += (going + pledge.left(now).p90) * pledge.spec.gpus
         return used
 
     def owned(self, vc: str) -> int:
@@ -287,14 +296,13 @@ class Pledges:
         Args:
             piece: Jobs in one piece.
         """
-        if self.seen or self.used or self.away:
-            used = tuple(
-                UsageKept(vc, hour, tuple(spent))
-                for vc, hours in self.used.items()
-                for hour, spent in hours.items()
-            )
-            lengths = tuple((vc, tuple(seen)) for vc, seen in self.seen.items())
-            yield PledgesKept(lengths=lengths, used=used, away=tuple(self.away))
+        if self.lost or self.drained:
+            yield PledgesKept(away=tuple(self.lost), drained=tuple(self.drained))
+        # A VC has some kilobytes of lengths and hours.
+        for vc in {**self.seen, **self.used}:
+            hours = self.used.get(vc, {})
+            used = tuple([UsageKept(vc, hour, tuple(spent)) for hour, spent in hours.items()])
+            yield PledgesKept(lengths=((vc, tuple(self.seen.get(vc, ()))),), used=used)
         jobs = list(self.jobs.values())
         for begin in range(0, len(jobs), piece):
             yield PledgesKept(pledges=tuple(jobs[begin : begin + piece]))
@@ -307,18 +315,21 @@ class Pledges:
             "jobs": self.jobs,
             "seen": self.seen,
             "used": self.used,
-            "away": self.away,
+            "lost": self.lost,
+            "drained": self.drained,
             "next": self.next_check(),
         }
 
     def restore(self, kept: PledgesKept) -> None:
         """Take over one piece of a snapshot; the cells came before it."""
         for vc, seen in kept.lengths:
-            self.seen[vc] = list(seen)
+            if seen:
+                self.seen[vc] = list(seen)
         for each in kept.used:
             self.used.setdefault(each.vc, {})[each.hour] = list(each.used)
-        self.away.update(dict.fromkeys(kept.away))
-        if kept.away:
+        self.lost.update(dict.fromkeys(kept.away))
+        self.drained.update(dict.fromkeys(kept.drained))
+        if kept.away or kept.drained:
             self._lose()
         for pledge in kept.pledges:
             self.jobs[pledge.job] = pledge

@@ -39,6 +39,7 @@ from skep.wire.spec import (
     Limits,
     ParameterServers,
     Problem,
+    Profile,
     Qos,
     Resources,
     SizeHint,
@@ -105,15 +106,10 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     spec = _converted(tree)
     if spec is None:
         choices = list(_choices(tree))
-        said = {problem.path.removeprefix("$.") for problem in choices}
-        rest = {
-            key: value for key, value in tree.items() if key not in NOT_BUILT and key not in said
-        }
-        problems = list(
-            islice(
-                chain(_not_built(tree), choices, shape_problems(JobSpec, rest, "$")), PROBLEMS_MAX
-            )
-        )
+        said = {problem.path for problem in choices}
+        rest = {key: value for key, value in tree.items() if key not in NOT_BUILT}
+        shapes = (each for each in shape_problems(JobSpec, rest, "$") if each.path not in said)
+        problems = list(islice(chain(_not_built(tree), choices, shapes), PROBLEMS_MAX))
         assert problems, "what cannot be converted has a key or a type that is wrong"
         return problems
     wrong = list(islice(_values(spec), PROBLEMS_MAX)) or bound_problems(JobSpec, tree, "$")
@@ -199,17 +195,20 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
 CHOICES: dict[str, tuple[tuple[str, ...], Reason, str]] = {
     "qos": (get_args(Qos), Reason.UNKNOWN_CLASS, "normal"),
     "late": (get_args(Late), Reason.BAD_VALUE, "accept"),
+    "willing.profile": (get_args(Profile), Reason.BAD_VALUE, "refused"),
 }
 """Keys that take one of a few words: the words, why another one is refused, and the usual one."""
 
 
 def _choices(tree: dict[str, Any]) -> Iterator[Problem]:
     """Yield the words for which there are others to choose from, named each."""
-    for key, (words, reason, usual) in CHOICES.items():
-        value = tree.get(key, words[0])
+    for path, (words, reason, usual) in CHOICES.items():
+        part, _, key = path.rpartition(".")
+        inner = tree.get(part) if part else tree
+        value = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(value, str) and value not in words:
             yield Problem(
-                path=f"$.{key}",
+                path=f"$.{path}",
                 reason=reason,
                 text=f"`{key}` must be one of {', '.join(words)}, not `{value[:NAME_CHARS_MAX]}`",
                 suggestion=nearest(value, list(words)) or f"use `{usual}`",

@@ -84,6 +84,8 @@ class Place(Message, frozen=True):
     end: Moment
     nodes: Annotated[tuple[tuple[int, int], ...], Meta(max_length=GANG_NODES_MAX)]
     pin: Short = ""
+    chain: Short = ""
+    """Its chain if that is not the first one, by name, with GPUs of this type."""
 
 
 class PromiseJudged(Message, frozen=True, tag="promise-judged"):
@@ -167,10 +169,14 @@ class LengthSeen(Message, frozen=True, tag="length-seen"):
 
 
 class NodeAway(Message, frozen=True, tag="node-away"):
-    """A node is lost, or (`away` false) back: new promises go without it."""
+    """A node is lost, or (`away` false) back: new promises go without it.
+
+    `drained`: so it is with its being drained, which is apart from that.
+    """
 
     node: Short
     away: bool
+    drained: bool = False
 
 
 PromiseFact = (

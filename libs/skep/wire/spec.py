@@ -170,7 +170,7 @@ class Willing(_Part, frozen=True):
     types: Words = ""
     move: bool = True
     shrink: bool = True
-    profile: Literal["allowed", "refused"] = "refused"
+    profile: Profile = "refused"
 
 
 class Promised(_Part, frozen=True):
@@ -191,6 +191,7 @@ class Promised(_Part, frozen=True):
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
+Profile = Literal["allowed", "refused"]
 
 
 class JobSpec(_Part, frozen=True):

@@ -1,6 +1,6 @@
 """Are promises kept? Deadlines under faults, bursts and wrong lengths, simulated.
 
-    python -m skep_lab.studies.promises              the twelve workloads that are judged
+    python -m skep_lab.studies.promises              the eighteen workloads that are judged
     python -m skep_lab.studies.promises --tune       others of the same kinds, to try things on
 
 In each workload one VC has the policy `deadline`, and two serve their jobs first come, first
@@ -9,19 +9,24 @@ served. Most jobs of the first VC have a deadline, of which some cannot be met. 
 - of the promises that admission made, the part that was kept (90 % or more in all workloads
   together), and that each broken one has a cause;
 - that no job waits for ever;
+- of the urgent jobs that have a promise, how long they took, measured by what they take alone at
+  their best placement, and that no class has more GPU time of any 24 hours than its budget;
 - that the other VCs' jobs wait no longer than in clusters of their own (`audit`, without faults,
   for nodes of two clusters cannot fail alike);
 - after every decision, that the cells are safe, and at the end that the book is as it says.
 
 Protocol: the judged workloads are `JUDGED`, with seeds from 100 on; whatever is tuned, is tuned on
 `--tune`, which has seeds below 100. The lengths that owners say are log-normal around the truth,
-with a spread of 0.1, and of 0.4 in workloads with wrong lengths. Speeds have a noise of 5 %.
+with a spread of 0.1, and of 0.4 in workloads with wrong lengths. Speeds have a noise of 5 %. In
+`classes` jobs say a class instead of a time, in `greedy` every job of that VC says that it is
+urgent.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -30,12 +35,14 @@ from typing import Any
 import msgspec
 
 from skep.cells.check import safe
+from skep.machines.admission.promising import BUDGETS
+from skep.promises.length import URGENT_MILLI
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.admin import DrainNode
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.facts import Admitted, AllocatorFact, Refused
 from skep.wire.promises import Answer, PromiseBroken, PromiseJudged, PromiseKept, PromiseMade
-from skep_lab.outcome import RunResult
+from skep_lab.outcome import JobOutcome, RunResult
 from skep_lab.simulator.run import run
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.simulator.world import Crash, News, World
@@ -44,7 +51,7 @@ from skep_lab.studies.tenants import BEGIN, CHAIN, LEVELS
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
 
-KINDS = ("right", "wrong", "bursts", "faults", "all")
+KINDS = ("right", "wrong", "bursts", "faults", "all", "classes", "greedy")
 JUDGED: tuple[tuple[str, int], ...] = (
     ("right", 100),
     ("right", 101),
@@ -58,6 +65,12 @@ JUDGED: tuple[tuple[str, int], ...] = (
     ("all", 109),
     ("all", 110),
     ("all", 111),
+    ("classes", 112),
+    ("classes", 113),
+    ("classes", 114),
+    ("greedy", 115),
+    ("greedy", 116),
+    ("greedy", 117),
 )
 """The workloads that are judged: kind and seed."""
 KEPT_LEAST = 0.9
@@ -77,6 +90,27 @@ SLACK = (1.2, 1.6, 2.0, 3.0, 5.0, 10.0)
 """How long jobs may take, as multiples of their length."""
 SIZES = (1, 1, 1, 2, 2, 4, 8, 16)
 LENGTHS_S = (600.0, 1800.0, 5400.0, 14_400.0)
+CLASSES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "classes": (("urgent", "prior", "normal", ""), (1, 3, 4, 2)),
+    "greedy": (("urgent",), (1,)),
+}
+"""What jobs of the timed VC say of their class, by kind of workload, and how often."""
+URGENT_MOST = URGENT_MILLI / 1000
+DAY = 24 * 3600 * NS_PER_SECOND
+
+
+class Urgent(msgspec.Struct):
+    """How long urgent jobs with a promise took, as multiples of what they take alone."""
+
+    promised: int = 0
+    within: int = 0
+    """How many took at most URGENT_MOST times that."""
+    mean: float = 0.0
+    worst: float = 0.0
+    others: int = 0
+    """Urgent jobs without a promise."""
+    made_normal: int = 0
+    """Jobs whose class had no budget left."""
 
 
 class Found(msgspec.Struct):
@@ -95,6 +129,10 @@ class Found(msgspec.Struct):
     anomalies: int = 0
     """Windows of 12 hours in which another VC waited longer than in a cluster of its own."""
     told: list[str] = []
+    urgent: Urgent | None = None
+    """None: no job says a class."""
+    used: dict[str, float] = {}
+    """By class with a budget: the most GPU time of 24 hours that it had, as a part of the VC's."""
 
     @property
     def promises(self) -> int:
@@ -135,6 +173,8 @@ def draw(kind: str, seed: int) -> tuple[Cluster, Trace, list[tuple[Duration, New
     bursts = [rng.uniform(0, SPAN_S * 0.9) for _ in range(8)] if kind in {"bursts", "all"} else []
     sigma = SIGMA_WRONG if kind in {"wrong", "all"} else SIGMA
     jobs = [_job(rng, number, bursts, sigma) for number in range(JOBS)]
+    if kind in CLASSES:
+        jobs = [_classed(rng, kind, job) for job in jobs]
     jobs.sort(key=lambda job: (job.at, job.id))
     return cluster, Trace(name=f"promises-{kind}-{seed}", jobs=tuple(jobs)), news
 
@@ -160,6 +200,14 @@ def _job(rng: random.Random, number: int, bursts: Sequence[float], sigma: float)
     )
 
 
+def _classed(rng: random.Random, kind: str, job: TraceJob) -> TraceJob:
+    """Return a job of the timed VC with a class in the place of its deadline."""
+    if job.vc != "timed":
+        return job
+    qos = rng.choices(*CLASSES[kind])[0]
+    return msgspec.structs.replace(job, qos=qos, deadline=None)
+
+
 def play(kind: str, seed: int) -> Found:
     """Return what comes of a workload.
 
@@ -175,10 +223,13 @@ def play(kind: str, seed: int) -> Found:
     world = World(trace, cluster, settings, Steady(), news, _judge)
     answers: dict[str, Answer] = {}
     dues: dict[str, Instant] = {}
+    classes: dict[str, str] = {}
 
     def hear(fact: Any, now: Instant) -> None:
         match fact:
-            case Admitted() | Refused():
+            case Admitted():
+                classes[fact.job] = fact.spec.qos or ""
+            case Refused():
                 pass
             case PromiseJudged() | PromiseMade():
                 answers[fact.job], dues[fact.job] = fact.judged.answer, fact.judged.due
@@ -195,10 +246,10 @@ def play(kind: str, seed: int) -> Found:
     world.run()
     world.admission.check()
     found.answers = dict(Counter(answer.value for answer in answers.values()))
-    ended = {
-        f"j{number}": outcome.ended
-        for number, outcome in enumerate(world.ledger.outcomes(world.now), 1)
+    outcomes = {
+        f"j{number}": outcome for number, outcome in enumerate(world.ledger.outcomes(world.now), 1)
     }
+    ended = {job: outcome.ended for job, outcome in outcomes.items()}
     found.unfinished = sum(end is None for end in ended.values())
     for answer in Answer:
         mine = [job for job, given in answers.items() if given is answer]
@@ -206,7 +257,52 @@ def play(kind: str, seed: int) -> Found:
         if mine:
             found.on_time[answer.value] = f"{on_time} of {len(mine)}"
     found.anomalies = _anomalies(cluster, trace, settings)
+    if kind in CLASSES:
+        found.urgent = _urgent(outcomes, classes, answers)
+        found.used = {qos: _used_most(outcomes, classes, qos) for qos in BUDGETS}
     return found
+
+
+def _urgent(
+    outcomes: dict[str, JobOutcome], classes: dict[str, str], answers: dict[str, Answer]
+) -> Urgent:
+    """Return how long urgent jobs took."""
+    found, took = Urgent(), list[float]()
+    for job, outcome in outcomes.items():
+        found.made_normal += classes.get(job) == "normal" != outcome.job.qos
+        if classes.get(job) != "urgent" or outcome.ended is None:
+            continue
+        if answers[job] is not Answer.ACCEPTED:
+            found.others += 1
+            continue
+        alone = outcome.job.run_time + seconds(COSTS.start_s)
+        took.append((outcome.ended - outcome.job.at) / alone)
+    found.promised = len(took)
+    found.within = sum(each <= URGENT_MOST for each in took)
+    found.mean = round(statistics.fmean(took), 3) if took else 0.0
+    found.worst = round(max(took, default=0.0), 3)
+    return found
+
+
+def _used_most(outcomes: dict[str, JobOutcome], classes: dict[str, str], qos: str) -> float:
+    """Return the largest part of the VC's GPU time of 24 hours that a class had.
+
+    A window in which it had the most ends with a span of one of its jobs.
+    """
+    spans = [
+        span
+        for job, outcome in outcomes.items()
+        if classes.get(job) == qos
+        for span in outcome.spans
+    ]
+    whole, most = OWNED["timed"] * 8 * DAY, 0
+    for end in {span.ended for span in spans}:
+        begin = end - DAY
+        used = sum(
+            max(min(span.ended, end) - max(span.began, begin), 0) * span.gpus for span in spans
+        )
+        most = max(most, used)
+    return most / whole
 
 
 def _judge(world: World, facts: list[AllocatorFact]) -> None:
@@ -290,6 +386,14 @@ def _print(found: Found, *, verbose: bool) -> None:
         f"kept ({part:.0%}){'; broken: ' + causes if causes else ''}\n  {times}; "
         f"{found.unfinished} unfinished; audit {found.anomalies}"
     )
+    if (urgent := found.urgent) is not None:
+        used = ", ".join(f"{qos} {part:.2%}" for qos, part in found.used.items())
+        print(
+            f"  urgent with a promise: {urgent.within} of {urgent.promised} took at most "
+            f"{URGENT_MOST} times as long as alone (mean {urgent.mean:.2f}, worst "
+            f"{urgent.worst:.2f}); {urgent.others} urgent without, {urgent.made_normal} made "
+            f"normal; most of 24 hours: {used}"
+        )
     for line in found.told if verbose else ():
         print(f"    {line}")
 

@@ -56,7 +56,7 @@ def _columns(rows: list[dict[str, Any]]) -> list[Column]:
         Column("NAME", [one["name"] for one in rows], drop=3),
         Column("VC", [one["vc"] for one in rows]),
         Column("STATE", [one["state"] for one in rows]),
-        Column("DUE", [clock_time(one["due"]) for one in rows]),
+        Column("DUE", [_time(one["due"]) for one in rows]),
         Column("ANSWER", [one["answer"] for one in rows]),
         Column("OUTCOME", [one["outcome"] or "-" for one in rows]),
         Column("ENDS P50", [_time(one["p50"]) for one in rows], drop=2),
@@ -84,7 +84,8 @@ def _part(counts: dict[str, int]) -> str:
 
 
 def _time(at: int) -> str:
-    return clock_time(at) if at else "-"
+    """Return an instant with its date, for deadlines may be days away."""
+    return clock_time(at, date=True).rpartition(":")[0] if at else "-"
 
 
 COMMANDS = {"promises": Command(options_promises, run_promises)}

@@ -18,6 +18,9 @@ from skep_services.cli.options import Command, print_json, say
 from skep_services.supervisor import home as folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from socket import socket
+
     from skep_services.supervisor.config import Cluster, Wishes
 
 UP_WITHIN_S = 90.0
@@ -79,13 +82,14 @@ def run_up(arguments: Namespace) -> int:
     lock = lock_folder(home)
     if lock is None:
         return _already_up(home, wishes, arguments)
+    held: list[socket] = []
     try:
         cluster = _settle(home, wishes)
         for text in _warnings(cluster):
             say(f"warning: {text}")
         _stop_survivors(home, cluster)
         _stop_former_nodes(home, cluster)
-        _find_ports(cluster, wishes)
+        held = _find_ports(cluster, wishes)
         try:
             _accept_server(home)
             _write(home, cluster, wishes)
@@ -94,11 +98,13 @@ def run_up(arguments: Namespace) -> int:
             todo = "make room there, or choose another state folder: --home DIR"
             raise CommandError(exits.FAILED, f"{text}; {todo}") from None
         if arguments.foreground:
-            _become_supervisor(home, lock)
-        process = _start_supervisor(home, lock)
+            _become_supervisor(home, lock, held)
+        process = _start_supervisor(home, lock, held)
     finally:
-        # The supervisor has its own handle on it by then.
+        # The supervisor has its own handles on them by then.
         os.close(lock)
+        for each in held:
+            each.close()
     progress = Progress(home, process, quiet=arguments.json)
     try:
         progress.wait_up(len(cluster.nodes))
@@ -264,26 +270,38 @@ def _stop_former_nodes(home: str, cluster: Cluster) -> None:
         say(f"the jobs of {os.path.basename(path)}, which is no node any more, are stopped")
 
 
-def _find_ports(cluster: Cluster, wishes: Wishes) -> None:
+def _find_ports(cluster: Cluster, wishes: Wishes) -> list[socket]:
+    """Settle on which ports the servers are; return what keeps these until they are.
+
+    Raises:
+        CommandError: The port that was asked for is taken.
+    """
     from skep_services.supervisor import ports
     from skep_services.supervisor.config import HOST
     from skep_services.supervisor.table import port_of
 
-    port = port_of(cluster.nats.url)
-    if not port or not ports.is_free(port):
-        cluster.nats.url = f"nats://{HOST}:{ports.free_port()}"
-    port = port_of(cluster.nats.tenants)
-    if not port or not ports.is_free(port):
-        cluster.nats.tenants = f"nats://{HOST}:{ports.free_port()}"
-    port = port_of(cluster.gateway.url)
-    if port and ports.is_free(port):
-        return
-    if port and wishes.port is not None:
-        raise CommandError(exits.FAILED, f"port {port} is taken: choose another with --port")
-    free = ports.free_port()
-    if port:
-        say(f"port {port} is taken by another program: the API is on {free}")
-    cluster.gateway.url = f"http://{HOST}:{free}"
+    def keep(url: str) -> tuple[socket, int]:
+        port = port_of(url)
+        found = (ports.hold(port) if port else None) or ports.hold()
+        assert found is not None, "there is a free port"
+        return found, found.getsockname()[1]
+
+    bus, bus_port = keep(cluster.nats.url)
+    cluster.nats.url = f"nats://{HOST}:{bus_port}"
+    tenants, tenants_port = keep(cluster.nats.tenants)
+    cluster.nats.tenants = f"nats://{HOST}:{tenants_port}"
+    wanted = port_of(cluster.gateway.url)
+    gateway, port = keep(cluster.gateway.url)
+    held = [bus, tenants, gateway]
+    if wanted and port != wanted:
+        if wishes.port is not None:
+            for each in held:
+                each.close()
+            text = f"port {wanted} is taken: choose another with --port"
+            raise CommandError(exits.FAILED, text)
+        say(f"port {wanted} is taken by another program: the API is on {port}")
+    cluster.gateway.url = f"http://{HOST}:{port}"
+    return held
 
 
 def _accept_server(home: str) -> None:
@@ -322,14 +340,21 @@ def _command(home: str) -> list[str]:
     return [sys.executable, "-m", "skep_services.supervisor", home]
 
 
-def _become_supervisor(home: str, lock: int) -> NoReturn:
-    os.set_inheritable(lock, True)
-    os.environ["SKEP_LOCK_FD"] = str(lock)
+def _handed_over(lock: int, held: Sequence[socket]) -> dict[str, str]:
+    """Return the environment that says which descriptors the supervisor has from here."""
+    numbers = " ".join(str(each.fileno()) for each in held)
+    return {**os.environ, "SKEP_LOCK_FD": str(lock), "SKEP_PORT_FDS": numbers}
+
+
+def _become_supervisor(home: str, lock: int, held: Sequence[socket]) -> NoReturn:
+    for each in (lock, *(one.fileno() for one in held)):
+        os.set_inheritable(each, True)
     sys.stdout.flush()
-    os.execv(sys.executable, _command(home))  # noqa: S606 - the same interpreter, no shell
+    environment = _handed_over(lock, held)
+    os.execve(sys.executable, _command(home), environment)  # noqa: S606 - no shell
 
 
-def _start_supervisor(home: str, lock: int) -> subprocess.Popen[bytes]:
+def _start_supervisor(home: str, lock: int, held: Sequence[socket]) -> subprocess.Popen[bytes]:
     with open(folder.supervisor_log_path(home), "ab", opener=_private) as log:
         return subprocess.Popen(
             _command(home),
@@ -337,8 +362,8 @@ def _start_supervisor(home: str, lock: int) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd="/",
-            pass_fds=(lock,),
-            env={**os.environ, "SKEP_LOCK_FD": str(lock)},
+            pass_fds=(lock, *(each.fileno() for each in held)),
+            env=_handed_over(lock, held),
             start_new_session=True,
         )
 

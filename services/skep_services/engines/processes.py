@@ -88,8 +88,8 @@ class _Crew:
         process = context.Process(target=serve, args=(theirs,), daemon=True)
         with deaf_children():
             process.start()
+            found = self.workers[worker] = _Worker(process, ours)
         theirs.close()
-        found = self.workers[worker] = _Worker(process, ours)
         self.words.append(Ready(worker, found.name))
 
     def give(self, worker: int, task: Task) -> None:

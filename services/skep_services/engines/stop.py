@@ -40,13 +40,14 @@ class Stop:
 
 @contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
-    """Have processes that begin in here hear no Ctrl-C, from their first instruction on.
+    """Have processes that begin in here hear no signal to stop, from their first instruction on.
 
-    It reaches every process of a terminal, and the parent says what to do. The parent itself hears
-    one that comes meanwhile when this is over.
+    Ctrl-C and a terminal that is closed reach every process of it, and `timeout` and systemd tell
+    all that belong together to terminate: the parent hears it too, and says what to do. It ends
+    them by SIGKILL where it must. One that comes meanwhile, it hears when this is over.
     """
     resource_tracker.ensure_running()  # Its start, if it were later, would undo the mask.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

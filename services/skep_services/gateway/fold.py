@@ -142,6 +142,8 @@ class Fold:
         self.ledger = Ledger()
         self.promises: dict[str, list[int]] = {}
         """By VC: promises that were made, kept and broken, since the log began."""
+        self.broken: dict[str, dict[str, int]] = {}
+        """By VC and cause: those that were broken."""
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -336,7 +338,7 @@ class Fold:
                 job = None
             case PromiseJudged() | PromiseMade() | PromiseMoved() | PromiseBroken() | PromiseKept():
                 job = self._job(fact.job)
-                pledging.count(self.promises, fact)
+                pledging.count(self.promises, self.broken, fact)
                 if job is not None:
                     pledging.pledge(job, fact)
             case _:

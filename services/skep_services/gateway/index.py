@@ -90,6 +90,7 @@ class Indexer:
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.fold.promises = {vc: list(counts) for vc, counts in start.saved.promises.items()}
+        self.fold.broken = {vc: dict(causes) for vc, causes in start.saved.broken.items()}
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
         self.state_at = start.saved.kept_at
@@ -291,6 +292,7 @@ class Indexer:
             promises={
                 vc: (made, kept, broken) for vc, (made, kept, broken) in self.fold.promises.items()
             },
+            broken={vc: dict(causes) for vc, causes in self.fold.broken.items()},
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],

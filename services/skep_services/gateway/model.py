@@ -99,6 +99,8 @@ class Saved(msgspec.Struct, frozen=True):
     alarms_raised: int = 0
     promises: dict[str, tuple[int, int, int]] = {}
     """By VC: promises that were made, kept and broken."""
+    broken: dict[str, dict[str, int]] = {}
+    """By VC and cause."""
 
 
 _SAVED = msgspec.json.Decoder(Saved)

@@ -37,13 +37,17 @@ def pledge(job: Job, fact: Told) -> None:
                 job.pledged.outcome = "kept"
 
 
-def count(promises: dict[str, list[int]], fact: Told) -> None:
+def count(promises: dict[str, list[int]], broken: dict[str, dict[str, int]], fact: Told) -> None:
     """Count a fact by its VC.
 
     Args:
         promises: By VC: promises made, kept and broken; changed.
+        broken: By VC and cause: those that were broken; changed.
         fact: The fact.
     """
+    if isinstance(fact, PromiseBroken):
+        causes = broken.setdefault(fact.vc, {})
+        causes[fact.why] = causes.get(fact.why, 0) + 1
     which = {PromiseMade: MADE, PromiseKept: KEPT, PromiseBroken: BROKEN}.get(type(fact))
     if which is not None and not isinstance(fact, PromiseMoved):
         promises.setdefault(fact.vc, [0, 0, 0])[which] += 1

@@ -55,6 +55,8 @@ class Promises:
     async def listing(self, request: web.Request) -> web.StreamResponse:
         """Answer the deadlines of a VC's jobs, open ones and those that ended lately.
 
+        They are in the order of their times; `order=newest` has the last ones first.
+
         Raises:
             ApiError: The VC is another tenant's (403), there is no such VC (404), or no such
                 outcome (400).
@@ -76,7 +78,8 @@ class Promises:
             for job, pledged in _pledged(fold)
             if (not wanted or job.row.vc == wanted) and (not outcome or pledged.outcome == outcome)
         ]
-        found.sort(key=lambda row: (row["due"], row["job"]))
+        newest = request.query.get("order", "") == "newest"
+        found.sort(key=lambda row: (row["due"], row["job"]), reverse=newest)
         totals = {
             name: dict(zip(("made", "kept", "broken"), counts, strict=True))
             for name, counts in sorted(fold.promises.items())
@@ -87,7 +90,7 @@ class Promises:
 
 
 class PromiseCounts(Collector):
-    """The metric: promises made, kept and broken, by VC."""
+    """The metrics: promises made, kept and broken, by VC, and why they were broken."""
 
     def __init__(self, fold: Fold) -> None:
         """Count what a fold has."""
@@ -106,6 +109,13 @@ class PromiseCounts(Collector):
             for outcome, count in zip(("made", "kept", "broken"), counts, strict=True):
                 family.add_metric([vc, outcome], count)
         yield family
+        causes = CounterMetricFamily(
+            "skep_promises_broken", "Promises that were broken, by cause", labels=("vc", "cause")
+        )
+        for vc, counted in sorted(self._fold.broken.items()):
+            for cause, count in sorted(counted.items()):
+                causes.add_metric([vc, cause], count)
+        yield causes
 
 
 def _pledged(fold: Fold) -> Iterator[tuple[Job, Pledged]]:

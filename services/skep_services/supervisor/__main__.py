@@ -1,7 +1,8 @@
 """`python -m skep_services.supervisor HOME`: keeps up the cluster of `HOME/cluster.json`.
 
 Started by `skep up`, which holds the state folder's lock and hands it over as a descriptor named
-by `SKEP_LOCK_FD`; the lock is free again when this process is gone, however it goes.
+by `SKEP_LOCK_FD`; the lock is free again when this process is gone, however it goes. So are the
+ports of its servers, which are kept by the descriptors in `SKEP_PORT_FDS`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def main() -> int:
     if not lock.isdecimal():
         sys.stderr.write("the supervisor is started by `skep up`\n")
         return EXIT_FAILED
-    os.set_inheritable(int(lock), False)
+    for number in (lock, *os.environ.pop("SKEP_PORT_FDS", "").split()):
+        os.set_inheritable(int(number), False)
     try:
         return asyncio.run(_run(home))
     except (OSError, StoreError) as error:

@@ -19,6 +19,7 @@ NOT_PASSED_ON = (
     "SKEP_TOKEN",
     "SKEP_VC",
     "SKEP_LOCK_FD",
+    "SKEP_PORT_FDS",
     "SKEP_JOB",
     "SKEP_NAME",
     "SKEP_GEN",

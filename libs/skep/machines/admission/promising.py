@@ -18,7 +18,7 @@ import msgspec
 
 from skep.machines.admission.measuring import Measurements
 from skep.policy.registry import POLICIES
-from skep.promises.book import Book
+from skep.promises.book import Book, kind_of
 from skep.promises.judge import Ruling, judge
 from skep.promises.length import FACTOR_MAX, Way, due, left, spread, ways
 from skep.promises.pledges import DAY_HOURS, HOUR, Pledge, Pledges
@@ -144,7 +144,7 @@ class Promising:
         if spec.qos not in BUDGETS or not keeps or spec.opportunistic:
             return spec, ""
         share, whole = BUDGETS[spec.qos], self.pledges.owned(spec.vc) * DAY_HOURS * HOUR
-        asks = min((way.lasts.p50 * way.total for way in found if way.willing), default=0)
+        asks = min((way.cost for way in found if way.willing), default=0)
         uses = self.pledges.used_by(spec.vc, spec.qos, now) + asks
         if uses * 1000 <= share * whole:
             return spec, ""
@@ -193,12 +193,14 @@ class Promising:
             now: The time.
             record: Records a fact.
         """
+        pledges = self.pledges
         match fact:
             case NodeLost() | NodeBack() | NodeDrained():
                 away = fact.drain if isinstance(fact, NodeDrained) else isinstance(fact, NodeLost)
-                known = fact.node in self.pledges.away
+                drained = isinstance(fact, NodeDrained) and (away or fact.node in pledges.drained)
+                known = fact.node in (pledges.drained if drained else pledges.lost)
                 if away is not known and (known or any(keeps(vc) for vc in vcs.values())):
-                    record(NodeAway(node=fact.node, away=away))
+                    record(NodeAway(node=fact.node, away=away, drained=drained))
                 return
             case JobRan():
                 self.measurements.runs(fact.job, fact.attempt)
@@ -406,15 +408,14 @@ def _anew(book: Book, pledge: Pledge, lasts: Duration, now: Instant) -> Place | 
     if booked is not None:
         book.take(pledge.job)
     try:
-        kind = (place.gpu_type, place.pin)
         pieces = place.gpus, sum(gpus for _, gpus in place.nodes) // place.gpus
         if not pledge.since:
-            return book.find(kind, pieces, lasts, now, pledge.due)
+            return book.find(kind_of(place), pieces, lasts, now, pledge.due)
         end = Instant(now + lasts)
         here = msgspec.structs.replace(place, begin=now, end=end)
         if book.fits(here):
             return here
-        return book.find(kind, pieces, lasts, now, end)
+        return book.find(kind_of(place), pieces, lasts, now, end)
     finally:
         if booked is not None:
             book.put(pledge.job, booked)
@@ -467,9 +468,9 @@ def _as_asked(spec: JobSpec, ruling: Ruling, found: list[Way], *, passed: bool) 
 def _on_type(spec: JobSpec, way: Way) -> JobSpec:
     """Return a spec that asks for the type of GPUs on which it was promised to be in time."""
     asked = spec.resources.gpu_type
-    if not spec.willing.types and (way.declared or asked == way.kind[0]):
+    if not spec.willing.types and (way.declared or asked == way.kind.gpu_type):
         return spec
-    resources = msgspec.structs.replace(spec.resources, gpu_type=way.kind[0])
+    resources = msgspec.structs.replace(spec.resources, gpu_type=way.kind.gpu_type)
     return msgspec.structs.replace(spec, resources=resources)
 
 
