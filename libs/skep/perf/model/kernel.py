@@ -78,7 +78,7 @@ def step_ns(kernel: Kernel, gpus: int, nodes: int, batch: float) -> float:
 
 
 def steps_ns(kernel: Kernel, gpus: int, counts: Sequence[int], batch: float) -> list[float]:
-    """Return nanoseconds of a mini-batch on several numbers of nodes, to the last bits of `step_ns`.
+    """Return nanoseconds of a mini-batch on several numbers of nodes: `step_ns`, to the last bits.
 
     Anchors are at few numbers of nodes. What those at one of them come to is summed up once.
 
