@@ -61,6 +61,8 @@ NUMBERS = {
     "waiting",
 }
 """A figure with one of these words in its name has no unit: a count, or a ratio."""
+ONE_THREAD = ("predict",)
+"""Benchmarks of what a service does with numpy, which has one thread there."""
 LABELS = ("pair", "megabytes", "facts")
 """The fields by which rows of a list are told apart."""
 
@@ -161,6 +163,8 @@ def main(words: list[str]) -> int:
         for name, told in known.items():
             print(f"{name:<18} {told}")
         return 0
+    if chosen.name in ONE_THREAD:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # Before numpy is imported, which reads it.
     module = importlib.import_module(f"benchmarks.{chosen.name}")
     parser = argparse.ArgumentParser(
         f"python -m benchmarks {chosen.name}",

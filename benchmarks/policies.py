@@ -24,6 +24,7 @@ from skep.wire.cluster import VirtualCluster
 from skep.wire.spec import Elastic, JobSpec, Resources, SizeHint
 from skep_lab.experiments.genie import profile
 from skep_lab.traces.generators import genie
+from skep_services.collection import short_pauses
 
 
 def job_of(gpus: int, run_time: float) -> JobSpec:
@@ -76,19 +77,8 @@ def measure_tasks(name: str, nodes: int, waiting: int, events: int) -> dict[str,
         bench.submit(task_of(number))
         bench.start_bound()
         number += 1
-    spent: list[float] = []
-    for _ in range(min(events, 300)):
-        # Meanwhile some tasks can no longer be in time where they would go.
-        bench.now = after(bench.now, BETWEEN)
-        bench.spent.clear()
-        bench.end(next(job for job, each in state.placed.items() if each.ran_at))
-        spent += bench.spent
-        bench.start_bound()
-        bench.spent.clear()
-        bench.submit(task_of(number))
-        spent += bench.spent
-        number += 1
-    spent.sort()
+    with short_pauses():  # As the service has them, once it has read its log.
+        spent = sorted(_ends_and_arrivals(bench, number, min(events, 300)))
     return {
         "deep_us": round(statistics.mean(spent), 1),
         "deep_p99_us": round(spent[len(spent) * 99 // 100], 1),
@@ -97,6 +87,23 @@ def measure_tasks(name: str, nodes: int, waiting: int, events: int) -> dict[str,
         "waiting": len(state.jobs) - len(state.placed),
         "running": len(state.placed),
     }
+
+
+def _ends_and_arrivals(bench: TimedAllocator, number: int, times: int) -> list[float]:
+    """Let tasks end, and one arrive after each; return what each decision took."""
+    spent: list[float] = []
+    for _ in range(times):
+        # Meanwhile some tasks can no longer be in time where they would go.
+        bench.now = after(bench.now, BETWEEN)
+        bench.spent.clear()
+        bench.end(next(job for job, each in bench.machine.state.placed.items() if each.ran_at))
+        spent += bench.spent
+        bench.start_bound()
+        bench.spent.clear()
+        bench.submit(task_of(number))
+        spent += bench.spent
+        number += 1
+    return spent
 
 
 def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from skep_services.engines.processes import Processes
 from skep_services.engines.stop import Stop
 from skep_services.engines.task import Task
 from skep_services.experiments import keep, page, play
+from tests.workload_kit import GAVEL
 
 DEAF = Ear(lambda _place, _data: None, lambda _parts: None, lambda _text: None)
 RUN_ALL = play.run_all
@@ -346,11 +347,13 @@ def test_the_small_nodes_of_gandiva_hold_four() -> None:
         (["hived-fig77"], "hived-fig7"),
         (["hived-fig7", "--days", "0"], "above 0"),
         (["hived-fig7", "--seeds", "x"], "x"),
+        (["genie-measured"], "SKEP_SHARED_DATA names no folder with gavel/"),
     ],
 )
 def test_wrong_words_are_refused_with_a_hint(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SKEP_SHARED_DATA", raising=False)
     assert main(["experiment", *words]) == exits.USAGE
     assert said in capsys.readouterr().err
 
@@ -388,6 +391,9 @@ def test_one_interrupted_before_a_seed_is_whole_writes_a_report_all_the_same(
         stop.asked = True
         return {}
 
+    Path("gavel").mkdir()
+    Path("gavel/isolated_throughput.csv").write_text(GAVEL)
+    monkeypatch.setenv("SKEP_SHARED_DATA", ".")
     monkeypatch.setattr(play, "run_all", none)
     for name in catalogue.EXPERIMENTS:
         assert main(["experiment", name, "--out", "none", "--json"]) == exits.INTERRUPTED

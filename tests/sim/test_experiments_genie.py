@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from skep_lab.experiments import genie, geniefigures
+from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.genie import Check, Queue, play, profile
 from skep_lab.experiments.geniefigures import ALL, BOTH, DECIDES, ORACLE, OURS, PRINTED
 from skep_lab.outcome import RunResult
 from skep_lab.traces.generators import genie as tasks
-from skep_lab.traces.generators import k80
+from skep_lab.traces.generators import k80, k80measured
+from skep_lab.traces.generators.k80measured import Row, measured
 from skep_services.experiments import keep
+from skep_services.experiments import measured as measurements
+from skep_services.experiments.play import Task
+from skep_services.experiments.play import tasks as todo
+from tests.workload_kit import GAVEL
 
 SMALL = replace(tasks.DEFAULT, per_hour=20.0, hours=1.0, latency_h=0.5)
 ARMS = {**ALL, **DECIDES}
@@ -60,6 +67,80 @@ def test_tasks_start_in_half_a_minute_and_run_as_fast_as_the_curves_say() -> Non
         alone_s = k80.step_s(each.job.model, each.job.batch_size)
         took = each.job.run_time * step_s / alone_s / 1e9 + 30
         assert (span.ended - span.began) / 1e9 == pytest.approx(took, abs=1)
+
+
+ROWS = k80measured.rows_of(
+    [
+        Row("resnet50", False, 1, 16.0, 0.5),
+        Row("resnet50", False, 1, 32.0, 0.9),
+        Row("resnet50", False, 2, 16.0, 0.6),
+        Row("resnet50", False, 4, 16.0, 0.7),
+        Row("resnet50", True, 2, 16.0, 0.8),
+        Row("lm", False, 2, 16.0, 0.8),
+        Row("a3c", False, 1, 16.0, 0.8),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "kind, batch, spread, seconds",
+    [
+        ("resnet50/training", 16, (1,), 0.5),
+        ("resnet50/training", 24, (1,), 0.7),
+        ("resnet50/training", 8, (1,), 0.3),
+        ("resnet50/training", 64, (1,), 1.7),
+        ("resnet50/training", 32, (2,), 0.6),
+        ("resnet50/training", 64, (4,), 0.7),
+        ("resnet50/training", 128, (8,), 0.8),
+        ("resnet50/training", 32, (1, 1), 0.8),
+        ("resnet50/training", 64, (1, 1, 1, 1), 1.1),
+        ("resnet50/inference", 64, (2, 2), 0.5 / 3),
+        ("resnet50/training", 0.001, (1,), 0.1),
+    ],
+)
+def test_mini_batches_are_as_measured_and_on_lines_between(
+    kind: str, batch: float, spread: tuple[int, ...], seconds: float
+) -> None:
+    assert measured(ROWS).step_s(kind, batch, spread) == pytest.approx(seconds, abs=1e-4)
+
+
+def test_what_was_not_measured_is_as_the_curves_say() -> None:
+    assert {row.model for row in ROWS} == {"resnet50"}  # The language model has no single GPU.
+    for kind in ("alexnet/training", "regularized-lstm/training"):
+        assert measured(ROWS).step_s(kind, 64, (2, 2)) == k80.step_s(kind, 64, (2, 2))
+
+
+def test_tasks_profiles_and_attempts_go_by_what_was_measured() -> None:
+    queue = small(BOTH, noise=0.0, measured=ROWS)
+    seen = 0
+    for each in ran(queue).jobs:
+        (span,) = each.spans
+        real_s = measured(ROWS).step_s(each.job.model, each.job.batch_size, span.spread)
+        took = each.job.mini_batches * real_s + 30
+        assert (span.ended - span.began) / 1e9 == pytest.approx(took, abs=2)
+        seen += each.job.model.startswith("resnet50")
+    assert seen
+    assert genie.knowledge(queue, 0) != genie.knowledge(small(BOTH, noise=0.0), 0)
+
+
+def test_measurements_are_read_and_travel_with_each_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = EXPERIMENTS["genie-measured"]
+    monkeypatch.setenv("SKEP_SHARED_DATA", str(tmp_path))
+    with pytest.raises(measurements.MissingError, match="needs measurements"):
+        measurements.rows_for(experiment)
+    (tmp_path / "gavel").mkdir()
+    (tmp_path / "gavel/isolated_throughput.csv").write_text(GAVEL)
+    rows = measurements.rows_for(experiment)
+    # Rates are those of all workers together: 2 and 4 GPUs take as long as one.
+    assert rows == tuple(Row("resnet50", False, gpus, 64.0, 1.0) for gpus in (1, 2, 4))
+    assert measurements.rows_for(EXPERIMENTS["genie-fig13"]) == ()
+    task = todo(experiment, [4], None, rows)[0]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task) == task
+    setting = task.setting_of()
+    assert isinstance(setting, Queue)
+    assert setting.measured == rows
 
 
 def test_a_profile_is_as_large_as_the_papers_and_right_where_it_was_made() -> None:

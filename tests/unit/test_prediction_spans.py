@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from skep.perf.model import theta
+from skep.perf.model.fit import fit_optimus
 from skep.perf.model.genie import Genie
 from skep.perf.model.many import STRATA, predict_many
 from skep.perf.model.placement import Basis, Placement, Point, Span, Stratum
@@ -318,6 +319,41 @@ def test_a_family_without_points_is_what_others_are_and_says_so() -> None:
     )
     assert known[0] < span.p50 < known[-1]
     assert span.p90 > 2 * span.p10
+
+
+def test_all_placements_are_predicted_as_one_by_one() -> None:
+    rng = random.Random(14)
+    fitted = Pool(_families(rng, 4)).fit_family(_families(rng, 1)["m0"][:12])
+    genie = msgspec.structs.replace(fitted, forms=(Genie(10, 1, 0),), weights=(1.0,))
+    forms = [msgspec.structs.replace(fitted, weights=(1.0,), forms=(one,)) for one in fitted.forms]
+    servers = fit_optimus([Point(Placement("v100", 4, 2, 8, 2, 1), Duration(10**8))])
+    assert servers is not None
+    places = [
+        place(gpus, nodes, batch)
+        for nodes in range(1, 20)
+        for gpus in (0, 1, 2, 8, 100)
+        for batch in (0.0, 5.0)
+    ]
+    places += [Placement("v100", 4, nodes, 8, 2, 1) for nodes in (1, 2)]
+    rng.shuffle(places)
+    wide = Widening(near=1.5, more_nodes=3.0)
+    for known in (
+        fitted,
+        *(msgspec.structs.replace(each, far_weights=()) for each in (genie, *forms)),
+        msgspec.structs.replace(fitted, forms=(servers,), weights=(1.0,), far_weights=()),
+        msgspec.structs.replace(fitted, weights=(0.0,) * 5, far_weights=()),
+        Parameters(),
+    ):
+        for all_at_once, where in zip(predict_all(known, places, wide), places, strict=True):
+            one = predict(known, where, wide)
+            assert (all_at_once.p10, all_at_once.p50, all_at_once.p90) == pytest.approx(
+                (one.p10, one.p50, one.p90), rel=1e-9
+            )
+            assert (all_at_once.stratum, all_at_once.basis, all_at_once.promised) == (
+                one.stratum,
+                one.basis,
+                one.promised,
+            )
 
 
 def test_many_placements_are_predicted_as_one_by_one() -> None:

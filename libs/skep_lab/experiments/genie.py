@@ -2,14 +2,15 @@
 
 The production allocator serves the queue (`traces.generators.genie`) under `genie` or one of the
 baselines (`sized`). Tasks run as fast as the curves of `traces.generators.k80` say, each attempt
-with some noise. What the policies know of that is GENIE's own model, fitted to a profile of B + N +
-G short runs with noise of their own (section 5.1.5), or the curves themselves (`oracle`).
+with some noise, or as fast as was measured where there are measurements (`Queue.measured`). What
+the policies know of that is GENIE's own model, fitted to a profile of B + N + G short runs with
+noise of their own (section 5.1.5), or the real rates themselves (`oracle`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from statistics import fmean
@@ -27,6 +28,7 @@ from skep_lab.simulator.run import run
 from skep_lab.simulator.settings import AT_ONCE, Costs, Settings
 from skep_lab.traces.generators import genie, k80
 from skep_lab.traces.generators.draw import HOUR_S
+from skep_lab.traces.generators.k80measured import Rows, measured
 from skep_lab.workloads.k80 import K80
 
 NODES, NODE_GPUS = 4, 4
@@ -59,6 +61,8 @@ class Queue(NamedTuple):
     """Whether the end of a task is one event, as to the paper's scheduler. In a real cluster, and
     else, its nodes come free one after the other, and what has its turn meanwhile gets the first of
     them."""
+    measured: Rows = ()
+    """What mini-batches take instead of what the curves say."""
 
     @property
     def plain(self) -> bool:
@@ -171,7 +175,8 @@ def _checked(check: Check, seed: int) -> Played:
     drawn: dict[str, list[tuple[float, float]]] = {}
     for model in check.models:
         kind = k80.kind(model, k80.TRAINING)
-        model_row = _fitted(kind, _every_run() if check.exhaustive else _runs(NODES), NOISE, seed)
+        runs = _every_run() if check.exhaustive else _runs(NODES)
+        model_row = _fitted(kind, _profiled(kind, runs, NOISE, seed, k80.step_s))
         for number, split in enumerate(splits(NODES, NODE_GPUS)):
             for batch in check.batches:
                 if split.gpus > batch:
@@ -217,7 +222,8 @@ def _every_run() -> list[tuple[Split, int]]:
 
 
 def _run(queue: Queue, seed: int, clock: Callable[[], float] | None) -> RunResult:
-    trace = genie.generate(seed, queue.options)
+    step_s = measured(queue.measured).step_s
+    trace = genie.generate(seed, queue.options, step_s)
     cluster = of_types({"k80": queue.nodes}, NODE_GPUS)
     name, options = queue.policy
     known = {**options, "start_s": queue.options.start_s, **knowledge(queue, seed)}
@@ -229,7 +235,7 @@ def _run(queue: Queue, seed: int, clock: Callable[[], float] | None) -> RunResul
         can=(),
         compat=frozenset({AT_ONCE} if queue.at_once else ()),
     )
-    return run(trace, cluster, settings, K80(), clock=clock)
+    return run(trace, cluster, settings, K80(step_s), clock=clock)
 
 
 def knowledge(queue: Queue, seed: int) -> Mapping[str, Any]:
@@ -240,27 +246,28 @@ def knowledge(queue: Queue, seed: int) -> Mapping[str, Any]:
         seed: The seed of the profile's noise.
     """
     if queue.predictor == "oracle":
-        return {"measured": curves(queue.nodes)}
-    return {"models": profile(seed, queue.nodes, queue.noise).models}
+        return {"measured": curves(queue.nodes, queue.measured)}
+    return {"models": profile(seed, queue.nodes, queue.noise, queue.measured).models}
 
 
 @cache
-def profile(seed: int, nodes: int = NODES, noise: float = NOISE) -> Profile:
+def profile(seed: int, nodes: int = NODES, noise: float = NOISE, rows: Rows = ()) -> Profile:
     """Return GENIE's models of all types of tasks (section 5.1.5: B + N + G runs of each).
 
     Args:
         seed: The seed of the runs' noise.
         nodes: Nodes of the platform, each with NODE_GPUS.
         noise: The relative deviation of a run.
+        rows: What mini-batches take instead of what the curves say.
     """
-    runs = [*_runs(nodes)]
-    rows = tuple(_fitted(kind, runs, noise, seed) for kind in KINDS)
-    return Profile(rows, sum(split.gpus for split, _ in runs) * PROFILE_RUN_S)
+    runs, step_s = [*_runs(nodes)], measured(rows).step_s
+    models = tuple(_fitted(kind, _profiled(kind, runs, noise, seed, step_s)) for kind in KINDS)
+    return Profile(models, sum(split.gpus for split, _ in runs) * PROFILE_RUN_S)
 
 
-def _fitted(kind: str, runs: Iterable[tuple[Split, int]], noise: float, seed: int) -> ModelRow:
-    """Return GENIE's model of a type of task, from runs with noise."""
-    found = fit_genie([_measured(kind, split, batch, noise, seed) for split, batch in runs])
+def _fitted(kind: str, points: Sequence[Point]) -> ModelRow:
+    """Return GENIE's model of a type of task."""
+    found = fit_genie(points)
     assert found is not None, kind
     inference = kind.endswith(k80.INFERENCE)  # "Comm is equal to 0" (section 5.1.4).
     gamma, balance = (0.0, 0.0) if inference else (found.gamma, found.lambda_)
@@ -277,23 +284,36 @@ def _runs(nodes: int) -> Iterator[tuple[Split, int]]:
         yield Split(count, 1), PROFILED
 
 
-def _measured(kind: str, split: Split, batch: int, noise: float, seed: int) -> Point:
-    rng = random.Random(f"profile {seed} {kind} {split.nodes} {split.each} {batch}")
-    step_s = k80.step_s(kind, batch, (split.each,) * split.nodes)
-    place = Placement("k80", split.gpus, split.nodes, batch / split.gpus)
-    return Point(place, seconds(step_s * max(0.5, rng.gauss(1.0, noise))), samples=100)
+def _profiled(
+    kind: str, runs: Iterable[tuple[Split, int]], noise: float, seed: int, step_s: k80.StepS
+) -> list[Point]:
+    """Return what runs of a profile find, with their noise."""
+    found = []
+    for split, batch in runs:
+        rng = random.Random(f"profile {seed} {kind} {split.nodes} {split.each} {batch}")
+        real_s = step_s(kind, batch, (split.each,) * split.nodes)
+        place = Placement("k80", split.gpus, split.nodes, batch / split.gpus)
+        there = seconds(real_s * max(0.5, rng.gauss(1.0, noise)))
+        found.append(Point(place, there, samples=100))
+    return found
 
 
 @cache
-def curves(nodes: int) -> tuple[MeasuredRow, ...]:
-    """Return the real samples per second of every type, batch size and placement."""
+def curves(nodes: int, rows: Rows = ()) -> tuple[MeasuredRow, ...]:
+    """Return the real samples per second of every type, batch size and placement.
+
+    Args:
+        nodes: Nodes of the platform.
+        rows: What mini-batches take instead of what the curves say.
+    """
+    step_s = measured(rows).step_s
     return tuple(
         (
             kind,
             batch,
             split.nodes,
             split.each,
-            batch / k80.step_s(kind, batch, (split.each,) * split.nodes),
+            batch / step_s(kind, batch, (split.each,) * split.nodes),
         )
         for kind, batch in product(KINDS, genie.BATCHES)
         for split in splits(nodes, NODE_GPUS)
@@ -323,7 +343,8 @@ def _normalised(each: JobOutcome, queue: Queue) -> float:
 
 def _errors(jobs: list[JobOutcome], queue: Queue, seed: int) -> dict[str, float]:
     """Return how far predicted latencies were from real ones, in percent: mean and 95th."""
-    models = {row[0]: Genie(*row[1:6]) for row in profile(seed, queue.nodes, queue.noise).models}
+    known = profile(seed, queue.nodes, queue.noise, queue.measured).models
+    models = {row[0]: Genie(*row[1:6]) for row in known}
     found = []
     for each in jobs:
         span, job = each.spans[0], each.job

@@ -39,3 +39,5 @@ class Experiment(NamedTuple):
     """By days of submissions; None: a week if there are cells, else the whole two months."""
     lines: Callable[[Results], list[Line]]
     about: str = ""
+    needs: str = ""
+    """The public table of measurements that its settings need, if any."""

@@ -125,9 +125,13 @@ def _play(
     folder: Path | None,
 ) -> Results:
     from skep_services.engines.deal import Ear
-    from skep_services.experiments import play
+    from skep_services.experiments import measured, play
 
-    todo = play.tasks(experiment, seeds, days)
+    try:
+        rows = measured.rows_for(experiment)
+    except measured.MissingError as error:
+        raise CommandError(exits.USAGE, str(error)) from None
+    todo = play.tasks(experiment, seeds, days, rows)
     progress = Progress([f"seed {task.seed}" for task in todo])
     ear = Ear(lambda _place, _data: None, progress.tell, progress.say)
     try:

@@ -11,9 +11,11 @@ import msgspec
 
 from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.gandiva import Played
+from skep_lab.experiments.genie import Queue
 from skep_lab.experiments.hived import Outcome
 from skep_lab.experiments.report import Experiment, Results
 from skep_lab.experiments.setting import AnySetting, Setting, play
+from skep_lab.traces.generators.k80measured import Rows
 from skep_services.engines import task as engines
 from skep_services.engines.deal import Ear, Engine
 from skep_services.engines.stop import Stop
@@ -29,24 +31,31 @@ class Task(NamedTuple):
     setting: int
     seed: int
     days: float | None
+    measured: Rows = ()
+    """What was measured, for an experiment that needs it."""
 
     def setting_of(self) -> AnySetting:
         """Return what is run."""
         found: AnySetting = EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
-        return found
+        return found._replace(measured=self.measured) if isinstance(found, Queue) else found
 
 
-def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
+def tasks(
+    experiment: Experiment, seeds: Sequence[int], days: float | None, rows: Rows = ()
+) -> list[Task]:
     """Return everything that is to be run, seed by seed: an early stop leaves whole seeds.
 
     Args:
         experiment: What is to be run.
         seeds: The seeds.
         days: The length of each run (days of submissions); None: as each setting has it.
+        rows: What was measured, for an experiment that needs it.
     """
     settings = experiment.settings(days)
     return [
-        Task(experiment.name, place, seed, days) for seed in seeds for place in range(len(settings))
+        Task(experiment.name, place, seed, days, rows)
+        for seed in seeds
+        for place in range(len(settings))
     ]
 
 

@@ -10,6 +10,7 @@ What was learned of both is reduced to weights at `anchors`, so that a predictio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -74,3 +75,37 @@ def step_ns(kernel: Kernel, gpus: int, nodes: int, batch: float) -> float:
         zb, zg, zn, zm, za = zb - b, zg - g, zn - n, zm - many, za - apart  # noqa: PLW2901
         total += weight * exp(-0.5 * (zb * zb + zg * zg + zn * zn + zm * zm + za * za))
     return min(exp(min(max(total, 0.0), LOG_LIMIT)), LIMIT_NS)
+
+
+def steps_ns(kernel: Kernel, gpus: int, counts: Sequence[int], batch: float) -> list[float]:
+    """Return nanoseconds of a mini-batch on several numbers of nodes: `step_ns`, to the last bits.
+
+    Anchors are at few numbers of nodes. What those at one of them come to is summed up once.
+
+    Args:
+        kernel: The process.
+        gpus: GPUs of the gang.
+        counts: Nodes that they are on.
+        batch: Samples per GPU; 0: unknown.
+    """
+    b, g, _, many, _ = features(gpus, 1, (batch or kernel.batch) / kernel.batch)
+    sb, sg, sn, sm, sa = kernel.slopes
+    lb, lg, ln, lm, la = kernel.lengths
+    fixed = kernel.scale + sb * b + sg * g + sm * many
+    b, g, many = b * lb, g * lg, many * lm
+    exp, log, log2 = math.exp, math.log, math.log2
+    sums: dict[tuple[float, float], float] = {}
+    for zb, zg, zn, zm, za, weight in kernel.anchors:
+        far = (zb - b) ** 2 + (zg - g) ** 2 + (zm - many) ** 2
+        sums[zn, za] = sums.get((zn, za), 0.0) + weight * exp(-0.5 * far)
+    groups = [(zn, za, total) for (zn, za), total in sums.items()]
+    means = theta.steps_ns(kernel.mean, gpus, counts, batch)
+    found = []
+    for nodes, mean in zip(counts, means, strict=True):
+        n, apart = log2(nodes), 1.0 if nodes > 1 else 0.0
+        total = log(max(mean, 1.0)) + fixed + sn * n + sa * apart
+        n, apart = n * ln, apart * la
+        for zn, za, weight in groups:
+            total += weight * exp(-0.5 * ((zn - n) * (zn - n) + (za - apart) * (za - apart)))
+        found.append(min(exp(min(max(total, 0.0), LOG_LIMIT)), LIMIT_NS))
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -199,11 +200,102 @@ def predict(parameters: Parameters, place: Placement, widening: Widening = AS_LE
 def predict_all(
     parameters: Parameters, places: Sequence[Placement], widening: Widening = AS_LEARNED
 ) -> list[Span]:
-    """Return a span for each placement, in their order.
+    """Return a span for each placement, in their order: what `predict` returns, to the last bits.
+
+    Placements with the same GPUs and batch size on different numbers of nodes share most terms.
 
     Args:
         parameters: What was fitted.
         places: The placements.
         widening: As for `predict`.
     """
-    return [predict(parameters, place, widening) for place in places]
+    found = [NOTHING] * len(places)
+    alike: dict[tuple[int, float], list[int]] = {}
+    for at, place in enumerate(places):
+        if place.gpus < 1 or place.nodes < 1 or place.servers:
+            found[at] = predict(parameters, place, widening)
+        else:
+            alike.setdefault((place.gpus, place.batch), []).append(at)
+    shared: dict[tuple[Stratum, bool], _Shared] = {}
+    for group in alike.values():
+        spans = _alike(parameters, [places[at] for at in group], widening, shared)
+        for at, span in zip(group, spans, strict=True):
+            found[at] = span
+    return found
+
+
+def _alike(
+    parameters: Parameters,
+    places: list[Placement],
+    widening: Widening,
+    shared: dict[tuple[Stratum, bool], _Shared],
+) -> list[Span]:
+    """Return spans of placements that differ in their nodes only."""
+    exp, log, seen = math.exp, math.log, parameters.seen
+    gpus, batch, counts = places[0].gpus, places[0].batch, [each.nodes for each in places]
+    by_form = [
+        [
+            log(step if 1.0 <= step <= LIMIT_NS else min(max(step, 1.0), LIMIT_NS))
+            for step in _steps_ns(form, gpus, counts, batch)
+        ]
+        for form in parameters.forms
+    ]
+    found = []
+    for place, *logs in zip(places, *by_form, strict=True):
+        key = stratum_of(seen, place), place.nodes > 1
+        known = shared.get(key)
+        if known is None:
+            known = shared[key] = _shared(parameters, place, widening)
+        weights, total, low, high, like = known
+        if not like.p50:
+            found.append(like)
+            continue
+        blended = 0.0
+        for weight, each in zip(weights, logs, strict=True):
+            if weight > 0:
+                blended += weight * each
+        middle = exp(blended / total)  # At least 1, as each form's is here.
+        p10, p50 = Duration(max(round(middle * low), 1)), Duration(round(middle))
+        p90 = Duration(round(min(middle * high, LIMIT_NS)))
+        found.append(Span(p10, p50, p90, like.stratum, like.basis, like.promised))
+    return found
+
+
+class _Shared(NamedTuple):
+    """What placements of one stratum have in common."""
+
+    weights: tuple[float, ...]
+    total: float
+    low: float
+    """P10 over P50."""
+    high: float
+    like: Span
+    """What is predicted at one of them."""
+
+
+def _shared(parameters: Parameters, place: Placement, widening: Widening) -> _Shared:
+    like = predict(parameters, place, widening)
+    far = parameters.far_weights and like.stratum is not Stratum.NEAR
+    weights = parameters.far_weights if far else parameters.weights
+    errors, wider = errors_of(parameters, like.stratum), factor_of(widening, like.stratum)
+    return _Shared(
+        weights,
+        sum(weight for weight in weights if weight > 0),
+        math.exp(max(min(errors.low * wider, 0.0), -40.0)),
+        math.exp(min(max(errors.high * wider, 0.0), 40.0)),
+        like,
+    )
+
+
+def _steps_ns(form: Form, gpus: int, counts: Sequence[int], batch: float) -> list[float]:
+    """Return nanoseconds of a mini-batch by one form on several numbers of nodes."""
+    match form:
+        case Theta():
+            return theta.steps_ns(form, gpus, counts, batch)
+        case Kernel():
+            return kernel.steps_ns(form, gpus, counts, batch)
+        case Optimus() if not form.servers:
+            one = optimus.step_ns(form, Placement("", gpus, 1, batch))
+            return [one + form.terms[4] * (nodes - 1) for nodes in counts]
+        case _:
+            return [form_ns(form, Placement("", gpus, nodes, batch)) for nodes in counts]

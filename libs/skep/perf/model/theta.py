@@ -13,6 +13,7 @@ form has 0 there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -76,3 +77,31 @@ def step_ns(theta: Theta, gpus: int, nodes: int, batch: float) -> float:
     power = theta.power
     short = min(grad, sync) / longer
     return float(longer * math.exp(math.log1p(short**power) / power))
+
+
+def steps_ns(theta: Theta, gpus: int, counts: Sequence[int], batch: float) -> list[float]:
+    """Return nanoseconds of a mini-batch on several numbers of nodes: what `step_ns` returns.
+
+    Args:
+        theta: The parameters.
+        gpus: GPUs of the gang.
+        counts: Nodes that they are on.
+        batch: Samples per GPU; 0: unknown.
+    """
+    one = step_ns(theta, gpus, 1, batch)
+    if gpus <= 1:
+        return [one] * len(counts)
+    grad = theta.fixed + theta.sample * (batch or theta.batch)
+    far, node, power = theta.far + theta.far_gpu * (gpus - 2), theta.node, theta.power
+    found = []
+    exp, log1p = math.exp, math.log1p
+    for nodes in counts:
+        sync = far + node * (nodes - 2)
+        longer, shorter = (grad, sync) if grad > sync else (sync, grad)
+        if nodes <= 1:
+            found.append(one)
+        elif 0 < longer < LIMIT_NS:
+            found.append(longer * exp(log1p((shorter / longer) ** power) / power))
+        else:
+            found.append(step_ns(theta, gpus, nodes, batch))
+    return found

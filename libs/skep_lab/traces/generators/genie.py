@@ -66,30 +66,43 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 DEFAULT = Options()
 
 
-def iterations_max(latency_h: float) -> float:
-    """Return the most iterations of a task, for a mean latency on one GPU."""
+def iterations_max(latency_h: float, step_s: k80.StepS = k80.step_s) -> float:
+    """Return the most iterations of a task, for a mean latency on one GPU.
+
+    Args:
+        latency_h: The mean latency, in hours.
+        step_s: What a mini-batch takes.
+    """
     kinds = [k80.kind(*each) for each in product(MODELS, CALCULATIONS)]
-    step_s = fmean(k80.step_s(kind, batch) for kind, batch in product(kinds, BATCHES))
-    return latency_h * HOUR_S / step_s / ((1 + LEAST) / 2)
+    mean_s = fmean(step_s(kind, batch) for kind, batch in product(kinds, BATCHES))
+    return latency_h * HOUR_S / mean_s / ((1 + LEAST) / 2)
 
 
-def generate(seed: int, options: Options = DEFAULT) -> Trace:
-    """Return the tasks of a seed."""
+def generate(seed: int, options: Options = DEFAULT, step_s: k80.StepS = k80.step_s) -> Trace:
+    """Return the tasks of a seed.
+
+    Args:
+        seed: The seed.
+        options: What differs from Table 3.
+        step_s: What a mini-batch takes.
+    """
     rng = random.Random(f"genie {seed}")
     at, jobs = rng.expovariate(options.per_hour / HOUR_S), []
-    most = iterations_max(options.latency_h)
+    most = iterations_max(options.latency_h, step_s)
     while at < options.hours * HOUR_S:
-        jobs.append(_job(rng, at, most, options))
+        jobs.append(_job(rng, at, most, options, step_s))
         at += rng.expovariate(options.per_hour / HOUR_S)
     return in_order(f"genie-{seed}", jobs, "t", (f"GENIE, Table 3, seed {seed}",))
 
 
-def _job(rng: random.Random, at: float, most: float, options: Options) -> TraceJob:
+def _job(
+    rng: random.Random, at: float, most: float, options: Options, step_s: k80.StepS
+) -> TraceJob:
     calculation = rng.choice(CALCULATIONS)
     kind = k80.kind(rng.choice(MODELS), calculation)
     batch = rng.choice(BATCHES)
     iterations = max(1, round(most * rng.uniform(LEAST, 1)))
-    run_time = whole_seconds(iterations * k80.step_s(kind, batch))
+    run_time = whole_seconds(iterations * step_s(kind, batch))
     begin = seconds(round(at))
     normal = 1 - options.urgent - options.prior
     times, priority = rng.choices(

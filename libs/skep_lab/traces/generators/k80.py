@@ -17,7 +17,7 @@ rises with the batch size and then levels off (observation 1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 PCIE, INFINIBAND = 6e9, 2e9
 """Effective bytes per second within a node and between nodes."""
@@ -43,6 +43,14 @@ CURVES = {
     "seq2seq": Curve(1 / 120, 0.06, 200 * MB),
 }
 TRAINING, INFERENCE = "training", "inference"
+
+
+class StepS(Protocol):
+    """Returns the seconds of a mini-batch, as `step_s` does."""
+
+    def __call__(self, of: str, batch: float, spread: Sequence[int] = (1,)) -> float:
+        """Return the seconds of a mini-batch."""
+        ...
 
 
 def kind(model: str, calculation: str) -> str:
