@@ -62,6 +62,29 @@ class Undo(msgspec.Struct):
     servers: int = 0
     refused: int = 0
     """How often its ranks would not."""
+    grown: int = 0
+    """The workers of a probe: with another number nothing is left of it."""
+
+
+class Probe(msgspec.Struct):
+    """A size of a gang that was measured, or is, and what that takes.
+
+    `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes. `until` is when
+    it ends at the latest, `ended` when the gang had its own size again, or was no more (0: it has
+    not). `void`: nothing came of it.
+    """
+
+    trial: int
+    job: str
+    family: str
+    gpu_type: str
+    gpus: int
+    nodes: int
+    takes: int
+    at: Instant
+    until: Instant
+    ended: Instant = Instant(0)
+    void: bool = False
 
 
 class Tries(msgspec.Struct):
@@ -80,3 +103,7 @@ class Tries(msgspec.Struct):
     solo: dict[str, int] = {}
     """By unfinished job that was packed on trial: its rate on GPUs of its own."""
     undoing: dict[str, Undo] = {}
+    probes: dict[str, list[Probe]] = {}
+    """By VC: the probes of the last 24 hours, and those that have not ended; the oldest first."""
+    probing: dict[int, str] = {}
+    """By the trial of a probe that has not ended: its VC."""

@@ -16,7 +16,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.ledger import cell_facts
 from skep.ledger.job_state import JobState, State
-from skep.ledger.records import Cooling, MoveCosts, Suspicion, Tries
+from skep.ledger.records import Cooling, MoveCosts, Probe, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
@@ -55,6 +55,7 @@ class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
     solo: dict[str, int] = {}
     cooling: dict[str, dict[str, Cooling]] = {}
     pauses: dict[str, list[int]] = {}
+    probes: dict[str, list[Probe]] = {}
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -105,7 +106,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         suspicion=state.suspicion,
         last_asked=state.last_asked,
         served=state.served,
-        tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}),
+        tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}, probes={}),
         lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
@@ -133,6 +134,8 @@ def _tried(state: ClusterState) -> Iterator[TriedKept]:
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
         yield TriedKept(cooling=each)
+    for each in _pieces(tries.probes, 1):
+        yield TriedKept(probes=each)
     for each in _pieces(state.move_costs.pauses, PIECE):
         yield TriedKept(pauses=each)
 
@@ -187,6 +190,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.tries.begun.update(kept.begun)
             state.tries.solo.update(kept.solo)
             state.tries.cooling.update(kept.cooling)
+            state.tries.probes.update(kept.probes)
             if state.rules > 1:
                 raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
             state.move_costs.pauses.update(kept.pauses)
