@@ -109,11 +109,11 @@ def test_the_smallest_size_that_is_unknown_is_measured_and_put_back() -> None:
     (back,) = told(effects)
     assert isinstance(back.change, Resize)
     assert back.change.world == 2
-    assert decide.machine.state.tries.probing == {1: "nlp"}, "it takes time until it is back"
+    assert list(decide.machine.state.probes.open) == [1], "it takes time until it is back"
     decide(changed(back), 64)
     state = decide.machine.state
-    assert (state.jobs["j1"].size, state.tries.undoing, state.tries.probing) == (2, {}, {})
-    (probe,) = state.tries.probes["nlp"]
+    assert (state.jobs["j1"].size, state.tries.undoing, state.probes.open) == (2, {}, {})
+    (probe,) = state.probes.of_vc["nlp"]
     assert (probe.family, probe.gpu_type, probe.gpus, probe.nodes) == ("bert", "cpu", 1, 1)
     assert accounts.used([probe], at(100)) == 2 * (at(64) - fact.at)
 
@@ -202,7 +202,7 @@ def test_a_probe_is_called_off_for_a_job_that_waits() -> None:
     effects = decide(changed(command), 47)
     assert [fact.job for fact in of(effects, JobBound)] == ["j2"]
     assert decide.machine.state.jobs["j1"].size == 2
-    assert not decide.machine.state.tries.probing
+    assert not decide.machine.state.probes.open
 
 
 def test_a_probe_that_is_called_off_while_it_grows_is_put_back_too() -> None:
@@ -236,7 +236,7 @@ def test_what_is_done_to_its_job_meanwhile_stays() -> None:
     effects = decide(changed(command), 50)
     assert not told(effects), "it has the size that its policy gave it"
     state = decide.machine.state
-    assert (state.jobs["j1"].size, state.tries.undoing, state.tries.probing) == (3, {}, {})
+    assert (state.jobs["j1"].size, state.tries.undoing, state.probes.open) == (3, {}, {})
 
 
 def test_a_suspended_job_is_put_back_when_it_goes_on() -> None:
@@ -254,9 +254,9 @@ def test_one_that_ends_or_fails_leaves_nothing_behind() -> None:
         answers(decide, look(decide, 5, (2, 1)), 40)
         effects = decide(exited("j1", outcome=outcome, at=at(50)), 50)
         assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.VOID]
-        tries = decide.machine.state.tries
-        assert (tries.probing, tries.undoing, tries.open) == ({}, {}, {})
-        assert tries.probes["nlp"][0].ended == at(50)
+        state = decide.machine.state
+        assert (state.probes.open, state.tries.undoing, state.tries.open) == ({}, {}, {})
+        assert state.probes.of_vc["nlp"][0].ended == at(50)
 
 
 def test_without_a_measurement_in_time_it_is_put_back() -> None:
@@ -282,8 +282,8 @@ def test_ranks_that_will_not_go_back_are_left_as_they_are() -> None:
         (command,) = told(effects)
         effects = decide(changed(command, Manner.UNCHANGED, detail="no"), second)
     assert not told(effects)
-    tries = decide.machine.state.tries
-    assert (tries.undoing, tries.probing) == ({}, {})
+    state = decide.machine.state
+    assert (state.tries.undoing, state.probes.open) == ({}, {})
 
 
 def test_the_budget_of_a_vc_is_kept_and_survives_a_restart() -> None:
@@ -302,7 +302,7 @@ def test_the_budget_of_a_vc_is_kept_and_survives_a_restart() -> None:
             decide(Restarted(2))
         second += 3_700
     assert began == int((6_912 - takes_s) // (4 * (LASTS_S + 10))) + 1
-    known_probes = decide.machine.state.tries.probes["nlp"]
+    known_probes = decide.machine.state.probes.of_vc["nlp"]
     used = accounts.used(known_probes, at(second))
     assert used <= accounts.most(4) == 6_912 * NS_PER_SECOND
     assert not accounts.fits(known_probes, 4, 4, settings.LASTS_PROBE, at(second))

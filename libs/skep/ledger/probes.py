@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from skep.ledger.job_state import JobState
 from skep.ledger.records import Probe
 from skep.ledger.state import ClusterState
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.changes import Goal
+from skep.wire.commands import Resize
 from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
 
 PART_MILLI = 20
@@ -80,33 +82,34 @@ def tried(
 
 
 def begun(state: ClusterState, fact: TrialBegun) -> None:
-    """Take over that a probe began."""
+    """Take over that a trial began, if it is a probe."""
     if fact.kind is not Kind.PROBE:
         return
-    first, tries = fact.jobs[0], state.tries
+    first, known = fact.jobs[0], state.probes
     each = first.gpus // max(fact.workers, 1)
     chain = state.cells.chains.get(state.jobs[first.job].chain)
-    known = [one for one in tries.probes.get(fact.vc, ()) if _counts(one, fact.at)]
     probe = Probe(
         trial=fact.trial,
         job=first.job,
         family=fact.families[0],
         gpu_type="" if chain is None else chain.topology.gpu,
+        workers=fact.grown,
         gpus=each * fact.grown,
         nodes=len(fact.nodes),
         takes=each * max(fact.grown, fact.workers),
         at=fact.at,
         until=after(fact.until, PUT_BACK),
     )
-    tries.probes[fact.vc] = [*known, probe]
-    tries.probing[fact.trial] = fact.vc
+    counts = [one for one in known.of_vc.get(fact.vc, ()) if _counts(one, fact.at)]
+    known.of_vc[fact.vc] = [*counts, probe]
+    known.open[fact.trial] = probe
 
 
-def over(state: ClusterState, trial: TrialBegun, fact: TrialOver) -> None:
-    """Take over the verdict on a probe: its gang may have its own size again yet, or not."""
-    for probe in state.tries.probes.get(trial.vc, ()) if trial.kind is Kind.PROBE else ():
-        if probe.trial == fact.trial:
-            probe.void = fact.verdict is Verdict.VOID
+def over(state: ClusterState, fact: TrialOver) -> None:
+    """Take over the verdict on a trial: the gang of a probe may have another size still."""
+    probe = state.probes.open.get(fact.trial)
+    if probe is not None:
+        probe.void = fact.verdict is Verdict.VOID
 
 
 def follow(state: ClusterState, fact: object) -> None:
@@ -115,27 +118,38 @@ def follow(state: ClusterState, fact: object) -> None:
     That is once a probe has its verdict, nothing is to be put back, and no size changes.
     """
     tries, at = state.tries, getattr(fact, "at", None)
-    for trial, vc in list(tries.probing.items()) if at else ():
-        probe = next(each for each in tries.probes[vc] if each.trial == trial)
+    for trial, probe in list(state.probes.open.items()) if at else ():
         undo, job = tries.undoing.get(probe.job), state.jobs.get(probe.job)
         resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
         owes = undo is not None and undo.trial == trial
         if trial not in tries.open and not owes and not resizes:
             probe.ended = Instant(at or 0)
-            del tries.probing[trial]
+            del state.probes.open[trial]
+
+
+def remains(state: ClusterState, job: JobState, trial: int) -> bool:
+    """Return whether a gang has, or is about to have, the size of a probe that is over."""
+    probe, change = state.probes.open.get(trial), job.change
+    if probe is None:
+        return False
+    told = change.change if change is not None else None
+    goes = told.world if isinstance(told, Resize) else 0
+    return probe.workers in (job.size, goes)
 
 
 def check(state: ClusterState) -> None:
-    """Assert that each probe that has not ended is one of its VC's.
+    """Assert that the probes that have not ended are those of the VCs.
 
     Raises:
-        AssertionError: One is not.
+        AssertionError: They are not.
     """
-    tries = state.tries
-    open_ones = {
-        each.trial: vc for vc, known in tries.probes.items() for each in known if not each.ended
+    found = {
+        each.trial: each
+        for known in state.probes.of_vc.values()
+        for each in known
+        if not each.ended
     }
-    assert open_ones == tries.probing, (open_ones, tries.probing)
+    assert found == state.probes.open, (found, state.probes.open)
 
 
 def _counts(probe: Probe, now: Instant) -> bool:

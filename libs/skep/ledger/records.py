@@ -62,14 +62,12 @@ class Undo(msgspec.Struct):
     servers: int = 0
     refused: int = 0
     """How often its ranks would not."""
-    grown: int = 0
-    """The workers of a probe: with another number nothing is left of it."""
 
 
 class Probe(msgspec.Struct):
     """A size of a gang that was measured, or is, and what that takes.
 
-    `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes. `until` is when
+    `workers`, `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes. `until` is when
     it ends at the latest, `ended` when the gang had its own size again, or was no more (0: it has
     not). `void`: nothing came of it.
     """
@@ -78,6 +76,7 @@ class Probe(msgspec.Struct):
     job: str
     family: str
     gpu_type: str
+    workers: int
     gpus: int
     nodes: int
     takes: int
@@ -103,7 +102,12 @@ class Tries(msgspec.Struct):
     solo: dict[str, int] = {}
     """By unfinished job that was packed on trial: its rate on GPUs of its own."""
     undoing: dict[str, Undo] = {}
-    probes: dict[str, list[Probe]] = {}
-    """By VC: the probes of the last 24 hours, and those that have not ended; the oldest first."""
-    probing: dict[int, str] = {}
-    """By the trial of a probe that has not ended: its VC."""
+
+
+class Probes(msgspec.Struct):
+    """The probes of 24 hours: durable."""
+
+    of_vc: dict[str, list[Probe]] = {}
+    """By VC, the oldest first; also those that began earlier and have not ended."""
+    open: dict[int, Probe] = {}
+    """By trial: those that have not ended."""

@@ -55,7 +55,13 @@ class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
     solo: dict[str, int] = {}
     cooling: dict[str, dict[str, Cooling]] = {}
     pauses: dict[str, list[int]] = {}
-    probes: dict[str, list[Probe]] = {}
+
+
+class ProbesKept(msgspec.Struct, frozen=True, kw_only=True, tag="probes-kept"):
+    """The probes of one VC."""
+
+    vc: str
+    probes: list[Probe]
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -88,7 +94,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     away: tuple[str, ...] = ()
 
 
-Kept = AllocatorKept | TriedKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
+Kept = AllocatorKept | TriedKept | ProbesKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
 
 
 def keep(state: ClusterState) -> Iterator[Kept]:
@@ -106,12 +112,14 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         suspicion=state.suspicion,
         last_asked=state.last_asked,
         served=state.served,
-        tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}, probes={}),
+        tries=msgspec.structs.replace(state.tries, begun={}, solo={}, cooling={}),
         lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
     )
     yield from _tried(state)
+    for vc, probes in state.probes.of_vc.items():
+        yield ProbesKept(vc=vc, probes=probes)
     yield take_snapshot(state.cells)
     for node in state.nodes.values():
         yield _node(node)
@@ -134,8 +142,6 @@ def _tried(state: ClusterState) -> Iterator[TriedKept]:
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
         yield TriedKept(cooling=each)
-    for each in _pieces(tries.probes, 1):
-        yield TriedKept(probes=each)
     for each in _pieces(state.move_costs.pauses, PIECE):
         yield TriedKept(pauses=each)
 
@@ -190,10 +196,12 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.tries.begun.update(kept.begun)
             state.tries.solo.update(kept.solo)
             state.tries.cooling.update(kept.cooling)
-            state.tries.probes.update(kept.probes)
             if state.rules > 1:
                 raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
             state.move_costs.pauses.update(kept.pauses)
+        case ProbesKept():
+            state.probes.of_vc[kept.vc] = kept.probes
+            state.probes.open.update({each.trial: each for each in kept.probes if not each.ended})
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)
@@ -208,15 +216,20 @@ def restore(state: ClusterState, kept: Kept) -> None:
             if job.state is State.QUEUED:
                 state.queue(job).add(job.entry)
         case PlacedKept():
-            state.placed = {name: state.jobs[name] for name in kept.jobs}
-            state.parked = {name: state.jobs[name] for name in kept.parked}
-            for job in state.parked.values():
-                state.queue(job).remove(job.entry)
-            state.reserved = {name: state.jobs[name] for name in kept.reserved}
-            for name in kept.borrowed:
-                state.borrow(state.jobs[name])
-            for name in kept.away:
-                state.note_away(state.jobs[name], away=True)
+            _place(state, kept)
+
+
+def _place(state: ClusterState, kept: PlacedKept) -> None:
+    """Take over which jobs hold or claim GPUs, or are set aside."""
+    state.placed = {name: state.jobs[name] for name in kept.jobs}
+    state.parked = {name: state.jobs[name] for name in kept.parked}
+    for job in state.parked.values():
+        state.queue(job).remove(job.entry)
+    state.reserved = {name: state.jobs[name] for name in kept.reserved}
+    for name in kept.borrowed:
+        state.borrow(state.jobs[name])
+    for name in kept.away:
+        state.note_away(state.jobs[name], away=True)
 
 
 def _restored(kept: NodeKept) -> NodeState:

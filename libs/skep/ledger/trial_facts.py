@@ -12,7 +12,6 @@ from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.changes import Goal, JobChanged, Result
-from skep.wire.commands import Resize
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun, TrialFact, TrialOver, Verdict
@@ -166,7 +165,7 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
                 del tries.of_job[each.job]
                 if each.job not in state.jobs:
                     _forget(tries, each.job)
-            probes.over(state, trial, fact)
+            probes.over(state, fact)
             fails = fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS
             if fails and trial.kind is not Kind.PROBE:
                 _cool(tries, trial, fact, key if state.rules > 1 else key_by_rules_1)
@@ -176,7 +175,7 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
 
 def concerns(tries: records.Tries, fact: object) -> bool:
     """Return whether a fact may mean something for trials; most facts do not."""
-    return bool(tries.of_job or tries.undoing or tries.probing) or type(fact) in FOLLOWED
+    return bool(tries.of_job or tries.undoing) or type(fact) in FOLLOWED
 
 
 def follow(state: ClusterState, fact: object) -> None:
@@ -194,7 +193,7 @@ def follow(state: ClusterState, fact: object) -> None:
             if not _owed(state, other, undo):
                 del tries.undoing[other]
                 state.delta.views += (other,)
-    if tries.probing:
+    if state.probes.open:
         probes.follow(state, fact)
 
 
@@ -256,7 +255,6 @@ def _put_back(state: ClusterState, trial: TrialBegun, fact: TrialOver, *, measur
     undo = records.Undo(
         trial.trial, trial.kind, tried.attempt, fact.why, trial.workers, trial.servers
     )
-    undo.grown = trial.grown if probe else 0
     job = state.jobs.get(tried.job)
     resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
     # A change of size that was begun meanwhile is wanted; that of a probe itself is not.
@@ -271,16 +269,10 @@ def _owed(state: ClusterState, name: str, undo: records.Undo) -> bool:
     if job is None or (job.state in GONE and undo.kind in SIZES):
         return False
     if undo.kind is Kind.PROBE:
-        return undo.refused < SHRINKS_MAX and (job.size == undo.grown or _grows(job, undo))
+        return undo.refused < SHRINKS_MAX and probes.remains(state, job, undo.trial)
     if undo.kind is Kind.GROW:
         return job.size > undo.workers and undo.refused < SHRINKS_MAX
     return job.attempt == undo.attempt and sharing.shares(state, job)
-
-
-def _grows(job: JobState, undo: records.Undo) -> bool:
-    """Return whether a gang is about to have the size of a probe that is over already."""
-    change = job.change.change if job.change is not None else None
-    return isinstance(change, Resize) and change.world == undo.grown and job.attempt == undo.attempt
 
 
 def ended(state: ClusterState, job: JobState) -> None:

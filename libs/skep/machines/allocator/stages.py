@@ -1,7 +1,8 @@
 """The stages of a decision: what each is for, and what it reports.
 
     intake -> trials -> sharing -> returns -> reservations -> policies -> guaranteed
-           -> suspended -> lending -> idle -> opportunistic -> promotion -> probes -> verdicts -> checks
+           -> suspended -> lending -> idle -> opportunistic -> promotion -> probes
+           -> verdicts -> checks
 
 A stage reads the state, records facts, and spends of the decision's room: the parts of gangs that
 may be bound and the victims that may be named, so that one decision fits one record of the log.

@@ -41,7 +41,7 @@ PLACES_MAX = 3
 
 def is_due(tx: Transaction, now: Instant) -> bool:
     """Return whether `review` may have anything to do."""
-    if tx.state.tries.probing:
+    if tx.state.probes.open:
         return True
     at = tx.soft.probe_at
     return (at is None or at <= now) and any(each.probable for each in tx.soft.planned.values())
@@ -54,12 +54,12 @@ def review(tx: Transaction, now: Instant) -> None:
         tx: Facts and commands are added.
         now: The time of the decision, in which whatever could be placed has been placed.
     """
-    for trial, vc in list(tx.state.tries.probing.items()):
+    for trial in list(tx.state.probes.open):
         begun = tx.state.tries.open.get(trial)
         job = tx.state.jobs.get(begun.jobs[0].job) if begun is not None else None
         if begun is None or job is None:
             continue
-        waiting = wanting(tx.state, vc, _type(tx.state, job))
+        waiting = wanting(tx.state, begun.vc, _type(tx.state, job))
         if waiting:
             trials.call_off(tx, begun, waiting, now)
     if tx.soft.probe_at is not None and tx.soft.probe_at > now:
@@ -70,7 +70,8 @@ def review(tx: Transaction, now: Instant) -> None:
     for planned in tx.soft.planned.values():
         if planned.probable:
             tx.soft.probe_at = after(now, tx.settings.trial_rules.probe_every)
-            if not planned.fallen and planned.vc not in tx.state.tries.probing.values():
+            known = tx.state.probes.of_vc.get(planned.vc, ())
+            if not planned.fallen and all(each.ended for each in known):
                 _look(tx, planned, now)
 
 
@@ -150,7 +151,7 @@ def places(tx: Transaction, job: JobState, now: Instant) -> list[Place]:
     here = job.size * job.spec.resources.gpus, len(job.live)
     if here not in measured and tx.settings.trial_rules.measured:
         return []  # That comes for nothing, and first.
-    known = probes.tried(tx.state.tries.probes.get(job.spec.vc, ()), family, kind, now)
+    known = probes.tried(tx.state.probes.of_vc.get(job.spec.vc, ()), family, kind, now)
     return probing.order(list(_possible(tx.state, job)), measured, known)
 
 
@@ -174,7 +175,7 @@ def _affordable(
     tx: Transaction, planned: Planned, job: JobState, place: Place, now: Instant
 ) -> bool:
     """Return whether the budget of a VC covers the longest that a probe may take."""
-    known = tx.state.tries.probes.get(planned.vc, ())
+    known = tx.state.probes.of_vc.get(planned.vc, ())
     takes = max(place.workers, job.size) * job.spec.resources.gpus
     owned = gpus_owned(tx.state.cells.cluster, planned.vc)
     lasts = tx.settings.trial_rules.lasts_probe
