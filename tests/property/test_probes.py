@@ -155,7 +155,7 @@ def test_in_any_history_a_probe_takes_nothing_that_a_waiting_job_could_have() ->
         rng, life = random.Random(seed), Life()
         for _ in range(30):
             life.second += rng.choice((1, 20, 40, 400, 4_000))
-            what = rng.choice(("told", "told", "submit", "end", "end", "tick", "judged"))
+            what = rng.choice(("told", "told", "submit", "submit", "end", "tick", "judged"))
             if what == "told":
                 life.hear(outlook((2, 1), *rng.sample([(1, 1), (4, 1)], rng.randrange(2))))
             elif what == "submit":
@@ -168,4 +168,4 @@ def test_in_any_history_a_probe_takes_nothing_that_a_waiting_job_could_have() ->
             else:
                 life._look(life.decide.tick(life.second), life._waiting())
         begun += life.begun
-    assert begun >= 10, begun
+    assert begun >= 8, begun
