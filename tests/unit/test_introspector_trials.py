@@ -9,6 +9,7 @@ from skep.machines.introspector import IntrospectorMachine
 from skep.perf.judge import KEPT_FROM, LOOKS, SAMPLE
 from skep.perf.measure import SETTLES
 from skep.units import NS_PER_SECOND, Instant, after, seconds
+from skep.wire.profile import Timing
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.trials import Before, Judged, Kind, OpenTrial, Trials
 
@@ -189,3 +190,65 @@ def test_repeating_what_is_open_changes_nothing() -> None:
             cluster.go(second, j1=110, j2=110)
         told.append(cluster.said)
     assert told[0] == told[1] != []
+
+
+# --- probes --------------------------------------------------------------------------------------
+
+
+def probe(workers: int = 1, since: float = 1) -> Trials:
+    before = Before(job="j1", attempt=1, gpus=2, rate_milli=SOLO)
+    one = OpenTrial(
+        trial=5,
+        kind=Kind.PROBE,
+        since=at(since),
+        until=at(300),
+        needed_milli=1000,
+        jobs=(before,),
+        workers=workers,
+    )
+    return Trials(at=at(0), open=(one,))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_probe_is_measured_until_its_rate_is_known_well_enough(lasting: bool) -> None:
+    cluster = Cluster(lasting=lasting)
+    cluster.go(1, j1=50)
+    cluster.hear(probe())
+    cluster.go(40, j1=50)
+    second, verdict = cluster.said[0]
+    # Eight stretches of two seconds: one that goes evenly is not measured for longer.
+    assert second <= SETTLES // NS_PER_SECOND + 8 * SAMPLE // NS_PER_SECOND + 3
+    (after_it,) = verdict.after
+    assert (verdict.trial, verdict.kept) == (5, False)
+    assert after_it.rate_milli == pytest.approx(20_000, rel=0.02)
+    assert verdict.gain_milli == pytest.approx(1_000, rel=0.04)
+
+
+def test_what_a_job_times_itself_ends_a_probe_at_once_but_not_what_it_timed_before() -> None:
+    machine = IntrospectorMachine()
+
+    def report(second: int, world: int, steps: int, samples: int) -> list[Judged]:
+        timing = Timing(
+            samples=samples,
+            mean_ns=50_000_000,
+            deviation_ns=1_000_000,
+            p10_ns=48_000_000,
+            p50_ns=50_000_000,
+            p90_ns=52_000_000,
+        )
+        rank = RankProgress(
+            rank=0, steps=steps, step_ns=seconds(0.05), last_step_at=at(second), timing=timing
+        )
+        job = JobProgress(job="j1", attempt=1, world=world, ranks=(rank,))
+        machine.decide(NodeReport(node="n1", at=at(second), jobs=(job,)), at(second))
+        effects = machine.decide(Tick(), at(second + 1))
+        messages = [each.message for each in effects if isinstance(each, Send)]
+        return [each for each in messages if isinstance(each, Judged)]
+
+    assert not report(1, 2, 100, 64)
+    machine.decide(probe(workers=4), at(2))
+    assert not report(2, 2, 120, 64), "that was before the gang grew"
+    assert not report(3, 4, 125, 64), "so were most of these"
+    assert not report(4, 4, 130, 5), "too few"
+    (verdict,) = report(5, 4, 145, 15)
+    assert [(each.rate_milli, each.samples) for each in verdict.after] == [(20_000, 15)]

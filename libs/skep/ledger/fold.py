@@ -97,7 +97,7 @@ def apply(state: ClusterState, fact: AllocatorFact | Kept) -> Delta:
         restore(state, cast("Kept", fact))
         return state.end_change()  # It is no fact, and means nothing for trials.
     handler(state, fact)
-    if trial_facts.concerns(state.tries, fact):
+    if state.probes.open or trial_facts.concerns(state.tries, fact):
         trial_facts.follow(state, fact)
     return state.end_change()
 

@@ -64,6 +64,28 @@ class Undo(msgspec.Struct):
     """How often its ranks would not."""
 
 
+class Probe(msgspec.Struct):
+    """A size of a gang that was measured, or is, and what that takes.
+
+    `workers`, `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes. `until` is when
+    it ends at the latest, `ended` when the gang had its own size again, or was no more (0: it has
+    not). `void`: nothing came of it.
+    """
+
+    trial: int
+    job: str
+    family: str
+    gpu_type: str
+    workers: int
+    gpus: int
+    nodes: int
+    takes: int
+    at: Instant
+    until: Instant
+    ended: Instant = Instant(0)
+    void: bool = False
+
+
 class Tries(msgspec.Struct):
     """What is known of trials: durable."""
 
@@ -80,3 +102,12 @@ class Tries(msgspec.Struct):
     solo: dict[str, int] = {}
     """By unfinished job that was packed on trial: its rate on GPUs of its own."""
     undoing: dict[str, Undo] = {}
+
+
+class Probes(msgspec.Struct):
+    """The probes of 24 hours: durable."""
+
+    of_vc: dict[str, list[Probe]] = {}
+    """By VC, the oldest first; also those that began earlier and have not ended."""
+    open: dict[int, Probe] = {}
+    """By trial: those that have not ended."""

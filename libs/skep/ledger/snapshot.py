@@ -16,7 +16,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.ledger import cell_facts
 from skep.ledger.job_state import JobState, State
-from skep.ledger.records import Cooling, MoveCosts, Suspicion, Tries
+from skep.ledger.records import Cooling, MoveCosts, Probe, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
@@ -57,6 +57,13 @@ class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
     pauses: dict[str, list[int]] = {}
 
 
+class ProbesKept(msgspec.Struct, frozen=True, kw_only=True, tag="probes-kept"):
+    """The probes of one VC."""
+
+    vc: str
+    probes: list[Probe]
+
+
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
     """A node with everything it holds; attempts are (job, attempt) with what belongs to them."""
 
@@ -87,7 +94,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     away: tuple[str, ...] = ()
 
 
-Kept = AllocatorKept | TriedKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
+Kept = AllocatorKept | TriedKept | ProbesKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
 
 
 def keep(state: ClusterState) -> Iterator[Kept]:
@@ -111,6 +118,8 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         unstated=state.unstated,
     )
     yield from _tried(state)
+    for vc, probes in state.probes.of_vc.items():
+        yield ProbesKept(vc=vc, probes=probes)
     yield take_snapshot(state.cells)
     for node in state.nodes.values():
         yield _node(node)
@@ -190,6 +199,9 @@ def restore(state: ClusterState, kept: Kept) -> None:
             if state.rules > 1:
                 raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
             state.move_costs.pauses.update(kept.pauses)
+        case ProbesKept():
+            state.probes.of_vc[kept.vc] = kept.probes
+            state.probes.open.update({each.trial: each for each in kept.probes if not each.ended})
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)
@@ -204,15 +216,20 @@ def restore(state: ClusterState, kept: Kept) -> None:
             if job.state is State.QUEUED:
                 state.queue(job).add(job.entry)
         case PlacedKept():
-            state.placed = {name: state.jobs[name] for name in kept.jobs}
-            state.parked = {name: state.jobs[name] for name in kept.parked}
-            for job in state.parked.values():
-                state.queue(job).remove(job.entry)
-            state.reserved = {name: state.jobs[name] for name in kept.reserved}
-            for name in kept.borrowed:
-                state.borrow(state.jobs[name])
-            for name in kept.away:
-                state.note_away(state.jobs[name], away=True)
+            _place(state, kept)
+
+
+def _place(state: ClusterState, kept: PlacedKept) -> None:
+    """Take over which jobs hold or claim GPUs, or are set aside."""
+    state.placed = {name: state.jobs[name] for name in kept.jobs}
+    state.parked = {name: state.jobs[name] for name in kept.parked}
+    for job in state.parked.values():
+        state.queue(job).remove(job.entry)
+    state.reserved = {name: state.jobs[name] for name in kept.reserved}
+    for name in kept.borrowed:
+        state.borrow(state.jobs[name])
+    for name in kept.away:
+        state.note_away(state.jobs[name], away=True)
 
 
 def _restored(kept: NodeKept) -> NodeState:

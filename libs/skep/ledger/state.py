@@ -12,7 +12,7 @@ from skep.ids import attempt_id
 from skep.ledger.delta import UNCHANGED, Delta
 from skep.ledger.job_state import JobState
 from skep.ledger.queue import JobQueue
-from skep.ledger.records import MoveCosts, Suspicion, Tries
+from skep.ledger.records import MoveCosts, Probes, Suspicion, Tries
 from skep.units import Instant
 from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster
@@ -62,6 +62,7 @@ class ClusterState:
         self.queues: dict[tuple[str, bool], JobQueue] = {}
         self.suspicion = Suspicion()
         self.tries = Tries()
+        self.probes = Probes()
         self.move_costs = MoveCosts()
         self.alarms: dict[Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""

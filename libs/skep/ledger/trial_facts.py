@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from skep.cells.levels import gpus_owned
-from skep.ledger import move_costs, pairs, records, sharing
+from skep.ledger import move_costs, pairs, probes, records, sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
 from skep.units import Duration, Instant, after, seconds
@@ -41,6 +41,7 @@ COOLING_MAX = 200
 """What is remembered of a VC's failures: the latest."""
 SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
+SIZES = (Kind.GROW, Kind.PROBE)
 MATTER = frozenset((GpusShared, TrialBegun, TrialOver))
 """Facts after which open trials are looked at again, whatever jobs they are about."""
 FOLLOWED = MATTER | {JobChanged}
@@ -150,23 +151,26 @@ def apply(state: ClusterState, fact: TrialFact) -> None:
                 tries.of_job[each.job] = fact.trial
                 if fact.kind is Kind.PACK:
                     tries.solo[each.job] = each.solo_milli
+            probes.begun(state, fact)
             for name in counted(fact.kind, [each.job for each in fact.jobs], fact.vc):
                 recent = [at for at in tries.begun.get(name, ()) if fact.at - HOUR < at]
                 tries.begun[name] = [*recent, fact.at]
             _prune(tries, fact.at)
         case TrialOver():
             trial = tries.open.pop(fact.trial)
-            tries.done.pop(fact.trial, None)
+            measured = tries.done.pop(fact.trial, None) is not None
             if trial.kind is Kind.PACK:
                 pairs.judged(state, fact, trial.needed_milli)
             for each in trial.jobs:
                 del tries.of_job[each.job]
                 if each.job not in state.jobs:
                     _forget(tries, each.job)
-            if fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS:
+            probes.over(state, fact)
+            fails = fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS
+            if fails and trial.kind is not Kind.PROBE:
                 _cool(tries, trial, fact, key if state.rules > 1 else key_by_rules_1)
             if fact.verdict is not Verdict.KEPT:
-                _put_back(state, trial, fact)
+                _put_back(state, trial, fact, measured=measured)
 
 
 def concerns(tries: records.Tries, fact: object) -> bool:
@@ -189,6 +193,8 @@ def follow(state: ClusterState, fact: object) -> None:
             if not _owed(state, other, undo):
                 del tries.undoing[other]
                 state.delta.views += (other,)
+    if state.probes.open:
+        probes.follow(state, fact)
 
 
 def _changed(state: ClusterState, fact: JobChanged) -> None:
@@ -236,24 +242,34 @@ def _cool(
     tries.cooling[trial.vc] = cools
 
 
-def _put_back(state: ClusterState, trial: TrialBegun, fact: TrialOver) -> None:
-    """Note what of a job has to be put back; one that moved goes back at once or never."""
-    tried = trial.jobs[0]
+def _put_back(state: ClusterState, trial: TrialBegun, fact: TrialOver, *, measured: bool) -> None:
+    """Note what of a job has to be put back; one that moved goes back at once or never.
+
+    Args:
+        state: What is owed is noted there.
+        trial: The trial.
+        fact: Its verdict.
+        measured: Whether its change was done.
+    """
+    tried, probe = trial.jobs[0], trial.kind is Kind.PROBE
     undo = records.Undo(
         trial.trial, trial.kind, tried.attempt, fact.why, trial.workers, trial.servers
     )
     job = state.jobs.get(tried.job)
     resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
-    # A change of size that was begun meanwhile is wanted.
-    if trial.kind not in MOVES and not resizes and _owed(state, tried.job, undo):
+    # A change of size that was begun meanwhile is wanted; that of a probe itself is not.
+    wanted = resizes and (measured or not probe)
+    if trial.kind not in MOVES and not wanted and _owed(state, tried.job, undo):
         state.tries.undoing[tried.job] = undo
 
 
 def _owed(state: ClusterState, name: str, undo: records.Undo) -> bool:
     """Return whether something is left to be put back."""
     job = state.jobs.get(name)
-    if job is None or (job.state in GONE and undo.kind is Kind.GROW):
+    if job is None or (job.state in GONE and undo.kind in SIZES):
         return False
+    if undo.kind is Kind.PROBE:
+        return undo.refused < SHRINKS_MAX and probes.remains(state, job, undo.trial)
     if undo.kind is Kind.GROW:
         return job.size > undo.workers and undo.refused < SHRINKS_MAX
     return job.attempt == undo.attempt and sharing.shares(state, job)
@@ -291,6 +307,7 @@ def check(state: ClusterState) -> None:
         AssertionError: Something is known of a job that is over.
     """
     tries = state.tries
+    probes.check(state)
     assert tries.of_job == {
         each.job: number for number, trial in tries.open.items() for each in trial.jobs
     }

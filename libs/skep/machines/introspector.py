@@ -53,7 +53,7 @@ from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
-from skep.wire.trials import Judged, Trials
+from skep.wire.trials import Judged, Kind, Trials
 
 IntrospectorEvent = Facts | NodeReport | Trials | Unreadable
 """What the introspector takes from outside."""
@@ -353,6 +353,9 @@ class IntrospectorMachine:
                 slowest = _slowest(attempt)
                 if slowest is not None:
                     window.samples[each.job].take(slowest)
+            if window.trial.kind is Kind.PROBE:
+                said += self._probed(window, now)
+                continue
             found = window.judge()
             if found is not None:
                 needed = window.trial.needed_milli
@@ -371,6 +374,27 @@ class IntrospectorMachine:
                     )
                 )
         return said
+
+    def _probed(self, window: Window, now: Instant) -> list[Effect]:
+        """Return that a probe was measured for long enough, if it was."""
+        trial, before = window.trial, window.trial.jobs[0]
+        attempt = self._attempts.get(before.job)
+        known = attempt is not None and attempt.attempt == before.attempt
+        profile = attempt.profile if attempt is not None and known else None
+        found = window.probed(None if profile is None else profile.timing(trial.workers))
+        if found is None or not known:
+            return []
+        gain = found.rate_milli * 1000 // before.rate_milli - 1000 if before.rate_milli else 0
+        verdict = Judged(
+            at=now,
+            trial=trial.trial,
+            kept=False,
+            gain_milli=gain,
+            low_milli=gain,
+            high_milli=gain,
+            after=(found,),
+        )
+        return [Send(subjects.JUDGED, verdict)]
 
     # --- what is said ------------------------------------------------------------------------
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from math import isfinite
 
-from skep.perf.judge import SAMPLE, SAMPLES_MAX, Baseline, Judgement, Tried, judge
-from skep.perf.progress import RankWindow, rate_milli
-from skep.units import Instant, after, seconds
+from skep.perf.judge import SAMPLE, SAMPLES_MAX, Baseline, Judgement, Tried, judge, spread_milli
+from skep.perf.progress import RATE_MILLI_MAX, RankWindow, rate_milli
+from skep.perf.stopping import stop
+from skep.units import NS_PER_SECOND, Instant, after, seconds
+from skep.wire.profile import Timing
 from skep.wire.trials import After, Before, Kind, OpenTrial
 
+RATE_NS = 1000 * NS_PER_SECOND
+"""A rate is this over the nanoseconds of a mini-batch."""
 SETTLES = seconds(5.0)
 """How long after a change nothing is measured: caches are cold, and memory is still allocated."""
 
@@ -94,6 +98,24 @@ class Window:
             )
             for job, each in self.samples.items()
         )
+
+    def probed(self, timing: Timing | None) -> After | None:
+        """Return what was measured of a probe; None: it was not measured for long enough.
+
+        Args:
+            timing: What its mini-batches took, if the job times them and that counts by now. Else
+                the samples are what the sequential rule goes by.
+        """
+        (name, each) = next(iter(self.samples.items()))
+        if timing is not None:
+            rate = RATE_NS // timing.mean_ns
+            return After(job=name, rate_milli=min(rate, RATE_MILLI_MAX), samples=timing.samples)
+        count, lasted = len(each.rates), SAMPLE * len(each.rates)
+        mean = sum(each.rates) / max(count, 1)
+        spread = float(spread_milli(each.rates))
+        if stop(count, mean, spread, made=0, lasted=lasted) is None:
+            return None
+        return After(job=name, rate_milli=round(mean), samples=count)
 
     def _baseline(self, job: Before) -> Baseline:
         alone = self.trial.kind is Kind.PACK

@@ -58,6 +58,14 @@ class ProfileWatch:
         if why is not None:
             self._counted = timing
 
+    def timing(self, world: int) -> Timing | None:
+        """Return what counts of a gang of so many workers; None: it was not timed for long enough.
+
+        Args:
+            world: Workers of the gang.
+        """
+        return self._counted if world == self._world else None
+
     def news(self, job: str, attempt: int, now: Instant) -> Profiled | None:
         """Return what is to be told now, if anything.
 

@@ -64,6 +64,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     counts_holds: ClassVar[bool] = False
     """Whether its view has to hold how often each job was withheld (`JobView.held`)."""
 
+    @property
+    def probes(self) -> bool:
+        """Return whether all elastic jobs of its VC may be probed, not only those that allow it."""
+        return False
+
     keeps_promises: ClassVar[bool] = False
     """Whether it gives promised jobs their GPUs in time: admission promises nothing otherwise."""
 

@@ -314,7 +314,7 @@ class Pledges:
             "places": {vc: dict(book.places) for vc, book in self.books.items() if book.places},
             "jobs": self.jobs,
             "seen": self.seen,
-            "used": self.used,
+            "used": {vc: hours for vc, hours in self.used.items() if hours},
             "lost": self.lost,
             "drained": self.drained,
             "next": self.next_check(),

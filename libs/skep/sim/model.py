@@ -582,6 +582,8 @@ class AllocatorModel:
                 resumes = isinstance(fact.change, Resume) and bool(fact.nodes)
                 gone = job.suspended and resumes and (name, job.attempt) in self.released
                 require(not gone, "I12", f"{name} is resumed without GPUs")
+                if isinstance(fact.change, Resize):
+                    self.tried.resized = name, fact.attempt, fact.change.world
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
                 self.next_order(fact.order)

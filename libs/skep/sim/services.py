@@ -17,7 +17,7 @@ from skep.sim.logs import FactLog
 from skep.sim.network import Network
 from skep.sim.processes import Host
 from skep.sim.rash import Rash
-from skep.units import Duration
+from skep.units import Duration, seconds
 from skep.wire import codec, subjects
 
 LOGGED = ("admission", "allocator")
@@ -40,6 +40,10 @@ LISTENS: dict[str, tuple[str, ...]] = {
     "introspector": (subjects.REPORTS, subjects.TRIALS_OPEN),
     "advisor": (subjects.FINDINGS,),
 }
+
+
+PROBE_EVERY = seconds(1.0)
+"""Nothing runs for long here."""
 
 
 class Patience(NamedTuple):
@@ -85,6 +89,7 @@ class Role:
                 rules = allocator.settings.trial_rules
                 rules.measured, rules.lasts = False, self._patience.trials_last
                 rules.lasts_made_ready = self._patience.trials_last
+                rules.lasts_probe, rules.probe_every = self._patience.trials_last, PROBE_EVERY
                 return allocator
             case "introspector":
                 return Rash()

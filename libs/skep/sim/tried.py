@@ -12,6 +12,7 @@ from skep.wire.trials import Kind, TrialBegun, TrialMessage, TrialOver, Verdict
 CHANGES = {
     Kind.PACK: Kind.PACK,
     Kind.GROW: Kind.GROW,
+    Kind.PROBE: Kind.GROW,
     Kind.MIGRATE: Kind.MIGRATE,
     Kind.DEFRAG: Kind.MIGRATE,
 }
@@ -46,6 +47,8 @@ class Tried:
         self.open: dict[int, TrialBegun] = {}
         self.changed: tuple[Kind | None, str, int] = None, "", 0
         """What was last begun with an attempt: it was put beside others, moved or resized."""
+        self.resized: tuple[str, int, int] = "", 0, 0
+        """The attempt that was last told of another size, and the size."""
         self.verdicts: dict[tuple[Kind, Verdict], int] = {}
         """How many there were of each."""
 
@@ -70,9 +73,13 @@ class Tried:
             require(not both, "I18", f"{both} are in trials {other.trial} and {number}")
         first = fact.jobs[0]
         changed = self.changed == (CHANGES[fact.kind], first.job, first.attempt)
+        if fact.kind is Kind.PROBE:
+            changed = self.resized == (first.job, first.attempt, fact.grown)
         require(changed, "I18", f"trial {number} is of no change of {first.job}")
         grows = fact.kind is not Kind.GROW or fact.grown > fact.workers > 0
         require(grows, "I18", f"trial {number} is of no growth: {fact.workers} to {fact.grown}")
+        probes = fact.kind is not Kind.PROBE or fact.grown != fact.workers > 0 < fact.grown
+        require(probes, "I18", f"trial {number} probes no other size: {fact.grown}")
         self.open[number] = fact
 
     def _end(self, fact: TrialOver) -> None:
@@ -83,6 +90,8 @@ class Tried:
             self._is_on(trial)
         back = self.changed[0] is Kind.MIGRATE and self.changed[1] == trial.jobs[0].job
         back = back and self.changed[2] != trial.jobs[0].attempt
+        keeps = trial.kind is Kind.PROBE and fact.verdict is Verdict.KEPT
+        require(not keeps, "I18", f"trial {fact.trial} is a probe, and kept")
         goes = fact.verdict is not Verdict.UNDONE or CHANGES[trial.kind] is not Kind.MIGRATE or back
         require(goes, "I18", f"trial {fact.trial} is undone, and {trial.jobs[0].job} stays")
         named = trial.kind, fact.verdict
@@ -98,5 +107,6 @@ class Tried:
             shares = bool(self._gpus.partners(attempt))
             packs = trial.kind is Kind.PACK
             require(shares is packs, "I18", f"trial {trial.trial} is judged: {attempt}, {shares}")
-            grown = job is not None and (trial.kind is not Kind.GROW or job.workers == trial.grown)
+            sizes = trial.kind in (Kind.GROW, Kind.PROBE)
+            grown = job is not None and (not sizes or job.workers == trial.grown)
             require(grown, "I18", f"trial {trial.trial} is judged, and {attempt} has not grown")

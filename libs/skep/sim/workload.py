@@ -276,7 +276,9 @@ class People:
             # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
             script, *arguments = spec.pop("command")
             spec |= {"script": script, "args": arguments}
-        return spec | self._deadline() if self._timed else spec
+        if not self._timed:
+            return spec
+        return spec | self._deadline() | {"willing": {"profile": "allowed"}}
 
     def _deadline(self) -> dict[str, Any]:
         """Return what a tenant says about when a job is to end, if anything."""

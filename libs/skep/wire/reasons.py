@@ -164,6 +164,9 @@ class Reason(StrEnum):
     TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
+    PROBING = "probing"
+    PROBED = "probed"
+    PROBE_BUDGET_USED = "probe-budget-used"
 
     # Why a policy changes jobs that run, by what was measured of them.
     INTERFERES = "interferes"
@@ -379,6 +382,9 @@ TEXT: dict[Reason, str] = {
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
     Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
+    Reason.PROBING: "its speed with another number of workers is being measured",
+    Reason.PROBED: "its speed with another number of workers was measured: it has its own again",
+    Reason.PROBE_BUDGET_USED: "probes of its virtual cluster have used their 2 % of its GPU time",
     Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
     Reason.NO_VERDICT: "it could not be told in time whether it was worth it",
     Reason.INTERFERES: "it and those on its GPUs make less together than they would in turns",

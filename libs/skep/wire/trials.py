@@ -29,6 +29,8 @@ class Kind(StrEnum):
     MIGRATE = "migrate"
     GROW = "grow"
     DEFRAG = "defrag"
+    PROBE = "probe"
+    """Another size for as long as it takes to measure it, then the size before."""
 
 
 class Verdict(StrEnum):
@@ -75,8 +77,8 @@ class TrialBegun(TrialMessage, frozen=True, tag="trial-begun"):
     of their rates, each in thousandths of what it is compared with, must be more than.
     `expected_milli`: what the policy thinks it comes to (0: it does not say). Without a verdict at
     `until` it is void. `families` name it for its cool-down. `nodes`: where a job that moves was,
-    if it can go back there; `workers` and `servers`: what a gang had that is to have `grown`
-    workers.
+    if it can go back there; of a probe, where it is measured; `workers` and `servers`: what a gang
+    had that is to have `grown` workers (a probe may make it smaller).
     """
 
     trial: int
@@ -118,7 +120,10 @@ TrialFact = TrialBegun | TrialOver
 
 
 class OpenTrial(Message, frozen=True):
-    """A trial to be measured from `since` on; 0: its change is under way still."""
+    """A trial to be measured from `since` on; 0: its change is under way still.
+
+    `workers`: how many a probe measures (0: it is none).
+    """
 
     trial: Count
     kind: Kind
@@ -126,6 +131,7 @@ class OpenTrial(Message, frozen=True):
     until: Moment
     needed_milli: Gain
     jobs: Annotated[tuple[Before, ...], Meta(min_length=1, max_length=LISTED_MAX)]
+    workers: World = 0
 
 
 class Trials(Message, frozen=True, tag="trials"):

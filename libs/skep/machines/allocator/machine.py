@@ -13,7 +13,7 @@ from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep
 from skep.machines.allocator.changes import node_answers
-from skep.machines.allocator.policies import job_rates, trials
+from skep.machines.allocator.policies import job_rates, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
 from skep.machines.allocator.transaction import Transaction
@@ -125,6 +125,9 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
             tx.enter(Stage.TRIALS)
             trials.review(tx, now)
         schedule.run(tx, now)
+        if probes.is_due(tx, now):
+            tx.enter(Stage.PROBES)
+            probes.review(tx, now)
         if trials.is_due(tx, now):
             tx.enter(Stage.VERDICTS)
             trials.review(tx, now)  # What was taken, or joined others, may have been on trial.

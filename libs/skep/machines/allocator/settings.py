@@ -25,6 +25,11 @@ LASTS = seconds(600.0)
 mini-batches are shorter than its samples."""
 LASTS_MADE_READY = seconds(1200.0)
 """Likewise where a successor or newcomers make ready first: that may take as long again."""
+LASTS_PROBE = seconds(300.0)
+"""What a probe may take: newcomers make ready, and then 30 s or 100 mini-batches are measured. The
+budget of its VC has to cover all of it."""
+PROBE_EVERY = seconds(30.0)
+"""How often it is looked whether a probe may begin."""
 REPEAT = seconds(2.0)
 """As often as any command is repeated."""
 
@@ -38,6 +43,8 @@ class Rules(msgspec.Struct):
     """Whether jobs in trials have a known rate; the fault simulator tries any."""
     lasts: Duration = msgspec.field(default_factory=lambda: LASTS)
     lasts_made_ready: Duration = msgspec.field(default_factory=lambda: LASTS_MADE_READY)
+    probe_every: Duration = PROBE_EVERY
+    lasts_probe: Duration = msgspec.field(default_factory=lambda: LASTS_PROBE)
 
 
 class Settings(msgspec.Struct):

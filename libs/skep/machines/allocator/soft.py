@@ -184,6 +184,9 @@ class Soft:
         self.predicted: dict[Sizes, tuple[ScalePoint, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.probe_at: Instant | None = None
+        """When it is next looked whether a probe may begin; None: at once, if a job is there."""
+
     def wake_at(self) -> Instant | None:
         """Return the earliest timer, or None: there is none."""
         timer = self.timers.first_due()
@@ -195,6 +198,9 @@ class Soft:
         if self.telling.at is not None and (first is None or self.telling.at < first):
             first = self.telling.at
         for each in self.planned.values():
+            at = self.probe_at if each.probable else None
+            if at is not None and (first is None or at < first):
+                first = at
             if each.look_at is not None and (first is None or each.look_at < first):
                 first = each.look_at
         return first

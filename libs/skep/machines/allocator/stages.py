@@ -1,7 +1,8 @@
 """The stages of a decision: what each is for, and what it reports.
 
     intake -> trials -> sharing -> returns -> reservations -> policies -> guaranteed
-           -> suspended -> lending -> idle -> opportunistic -> promotion -> verdicts -> checks
+           -> suspended -> lending -> idle -> opportunistic -> promotion -> probes
+           -> verdicts -> checks
 
 A stage reads the state, records facts, and spends of the decision's room: the parts of gangs that
 may be bound and the victims that may be named, so that one decision fits one record of the log.
@@ -32,6 +33,7 @@ class Stage(enum.Enum):
     IDLE = "lend idle GPUs to jobs that wait in VCs without a policy"
     OPPORTUNISTIC = "serve the opportunistic queues from idle GPUs"
     PROMOTION = "let jobs that borrow have the cells of their VC"
+    PROBES = "measure other sizes of elastic jobs with GPUs that no job could have"
     VERDICTS = "end trials whose jobs changed in this decision, and say which are open"
     CHECKS = "check the cells, a slice at a time"
 

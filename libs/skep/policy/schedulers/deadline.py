@@ -53,7 +53,8 @@ class Deadline(Preemptive, frozen=True):
     `lead_s` is how long before its latest begin a job may take GPUs from others, which have to
     leave first. A job that has waited for `age_s` seconds comes before those without a deadline.
     With `sizes` elastic jobs that would be late are given more workers if GPUs are free, as many as
-    their measured rates say that they need.
+    their measured rates say that they need. With `probe` all elastic jobs of the VC may be measured
+    for a short time with another number of workers, not only those whose specs allow it.
     """
 
     name: ClassVar[str] = "deadline"
@@ -63,6 +64,7 @@ class Deadline(Preemptive, frozen=True):
     lead_s: float = 60
     age_s: float = 21_600
     sizes: bool = True
+    probe: bool = False
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -77,6 +79,11 @@ class Deadline(Preemptive, frozen=True):
     def sees_rates(self) -> bool:
         """Return `sizes`."""
         return self.sizes
+
+    @property
+    def probes(self) -> bool:
+        """Return `probe`."""
+        return self.probe
 
     @property
     def powers(self) -> Powers:

@@ -83,6 +83,8 @@ class Planned:
         """Jobs of which there may be something new to be said, if they have no turn."""
         self.borrowers: dict[str, None] = {}
         """Its jobs that would have idle GPUs while they wait."""
+        self.probable: dict[str, None] = {}
+        """Its running jobs that may be probed."""
         self.pairs = Pairs()
         self.seats = Seats()
         self._shown: list[JobView] = []
@@ -177,6 +179,7 @@ class Planned:
         self.taken.pop(name, None)
         self.unsaid.pop(name, None)
         self.borrowers.pop(name, None)
+        self.probable.pop(name, None)
         self.demand.leave(name)
         before = self.views.pop(name)
         self.seats.move(name, before, None)

@@ -30,6 +30,7 @@ from skep.wire.changes import AskResume, Goal
 from skep.wire.cluster import FIFO
 from skep.wire.commands import Resume, Suspend
 from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec
 
 FITS_MAX = 1000
 """Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
@@ -227,6 +228,10 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
     if view is None or view.phase is Phase.RUNNING:
         planned.tried.pop(name, None)
     planned.unsaid[name] = None
+    if view is not None and view.phase is Phase.RUNNING and _may_probe(planned, job.spec):
+        planned.probable[name] = None
+    else:
+        planned.probable.pop(name, None)
     if quota.borrows(job):
         planned.borrowers[name] = None
     if view is not None and (view.phase is Phase.AWAY or borrowing(tx.state, job)):
@@ -240,6 +245,17 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
         planned.demand.leave(name)
     planned.seats.move(name, planned.views.get(name), view)
     return planned.show(name, view)
+
+
+def _may_probe(planned: Planned, spec: JobSpec) -> bool:
+    """Return whether a job may be measured with other sizes, by its spec and its VC's policy.
+
+    One that was promised to be on time is left alone, and what is learned needs a family.
+    """
+    if spec.elastic is None or not spec.size.family:
+        return False
+    promised = spec.promise is not None and spec.promise.answer == "accepted"
+    return not promised and (planned.policy.probes or spec.willing.profile == "allowed")
 
 
 def of_job(tx: Transaction, job: JobState) -> JobView | None:

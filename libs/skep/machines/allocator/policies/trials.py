@@ -22,13 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from skep.ledger import sharing, trial_facts
 from skep.ledger.job_state import JobState, State
 from skep.ledger.records import Undo
 from skep.ledger.state import ClusterState
-from skep.ledger.trial_facts import MOVES, counted, families, key
+from skep.ledger.trial_facts import MOVES, SIZES, counted, families, key
 from skep.machines.allocator import caches
-from skep.machines.allocator.changes import making_room, migration, requests, resizing
+from skep.machines.allocator.changes import (
+    making_room,
+    migration,
+    requests,
+    resizing,
+    resizing_across_nodes,
+)
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.policies import job_rates
 from skep.machines.allocator.transaction import Transaction
@@ -49,6 +57,10 @@ OPEN_MAX = 500
 """Open trials: about 300 bytes each in one message."""
 DEFRAG_MILLI = 980
 """What a job that is moved for others must keep of its rate, in thousandths."""
+
+MILLI = 1000
+DOES = {Kind.MIGRATE: "move", Kind.DEFRAG: "move", Kind.GROW: "grow", Kind.PROBE: "change its size"}
+"""By kind: what a job in such a trial is to do."""
 
 NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 
@@ -179,6 +191,53 @@ def grow(tx: Transaction, job: JobState, action: Resize, now: Instant) -> TrialB
     )
 
 
+def probe(
+    tx: Transaction, job: JobState, before: int, workers: int, nodes: Sequence[str], now: Instant
+) -> TrialBegun:
+    """Return what is to be recorded with a probe, once it has begun.
+
+    Args:
+        tx: Its rates are read.
+        job: It is about to have another number of workers.
+        before: How many it had.
+        workers: How many are measured.
+        nodes: On which nodes.
+        now: The time of the decision.
+    """
+    told = _before(tx, job, job.attempt, Kind.PROBE)
+    return TrialBegun(
+        trial=tx.state.tries.latest + 1,
+        kind=Kind.PROBE,
+        vc=job.spec.vc,
+        jobs=(msgspec.structs.replace(told, gpus=before * job.spec.resources.gpus),),
+        families=families((job,)),
+        at=now,
+        until=after(now, tx.settings.trial_rules.lasts_probe),
+        needed_milli=MILLI,
+        why=Reason.PROBING,
+        nodes=tuple(nodes),
+        workers=before,
+        servers=job.servers,
+        grown=workers,
+    )
+
+
+def call_off(tx: Transaction, trial: TrialBegun, for_whom: str, now: Instant) -> None:
+    """End a probe whose GPUs another job could have.
+
+    Args:
+        tx: The verdict is recorded; what the gang was not told of yet is withdrawn.
+        trial: The probe.
+        for_whom: The job that waits.
+        now: The time of the decision.
+    """
+    _over(tx, trial, Verdict.VOID, Reason.GPUS_NEEDED, now, detail=for_whom)
+    job = tx.state.jobs.get(trial.jobs[0].job)
+    change = job.change if job is not None else None
+    if job is not None and change is not None and change.why is Reason.PROBING:
+        resizing_across_nodes.give_up(tx, job, now, f"for {for_whom}")
+
+
 def _before(tx: Transaction, job: JobState, attempt: int, kind: Kind) -> Before:
     """Return the rate of a job before a trial, as the trial records it."""
     told, alone = tx.soft.paces.get(job.job), job_rates.solo(tx, job)
@@ -210,6 +269,9 @@ def judged(tx: Transaction, event: Judged, now: Instant) -> None:
     """Take a verdict: the first one that comes of an open trial is the trial's."""
     trial = tx.state.tries.open.get(event.trial)
     if trial is None or not _since(tx.state, trial):
+        return
+    if trial.kind is Kind.PROBE:
+        _over(tx, trial, Verdict.UNDONE, Reason.PROBED, now, found=event)
         return
     if event.kept:
         _over(tx, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, found=event)
@@ -304,7 +366,7 @@ def _put_back(tx: Transaction, job: JobState, undo: Undo, now: Instant) -> None:
     """
     if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
         making_room.leave(tx, job, None, now, "after a trial")
-    ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
+    ready = undo.kind in SIZES and job.state is State.RUNNING and job.known
     if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(tx.state, job)):
         resizing.begin(tx, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
 
@@ -389,7 +451,7 @@ def _strays(state: ClusterState, trial: TrialBegun) -> str:
         mine = job.attempt == each.attempt or job.succeeds(each.attempt)
         if mine and goal is (Goal.MIGRATE if moves else Goal.RESIZE):
             return ""
-        return f"{each.job} did not {'move' if moves else 'grow'}"
+        return f"{each.job} did not {DOES[trial.kind]}"
     if job.attempt != each.attempt or job.state is not State.RUNNING:
         return f"{each.job} is {job.state}, with attempt {job.attempt}"
     if goal in (Goal.SUSPEND, Goal.MIGRATE, Goal.RESIZE):
@@ -430,6 +492,7 @@ def tell(tx: Transaction, now: Instant) -> None:
             until=trial.until,
             needed_milli=trial.needed_milli,
             jobs=trial.jobs,
+            workers=trial.grown if trial.kind is Kind.PROBE else 0,
         )
         for trial in tx.state.tries.open.values()
     )
