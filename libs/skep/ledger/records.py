@@ -67,9 +67,9 @@ class Undo(msgspec.Struct):
 class Probe(msgspec.Struct):
     """A size of a gang that was measured, or is, and what that takes.
 
-    `workers`, `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes. `until` is when
-    it ends at the latest, `ended` when the gang had its own size again, or was no more (0: it has
-    not). `void`: nothing came of it.
+    `workers`, `gpus` and `nodes` are the place, `takes` the GPUs of the larger of both sizes.
+    `until` is when it ends at the latest, `ended` when the gang had its own size again, or was no
+    more (0: it has not). `void`: nothing came of it.
     """
 
     trial: int

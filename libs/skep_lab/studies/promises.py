@@ -296,7 +296,7 @@ def _used_most(outcomes: dict[str, JobOutcome], classes: dict[str, str], qos: st
         for span in outcome.spans
     ]
     whole, most = OWNED["timed"] * 8 * DAY, 0
-    for end in {span.ended for span in spans}:
+    for end in sorted({span.ended for span in spans}):
         begin = end - DAY
         used = sum(
             max(min(span.ended, end) - max(span.began, begin), 0) * span.gpus for span in spans
