@@ -58,12 +58,17 @@ class Role:
     """A service that should run: which process does, on which machine, and its log."""
 
     def __init__(
-        self, name: str, log: FactLog | None, patience: Patience, host: Host | None = None
+        self,
+        name: str,
+        log: FactLog | None,
+        patience: Patience,
+        host: Host | None = None,
+        listen: tuple[str, ...] = (),
     ) -> None:
-        """Start without a process."""
+        """Start without a process; it listens to `listen` beside what its service always does."""
         self.name, self.log, self.host = name, log, host
         self.skew = 0 if host is None else host.skew
-        self._patience = patience
+        self._patience, self._listen = patience, listen
         self.process: Process | None = None
         self.wanted = True
         self.started = 0
@@ -111,7 +116,7 @@ class Role:
                 log=self.log,
                 journal=False,
                 follow=FOLLOWS[self.name],
-                listen=LISTENS[self.name],
+                listen=(*LISTENS[self.name], *self._listen),
                 carry_out=_no_calls,
                 begun=_nothing,
                 skew=self.skew,

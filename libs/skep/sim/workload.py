@@ -14,6 +14,7 @@ from skep.cells.levels import cells_of
 from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.registry import POLICIES
+from skep.sim import forecasts
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -171,6 +172,16 @@ class People:
         self.set_vcs(generous=True)
         self._timeline.after(self._some(self._pace), self._act)
         self._timeline.after(self._pace, self._share)
+        if self._timed:
+            self._timeline.after(SECOND, self._forecast)
+
+    def _forecast(self) -> None:
+        """Say how jobs go and how fast models are, every few seconds."""
+        rng, running = self._policies, [each.job for each in self.running()]
+        told = forecasts.drawn(rng, self._timeline.now, VCS, KINDS, running)
+        self._network.send(self, subjects.ADVICE_OUTLOOK, codec.encode(told), {}, "outlook")
+        if self.left or running:
+            self._timeline.after(int(rng.uniform(1, 9) * SECOND), self._forecast)
 
     def _some(self, mean: int) -> int:
         return int(mean * 2 * self._rng.random())
@@ -285,7 +296,7 @@ class People:
         rng = self._policies
         said: dict[str, Any] = {}
         if rng.random() < 0.5:
-            said["finish_by"] = rng.choice((20, 35, 60, "2m"))
+            said["finish_by"] = rng.choice((20, 35, 60, "2m", "5m"))
         if rng.random() < 0.2:
             said["qos"] = rng.choice(("urgent", "prior", "normal"))
         if said:

@@ -29,6 +29,7 @@ from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
 from skep.sim.workload import LATER_FROM, People, Shown
 from skep.units import seconds
+from skep.wire import subjects
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
 
@@ -88,6 +89,8 @@ class World:
             policies=random.Random(seed + 1),
             later=seed >= LATER_FROM,
         )
+        self._timed = seed >= LATER_FROM
+        """Whether jobs have deadlines; then admission hears how they go."""
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
@@ -120,7 +123,9 @@ class World:
             if service in LOGGED:
                 watch = self.watch.log_of(service)
                 log = FactLog(service, watch, fenced=self.settings.fence)
-            self.start(self._add(Role(service, log, self.patience)))
+            hears = self._timed and service == "admission"
+            listen = (subjects.ADVICE_OUTLOOK,) if hears else ()
+            self.start(self._add(Role(service, log, self.patience, listen=listen)))
         types = rng.choice((("cpu",), ("cpu",), ("a100", "v100")))
         skewed = rng.random() < 0.25
         roomy = rng.random() < ROOMY  # Then gangs on several nodes find others to go to.
