@@ -75,5 +75,6 @@ def test_an_elastic_job_makes_room_for_a_promise_and_is_not_stopped() -> None:
     first, second = run(trace, cluster, settings, Steady()).jobs
     assert [span.gpus for span in first.spans] == [8, 4, 8]
     assert (first.preempted, first.suspended, first.resized) == (0, 0, 2)
-    assert second.ended is not None and promised.deadline is not None
+    assert second.ended is not None
+    assert promised.deadline is not None
     assert second.ended <= promised.deadline
