@@ -208,3 +208,4 @@ def test_a_job_that_gave_up_workers_has_them_back_once_gpus_are_free() -> None:
     shrunk = msgspec.structs.replace(shrunk, gpus=1, workers=1, nodes=(("n1", 1),))
     assert plan(shrunk).actions == (Resize("j1", Reason.BY_DEADLINE, 4),)
     assert plan(shrunk, job("j2", 3)).actions == ()
+    assert plan(msgspec.structs.replace(shrunk, trial=7)).actions == (), "it is measured like that"

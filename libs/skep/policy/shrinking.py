@@ -82,5 +82,5 @@ def gave_up(job: JobView) -> int:
 
 
 def _sizeable(job: JobView) -> bool:
-    alone = not job.borrows and not job.partners
+    alone = not job.borrows and not job.partners and not job.trial
     return job.phase is Phase.RUNNING and alone and "resize" in job.can

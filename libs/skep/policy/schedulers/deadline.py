@@ -219,14 +219,16 @@ def promised(job: JobView) -> Promised:
 
 def _last_begin(view: VcView, made: Plan) -> Instant:
     """Return until when all jobs with turns can wait; the past where one has no promise."""
-    begins = [
-        Instant(promised(job).due - max(promised(job).lasts - job.ran(view.now), 0))
-        if promised(job).answer == "accepted"
-        else Instant(0)
-        for job in view.jobs
-        if job.job in {turn.job for turn in made.turns}
-    ]
+    begun = {turn.job for turn in made.turns}
+    begins = [_begins(job, view.now) for job in view.jobs if job.job in begun]
     return min(begins, default=Instant(0))
+
+
+def _begins(job: JobView, now: Instant) -> Instant:
+    promise = promised(job)
+    if promise.answer != "accepted":
+        return Instant(0)
+    return Instant(promise.due - max(promise.lasts - job.ran(now), 0))
 
 
 def _known(left: int | None) -> int:
