@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from skep_lab.studies.promises import JUDGED, KEPT_LEAST, KINDS, play
+from skep.units import seconds
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Settings
+from skep_lab.studies.promises import CAN, COSTS, JUDGED, KEPT_LEAST, KINDS, play
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 from tests import effort
 
 WORKLOADS = [("all", 9), ("right", 0), ("faults", 3), ("bursts", 2)]
@@ -33,3 +39,42 @@ def test_the_judged_workloads_are_not_those_for_tuning() -> None:
     assert len(JUDGED) >= 10
     assert {kind for kind, _ in JUDGED} == set(KINDS)
     assert all(seed >= 100 for _, seed in JUDGED)
+
+
+def test_an_elastic_job_makes_room_for_a_promise_and_is_not_stopped() -> None:
+    nodes = (NodeCell(node="n0"),)
+    chain = Chain(
+        gpu="v100", levels=(Level(name="node", fanout=8),), node_level="node", nodes=nodes
+    )
+    vc = VirtualCluster(cells=(Quota(chain="v100", level="node", count=1),), policy="deadline")
+    wide = TraceJob(
+        id="wide",
+        at=seconds(0),
+        gpus=8,
+        workers=8,
+        workers_min=2,
+        workers_max=8,
+        vc="a",
+        run_time=seconds(7200),
+        mini_batches=7200,
+    )
+    promised = TraceJob(
+        id="promised",
+        at=seconds(600),
+        gpus=4,
+        vc="a",
+        run_time=seconds(1200),
+        said_time=seconds(1200),
+        deadline=seconds(3000),
+    )
+    settings = Settings(
+        costs=COSTS, deadlines="spec", can=(*CAN, "resize"), over_quota="wait", hints="none"
+    )
+    trace = Trace(name="shrink", jobs=(wide, promised))
+    cluster = Cluster(chains={"v100": chain}, vcs={"a": vc})
+    first, second = run(trace, cluster, settings, Steady()).jobs
+    assert [span.gpus for span in first.spans] == [8, 4, 8]
+    assert (first.preempted, first.suspended, first.resized) == (0, 0, 2)
+    assert second.ended is not None
+    assert promised.deadline is not None
+    assert second.ended <= promised.deadline

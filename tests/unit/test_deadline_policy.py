@@ -158,3 +158,54 @@ def test_equal_views_give_equal_plans_whatever_was_planned_before() -> None:
         for due in (5000, 1050, 5000)
     ]
     assert [planner(each) for each in views] == [POLICY.plan(each) for each in views]
+
+
+# --- jobs that give up workers -------------------------------------------------------------------
+
+
+def wide(name: str, on: list[tuple[str, int]], *, shrink: bool = True, **more: Any) -> JobView:
+    """Return an elastic job that runs without a promise."""
+    made = job(name, sum(gpus for _, gpus in on), elastic=(1, 8), on=on, **more)
+    willing = msgspec.structs.replace(made.spec.willing, shrink=shrink)
+    return msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, willing=willing))
+
+
+def test_an_elastic_job_gives_up_workers_before_it_is_stopped() -> None:
+    made = plan(wide("j1", [("n1", 4)]), timed("j2", 3, due=1050, lasts=1000))
+    assert made.actions == (Resize("j1", Reason.BY_DEADLINE, 1),)
+    assert turns(made) == ["j2"]
+    assert made.look_at == NOW + seconds(50), "if that has made no room by then, it is stopped"
+
+
+def test_it_is_stopped_where_fewer_workers_are_not_enough() -> None:
+    promised = timed("j2", 4, due=1050, lasts=1000)
+    assert plan(wide("j1", [("n1", 4)]), promised).actions == (Preempt("j1", Reason.OUTRANKED),)
+    unwilling = plan(wide("j1", [("n1", 4)], shrink=False), timed("j2", 3, due=1050, lasts=1000))
+    assert victims(unwilling) == ["j1"]
+
+
+def test_it_is_stopped_once_a_promise_has_to_begin() -> None:
+    late = plan(wide("j1", [("n1", 4)]), timed("j2", 3, due=1000, lasts=1000))
+    assert victims(late) == ["j1"]
+
+
+def test_a_promised_job_gives_up_no_workers() -> None:
+    early = timed("j1", 4, due=30_000, lasts=1000, on=[("n1", 4)], since=10, ran=10, elastic=(1, 8))
+    assert victims(plan(early, timed("j2", 3, due=1050, lasts=1000))) == ["j1"]
+
+
+def test_others_are_stopped_where_shrinking_one_of_them_is_not_enough() -> None:
+    stays = job("j1", 2, on=[("n1", 2)])
+    made = plan(stays, wide("j2", [("n1", 2)]), timed("j3", 3, due=1050, lasts=1000))
+    assert set(made.actions) == {
+        Preempt("j1", Reason.OUTRANKED),
+        Resize("j2", Reason.BY_DEADLINE, 1),
+    }
+
+
+def test_a_job_that_gave_up_workers_has_them_back_once_gpus_are_free() -> None:
+    shrunk = wide("j1", [("n1", 4)])
+    shrunk = msgspec.structs.replace(shrunk, gpus=1, workers=1, nodes=(("n1", 1),))
+    assert plan(shrunk).actions == (Resize("j1", Reason.BY_DEADLINE, 4),)
+    assert plan(shrunk, job("j2", 3)).actions == ()
+    assert plan(msgspec.structs.replace(shrunk, trial=7)).actions == (), "it is measured like that"

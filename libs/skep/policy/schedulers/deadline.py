@@ -26,10 +26,11 @@ import msgspec
 
 from skep.policy.api import Planner
 from skep.policy.parts import Preemptive, check_one_or_more
-from skep.policy.plan import Action, Plan, Resize, Turn
+from skep.policy.plan import Action, Plan, Preempt, Resize, Turn
 from skep.policy.powers import Powers
 from skep.policy.preempt import preempt_for
 from skep.policy.roster import Course, Courses, Key, Roster
+from skep.policy.shrinking import gave_up, shrink_first
 from skep.policy.sizes import changeable, gpus_per_worker
 from skep.policy.view import STOPPABLE, JobView, Phase, VcView
 from skep.units import Instant, seconds
@@ -53,8 +54,10 @@ class Deadline(Preemptive, frozen=True):
     `lead_s` is how long before its latest begin a job may take GPUs from others, which have to
     leave first. A job that has waited for `age_s` seconds comes before those without a deadline.
     With `sizes` elastic jobs that would be late are given more workers if GPUs are free, as many as
-    their measured rates say that they need. With `probe` all elastic jobs of the VC may be measured
-    for a short time with another number of workers, not only those whose specs allow it.
+    their measured rates say that they need. Those without a promise give up workers before they are
+    stopped, if they are willing to (`willing.shrink`), and have them back once GPUs are free. With
+    `probe` all elastic jobs of the VC may be measured for a short time with another number of
+    workers, not only those whose specs allow it.
     """
 
     name: ClassVar[str] = "deadline"
@@ -104,6 +107,8 @@ class Deadline(Preemptive, frozen=True):
         def plan(view: VcView) -> Plan:
             order = roster.follow(view, self.key(view), self.courses(view))
             made = preempt_for(view, roster, order, why, look_at=order.until)
+            if self.sizes and any(isinstance(each, Preempt) for each in made.actions):
+                made = shrink_first(view, made, _last_begin(view, made))
             return self._sized(view, made)
 
         return plan
@@ -199,6 +204,7 @@ class Deadline(Preemptive, frozen=True):
             free = view.free_for()
             for job in view.jobs:
                 workers = _needed(job, view.now) if job.job in jobs and changeable(job) else 0
+                workers = max(workers, job.workers + gave_up(job))
                 more = (workers - job.workers) * gpus_per_worker(job)
                 if more > 0 and more <= free.get(job.pin, 0):
                     free[job.pin] -= more
@@ -209,6 +215,20 @@ class Deadline(Preemptive, frozen=True):
 def promised(job: JobView) -> Promised:
     """Return what admission answered to the deadline of a job."""
     return job.spec.promise or NO_PROMISE
+
+
+def _last_begin(view: VcView, made: Plan) -> Instant:
+    """Return until when all jobs with turns can wait; the past where one has no promise."""
+    begun = {turn.job for turn in made.turns}
+    begins = [_begins(job, view.now) for job in view.jobs if job.job in begun]
+    return min(begins, default=Instant(0))
+
+
+def _begins(job: JobView, now: Instant) -> Instant:
+    promise = promised(job)
+    if promise.answer != "accepted":
+        return Instant(0)
+    return Instant(promise.due - max(promise.lasts - job.ran(now), 0))
 
 
 def _known(left: int | None) -> int:
