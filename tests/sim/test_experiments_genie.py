@@ -32,7 +32,7 @@ def small(name: str, **more: Any) -> Queue:
 
 
 def ran(queue: Queue, seed: int = 0) -> RunResult:
-    return genie._run(queue, seed, None)
+    return genie.played(queue, seed, None)
 
 
 @pytest.mark.parametrize("name", ARMS)
