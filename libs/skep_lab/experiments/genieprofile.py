@@ -150,7 +150,7 @@ def _runs(which: Which, kind: str, seed: int) -> list[Run]:
 
 @cache
 def _placements(seed: int) -> dict[str, list[Run]]:
-    """Return where tasks of each type ran on a day, each place once, in the order of their begin."""
+    """Return where tasks of each type ran on a day, each place once, in the order of begins."""
     found: dict[str, dict[Run, None]] = {}
     policy = ("genie", {"backfill": True, "late": "last"})
     result = played(Queue("a day", policy, predictor="oracle"), seed)
