@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep_lab.experiments import genie, geniefigures, genieprofile
+from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.genie import Check, Queue, play, profile
 from skep_lab.experiments.geniefigures import ALL, BOTH, DECIDES, ORACLE, OURS, PRINTED
 from skep_lab.outcome import RunResult

@@ -125,7 +125,7 @@ def day(seed: int, hours: float, *, probe: bool) -> Found:
     ended = [each for each in world.ledger.outcomes(world.now) if each.ended is not None]
     known = [each for one in world.allocator.state.probes.of_vc.values() for each in one]
     return Found(
-        families=world.reports.advisor.profiles.families("k80"),
+        families=world.reports.advisor.profiles.of(next(iter(cluster.vcs))).families("k80"),
         begun=begun,
         verdicts=verdicts,
         used_ns=sum(probes.spent(each, world.now) for each in known),
