@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         whole = gpus * probes.DAY
         kept = kept and each.worst_ns <= probes.most(gpus)
         print(
-            f"\n{'with' if probe else 'without'} probes: {len(each.begun)} probes ({each.verdicts}), "
+            f"\n{'with' if probe else 'without'} probes: {len(each.begun)} ({each.verdicts}), "
             f"{each.used_ns / NS_PER_SECOND / 60:.1f} GPU-minutes; at most "
             f"{100 * each.worst_ns / whole:.2f} % of the GPU time of 24 hours, with what was set "
             f"aside; mean time to completion {each.taken_s:.0f} s"
