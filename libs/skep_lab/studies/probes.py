@@ -187,9 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one = judged(found[probe].families, kind)
         places = ", ".join(f"{gpus_there}/{nodes}" for gpus_there, nodes in one.places) or "-"
         promised = f"{one.promised} of {one.placements}"
-        print(
-            f"| {kind} | {'yes' if probe else 'no'} | {places} | {promised} | {fmean(one.errors):.1f} |"
-        )
+        has, error = "yes" if probe else "no", fmean(one.errors)
+        print(f"| {kind} | {has} | {places} | {promised} | {error:.1f} |")
     for probe, each in found.items():
         whole = gpus * probes.DAY
         kept = kept and each.worst_ns <= probes.most(gpus)
