@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from skep_lab.experiments import genie, geniefigures
+from skep_lab.experiments import genie, geniefigures, genieprofile
 from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.genie import Check, Queue, play, profile
 from skep_lab.experiments.geniefigures import ALL, BOTH, DECIDES, ORACLE, OURS, PRINTED
@@ -32,7 +32,7 @@ def small(name: str, **more: Any) -> Queue:
 
 
 def ran(queue: Queue, seed: int = 0) -> RunResult:
-    return genie._run(queue, seed, None)
+    return genie.played(queue, seed, None)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -190,3 +190,17 @@ def test_gains_are_over_the_best_of_the_papers_baselines() -> None:
 
 def _qos(results: dict[str, Any], name: str) -> list[float]:
     return [each.figures["qos"] for each in results[f"5 tasks an hour, {name}"]]
+
+
+def test_a_profile_that_is_stopped_costs_less_and_tells_as_much() -> None:
+    printed, stopped = (
+        genieprofile.play(each, 1).figures
+        for each in genieprofile.SETTINGS
+        if each.which == "b+n+g" and each.form == "genie"
+    )
+    assert printed["runs"] == stopped["runs"] == 16
+    assert printed["gpu_min"] > 14.0, "the last mini-batch of a run is made to its end"
+    assert stopped["gpu_min"] < printed["gpu_min"] / 2
+    assert abs(stopped["error"] - printed["error"]) < 3
+    passive = next(each for each in genieprofile.SETTINGS if each.which == "passive-few")
+    assert genieprofile.play(passive, 1).figures["gpu_min_starts"] == 0

@@ -168,6 +168,29 @@ def test_a_job_that_is_late_may_become_opportunistic(admission: Driver[Admission
     assert facts_of(effects)[0].spec.opportunistic
 
 
+@pytest.mark.parametrize(
+    "more, over_quota",
+    [
+        ({}, "opportunistic"),
+        ({"willing": {"profile": "refused"}}, "auto"),
+        ({"over_quota": "wait"}, "wait"),
+        ({"size": {"mini_batches": 10, "run_time": 60}}, "auto"),
+        ({"size": {}}, "auto"),
+    ],
+)
+def test_a_job_that_has_to_be_measured_first_may_have_idle_gpus_if_it_allows_it(
+    admission: Driver[AdmissionMachine], more: dict[str, Any], over_quota: str
+) -> None:
+    asked = {
+        "finish_by": "8h",
+        "size": {"mini_batches": 10, "family": "bert"},
+        "willing": {"profile": "allowed"},
+    }
+    effects = submit(admission, 1, **(asked | more))
+    (fact,) = (each for each in facts_of(effects) if isinstance(each, Admitted))
+    assert fact.spec.over_quota == over_quota
+
+
 def test_an_opportunistic_job_has_no_promise(admission: Driver[AdmissionMachine]) -> None:
     effects = submit(admission, 1, finish_by="8h", opportunistic=True)
     assert judged(effects).why is Reason.BORROWED_GPUS

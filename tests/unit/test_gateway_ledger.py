@@ -9,12 +9,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from skep.ledger.records import Probe
+from skep.ledger.state import ClusterState
+from skep.units import after, seconds
+from skep.wire.cluster import VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.trials import After, Before, Kind, TrialBegun, TrialOver, Verdict
 from skep_services.cli.main import main
 from skep_services.gateway import ledger as ledger_module
+from skep_services.gateway import texts
 from skep_services.gateway.ledger import Asked, Ledger, Tried, totals
+from skep_services.gateway.trials import budgets
 from tests.cli_kit import FakeGateway, fake_gateway
 from tests.gateway_kit import House, facts, fresh_fold, opened, submitted
 from tests.kit import at
@@ -255,3 +262,36 @@ def test_why_shows_what_was_tried_with_a_job(gateway: FakeGateway, run: Run) -> 
     out = run("why", "j1")[1].splitlines()
     assert out[1] == "what was tried with it:"
     assert len(out) == 5
+
+
+# --- probes ---------------------------------------------------------------------------------------
+
+
+def test_it_is_told_what_probes_took_and_when_that_is_all() -> None:
+    state = ClusterState()
+    state.cells.cluster.vcs["nlp"] = VirtualCluster(gpus=1)
+    assert budgets(state, "", at(0)) == []
+    begin, lasts = at(0), seconds(300)
+    known = [
+        Probe(n, "j1", "bert", "cpu", 2, 2, 1, 2, begin, after(begin, lasts), after(begin, lasts))
+        for n in range(2)
+    ]
+    state.probes.of_vc["nlp"] = known
+    (told,) = budgets(state, "nlp", at(400))
+    assert told == {"vc": "nlp", "probes": 2, "used_s": 1200, "most_s": 1728, "why": None}
+    known.append(replace(known[0], trial=9))
+    (told,) = budgets(state, "", at(400))
+    assert (told["used_s"], told["why"]) == (1800, Reason.PROBE_BUDGET_USED)
+    assert budgets(state, "vision", at(400)) == []
+    assert budgets(state, "nlp", at(90_000)) == []
+
+
+def test_what_a_probe_measured_is_told_in_words() -> None:
+    first = replace(begun(3, "j1", kind=Kind.PROBE), workers=2, grown=4, nodes=("n1",))
+    line = texts.describe(first)
+    assert line is not None
+    assert line.text == "probe 3 begins: j1 from 2 to 4 workers on n1"
+    last = replace(over(3, "j1", verdict=Verdict.UNDONE, gain=800), why=Reason.PROBED)
+    line = texts.describe(last)
+    assert line is not None
+    assert line.text == "probe 3 measured 4 mini-batches/s (+80 %) of j1"

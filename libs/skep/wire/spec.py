@@ -163,7 +163,8 @@ class Willing(_Part, frozen=True):
     `gpus` is how many GPUs the whole job may have: `8`, or a range `1..16`; without it, as many as
     its workers and `elastic` say. `types` are types of GPUs as in `resources.gpu_type`:
     `a100|v100`. With `move` it may be moved while it runs, with `shrink` it may have fewer workers
-    than it began with. `profile` says whether short runs may be made of it to learn its speed.
+    than it began with. `profile` says whether short runs may be made of it to learn its speed: an
+    elastic job may have other numbers of workers for some seconds, with or without a deadline.
     """
 
     gpus: Annotated[int, Meta(ge=1, le=GANG_GPUS_MAX)] | Words | None = None

@@ -122,7 +122,7 @@ def play(
         return _checked(setting, seed)
     if isinstance(setting, Prices):
         return _priced(setting, seed)
-    result = _run(setting, seed, clock)
+    result = played(setting, seed, clock)
     jobs = [each for each in result.jobs if each.ended is not None]
     if len(jobs) < len(result.jobs):
         reason = f"{len(result.jobs) - len(jobs)} tasks never ended"
@@ -175,8 +175,8 @@ def _checked(check: Check, seed: int) -> Played:
     drawn: dict[str, list[tuple[float, float]]] = {}
     for model in check.models:
         kind = k80.kind(model, k80.TRAINING)
-        runs = _every_run() if check.exhaustive else _runs(NODES)
-        model_row = _fitted(kind, _profiled(kind, runs, NOISE, seed, k80.step_s))
+        todo = _every_run() if check.exhaustive else runs(NODES)
+        model_row = _fitted(kind, _profiled(kind, todo, NOISE, seed, k80.step_s))
         for number, split in enumerate(splits(NODES, NODE_GPUS)):
             for batch in check.batches:
                 if split.gpus > batch:
@@ -221,7 +221,14 @@ def _every_run() -> list[tuple[Split, int]]:
     ]
 
 
-def _run(queue: Queue, seed: int, clock: Callable[[], float] | None) -> RunResult:
+def played(queue: Queue, seed: int, clock: Callable[[], float] | None = None) -> RunResult:
+    """Return the simulated run of a queue.
+
+    Args:
+        queue: The setting.
+        seed: The seed of its tasks and of their noise.
+        clock: Returns processor seconds.
+    """
     step_s = measured(queue.measured).step_s
     trace = genie.generate(seed, queue.options, step_s)
     cluster = of_types({"k80": queue.nodes}, NODE_GPUS)
@@ -260,9 +267,9 @@ def profile(seed: int, nodes: int = NODES, noise: float = NOISE, rows: Rows = ()
         noise: The relative deviation of a run.
         rows: What mini-batches take instead of what the curves say.
     """
-    runs, step_s = [*_runs(nodes)], measured(rows).step_s
-    models = tuple(_fitted(kind, _profiled(kind, runs, noise, seed, step_s)) for kind in KINDS)
-    return Profile(models, sum(split.gpus for split, _ in runs) * PROFILE_RUN_S)
+    todo, step_s = [*runs(nodes)], measured(rows).step_s
+    models = tuple(_fitted(kind, _profiled(kind, todo, noise, seed, step_s)) for kind in KINDS)
+    return Profile(models, sum(split.gpus for split, _ in todo) * PROFILE_RUN_S)
 
 
 def _fitted(kind: str, points: Sequence[Point]) -> ModelRow:
@@ -274,8 +281,12 @@ def _fitted(kind: str, points: Sequence[Point]) -> ModelRow:
     return kind, found.k0, found.k1, found.k2, gamma, balance
 
 
-def _runs(nodes: int) -> Iterator[tuple[Split, int]]:
-    """Yield the runs of a profile: placement, and batch size of the gang."""
+def runs(nodes: int) -> Iterator[tuple[Split, int]]:
+    """Yield the runs of GENIE's profile: placement, and batch size of the gang.
+
+    Args:
+        nodes: Nodes of the platform, each with NODE_GPUS.
+    """
     for batch in BATCHES:
         yield Split(1, 1), batch
     for each in range(2, NODE_GPUS + 1):

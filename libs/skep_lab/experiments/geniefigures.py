@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from skep_lab.experiments import genieprofile
 from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.genie import Check, Prices, Queue
 from skep_lab.experiments.report import Experiment, Line, Results
@@ -334,6 +335,32 @@ def _lines_overhead(results: Results) -> list[Line]:
     return found
 
 
+def _profiles(_days: float | None) -> list[Any]:
+    return list(genieprofile.SETTINGS)
+
+
+def _lines_profiles(results: Results) -> list[Line]:
+    found = []
+    for label, outcomes in results.items():
+        printed = label == genieprofile.SETTINGS[0].label
+        found += [
+            Line(
+                f"{label}: runs for a type of task", "41" if printed else "", _all(outcomes, "runs")
+            ),
+            Line(f"{label}: measuring", "", _all(outcomes, "gpu_min"), " GPU-min"),
+            Line(f"{label}: with starts", "", _all(outcomes, "gpu_min_starts"), " GPU-min"),
+            Line(f"{label}: part of a day's GPU time", "", _all(outcomes, "share"), " %"),
+            Line(
+                f"{label}: mean error elsewhere",
+                "< 5 %" if printed else "",
+                _all(outcomes, "error"),
+                " %",
+            ),
+            Line(f"{label}: 95th percentile", "", _all(outcomes, "error_p95"), " %"),
+        ]
+    return found
+
+
 QOS, MAKESPAN = "+67.4 % at most", "-28.2 % at most"
 
 EVERY = {**ALL, **OURS}
@@ -357,6 +384,14 @@ EXPERIMENTS = (
         "GENIE, section 5.1.5, Figure 8",
         _predictions,
         _lines_predictions,
+    ),
+    Experiment(
+        "genie-profile",
+        "What profiles cost, and what they buy",
+        "GENIE, section 5.1.5: B + N + G runs",
+        _profiles,
+        _lines_profiles,
+        "For each of six models in training; 10 tasks an hour for a day.",
     ),
     Experiment(
         "genie-fig13",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from skep_lab.experiments import gandiva, genie
+from skep_lab.experiments import gandiva, genie, genieprofile
 from skep_lab.experiments import hived as arms
 from skep_lab.experiments.gandiva import Played, Scene
 from skep_lab.experiments.genie import Check, Prices, Queue
+from skep_lab.experiments.genieprofile import ProfileCost
 from skep_lab.experiments.hived import STOPPED, Manner, Outcome
 from skep_lab.experiments.quota import RULES, Rules
 from skep_lab.traces.generators import hived
@@ -34,7 +35,7 @@ class Setting(NamedTuple):
     manner: Manner = STOPPED
 
 
-AnySetting = Setting | Scene | Queue | Check | Prices
+AnySetting = Setting | Scene | Queue | Check | Prices | ProfileCost
 """A setting of any paper's experiments."""
 
 
@@ -54,6 +55,8 @@ def play(
     """
     if isinstance(setting, Scene):
         return gandiva.play(setting, seed)
+    if isinstance(setting, ProfileCost):
+        return genieprofile.play(setting, seed)
     if not isinstance(setting, Setting):
         return genie.play(setting, seed, clock)
     cells = hived.assign_levels(setting.nodes) if setting.levels else None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.advisor import AdvisorMachine
-from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
 from skep.perf.course import Course
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
@@ -27,6 +27,7 @@ from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued
 from skep.wire.findings import Finding
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
+from skep.wire.profile import Timing
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Judged, Trials
@@ -54,6 +55,8 @@ RESEND_AFTER, EXPIRES_AFTER = seconds(600.0), seconds(1800.0)
 """No message is lost here, so unchanged advice is only sent again as time passes: a job that has
 waited for an hour is not overtaken any more."""
 PRUNE_AT = 1000
+TIMED_MAX = 64
+"""The latest mini-batches that a job looks at."""
 A_SECOND = Duration(NS_PER_SECOND)
 
 
@@ -66,18 +69,21 @@ class Pace(msgspec.Struct):
     utilisation: int = 0
     workers: int = 0
     version: int = 0
+    since: int = 0
+    """Mini-batches that were made when it became like this."""
 
 
 class Reports:
     """Reports, and the machines that follow them. `said` collects messages to the allocator."""
 
-    def __init__(self, agents: Agents, *, every_second: bool) -> None:
+    def __init__(self, agents: Agents, *, every_second: bool, timed: bool = False) -> None:
         """Begin before the first event.
 
         Args:
             agents: The nodes.
             every_second: Whether every attempt reports every second, though that is not
                 necessary.
+            timed: Whether reports tell what the latest mini-batches took.
         """
         self.introspector, self.advisor = IntrospectorMachine(), AdvisorMachine()
         self.advisor.resend_after, self.advisor.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -89,7 +95,7 @@ class Reports:
         self.reports = 0
         """The number of reports."""
         self._facts: list[Any] = []
-        self._agents, self._every_second = agents, every_second
+        self._agents, self._every_second, self._timed = agents, every_second, timed
         self._paces: dict[Run, Pace] = {}
         self._prune_at = PRUNE_AT
         self._due: dict[Run, None] = {}
@@ -165,6 +171,7 @@ class Reports:
         known.course = Course(now, steps, ended, next_at, step_ns or course.step_ns)
         known.utilisation, known.workers = utilisation, run.workers
         known.version += 1
+        known.since = steps
         self._due[run] = None
         if self._every_second:
             self._again(run, known.version, now)
@@ -188,6 +195,7 @@ class Reports:
             utilisation=pace.utilisation,
             memory=self._agents.memory(run),
             next_at=Instant(course.next_at if lasts else 0),
+            timing=_timing(course.step_ns, steps - pace.since - 1) if self._timed else None,
         )
         job = JobProgress(
             job=run.name, attempt=run.number, world=max(1, pace.workers), ranks=(rank,), lasts=lasts
@@ -209,5 +217,17 @@ class Reports:
 
     def _say(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            assert isinstance(effect, Send), effect
-            self.said.append(effect.message)
+            if isinstance(effect, Send):
+                self.said.append(effect.message)
+            else:  # What was measured: the advisor has taken it over, and its log is kept nowhere.
+                assert isinstance(effect, Record), effect
+
+
+def _timing(step_ns: int, made: int) -> Timing | None:
+    """Return what the latest mini-batches took, all alike; None: there are too few."""
+    if made < 2:
+        return None
+    samples, step = min(made, TIMED_MAX), Duration(step_ns)
+    return Timing(
+        samples=samples, mean_ns=step, deviation_ns=0, p10_ns=step, p50_ns=step, p90_ns=step
+    )

@@ -9,7 +9,7 @@ import msgspec
 from skep.units import Duration
 from skep.wire.spec import OverQuota
 
-Reporting = Literal["auto", "none", "on-change", "per-second"]
+Reporting = Literal["auto", "none", "on-change", "per-second", "timed"]
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     samples_by_vc: bool = False
     reports: Reporting = "auto"
     """What agents report of running jobs, and whether introspector and advisor run. `auto`: every
-    change of pace if a policy uses rates, else nothing."""
+    change of pace if a policy uses rates, else nothing. `timed`: every second, with what
+    mini-batches took, so that the advisor measures them."""
     over_quota: OverQuota = "wait"
     """What guaranteed jobs do that exceed their VC's cells (`spec.over_quota`). The default here is
     to wait: published experiments have strict queues."""

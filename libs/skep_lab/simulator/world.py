@@ -446,7 +446,8 @@ def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | 
     if wanted == "none":
         return None
     agents.paced = {}
-    return Reports(agents, every_second=wanted == "per-second")
+    timed = wanted == "timed"
+    return Reports(agents, every_second=timed or wanted == "per-second", timed=timed)
 
 
 def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:

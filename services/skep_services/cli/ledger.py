@@ -19,7 +19,7 @@ def options_ledger(parser: ArgumentParser) -> None:
     """Add what `ledger` takes."""
     parser.add_argument("--vc", help="trials of one virtual cluster")
     parser.add_argument("--job", help="trials that touch one job")
-    parser.add_argument("--kind", help="pack, migrate, grow or defrag")
+    parser.add_argument("--kind", help="pack, migrate, grow, defrag or probe")
     parser.add_argument("--verdict", help="open, kept, undone or void")
     parser.add_argument(
         "-n",
@@ -57,6 +57,10 @@ def run_ledger(arguments: Namespace) -> int:
         render.show_table(trial_columns(answer["trials"]))
         print()
     render.show_table(_total_columns(answer["totals"]))
+    for each in answer.get("probes", ()):
+        why = f" ({each['why']})" if each["why"] else ""
+        used = f"{each['used_s']:,} of {each['most_s']:,} GPU-seconds in 24 hours{why}"
+        say(f"probes of {each['vc']}: {each['probes']}, {used}")
     shown, total = len(answer["trials"]), answer["total"]
     if shown < total:
         say(f"{shown} of {total} trials; -n {total} shows all")

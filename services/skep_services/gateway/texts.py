@@ -166,7 +166,14 @@ def trial_jobs(fact: trials.TrialBegun | trials.TrialOver) -> tuple[str, ...]:
 def _about_trials(fact: trials.TrialBegun | trials.TrialOver) -> Line:
     if isinstance(fact, trials.TrialBegun):
         named = " and ".join(trial_jobs(fact))
+        if fact.kind is trials.Kind.PROBE:
+            sizes = f"{fact.workers} to {fact.grown} workers on {', '.join(fact.nodes)}"
+            return Line(f"probe {fact.trial} begins: {named} from {sizes}", reason=fact.why)
         return Line(f"trial {fact.trial} begins: {fact.kind} {named}", reason=fact.why)
+    if fact.why is Reason.PROBED and fact.after:
+        (each,) = fact.after
+        rate = f"{_rate(each.rate_milli)} ({fact.gain_milli / 10:+.0f} %)"
+        return Line(f"probe {fact.trial} measured {rate} of {each.job}", reason=fact.why)
     gain = ""
     if fact.after:
         gain = (

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from aiohttp import web
 
+from skep.cells.levels import gpus_owned
 from skep.ids import job_sequence
+from skep.ledger import probes
+from skep.ledger.state import ClusterState
+from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind
 from skep_services.gateway.api import ApiError, caller_of, json_response, number, unknown_job
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.ledger import TRIALS_KEPT, VERDICTS, Asked, totals
+from skep_services.ports import Clock
 
 LIMIT = 1_000
 
@@ -20,8 +26,8 @@ LIMIT = 1_000
 class Trials:
     """The handler."""
 
-    def __init__(self, indexer: Indexer) -> None:
-        self._indexer = indexer
+    def __init__(self, indexer: Indexer, clock: Clock) -> None:
+        self._indexer, self._clock = indexer, clock
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handler belongs."""
@@ -31,13 +37,15 @@ class Trials:
         """Answer the trials that match, the newest where the limit cuts, and what all came to."""
         fold = self._indexer.fold
         limit = number(request, "limit", LIMIT, TRIALS_KEPT)
-        found = fold.ledger.matching(self._asked(request))
+        asked = self._asked(request)
+        found = fold.ledger.matching(asked)
         return json_response(
             {
                 "trials": found[max(0, len(found) - limit) :] if limit else [],
                 "total": len(found),
                 "totals": totals(found),
                 "forgotten": fold.ledger.forgotten,
+                "probes": budgets(fold.state, asked.vc, self._clock.now()),
             }
         )
 
@@ -79,6 +87,35 @@ class Trials:
         for job in reversed(self._indexer.fold.active.values()):
             if job.row.name == name and vc in {"", job.row.vc}:
                 yield job.row.job
+
+
+def budgets(state: ClusterState, vc: str, now: Instant) -> list[dict[str, Any]]:
+    """Return what probes took of the GPU time of VCs in the last 24 hours, and what they may take.
+
+    Args:
+        state: What the allocator's facts tell.
+        vc: Only of this one; empty: of all that had any.
+        now: The time.
+
+    Returns:
+        Seconds of a GPU by VC; `why`: no further probe, of one GPU, would fit.
+    """
+    found = []
+    for name, known in sorted(state.probes.of_vc.items()):
+        if vc not in ("", name) or not probes.used(known, now):
+            continue
+        owned = gpus_owned(state.cells.cluster, name) if name in state.cells.cluster.vcs else 0
+        lasts = Duration(known[-1].until - known[-1].at - probes.PUT_BACK)
+        fits = probes.fits(known, owned, 1, lasts, now) and len(known) < probes.PROBES_MAX
+        row = {
+            "vc": name,
+            "probes": len(known),
+            "used_s": probes.used(known, now) // NS_PER_SECOND,
+            "most_s": probes.most(owned) // NS_PER_SECOND,
+            "why": None if fits else Reason.PROBE_BUDGET_USED,
+        }
+        found.append(row)
+    return found
 
 
 def meant(word: str, words: Iterable[str]) -> str:

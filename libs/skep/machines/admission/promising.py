@@ -66,6 +66,7 @@ HEARD = (JobRan, JobChanged, JobRequeued, NodeLost, NodeBack, NodeDrained)
 """The allocator's facts that matter here, beside those that admission takes in any case."""
 News = JobRan | JobChanged | JobRequeued | NodeLost | NodeBack | NodeDrained
 UNMEASURED = (Reason.NOT_PROFILED, Reason.PROFILE_REFUSED)
+TOO_LITTLE = (Reason.NOT_PROFILED, Reason.PROFILED_TOO_LITTLE, Reason.PROFILED_ON_ONE_NODE)
 NOTHING = Promised(answer="none")
 """What is written into the spec of a job without a deadline, in a VC that keeps promises."""
 
@@ -462,7 +463,20 @@ def _as_asked(spec: JobSpec, ruling: Ruling, found: list[Way], *, passed: bool) 
         lasts = min((each.lasts.p90 for each in allowed), default=0)
         begin = max(judged.due - lasts, 0)
         promise = Promised(answer=judged.answer, due=judged.due, begin=begin, lasts=lasts)
+        if judged.why in TOO_LITTLE:
+            spec = _to_be_measured(spec)
     return Answered(_with(spec, promise), judged, None, ruling)
+
+
+def _to_be_measured(spec: JobSpec) -> JobSpec:
+    """Return a spec by which a job may have idle GPUs while it waits, if it allows short runs.
+
+    It is measured there, and judged again by that. Others that need the GPUs take them back.
+    """
+    asks = spec.over_quota == "auto" and not (spec.opportunistic or spec.resources.pinned)
+    if not asks or spec.willing.profile != "allowed":
+        return spec
+    return msgspec.structs.replace(spec, over_quota="opportunistic")
 
 
 def _on_type(spec: JobSpec, way: Way) -> JobSpec:
