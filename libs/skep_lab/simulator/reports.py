@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.advisor import AdvisorMachine
-from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
 from skep.perf.course import Course
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
@@ -27,6 +27,7 @@ from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued
 from skep.wire.findings import Finding
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
+from skep.wire.profile import AdvisorFact
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Judged, Trials
@@ -86,6 +87,8 @@ class Reports:
         self.said: list[QueueAdvice | Outlook | Judged] = []
         self.found: list[tuple[Instant, Finding]] | None = None
         """What the introspector found, if that is recorded, without rates."""
+        self.recorded: list[AdvisorFact] = []
+        """What the advisor recorded."""
         self.reports = 0
         """The number of reports."""
         self._facts: list[Any] = []
@@ -209,5 +212,8 @@ class Reports:
 
     def _say(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Record):
+                self.recorded.append(effect.fact)
+                continue
             assert isinstance(effect, Send), effect
             self.said.append(effect.message)
