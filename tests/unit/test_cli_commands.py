@@ -188,6 +188,7 @@ def test_ps_lists_active_jobs(gateway: FakeGateway, run: Run) -> None:
         "RATE",
         "STEPS",
         "ETA",
+        "ENDS",
         "PLACE",
         "WHY",
     ]

@@ -104,6 +104,19 @@ def more(lasts: Lasts, least: int, middle: int, most: int) -> Lasts:
     return span(lasts.p10 + least, lasts.p50 + middle, lasts.p90 + most)
 
 
+def then(one: Lasts, other: Lasts) -> Lasts:
+    """Return how long two things take, one after the other: their lengths are independent.
+
+    Args:
+        one: The first.
+        other: The second.
+    """
+    middle = one.p50 + other.p50
+    early = math.hypot(one.p50 - one.p10, other.p50 - other.p10)
+    late = math.hypot(one.p90 - one.p50, other.p90 - other.p50)
+    return span(middle - early, middle, middle + late)
+
+
 def left(lasts: Lasts, ran: int) -> Lasts:
     """Return what is left of a length of which so much is over: given that it is not over yet.
 

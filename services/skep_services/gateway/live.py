@@ -29,6 +29,9 @@ class Live:
         """Thousandths of each running job's devices in use."""
         self.rates_at: Instant | None = None
         self.curves = Curves()
+        self.rates: dict[str, JobRate] = {}
+        """The latest rate of each running job, and the latest that says how steady it is."""
+        self.steady: dict[str, JobRate] = {}
         self._advice: QueueAdvice | None = None
         self._fold = fold
         self._since = now
@@ -80,19 +83,25 @@ class Live:
         """Withdraw estimates once their rates are old: they are not measured any more."""
         if self.rates_at is not None and now - self.rates_at > RATES_FRESH_FOR:
             self.rates_at = None
-            self.utilisation = {}
+            self.utilisation, self.rates, self.steady = {}, {}, {}
             for job in self._fold.active.values():
                 job.row.eta_s = None
 
     def _rates(self, rates: Rates, now: Instant) -> None:
         self.rates_at = now
         utilisation: dict[str, int] = {}
+        fresh: dict[str, JobRate] = {}
         for rate in rates.jobs:
             job = self._running(rate.job, rate.attempt)
             if job is not None:
                 utilisation[rate.job] = rate.utilisation
+                fresh[rate.job] = rate
+                if rate.samples:
+                    self.steady[rate.job] = rate
                 _rated(job, rate)
-        self.utilisation = utilisation
+        self.utilisation, self.rates = utilisation, fresh
+        if len(self.steady) > 2 * len(fresh) + 100:
+            self.steady = {name: rate for name, rate in self.steady.items() if name in fresh}
 
     def _running(self, name: str, attempt: int) -> Job | None:
         job = self._fold.active.get(name)
