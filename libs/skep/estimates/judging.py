@@ -21,21 +21,11 @@ from typing import NamedTuple
 import msgspec
 
 from skep.estimates.calibration import START, Calibration, judged
-from skep.estimates.lengths import (
-    MILLI_NS,
-    Fits,
-    Known,
-    NoFits,
-    Pace,
-    Work,
-    by_rate,
-    remaining,
-    whole,
-    work_of,
-)
+from skep.estimates.lengths import MILLI_NS, Known, Pace, Work, by_rate, remaining, whole, work_of
 from skep.estimates.starts import WAITING_MAX, Owned, Played, Runs, Waits, starts
 from skep.ids import job_sequence
 from skep.ledger import runs
+from skep.perf.fitted import FitsKept
 from skep.perf.progress import LEARNED_STEPS
 from skep.promises.cells import own_parts
 from skep.units import Duration, Instant, after, seconds
@@ -140,15 +130,15 @@ class Queue:
 class Judging:
     """Follows the allocator's facts and rates, from any position on. `take` returns what is due."""
 
-    def __init__(self, types: Mapping[str, str], calibration: Calibration) -> None:
+    def __init__(self, types: Mapping[str, str], calibration: Calibration, fits: FitsKept) -> None:
         """Begin without jobs.
 
         Args:
             types: The GPU type of each node that has one only; kept by its owner.
             calibration: What outcomes have taught; kept by its owner.
+            fits: What is predicted of speeds; likewise.
         """
-        self.fits: Fits = NoFits()
-        self._types, self._calibration = types, calibration
+        self._types, self._calibration, self._fits = types, calibration, fits
         self._jobs: dict[str, _Job] = {}
         self._fresh: dict[str, None] = {}
         """Jobs that were queued lately, whose start is to be estimated."""
@@ -329,7 +319,7 @@ class Judging:
         known = self._calibration.runs(job.work.vc, job.work.family)
         seen = self._calibration.lengths(job.work.vc)
         on = job.work.gpus, self._type_of(job)
-        return whole(job.work, max(len(job.nodes), 1), on, (known, seen), self.fits)
+        return whole(job.work, max(len(job.nodes), 1), on, (known, seen), self._fits)
 
     def _lasts(self, job: _Job, known: Known | None) -> Lasts | None:
         return None if known is None else self._wide(job.work, known)
@@ -339,7 +329,9 @@ class Judging:
 
     def _type_of(self, job: _Job) -> str:
         types = sorted({self._types.get(node, "") for node in job.nodes})
-        return types[0] if len(types) == 1 and types[0] else job.work.gpu_type
+        if len(types) == 1 and types[0]:
+            return types[0]
+        return only_type(job.work, self._owned.get(job.work.vc, {}))
 
 
 def owned(cluster: Cluster, vc: str) -> Owned:
@@ -349,12 +341,26 @@ def owned(cluster: Cluster, vc: str) -> Owned:
         cluster: The cells in force.
         vc: The VC.
     """
-    return {kind: parts for (kind, pin), parts in own_parts(cluster, vc).items() if not pin}
+    found: dict[str, tuple[int, ...]] = {}
+    for kind, parts in own_parts(cluster, vc).items():
+        if not kind.pin:
+            found[kind.gpu_type] = (*found.get(kind.gpu_type, ()), *parts)
+    return found
 
 
 def _spread(nodes: Sequence[str], gpus: int) -> Places:
     """Return the places of an attempt of which only the nodes are known."""
     return tuple((node, max(gpus // len(nodes), 1)) for node in nodes)
+
+
+def only_type(work: Work, owned: Owned) -> str:
+    """Return the type of GPU that a job gets; empty: it may be several.
+
+    Args:
+        work: What it has to do.
+        owned: What its VC owns.
+    """
+    return work.gpu_type or (next(iter(owned)) if len(owned) == 1 else "")
 
 
 def places_of(members: Iterable[Member]) -> Places:

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from skep.estimates.spans import around, left, more, span
-from skep.perf.model.placement import Span, Stratum
+from skep.perf.fitted import FitsKept
+from skep.perf.model.placement import Basis, Placement, Span, Stratum
+from skep.perf.model.predict import predict
 from skep.promises.length import spread
+from skep.promises.speeds import batch_of
 from skep.units import NS_PER_SECOND, seconds
 from skep.wire.estimates import Ran
 from skep.wire.promises import Lasts
@@ -54,6 +57,7 @@ class Work(NamedTuple):
     """Its run time, in nanoseconds; 0: its owner says none."""
     gpus: int
     gpu_type: str
+    spec: JobSpec
 
 
 class Pace(NamedTuple):
@@ -67,23 +71,6 @@ class Pace(NamedTuple):
     mean: int = 0
     spread: int = 0
     samples: int = 0
-
-
-class Fits(Protocol):
-    """What is predicted of the speed of models."""
-
-    def span(self, work: Work, gpu_type: str, gpus: int, nodes: int) -> Span | None:
-        """Return what a mini-batch takes somewhere; None: it is not known."""
-        ...
-
-
-class NoFits:
-    """Nothing is predicted."""
-
-    def span(self, work: Work, gpu_type: str, gpus: int, nodes: int) -> Span | None:
-        """Return None."""
-        del work, gpu_type, gpus, nodes
-        return None
 
 
 class Known(NamedTuple):
@@ -105,6 +92,7 @@ def work_of(spec: JobSpec) -> Work:
         round(min(declared, 1e9) * NS_PER_SECOND) if declared > 0 else 0,
         spec.gpus,
         spec.resources.only_type,
+        spec,
     )
 
 
@@ -172,6 +160,25 @@ def by_speed(total: int | None, step: Span | None) -> Known | None:
     return Known(more(lasts, 0, STARTS_NS, 2 * STARTS_NS), basis, what)
 
 
+def step_of(work: Work, gpu_type: str, nodes: int, fits: FitsKept) -> Span | None:
+    """Return what a mini-batch of a job takes; None: nothing that it does was measured.
+
+    How much outcomes have widened what is predicted is left out: it is added to all estimates.
+
+    Args:
+        work: What it has to do.
+        gpu_type: The type of its GPUs.
+        nodes: On how many nodes it is.
+        fits: What is predicted.
+    """
+    fitted = fits.get(work.vc, work.family, gpu_type) if work.family else None
+    if fitted is None:
+        return None
+    batch = batch_of(fitted, work.spec, work.gpus)
+    found = predict(fitted.parameters, Placement(gpu_type, work.gpus, nodes, batch or 0.0))
+    return None if found.basis in {Basis.NOTHING, Basis.OTHERS} else found
+
+
 def by_owner(declared: int, seen: Sequence[int]) -> Known | None:
     """Return how long a job runs by its owner's word; None: there is none.
 
@@ -196,7 +203,7 @@ def whole(
     nodes: int,
     on: tuple[int, str],
     known: tuple[Sequence[Ran], Sequence[int]],
-    fits: Fits,
+    fits: FitsKept,
 ) -> Known | None:
     """Return how long a job runs in all, before its own rate is known; None: nothing is known.
 
@@ -209,7 +216,7 @@ def whole(
     """
     gpus, gpu_type = on
     runs, seen = known
-    step = None if work.total is None else fits.span(work, gpu_type, gpus, nodes)
+    step = None if work.total is None else step_of(work, gpu_type, nodes, fits)
     return (
         by_speed(work.total, step)
         or by_runs(work.total, runs, gpus, gpu_type)

@@ -27,7 +27,7 @@ from bisect import bisect_left, insort
 
 import msgspec
 
-from skep.estimates.calibration import Calibration
+from skep.estimates.calibration import PREDICTED, Calibration
 from skep.estimates.judging import Judging
 from skep.ids import job_id, job_sequence
 from skep.ledger import runs
@@ -140,7 +140,9 @@ class AdvisorMachine:
         self.profiles = Tenants()
         self.fitting = Fitting(self.profiles)
         self.calibration = Calibration()
-        self._judging = Judging(self._types, self.calibration) if judges else None
+        kept = self.fitting.kept
+        self._judging = Judging(self._types, self.calibration, kept) if judges else None
+        self.fitting.widening = lambda model: self.calibration.widening(model.vc, model.name)
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -194,7 +196,11 @@ class AdvisorMachine:
     def apply(self, fact: AdvisorFact) -> None:
         """Take over what was measured, or what came of estimates."""
         match fact:
-            case EstimateJudged() | CalibrationKept():
+            case EstimateJudged():
+                self.calibration.apply(fact)
+                if any(outcome.what.startswith(PREDICTED) for outcome in fact.outcomes):
+                    self.fitting.changed(Model(fact.vc, fact.family, fact.gpu_type), fact.at)
+            case CalibrationKept():
                 self.calibration.apply(fact)
             case ProfileMeasured():
                 self.profiles.apply(fact)

@@ -1,7 +1,7 @@
 """When jobs start and end, as people are shown it, and `/v1/calibration`: how often that held.
 
 The same functions make these estimates as those that the advisor judges (`skep.estimates`), from
-the same: facts, rates, and what the advisor recorded of outcomes. They are made when somebody asks,
+the same: facts, rates, and what the advisor recorded of outcomes. They are made when a person asks,
 and not again for a while.
 """
 
@@ -16,23 +16,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from skep.estimates.calibration import EVERY, START, Calibration, Track
-from skep.estimates.judging import Places, Queue, owned, pace_of, places_of
-from skep.estimates.lengths import (
-    Fits,
-    Known,
-    NoFits,
-    Pace,
-    Work,
-    remaining,
-    whole,
-    why_unknown,
-    work_of,
-)
+from skep.estimates.judging import Places, Queue, only_type, owned, pace_of, places_of
+from skep.estimates.lengths import Known, Pace, Work, remaining, whole, why_unknown, work_of
 from skep.estimates.spans import more, span, then
-from skep.estimates.starts import Played, now
+from skep.estimates.starts import Owned, Played, now
 from skep.ledger import job_state
 from skep.units import NS_PER_SECOND, Instant, seconds
-from skep.wire.cluster import FIFO
+from skep.wire.cluster import FIFO, Cluster
 from skep.wire.drafts import Outcome, Start
 from skep.wire.promises import Lasts
 from skep.wire.reasons import Reason
@@ -63,10 +53,11 @@ class Estimates:
 
     def __init__(self, indexer: Indexer, calibration: Calibration, clock: Clock) -> None:
         """Estimate from these."""
-        self.fits: Fits = NoFits()
         self._indexer, self._calibration, self._clock = indexer, calibration, clock
         self._again_at = self._ready_at = 0.0
         self._news = -1
+        self._parts: dict[str, tuple[Cluster, Owned]] = {}
+        """What VCs own, and in which cluster."""
 
     def refresh(self) -> None:
         """Put estimates into the rows of unfinished jobs, unless they are fresh."""
@@ -152,10 +143,9 @@ class Estimates:
 
     def _queue(self, vc: str, at: Instant) -> Queue:
         fold = self._indexer.fold
-        cluster = fold.state.cells.cluster
-        entry = cluster.vcs.get(vc)
+        entry = fold.state.cells.cluster.vcs.get(vc)
         planned = entry is not None and entry.policy != FIFO
-        queue = Queue(owned(cluster, vc), self._indexer.live.turns(at), policy=planned)
+        queue = Queue(self._owned(vc), self._indexer.live.turns(at), policy=planned)
         for job in fold.state.jobs.values():
             if job.spec.vc != vc:
                 continue
@@ -192,13 +182,22 @@ class Estimates:
     def _whole(self, work: Work, nodes: int, gpu_type: str) -> Known | None:
         known = self._calibration.runs(work.vc, work.family)
         seen = self._calibration.lengths(work.vc)
-        return whole(work, nodes, (work.gpus, gpu_type), (known, seen), self.fits)
+        if not gpu_type:
+            gpu_type = only_type(work, self._owned(work.vc))
+        return whole(work, nodes, (work.gpus, gpu_type), (known, seen), self._indexer.live.fits)
 
     def _wide(self, work: Work, known: Known) -> Lasts:
         return self._calibrated(work, known.what, known.lasts)
 
     def _calibrated(self, work: Work, what: str, lasts: Lasts) -> Lasts:
         return self._calibration.widened(work.vc, work.family, what, lasts)
+
+    def _owned(self, vc: str) -> Owned:
+        cluster = self._indexer.fold.state.cells.cluster
+        known = self._parts.get(vc)
+        if known is None or known[0] is not cluster:
+            known = self._parts[vc] = cluster, owned(cluster, vc)
+        return known[1]
 
     def _type_of(self, job: job_state.JobState) -> str:
         chain = self._indexer.fold.state.cells.chains.get(job.chain)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep.perf.fitted import FitsKept
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import Heartbeat
 from skep_services.gateway.curves import Curves
@@ -32,6 +33,8 @@ class Live:
         self.rates: dict[str, JobRate] = {}
         """The latest rate of each running job, and the latest that says how steady it is."""
         self.steady: dict[str, JobRate] = {}
+        self.fits = FitsKept()
+        """What predicts the speed of models."""
         self._advice: QueueAdvice | None = None
         self._fold = fold
         self._since = now
@@ -48,6 +51,9 @@ class Live:
                 self._rates(message, now)
             case QueueAdvice():
                 self._advice = message
+            case Outlook():
+                for fit in message.fits:
+                    self.fits.hear(fit)
             case Measured():
                 if self._running(message.job, message.attempt) is not None:
                     self.curves.take(message)

@@ -50,7 +50,7 @@ SHUTDOWN_S = 0.5
 """What requests under way get when the gateway is asked to stop; a followed log never ends."""
 BACKLOG = 512
 
-CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
+CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK)
 
 
 class Gateway:
