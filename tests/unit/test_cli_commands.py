@@ -188,10 +188,11 @@ def test_ps_lists_active_jobs(gateway: FakeGateway, run: Run) -> None:
         "RATE",
         "STEPS",
         "ETA",
+        "ENDS",
         "PLACE",
         "WHY",
     ]
-    assert "12.3/s  120/1000  1m11s  node-1:0,1  best-fit-one-node" in lines[1]
+    assert "12.3/s  120/1000  1m11s  -     node-1:0,1  best-fit-one-node" in lines[1]
     assert lines[2].endswith("waits-for-gpus: 2 GPUs")
     assert err == "3 of 5 jobs; -n 5 shows all\n"
     assert gateway.last("GET /v1/jobs").query == {"state": "active", "limit": "20000"}

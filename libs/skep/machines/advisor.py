@@ -27,6 +27,8 @@ from bisect import bisect_left, insort
 
 import msgspec
 
+from skep.estimates.calibration import PREDICTED, Calibration
+from skep.estimates.judging import Judging
 from skep.ids import job_id, job_sequence
 from skep.ledger import runs
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
@@ -42,6 +44,7 @@ from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
+from skep.wire.estimates import CalibrationKept, EstimateJudged
 from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.node import NodeJoined
@@ -115,8 +118,12 @@ class _Job(runs.Run, kw_only=True, gc=False):
 class AdvisorMachine:
     """The behaviour of the advisor service."""
 
-    def __init__(self) -> None:
-        """Start knowing nothing: the allocator's facts are read from the beginning."""
+    def __init__(self, *, judges: bool = False) -> None:
+        """Start knowing nothing: the allocator's facts are read from the beginning.
+
+        Args:
+            judges: Whether it has a log to record in what came of estimates.
+        """
         self._jobs: dict[str, _Job] = {}
         self._queue: list[int] = []
         """Positions of queued jobs, sorted: by priority, then arrival."""
@@ -132,6 +139,10 @@ class AdvisorMachine:
         self._outlooks = Outlooks()
         self.profiles = Tenants()
         self.fitting = Fitting(self.profiles)
+        self.calibration = Calibration()
+        kept = self.fitting.kept
+        self._judging = Judging(self._types, self.calibration, kept) if judges else None
+        self.fitting.widening = lambda model: self.calibration.widening(model.vc, model.name)
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -145,7 +156,8 @@ class AdvisorMachine:
             now: The time. Records that are BACKLOG_LAG older put advice off.
 
         Returns:
-            What was measured, as a fact; the order of the queue; how jobs go.
+            What was measured and what came of estimates, as facts; the order of the queue; how
+            jobs go.
         """
         effects: list[Effect] = []
         match event:
@@ -155,10 +167,12 @@ class AdvisorMachine:
                 if event.service == "allocator":
                     for fact in event.facts:
                         self._fact(fact, now)
+                    effects += self._judge(event, now)
                 elif any(isinstance(fact, EpochBegan) for fact in event.facts):
                     self.fitting.again(now)
             case Rates():
                 self._rates(event, now)
+                effects += self._judge(event, now)
             case Tick() | Restarted() | Unreadable():
                 pass
             case RateLearned() | PhaseChanged() | Stalled() | Judged():
@@ -180,8 +194,14 @@ class AdvisorMachine:
         return effects
 
     def apply(self, fact: AdvisorFact) -> None:
-        """Take over what was measured."""
+        """Take over what was measured, or what came of estimates."""
         match fact:
+            case EstimateJudged():
+                self.calibration.apply(fact)
+                if any(outcome.what.startswith(PREDICTED) for outcome in fact.outcomes):
+                    self.fitting.changed(Model(fact.vc, fact.family, fact.gpu_type), fact.at)
+            case CalibrationKept():
+                self.calibration.apply(fact)
             case ProfileMeasured():
                 self.profiles.apply(fact)
                 if name_of(fact):
@@ -193,9 +213,9 @@ class AdvisorMachine:
             case EpochBegan():
                 pass
 
-    def snapshot(self) -> list[ProfileMeasured]:
+    def snapshot(self) -> list[ProfileMeasured | CalibrationKept]:
         """Return what the log comes to: facts that lead to the same state."""
-        return list(self.profiles.facts())
+        return [*self.profiles.facts(), *self.calibration.facts()]
 
     def wake_at(self) -> Instant | None:
         """Return when there is something to say, or None while there could be nothing."""
@@ -249,6 +269,9 @@ class AdvisorMachine:
         self._outlooks.check()
         self.profiles.check()
         self.fitting.check()
+        self.calibration.check()
+        if self._judging is not None:
+            self._judging.check()
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -430,6 +453,23 @@ class AdvisorMachine:
         self.apply(fact)
         return [Record(fact)]
 
+    def _judge(self, event: Facts | Rates, now: Instant) -> list[Effect]:
+        """Estimate, and return what came of earlier estimates, as facts."""
+        judging = self._judging
+        if judging is None:
+            return []
+        if isinstance(event, Facts):
+            for fact in event.facts:
+                judging.fact(fact, now, live=now - event.at <= BACKLOG_LAG)
+        else:
+            for rate in event.jobs:
+                judging.measured(rate, now)
+        judging.look(now, lambda: self._turns(now))
+        due = judging.take()
+        for fact in due:
+            self.apply(fact)
+        return [Record(fact) for fact in due]
+
     def _learn(self, job: _Job, step_ns: Duration | None) -> bool:
         """Take over what a mini-batch of a run takes; return whether that was of any use."""
         if not job.family or step_ns is None:
@@ -464,6 +504,10 @@ class AdvisorMachine:
             Waiting(job.job, job.group, job.submitted_at, self._remaining(job)) for job in first
         ]
         return shortest_remaining_first(waiting, Instant(now - AGE_MAX))
+
+    def _turns(self, now: Instant) -> dict[str, int]:
+        """Return which of the first jobs that wait comes when."""
+        return {each.waiting.job: turn for turn, each in enumerate(self._rank(now))}
 
     def _remaining(self, job: _Job) -> Duration | None:
         if job.total is None:

@@ -13,7 +13,7 @@ fit is told if it predicts something else than the one that was told before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from skep.base.timers import TimerHeap
@@ -93,8 +93,8 @@ class Fitting:
         """Begin without fits; `measured` is only read."""
         self.kept = FitsKept()
         """What was told."""
-        self.widening: dict[Model, Widening] = {}
-        """By how much outcomes have widened intervals."""
+        self.widening: Callable[[Model], Widening] = lambda _: AS_LEARNED
+        """Returns by how much outcomes have widened intervals."""
         self._measured = measured
         self._unmeasured: dict[Model, Fingerprint | None] = {}
         self._due = TimerHeap[Model]()
@@ -203,7 +203,7 @@ class Fitting:
         batches = [round(each.placement.batch) for each in points if each.placement.batch]
         fitted = Fitted(
             parameters,
-            self.widening.get(model, AS_LEARNED),
+            self.widening(model),
             (min(batches), max(batches)) if len(batches) == len(points) > 0 else (0, 0),
         )
         lent = source.source
@@ -234,7 +234,6 @@ class Fitting:
         if len(self._fitted_at) > 2 * len(self.kept) + UNMEASURED_MAX:
             kept = {(fit.vc, fit.family, fit.gpu_type) for fit in self.kept.all()}
             self._fitted_at = {each: at for each, at in self._fitted_at.items() if each in kept}
-            self.widening = {each: wide for each, wide in self.widening.items() if each in kept}
 
     # --- pools -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from skep.wire.bounds import Attempt, Count, JobName, Milli, Moment, Nanoseconds, Short, Text, World
+from skep.wire.estimates import CalibrationKept, EstimateJudged
 from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
 
@@ -102,5 +103,5 @@ class ProfileMeasured(Message, frozen=True, tag="profile-measured"):
     fingerprint: Fingerprint | None = None
 
 
-AdvisorFact = EpochBegan | ProfileMeasured
+AdvisorFact = EpochBegan | ProfileMeasured | EstimateJudged | CalibrationKept
 """What the advisor records, in the stream PROFILES."""

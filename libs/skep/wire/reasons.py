@@ -248,6 +248,10 @@ class Reason(StrEnum):
     PROMISED = "promised"
     BY_DEADLINE = "by-deadline"
     LATE_ANYWAY = "late-anyway"
+    MEASURED_RATE = "measured-rate"
+    PREDICTED_SPEED = "predicted-speed"
+    EARLIER_RUNS = "earlier-runs"
+    OWNER_SAID = "owner-said"
 
 
 TEXT: dict[Reason, str] = {
@@ -454,6 +458,10 @@ TEXT: dict[Reason, str] = {
     Reason.LATE_ANYWAY: "it can no longer be on time: those that can come first",
     Reason.LARGER_THAN_SHARE: "its kind of job may never have so much of the virtual cluster",
     Reason.SHORTEST_ALLOWANCE: "the job that can wait the least and be in time comes first",
+    Reason.MEASURED_RATE: "by its own rate",
+    Reason.PREDICTED_SPEED: "by what is predicted of its speed",
+    Reason.EARLIER_RUNS: "by earlier runs of its family",
+    Reason.OWNER_SAID: "by what its owner says",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

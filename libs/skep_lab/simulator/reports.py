@@ -27,7 +27,7 @@ from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued
 from skep.wire.findings import Finding
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
-from skep.wire.profile import Timing
+from skep.wire.profile import AdvisorFact, Timing
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Judged, Trials
@@ -92,6 +92,8 @@ class Reports:
         self.said: list[QueueAdvice | Outlook | Judged] = []
         self.found: list[tuple[Instant, Finding]] | None = None
         """What the introspector found, if that is recorded, without rates."""
+        self.recorded: list[AdvisorFact] = []
+        """What the advisor recorded."""
         self.reports = 0
         """The number of reports."""
         self._facts: list[Any] = []
@@ -217,10 +219,11 @@ class Reports:
 
     def _say(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
-                self.said.append(effect.message)
-            else:  # What was measured: the advisor has taken it over, and its log is kept nowhere.
-                assert isinstance(effect, Record), effect
+            if isinstance(effect, Record):
+                self.recorded.append(effect.fact)
+                continue
+            assert isinstance(effect, Send), effect
+            self.said.append(effect.message)
 
 
 def _timing(step_ns: int, made: int) -> Timing | None:

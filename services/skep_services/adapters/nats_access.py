@@ -395,6 +395,7 @@ def _gateway(identity: str) -> Grants:
     heard = (
         subjects.FINDINGS,
         subjects.ADVICE_QUEUE,
+        subjects.ADVICE_OUTLOOK,
         subjects.HEARTBEATS,
         subjects.REPORTS,
         subjects.SPANS,

@@ -49,7 +49,13 @@ async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.PROFILES, subjects.PROFILE_FACTS, AdvisorFact, AdvisorFact)
     await serve(
-        chosen, log, AdvisorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps, notes=False
+        chosen,
+        log,
+        AdvisorMachine(judges=True),
+        follow=FOLLOW,
+        listen=LISTEN,
+        keeps=keeps,
+        notes=False,
     )
 
 

@@ -95,6 +95,7 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
         for row in rows
     ]
     etas = ["-" if (left := row["eta_s"]) is None else eta(left) for row in rows]
+    ends = [ends_of(row, now_ns) for row in rows]
     whys = [why(row["state"], row["why"], row["needs"]) for row in rows]
     return [
         Column("JOB", [row["job"] for row in rows]),
@@ -109,6 +110,7 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
         Column("RATE", rates, right=True, drop=2),
         Column("STEPS", steps, right=True, drop=7),
         Column("ETA", etas, right=True, drop=1),
+        Column("ENDS", ends, drop=5),
         Column("PLACE", [place(row) for row in rows], narrow=12, drop=10),
         Column("WHY", whys, narrow=14, drop=11),
     ]
@@ -127,6 +129,17 @@ def eta(left_s: float | None) -> str:
         left_s: The time that is left (seconds); None: no prediction.
     """
     return "-" if left_s is None else render.duration(int(left_s * 1_000_000_000))
+
+
+def ends_of(row: dict[str, Any], now_ns: int) -> str:
+    """Return when a job ends, five times in ten and from one to nine times in ten.
+
+    Args:
+        row: The job as the gateway lists it.
+        now_ns: The time (ns since 1970).
+    """
+    estimate = row.get("estimate")
+    return render.between(estimate["end"], now_ns) if estimate else "-"
 
 
 def why(state: str, reason: str | None, needs: str) -> str:

@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
+        "calibration": ("calibration", "how often estimates of starts and ends held"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),

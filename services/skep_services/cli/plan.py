@@ -83,6 +83,12 @@ def _tell(answer: dict[str, Any]) -> None:
     )
     for line in (start_text(outcome, now_ns), *effects(outcome), end_text(outcome, now_ns)):
         print(printable(f"  {line}"))
+    estimate = answer.get("estimate") or {}
+    for what, word in (("start", "starts"), ("end", "ends")):
+        if estimate.get(what):
+            basis = f" ({estimate['basis']})" if what == "end" else ""
+            times = render.between(estimate[what], now_ns)
+            print(printable(f"  eight times in ten it {word} {times}{basis}"))
 
 
 def tell_what_if(answer: dict[str, Any]) -> None:

@@ -288,6 +288,40 @@ def clock_time(at_ns: int | None, *, date: bool = False) -> str:
     return f"{time.strftime('%Y-%m-%d', parts)} {text}" if date else text
 
 
+def instant(at_ns: int, now_ns: int) -> str:
+    """Return when something will be, as exactly as its distance is worth: `18:40`, `Thu 18:40`.
+
+    Args:
+        at_ns: The instant (ns since 1970).
+        now_ns: The time.
+    """
+    parts, away_s = time.localtime(at_ns // 1_000_000_000), (at_ns - now_ns) / 1_000_000_000
+    if abs(away_s) < 600:
+        return time.strftime("%H:%M:%S", parts)
+    if parts[:3] == time.localtime(now_ns // 1_000_000_000)[:3]:
+        return time.strftime("%H:%M", parts)
+    if abs(away_s) < 6 * 86_400:
+        return time.strftime("%a %H:%M", parts)
+    return time.strftime("%b %d" if abs(away_s) < 300 * 86_400 else "%Y-%m", parts)
+
+
+def between(times: dict[str, int] | None, now_ns: int) -> str:
+    """Return an estimated instant with its range: `18:40 (18:31-19:02)`.
+
+    Args:
+        times: P10, P50 and P90 (ns since 1970); None: not known, and `-` is returned.
+        now_ns: The time.
+    """
+    if times is None:
+        return "-"
+    low, middle, high = (instant(times[name], now_ns) for name in ("p10", "p50", "p90"))
+    if low.split(" ")[:-1] == middle.split(" ")[:-1]:
+        low = low.split(" ")[-1]
+    if high.split(" ")[:-1] == middle.split(" ")[:-1]:
+        high = high.split(" ")[-1]
+    return f"{middle} ({low}-{high})"
+
+
 def rate(rate_milli: int | None) -> str:
     """Return mini-batches per second from thousandths of them.
 

@@ -77,12 +77,35 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("started", clock_time(row["started_at"], date=True) if row["started_at"] else ""),
         ("ran", ran),
         ("rate", f"{speed}, {left} left" if speed and left != "-" else speed),
+        ("starts", _starts(row, now_ns)),
+        ("ends", _ends(row, now_ns)),
         ("limits", _limits(spec.get("limits") or {})),
         ("labels", ", ".join(f"{k}={v}" for k, v in (spec.get("labels") or {}).items())),
         ("key", row.get("key") or ""),
         ("repeated by", ", ".join(row.get("repeated_by") or ())),
         ("trace", row.get("trace") or ""),
     ]
+
+
+def _starts(row: dict[str, Any], now_ns: int) -> str:
+    """Return when a job that waits starts."""
+    estimate = row.get("estimate")
+    if not estimate or row["started_at"] or row["bound_at"]:
+        return ""
+    if not estimate["start"]:
+        return "when is not known"
+    return render.between(estimate["start"], now_ns) + ", eight times in ten"
+
+
+def _ends(row: dict[str, Any], now_ns: int) -> str:
+    """Return when an unfinished job ends, and by what that is estimated."""
+    estimate = row.get("estimate")
+    if not estimate:
+        return ""
+    basis = estimate["basis"]
+    if not estimate["end"]:
+        return f"when is not known ({basis})"
+    return f"{render.between(estimate['end'], now_ns)}, eight times in ten ({basis})"
 
 
 def _right(row: dict[str, Any]) -> str:

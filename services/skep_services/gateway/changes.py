@@ -197,7 +197,7 @@ def _changed(job: Job, fact: JobChanged, *, resumes: bool) -> State | None:
     if fact.goal is Goal.SUSPEND:
         if row.state is State.RUNNING:
             row.why, row.needs = fact.why, ""
-            row.rate_milli = row.eta_s = row.stalled_since = None
+            row.rate_milli = row.eta_s = row.stalled_since = row.estimate = None
             attempt.suspended_at = fact.at
             entered = State.SUSPENDED
         if fact.released:

@@ -173,7 +173,7 @@ class Fold:
         self.ledger = Ledger(trials)
         self.active = {job.row.job: job for job in jobs}
         for job in self.active.values():
-            job.row.eta_s = None  # It rests on rates of another time.
+            job.row.eta_s = job.row.estimate = None  # They rest on rates of another time.
         self.heard = {each.node: each for each in heard}
         self.newest = newest
 
@@ -534,7 +534,7 @@ class Fold:
         row.why = attempt.why = fact.why
         attempt.ranked = fact.ranked
         row.attempt, row.needs, row.started_at = fact.attempt, "", None
-        row.rate_milli = row.eta_s = row.stalled_since = None
+        row.rate_milli = row.eta_s = row.stalled_since = row.estimate = None
         row.steps = 0
         job.victims = ()
         job.released, job.changing = False, None
@@ -559,7 +559,7 @@ class Fold:
         attempt.steps = min((part.steps for part in parts), default=0)
         row.place, row.bound_at, row.started_at = "", None, None
         job.released, job.changing = False, None
-        row.rate_milli = row.eta_s = row.stalled_since = None
+        row.rate_milli = row.eta_s = row.stalled_since = row.estimate = None
         row.why, row.needs, row.steps = fact.why, "", 0
         job.detail = fact.detail
         self.enter(job, State.QUEUED)
@@ -572,7 +572,7 @@ class Fold:
         job.released, job.changing = False, None
         job.victims = ()
         row.steps = fact.steps
-        row.rate_milli = row.eta_s = row.stalled_since = None
+        row.rate_milli = row.eta_s = row.stalled_since = row.estimate = None
         job.detail = fact.detail
         job.trace = job.trace or fact.trace
         self.enter(job, State(fact.end.value))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep.perf.fitted import FitsKept
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import Heartbeat
 from skep_services.gateway.curves import Curves
@@ -29,6 +30,11 @@ class Live:
         """Thousandths of each running job's devices in use."""
         self.rates_at: Instant | None = None
         self.curves = Curves()
+        self.rates: dict[str, JobRate] = {}
+        """The latest rate of each running job, and the latest that says how steady it is."""
+        self.steady: dict[str, JobRate] = {}
+        self.fits = FitsKept()
+        """What predicts the speed of models."""
         self._advice: QueueAdvice | None = None
         self._fold = fold
         self._since = now
@@ -45,6 +51,9 @@ class Live:
                 self._rates(message, now)
             case QueueAdvice():
                 self._advice = message
+            case Outlook():
+                for fit in message.fits:
+                    self.fits.hear(fit)
             case Measured():
                 if self._running(message.job, message.attempt) is not None:
                     self.curves.take(message)
@@ -80,19 +89,25 @@ class Live:
         """Withdraw estimates once their rates are old: they are not measured any more."""
         if self.rates_at is not None and now - self.rates_at > RATES_FRESH_FOR:
             self.rates_at = None
-            self.utilisation = {}
+            self.utilisation, self.rates, self.steady = {}, {}, {}
             for job in self._fold.active.values():
                 job.row.eta_s = None
 
     def _rates(self, rates: Rates, now: Instant) -> None:
         self.rates_at = now
         utilisation: dict[str, int] = {}
+        fresh: dict[str, JobRate] = {}
         for rate in rates.jobs:
             job = self._running(rate.job, rate.attempt)
             if job is not None:
                 utilisation[rate.job] = rate.utilisation
+                fresh[rate.job] = rate
+                if rate.samples:
+                    self.steady[rate.job] = rate
                 _rated(job, rate)
-        self.utilisation = utilisation
+        self.utilisation, self.rates = utilisation, fresh
+        if len(self.steady) > 2 * len(fresh) + 100:
+            self.steady = {name: rate for name, rate in self.steady.items() if name in fresh}
 
     def _running(self, name: str, attempt: int) -> Job | None:
         job = self._fold.active.get(name)

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from skep.estimates.calibration import Calibration
 from skep.perf.profiles import Curve, Measured, Place, Profiles, Tenants
 from skep.wire import codec
+from skep.wire.estimates import EstimateJudged
 from skep.wire.profile import ProfileMeasured
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.api import ApiError, json_response
@@ -31,6 +33,7 @@ class ModelsView:
     def __init__(self, intake: Intake) -> None:
         """Begin without anything; `intake` counts what cannot be read."""
         self.profiles = Tenants()
+        self.calibration = Calibration()
         self._intake = intake
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -51,6 +54,8 @@ class ModelsView:
         for fact in facts.facts:
             if isinstance(fact, ProfileMeasured):
                 self.profiles.apply(fact)
+            elif isinstance(fact, EstimateJudged):
+                self.calibration.apply(fact)
 
     def seen_by(self, vc: str) -> Profiles:
         """Return what the jobs of a VC measured; of all, if it is empty.

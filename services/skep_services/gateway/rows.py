@@ -56,6 +56,25 @@ ASKS_KEPT = 20
 """Newest requests for changes shown of one job."""
 
 
+class Times(msgspec.Struct, frozen=True):
+    """An instant that is estimated: one, five and nine times in ten it is earlier."""
+
+    p10: int
+    p50: int
+    p90: int
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job starts and ends; None: that is not known.
+
+    `basis` is the code of the reason by which its length is known, or is not.
+    """
+
+    start: Times | None = None
+    end: Times | None = None
+    basis: str = ""
+
+
 class Row(msgspec.Struct, kw_only=True, gc=False):
     """One line of `skep ps`. Rates are thousandths of a mini-batch per second.
 
@@ -91,6 +110,8 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """Jobs on the same GPUs, by a decision to pack them."""
     share: float | None = None
     """The part of each device's memory that it is to keep to while it shares its GPUs."""
+    estimate: Estimate | None = None
+    """When it starts and ends; None: it has ended, or nothing can be said."""
 
 
 class Part(msgspec.Struct, kw_only=True):

@@ -18,6 +18,7 @@ from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -49,7 +50,7 @@ SHUTDOWN_S = 0.5
 """What requests under way get when the gateway is asked to stop; a followed log never ends."""
 BACKLOG = 512
 
-CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
+CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK)
 
 
 class Gateway:
@@ -210,7 +211,9 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
         await submitter.listen()
-        jobs = Jobs(indexer, watch, submitter, metrics, clock, Drafts(self._bus, indexer, clock))
+        estimates = Estimates(indexer, self.models.calibration, clock)
+        drafts = Drafts(self._bus, indexer, clock, estimates)
+        jobs = Jobs(indexer, watch, submitter, metrics, clock, drafts)
         limits = Limits(time.monotonic, self._bus)
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
@@ -224,6 +227,7 @@ class Gateway:
         )
         trials, blames = Trials(indexer, clock), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
+        metrics.add(OutcomeCounts(self.models.calibration))
         application.add_routes(
             [
                 *jobs.routes(),
@@ -231,6 +235,7 @@ class Gateway:
                 *cluster.routes(),
                 *searches.routes(),
                 *Models(self.models).routes(),
+                *Calibrations(indexer, self.models.calibration).routes(),
                 *trials.routes(),
                 *blames.routes(),
                 *Promises(indexer).routes(),

@@ -29,6 +29,7 @@ from skep.wire.drafts import (
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep_services.gateway.api import ApiError, Caller
+from skep_services.gateway.estimates import Estimates
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import Job
 from skep_services.gateway.submit import refused, too_large, vc_of
@@ -46,8 +47,9 @@ Reply = TypeVar("Reply", Answer, Judgement)
 class Drafts:
     """Asks for what would be."""
 
-    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock) -> None:
+    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock, estimates: Estimates) -> None:
         self._bus, self._indexer, self._clock = bus, indexer, clock
+        self.estimates = estimates
         self._asking: set[str] = set()
         """Virtual clusters (empty: operators) with a question at the allocator."""
 
@@ -113,6 +115,7 @@ class Drafts:
             "service_class": spec.service_class,
             "gpus": spec.gpus,
             "outcome": self._outcome(answer.outcome, caller),
+            "estimate": self.estimates.planned(spec, answer.outcome),
         }
 
     # --- asking ----------------------------------------------------------------------------------
