@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.needs import missing
-from tests.system.introspect.live import VC, Live, machine, running, say, under
+from tests.system.introspect.live import VC, machine, running, say, under
 from tests.system.introspect.wires import Wires
 from tests.system.live_speeds import deadlines, tables
 from tests.system.live_speeds.bench import Bench, Outcome, predicted, write_down
@@ -47,28 +47,26 @@ def main(words: Sequence[str] | None = None) -> int:
         if why := missing(need):
             print(f"skipped: {why}", file=sys.stderr)
             return 0
-    nodes = [
-        {"name": name, "gpus": SLOTS, "device": "cpu", "gpu_type": GPU_TYPE} for name in NODES
-    ]
+    nodes = [{"name": name, "gpus": SLOTS, "device": "cpu", "gpu_type": GPU_TYPE} for name in NODES]
     vcs = {VC: under("deadline", len(NODES) * SLOTS)}
     with (
         tempfile.TemporaryDirectory(prefix="skep-speeds-") as text,
         Wires(NODES, given.mbit, Path(text)) as wires,
-        running(vcs, nodes, wires=wires) as (live, _),
+        running(vcs, nodes, wires=wires) as (live, ears),
     ):
         out = given.out or Path(text)
         out.mkdir(parents=True, exist_ok=True)
-        report = study(live, out, Path(text) / "digits.pt", given.models, given.only)
+        report = study(Bench(live, ears, Path(text) / "digits.pt"), out, given.models, given.only)
     report |= {"link_mbit": given.mbit, **machine()}
     (out / "report.json").write_text(json.dumps(report, indent=2)) if given.out else None
     print(json.dumps(report, indent=2))
     return 0
 
 
-def study(live: Live, out: Path, data: Path, models: int, only: str | None) -> dict[str, Any]:
+def study(bench: Bench, out: Path, models: int, only: str | None) -> dict[str, Any]:
     """Run the parts; return the report."""
-    write_digits(data)
-    bench, report = Bench(live, data), dict[str, Any](began=time.time_ns())
+    write_digits(bench.data)
+    report: dict[str, Any] = {"began": time.time_ns()}
     chosen = MODELS[: 1 if only == "promises" else models]
     profiles: list[Outcome] = []
     judged: list[tables.Judged] = []
@@ -101,9 +99,8 @@ def unseen(bench: Bench, out: Path, model: Any) -> list[tables.Judged]:
     told = [predicted(model, place, span) for place, span in zip(UNSEEN, spans, strict=True)]
     write_down(out / "predictions.jsonl", told)
     found = []
-    for span, each in zip(spans, told, strict=True):
+    for each in told:
         outcome = shown(bench.run(model, each.place))
-        bench.learn(span, outcome)
         found.append(tables.Judged(each, outcome))
         say(f"predicted {each.p50_ms:.0f} ({each.p10_ms:.0f} to {each.p90_ms:.0f}) ms")
     return found

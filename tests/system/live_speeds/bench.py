@@ -8,16 +8,15 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep.perf.model.placement import Placement, Point, Span
-from skep.perf.model.pool import Pool
-from skep.perf.model.predict import predict
-from skep.perf.model.widening import AS_LEARNED, corrected
-from skep.units import Duration
+from skep.perf.fitted import Fitted, from_fit
+from skep.perf.model.placement import Placement, Span
 from tests.support.embedded import until
-from tests.system.introspect.live import Live
+from tests.system.introspect.live import Ears, Live
 from tests.system.live_speeds.trainings import GPU_TYPE, Model, Place, spec
 
 WITHIN_S = 240.0
+FITTED_WITHIN_S = 60.0
+"""A model is fitted every 30 s, after what else there is to fit."""
 MS = 1e6
 
 
@@ -53,11 +52,10 @@ class Predicted(NamedTuple):
 class Bench:
     """One cluster with nothing else on it; `data` are the digits."""
 
-    def __init__(self, live: Live, data: Path) -> None:
-        """Take the cluster over."""
-        self.live, self.data = live, data
+    def __init__(self, live: Live, ears: Ears, data: Path) -> None:
+        """Take the cluster over; `ears` hear what the advisor tells."""
+        self.live, self.ears, self.data = live, ears, data
         self.memory = min(each["memory"] for each in live.cluster.get("/v1/nodes")["nodes"])
-        self.widening = AS_LEARNED
         self._count = 0
 
     def measured(self, name: str = "") -> list[dict[str, Any]]:
@@ -105,17 +103,36 @@ class Bench:
             load,
         )
 
-    def span(self, model: Model, place: Place) -> Span:
-        """Return what a mini-batch is predicted to take, by what was measured so far."""
-        families = {each["model"]: _points(each) for each in self.measured()}
-        pool = Pool(families)
-        fitted = pool.fit_family(families[model.name], model.name)
-        where = Placement(GPU_TYPE, place.gpus, place.nodes, place.batch(model))
-        return predict(fitted, where, self.widening)
+    def fit(self, model: Model) -> Fitted:
+        """Return what the advisor has fitted, once all that is measured of the model is in it."""
+        points = sum(len(each["measured"]) for each in self.measured(model.name))
 
-    def learn(self, span: Span, outcome: Outcome) -> None:
-        """Have intervals widen that did not hold."""
-        self.widening = corrected(self.widening, span, Duration(round(outcome.p50_ms * MS)))
+        def look() -> Fitted | None:
+            return (
+                fit
+                if (fit := self._heard(model)) and fit.parameters.seen.points >= points
+                else None
+            )
+
+        try:
+            return until(look, f"{model.name} is fitted", FITTED_WITHIN_S)
+        except TimeoutError:
+            fit = self._heard(model)  # One that would predict the same is not told again.
+            if fit is None:
+                raise
+            return fit
+
+    def _heard(self, model: Model) -> Fitted | None:
+        for seen in reversed(self.ears.seen):
+            for fit in getattr(seen.message, "fits", ()):
+                if fit.family == model.name and fit.gpu_type == GPU_TYPE:
+                    return from_fit(fit)
+        return None
+
+    def span(self, model: Model, place: Place) -> Span:
+        """Return what the advisor predicts a mini-batch to take."""
+        batch = place.batch(model)
+        return self.fit(model).at(Placement(GPU_TYPE, place.gpus, place.nodes, batch))
 
 
 def predicted(model: Model, place: Place, span: Span) -> Predicted:
@@ -140,16 +157,3 @@ def write_down(path: Path, rows: list[Predicted]) -> None:
             file.write(json.dumps({"at": time.time_ns(), **row._asdict()}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _points(model: dict[str, Any]) -> list[Point]:
-    return [
-        Point(
-            Placement(model["gpu_type"], each["gpus"], each["nodes"], each["batch"]),
-            Duration(each["p50_ns"]),
-            each["samples"],
-            each["spread_milli"] / 1000,
-        )
-        for each in model["measured"]
-        if not each["shared"]
-    ]

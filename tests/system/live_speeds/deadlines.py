@@ -19,7 +19,6 @@ SLACK_S = 30
 START_S = 30
 """What admission adds to a length; see `skep.promises.length`."""
 FOUR = Place(SLOTS)
-TWO = Place(2)
 LONGER = 3.0
 """How many times as long as the promised job each of its competitors runs."""
 SUGGESTED = re.compile(r"use `([a-z_.]+): ([^`]+)`")
@@ -30,8 +29,26 @@ def promised(bench: Bench, model: Model, place: Place, batches: int) -> dict[str
     """Return the spec of a job whose length follows from its mini-batches and its family."""
     words = ["--data", str(bench.data), "--mini-batches", str(batches)]
     made = spec(model, place, bench.memory, words)
-    made["size"] = {"family": model.name, "mini_batches": batches}
+    whole = place.batch(model) * place.gpus
+    made["size"] = {"family": model.name, "mini_batches": batches, "batch_size": whole}
     return made
+
+
+def too_early(bench: Bench, model: Model, batches: int) -> dict[str, Any]:
+    """Return the spec of a job that one GPU finishes too late, and several would finish in time.
+
+    It is elastic, and its mini-batches are shared out: twice the GPUs have half of each.
+    """
+    whole = SLOTS * model.batch
+    words = ["--data", str(bench.data), "--mini-batches", str(batches), "--elastic", "1", "4"]
+    made = job(model, [*model.args(whole), *words])
+    made["resources"] = {"workers": 1, "gpus": 1, "topology": {"within": "node", "hard": True}}
+    made["elastic"] = {"min": 1, "max": 1}
+    made["size"] = {"family": model.name, "mini_batches": batches, "batch_size": whole}
+    fast = bench.span(model, FOUR).p90 * batches / NS_PER_SECOND
+    slow = bench.span(model, Place(1, 1, SLOTS)).p50 * batches / NS_PER_SECOND
+    say(f"P90 on {SLOTS} GPUs {fast:.0f} s, P50 on one {slow:.0f} s, {START_S} s more for each")
+    return {**made, "finish_by": math.floor((fast + slow) / 2 + START_S), "late": "refuse"}
 
 
 def submit(bench: Bench, name: str, what: dict[str, Any]) -> Reply:
@@ -73,7 +90,7 @@ def kept(bench: Bench, model: Model, batches: int) -> dict[str, Any]:
     others.append(compete(bench, model, 5, LONGER * lasts_s, **own))
     others.append(compete(bench, model, 6, LONGER * lasts_s))
     told = followed(bench, name)
-    told["finish_by_s"], told["verdict"] = due_s, verdict(reply)
+    told["finish_by_s"], told["verdict"] = due_s, reply.body
     told["competing"] = [state(bench, each) for each in others]
     told["promises"] = bench.live.cluster.skep("promises")
     for each in others:
@@ -102,8 +119,9 @@ def helped(bench: Bench, what: dict[str, Any]) -> dict[str, Any]:
         "refused": first.body,
         "status": first.status,
         "change": f"{key}: {value}",
-        "verdict": verdict(second),
+        "verdict": second.body,
         **told,
+        "promises": bench.live.cluster.skep("promises"),
     }
 
 
@@ -122,20 +140,15 @@ def put(what: dict[str, Any], key: str, value: str) -> None:
     what[last] = int(value) if value.isdecimal() else value
 
 
-def verdict(reply: Reply) -> Any:
-    """Return what was answered at once."""
-    return reply.body
-
-
 def state(bench: Bench, job_id: str) -> dict[str, Any]:
-    """Return where a competing job is, and how often it gave way."""
+    """Return where a competing job is, and why."""
     row = bench.live.cluster.get(f"/v1/jobs/{job_id}")
-    attempts = row["attempts"]
     return {
         "job": job_id,
+        "name": row["name"],
         "state": row["state"],
-        "attempts": len(attempts),
-        "suspended_s": round(sum(each["suspended_ns"] for each in attempts) / NS_PER_SECOND, 1),
+        "priority": row["priority"],
+        "why": row["why"],
         "answer": (row["pledged"] or {}).get("answer", ""),
     }
 
