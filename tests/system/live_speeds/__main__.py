@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.needs import missing
-from tests.system.introspect.live import VC, machine, running, say, under
+from tests.system.introspect.live import VC, machine, running, under
 from tests.system.introspect.wires import Wires
 from tests.system.live_speeds import deadlines, tables
-from tests.system.live_speeds.bench import Bench, Outcome, predicted, write_down
+from tests.system.live_speeds.bench import Bench, Outcome, predicted, say, write_down
 from tests.system.live_speeds.trainings import GPU_TYPE, MODELS, NODES, PROFILED, SLOTS, UNSEEN
 
 NEEDS = ("root", "namespaces", "ip", "tc", "torch", "sklearn")

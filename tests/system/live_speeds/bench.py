@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +15,16 @@ from tests.support.embedded import until
 from tests.system.introspect.live import Ears, Live
 from tests.system.live_speeds.trainings import GPU_TYPE, Model, Place, spec
 
+LOOK_EVERY_S = 0.5
 WITHIN_S = 240.0
 FITTED_WITHIN_S = 60.0
 """A model is fitted every 30 s, after what else there is to fit."""
 MS = 1e6
+
+
+def say(text: str) -> None:
+    """Show progress on standard error."""
+    print(f"live-speeds: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 class Outcome(NamedTuple):
@@ -81,8 +88,13 @@ class Bench:
         words = ["--data", str(self.data), "--until", str(self.live.end(name))]
         began = time.monotonic()
         job = self.live.submit(name, spec(model, place, self.memory, words))
+
+        def look() -> dict[str, Any] | None:
+            time.sleep(LOOK_EVERY_S)  # Not more often: the gateway has the same processors.
+            return self.point(model, place)
+
         try:
-            point = until(lambda: self.point(model, place), f"{name} is measured", WITHIN_S)
+            point = until(look, f"{name} is measured", WITHIN_S)
         except TimeoutError as error:
             text = f"{error}; it is {job.row['state']}: {self.live.cluster.log(job.job)[-1000:]}"
             raise RuntimeError(text) from None
@@ -108,6 +120,7 @@ class Bench:
         points = sum(len(each["measured"]) for each in self.measured(model.name))
 
         def look() -> Fitted | None:
+            time.sleep(LOOK_EVERY_S)
             return (
                 fit
                 if (fit := self._heard(model)) and fit.parameters.seen.points >= points

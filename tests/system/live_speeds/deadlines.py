@@ -10,8 +10,8 @@ from typing import Any
 
 from skep.units import NS_PER_SECOND
 from tests.support.embedded import Reply
-from tests.system.introspect.live import VC, say
-from tests.system.live_speeds.bench import Bench
+from tests.system.introspect.live import VC
+from tests.system.live_speeds.bench import Bench, say
 from tests.system.live_speeds.trainings import SLOTS, Model, Place, job, spec
 
 SLACK_S = 30

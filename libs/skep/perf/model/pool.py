@@ -453,6 +453,9 @@ def quantile(values: Array, weights: Array, part: float) -> float:
 
 OUTSIDE = 0.10
 """On either side of P10 to P90."""
+FAMILIES_FEW = 3.0
+"""With fewer families errors lean to UNKNOWN: a single other one shows few of those that there are.
+Live, intervals that rested on one held for one placement of four (ADR 0209)."""
 
 
 def scores(plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum) -> Errors:
@@ -477,8 +480,11 @@ def scores(plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum
     # outermost errors are those that count.
     outside = max(OUTSIDE * families / (families + 1), 0.01)
     all_values, all_counts = np.concatenate(values), np.concatenate(counts)
+    low = quantile(all_values, all_counts, outside)
+    high = quantile(all_values, all_counts, 1 - outside)
+    lean = max(1 - families / FAMILIES_FEW, 0.0)
     return Errors(
-        quantile(all_values, all_counts, outside),
-        quantile(all_values, all_counts, 1 - outside),
+        low + lean * min(UNKNOWN.low - low, 0.0),
+        high + lean * max(UNKNOWN.high - high, 0.0),
         round(families),
     )
