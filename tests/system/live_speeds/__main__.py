@@ -1,6 +1,6 @@
 """Predict placements that were not run, and promise by that: with real trainings on a real cluster.
 
-    python -m tests.system.live_speeds [--out FOLDER] [--models N] [--mbit 200] [--only PART]
+    python -m tests.system.live_speeds [--out FOLDER] [--models N] [--mbit 200] [--no-promises]
 
 Three nodes of four CPU slots, each in a network namespace of its own; links between them have a
 given speed, so two nodes are slower than one. Each of up to six models is trained at five
@@ -27,7 +27,15 @@ from tests.system.introspect.live import VC, machine, running, under
 from tests.system.introspect.wires import Wires
 from tests.system.live_speeds import deadlines, tables
 from tests.system.live_speeds.bench import Bench, Outcome, predicted, say, write_down
-from tests.system.live_speeds.trainings import GPU_TYPE, MODELS, NODES, PROFILED, SLOTS, UNSEEN
+from tests.system.live_speeds.trainings import (
+    GPU_TYPE,
+    MODELS,
+    NODES,
+    PROFILED,
+    SLOTS,
+    UNSEEN,
+    Model,
+)
 
 NEEDS = ("root", "namespaces", "ip", "tc", "torch", "sklearn")
 BATCHES = 300
@@ -41,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a folder for predictions and report")
     parser.add_argument("--models", type=int, default=len(MODELS), help="how many models")
     parser.add_argument("--mbit", type=float, default=200.0, help="speed of the links")
-    parser.add_argument("--only", choices=("speeds", "promises"), help="one part alone")
+    parser.add_argument("--no-promises", dest="promises", action="store_false", help="speeds alone")
     given = parser.parse_args(words)
     for need in NEEDS:
         if why := missing(need):
@@ -56,44 +64,48 @@ def main(words: Sequence[str] | None = None) -> int:
     ):
         out = given.out or Path(text)
         out.mkdir(parents=True, exist_ok=True)
-        report = study(Bench(live, ears, Path(text) / "digits.pt"), out, given.models, given.only)
-    report |= {"link_mbit": given.mbit, **machine()}
-    (out / "report.json").write_text(json.dumps(report, indent=2)) if given.out else None
+        bench = Bench(live, ears, Path(text) / "digits.pt")
+        write_digits(bench.data)
+        report: dict[str, Any] = {"began": time.time_ns(), "link_mbit": given.mbit, **machine()}
+        for part in (speeds, promises) if given.promises else (speeds,):
+            report |= part(bench, out, MODELS[: given.models])
+            (out / "report.json").write_text(json.dumps(report, indent=2))
     print(json.dumps(report, indent=2))
     return 0
 
 
-def study(bench: Bench, out: Path, models: int, only: str | None) -> dict[str, Any]:
-    """Run the parts; return the report."""
-    write_digits(bench.data)
-    report: dict[str, Any] = {"began": time.time_ns()}
-    chosen = MODELS[: 1 if only == "promises" else models]
+def speeds(bench: Bench, out: Path, models: Sequence[Model]) -> dict[str, Any]:
+    """Profile, predict, run and compare, one model after the other."""
     profiles: list[Outcome] = []
     judged: list[tables.Judged] = []
-    for model in chosen:
+    for model in models:
         profiles += [shown(bench.run(model, place)) for place in PROFILED]
-        if only != "promises":
-            judged += unseen(bench, out, model)
-    print(tables.measurements(profiles), file=sys.stderr, flush=True)
-    report["profiles"] = [each._asdict() for each in profiles]
-    if judged:
-        report["predictions"] = [
+        judged += unseen(bench, out, model)
+    tell(tables.measurements(profiles))
+    tell(tables.errors(judged))
+    return {
+        "profiles": [each._asdict() for each in profiles],
+        "predictions": [
             {**each.predicted._asdict(), "error": each.error, "held": each.held}
             | {"outcome": each.outcome._asdict()}
             for each in judged
-        ]
-        report["calibration"] = tables.summary(judged)
-        print(tables.errors(judged), file=sys.stderr, flush=True)
-    if only != "speeds":
-        model = chosen[0]
-        report["kept"] = deadlines.kept(bench, model, BATCHES)
-        report["helped"] = deadlines.helped(bench, deadlines.too_early(bench, model, BATCHES))
-        print(report["helped"]["promises"], file=sys.stderr, flush=True)
-    report["models"] = bench.measured()
-    return report
+        ],
+        "calibration": tables.summary(judged),
+        "models": bench.measured(),
+    }
 
 
-def unseen(bench: Bench, out: Path, model: Any) -> list[tables.Judged]:
+def promises(bench: Bench, out: Path, models: Sequence[Model]) -> dict[str, Any]:
+    """Have a deadline kept, and one refused and made possible: of the first model."""
+    del out
+    kept = deadlines.kept(bench, models[0], BATCHES)
+    tell(kept["promises"])
+    helped = deadlines.helped(bench, deadlines.too_early(bench, models[0], BATCHES))
+    tell(helped["promises"])
+    return {"kept": kept, "helped": helped}
+
+
+def unseen(bench: Bench, out: Path, model: Model) -> list[tables.Judged]:
     """Predict placements, write that down, run them, and compare."""
     spans = [bench.span(model, place) for place in UNSEEN]
     told = [predicted(model, place, span) for place, span in zip(UNSEEN, spans, strict=True)]
@@ -114,6 +126,11 @@ def shown(outcome: Outcome) -> Outcome:
         f"{outcome.batch}: {outcome.p50_ms:.0f} ms, {outcome.took_s:.0f} s, load {outcome.load:.1f}"
     )
     return outcome
+
+
+def tell(text: str) -> None:
+    """Print a part of the report for people."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def write_digits(path: Path) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
     elastic, ranks = bool(given.elastic), int(os.environ.get("WORLD_SIZE", "1"))
     run: Any
     model: Any = net
-    sampler = None
+    sampler: Any = None
     if elastic:
         run = skep_job.init(elastic=tuple(given.elastic), global_batch=given.batch)
         model = run.ddp(net)
@@ -89,7 +89,7 @@ def main() -> None:
         for images, labels in run.batches(loader):
             world = run.seat.world if elastic else ranks
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images), labels)
+            loss: Any = nn.functional.cross_entropy(model(images), labels)
             time.sleep(given.work * len(labels) / 1000)
             loss.backward()
             optimizer.step()
