@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -55,6 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if why := missing(need):
             print(f"skipped: {why}", file=sys.stderr)
             return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # So that no namespace is left.
     nodes = [{"name": name, "gpus": SLOTS, "device": "cpu", "gpu_type": GPU_TYPE} for name in NODES]
     vcs = {VC: under("deadline", len(NODES) * SLOTS)}
     with (
