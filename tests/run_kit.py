@@ -25,6 +25,7 @@ class Recorder:
         self.taken: list[Snapshot] = []
         self.seen: list[object] = []
         self.marks: list[int] = []  # how much was seen at each snapshot
+        self.batches: list[object] = []
         self.notices: list[str] = []
         self.run: Run | None = None
 
@@ -37,6 +38,9 @@ class Recorder:
 
     def arrive(self, chance_: random_state.State) -> None:
         random_state.restore(chance_)
+
+    def see(self, batch: object) -> None:
+        self.batches.append(batch)
 
     def count(self) -> None: ...
 

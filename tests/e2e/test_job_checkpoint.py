@@ -39,6 +39,7 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_that_is_whole(
                 told = first.answer("checkpointed", order=order)
                 assert (told["step"], told["bytes"]) == (step, os.path.getsize(told["path"]))
             first.hold(16)
+            assert first.answer("fingerprint")["fingerprint"]["batch"] == [8, 6]
             assert whole[: len(first.trained())] == first.trained()
             first.go("crash")
             assert first.finish() == (9, "")

@@ -10,6 +10,7 @@ On a cluster of processes:
     kill_cells        the allocator, in the middle of what it does with cells
     kill_trials       the services that measure and advise, in every phase of a trial
     introspect        Gandiva's live figures
+    live_speeds       speeds predicted and deadlines promised, two nodes slower than one (as root)
     live_hour         an hour under load and disturbed, exported for `skep replay`
     live_vs_sim       the same workload live and simulated
     search_optuna     a search with Optuna, time-sliced and queued

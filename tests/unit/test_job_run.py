@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from skep_job.cooperate.run import Run, UsageError
-from tests.run_kit import check
+from tests.run_kit import Recorder, check
 
 pytestmark = pytest.mark.torch
 
@@ -42,6 +42,13 @@ def test_epochs_and_passes_over_a_shuffled_loader() -> None:
 
     seen = check(script)
     assert len(seen) == 3 * (4 + 4 + 1)
+
+
+def test_a_batch_is_looked_at_before_it_is_trained_on() -> None:
+    under = Recorder()
+    run = Run(under)
+    for number, batch in enumerate(run.batches([3, 1, 2]), start=1):
+        assert under.batches == [3, 1, 2][:number], batch
 
 
 @pytest.mark.slow

@@ -166,6 +166,20 @@ def test_intervals_of_exchangeable_families_hold(families: int) -> None:
     assert least <= sum(held) / len(held) <= 0.95
 
 
+def test_errors_of_one_or_two_families_lean_to_those_without_any() -> None:
+    rng, weights = random.Random(3), np.array(START)
+    plays = _plays(rng, 3, 20, 0.05)
+    lone = Errors(-0.6, 0.9)
+    none, one, two, three = (
+        scores(plays[:count], weights, Stratum.NEAR, lone) for count in (0, 1, 2, 3)
+    )
+    seen = [error for _, play in plays for error in play.errors[0]]
+    assert min(seen) <= three.low < three.high <= max(seen)
+    assert none == lone
+    assert lone.low < one.low < two.low < min(seen)
+    assert max(seen) < two.high < one.high < lone.high
+
+
 def test_one_family_counts_as_much_as_another() -> None:
     rng = random.Random(2)
     calm, wild = _plays(rng, 1, 1000, 0.01)[0], _plays(rng, 1, 10, 1.0)[0]

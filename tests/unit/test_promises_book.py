@@ -292,6 +292,19 @@ def test_the_cheapest_size_that_is_on_time_is_taken() -> None:
     assert fast.way.total == 4
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gang_that_fits_a_node_is_predicted_on_one(workers: int) -> None:
+    """However many workers it begins with: several nodes may be slower, or not measured."""
+
+    class Near(Known):
+        def step(self, spec: JobSpec, gpu_type: str, gpus: int, nodes: int) -> Span | None:
+            return super().step(spec, gpu_type, gpus, nodes) if nodes == 1 else None
+
+    job = read(size={"mini_batches": 1000}, elastic={"min": 1, "max": 8}, workers=workers)
+    way = ruling(book(8), job, 400, Near()).way
+    assert (way.gpus, way.workers) == (4, 1)
+
+
 def test_more_gpus_are_offered_and_then_work() -> None:
     job = read(size={"mini_batches": 1000}, elastic={"min": 1, "max": 8}, willing={"gpus": "1..2"})
     judged = ruling(book(8), job, 400, Known()).judged

@@ -215,7 +215,7 @@ def _pieces(spec: JobSpec, total: int, largest: int) -> tuple[int, int]:
     topology = spec.resources.topology
     if topology is not None and topology.hard and topology.within == "node":
         return total, 1
-    if total <= largest and spec.resources.workers > 1 and spec.size.run_time is None:
+    if total <= largest and spec.size.run_time is None:
         return total, 1
     if total > largest and largest % each == 0 and total % largest == 0:
         return largest, total // largest

@@ -137,6 +137,11 @@ class Cooperation:
     def arrive(self, state: random_state.State) -> None:
         random_state.restore(state)
 
+    def see(self, batch: object) -> None:
+        # A share of an elastic gang's batch changes with its size, and a fingerprint does not.
+        if self._elastic is None:
+            self._hooks.fingerprint.see_batch(batch, self._tally.steps + 1)
+
     def count(self) -> None:
         self._tally.tick()
 

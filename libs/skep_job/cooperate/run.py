@@ -63,6 +63,10 @@ class Under(Protocol):
         """Set the random generators to what they were at the place."""
         ...
 
+    def see(self, batch: object) -> None:
+        """Look at a batch before the training has it."""
+        ...
+
     def count(self) -> None:
         """Note that a mini-batch is done."""
         ...
@@ -105,6 +109,8 @@ class Alone:
         return None
 
     def arrive(self, chance: State) -> None: ...
+
+    def see(self, batch: object) -> None: ...
 
     def count(self) -> None: ...
 
@@ -402,6 +408,7 @@ class Run:
             else:
                 batches = iter(source)
             for batch in batches:
+                self._under.see(batch)
                 yield batch if start is None else (start + feed.consumed, batch)
                 feed.consumed += 1
                 self._count()

@@ -313,13 +313,12 @@ class Pool:
         near = far
         if fits.own is not None and not servers:
             near = believe([*plays, (OWN_COUNTS * len(points) / POINTS_OWN, fits.own)])
+        lone = ALONE if len(points) >= POINTS_PROMISED else (UNKNOWN, UNKNOWN, UNKNOWN)
         errors = (
-            scores(wide, near, Stratum.NEAR),
-            scores(wide, far, Stratum.MORE_GPUS),
-            scores(wide, far, Stratum.MORE_NODES),
+            scores(wide, near, Stratum.NEAR, lone[0]),
+            scores(wide, far, Stratum.MORE_GPUS, lone[1]),
+            scores(wide, far, Stratum.MORE_NODES, lone[2]),
         )
-        if not wide and len(points) >= POINTS_PROMISED:
-            errors = ALONE
         return Parameters(
             fits.forms,
             tuple(float(each) for each in near),
@@ -453,15 +452,21 @@ def quantile(values: Array, weights: Array, part: float) -> float:
 
 OUTSIDE = 0.10
 """On either side of P10 to P90."""
+FAMILIES_FEW = 3.0
+"""With fewer families errors lean to those without any: one other family shows few of the errors
+that there are. Live, intervals that rested on one held for one placement of four (ADR 0209)."""
 
 
-def scores(plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum) -> Errors:
-    """Return the quantiles of errors of plays in a stratum; if it is in no play, of all.
+def scores(
+    plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum, lone: Errors = UNKNOWN
+) -> Errors:
+    """Return the quantiles of errors of plays in a stratum; of few families, mixed with others.
 
     Args:
         plays: Each with what it counts.
         weights: Of the forms.
         stratum: Which points count.
+        lone: What is taken where no family was played.
     """
     values, counts, families = [], [], 0.0
     for weight, play in plays:
@@ -472,13 +477,16 @@ def scores(plays: Sequence[tuple[float, Play]], weights: Array, stratum: Stratum
             counts.append(np.full(len(errors), weight / len(errors)))
             families += weight
     if not values:
-        return UNKNOWN
+        return lone
     # The family in question is one more of which nothing is known: with few others, the
     # outermost errors are those that count.
     outside = max(OUTSIDE * families / (families + 1), 0.01)
     all_values, all_counts = np.concatenate(values), np.concatenate(counts)
+    low = quantile(all_values, all_counts, outside)
+    high = quantile(all_values, all_counts, 1 - outside)
+    lean = max(1 - families / FAMILIES_FEW, 0.0)
     return Errors(
-        quantile(all_values, all_counts, outside),
-        quantile(all_values, all_counts, 1 - outside),
+        low + lean * min(lone.low - low, 0.0),
+        high + lean * max(lone.high - high, 0.0),
         round(families),
     )
