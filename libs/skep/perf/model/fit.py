@@ -65,7 +65,7 @@ SCALE_SD = 30.0
 
 
 class Rows(NamedTuple):
-    """Points as arrays: all of one family."""
+    """Points as arrays: [points] of one family, or [fits, points] of several with as many each."""
 
     gpus: Array
     nodes: Array
@@ -94,35 +94,52 @@ def rows(points: Sequence[Point], base: float = 0.0) -> Rows:
     )
 
 
+def _within(values: Array, most: float) -> Array:
+    """Return values that are at most so far from 0: `np.clip`, a few microseconds sooner."""
+    return np.minimum(np.maximum(values, -most), most)
+
+
+class Terms(NamedTuple):
+    """What all thetas have in common at some points."""
+
+    many: NDArray[np.bool_]
+    """Whether there is more than one GPU."""
+    slopes: Array
+    """What near, near_gpu, far, far_gpu and node are multiplied with: [5, points] (of each fit)."""
+
+
+def _terms(data: Rows) -> Terms:
+    many, apart = data.gpus > 1, (data.nodes > 1) & (data.gpus > 1)
+    more = np.maximum(data.gpus - 2, 0.0)
+    near = many & ~apart
+    slopes = [near * 1.0, near * more, apart * 1.0, apart * more, apart * (data.nodes - 2)]
+    return Terms(many, np.stack(slopes, axis=-2))
+
+
 def _soft(logs: Array) -> tuple[Array, Array]:
     """Return the power and its derivative by its logarithm-like parameter, from 1 to POWER_MAX."""
-    part = 1 / (1 + np.exp(-np.clip(logs, -40, 40)))
+    part = 1 / (1 + np.exp(-_within(logs, 40.0)))
     width = POWER_MAX - 1
     return 1 + width * part, width * part * (1 - part)
 
 
-def _curve(logs: Array, data: Rows) -> tuple[Array, Array]:
+def _curve(logs: Array, data: Rows, terms: Terms) -> tuple[Array, Array]:
     """Return log seconds of each point and their derivatives, of several thetas at once.
 
     Args:
         logs: [thetas, LOGS].
         data: The points.
+        terms: What `_terms` returns of them.
 
     Returns:
         [thetas, points] and [thetas, points, LOGS].
     """
-    count = len(data.gpus)
-    logs = np.clip(logs, -40, 40)
+    count = data.gpus.shape[-1]
+    logs, many = _within(logs, 40.0), terms.many
     share = 1 / (1 + np.exp(-logs[:, SHARE, None]))
     grad = (1 - share) + share * data.batch
     parts = np.exp(logs[:, NEAR : NODE + 1])[:, :, None]
-    many, apart = data.gpus > 1, (data.nodes > 1) & (data.gpus > 1)
-    more = np.maximum(data.gpus - 2, 0.0)
-    near = many & ~apart
-    slopes = np.stack(
-        [near * 1.0, near * more, apart * 1.0, apart * more, apart * (data.nodes - 2)]
-    )  # [5, points]
-    shares = parts * slopes[None]
+    shares = parts * terms.slopes
     sync = shares.sum(axis=1)
     power, by_power = _soft(logs[:, POWER])
     power, by_power = power[:, None], by_power[:, None]
@@ -151,7 +168,7 @@ class Fitted(NamedTuple):
     spread: Array
 
 
-def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
+def fit_logs(data: Rows, weights: Array, prior: Prior, groups: int = 1) -> Fitted:
     """Return the thetas with the highest posterior, for several choices of points at once.
 
     Levenberg and Marquardt's steps, with Huber's loss on errors.
@@ -160,13 +177,17 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         data: The points.
         weights: [fits, points]; 0 leaves a point out.
         prior: What is expected.
+        groups: In so many groups of one size fits go on until all of a group are done: what comes
+            of one does not depend on the others.
     """
-    fits = len(weights)
+    fits, terms = len(weights), _terms(data)
     mean, lean = np.array(prior.mean), np.array(prior.lean)
     least = np.maximum(weights.sum(axis=1), 1e-9)
     begin = np.tile(mean, (fits, 1))
     for _ in range(2):  # The mean depends on the scale, and the scale on the mean.
-        rest = (weights * (data.logs - _curve(_scaleless(begin), data)[0])).sum(axis=1) / least
+        rest = (weights * (data.logs - _curve(_scaleless(begin), data, terms)[0])).sum(
+            axis=1
+        ) / least
         begin = expected(prior, rest)
     # What is expected is linear: `turn @ logs` has the mean `mean_of`. Scales are free.
     turn = np.eye(LOGS)
@@ -177,7 +198,7 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
     bent = turn.T @ (certain[:, None] * turn)
 
     def look(logs: Array) -> tuple[Array, Array, Array, Array]:
-        curve, slope = _curve(logs, data)
+        curve, slope = _curve(logs, data, terms)
         errors = (data.logs - curve) / prior.noise
         size = np.abs(errors)
         loss = np.where(size <= HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
@@ -186,7 +207,7 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         heavy = weights * np.minimum(1.0, HUBER / np.maximum(size, 1e-12))
         return total, errors, slope / prior.noise, heavy
 
-    logs, damping = begin, np.full(fits, 1e-2)
+    logs, damping, done = begin, np.full(fits, 1e-2), np.zeros(fits, np.bool_)
     total, errors, slope, heavy = look(logs)
     eye = np.eye(LOGS)
     for _ in range(ROUNDS_MAX):
@@ -198,9 +219,9 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         move = np.linalg.solve(
             bend + (damping[:, None] * diagonal)[:, :, None] * eye, push[:, :, None]
         )[:, :, 0]
-        tried = logs + np.clip(move, -2.0, 2.0)
+        tried = logs + _within(move, 2.0)
         new = look(tried)
-        better = new[0] < total
+        better = (new[0] < total) & ~done
         gain = np.where(better, total - new[0], 0.0)
         keep = better[:, None]
         logs = np.where(keep, tried, logs)
@@ -208,8 +229,10 @@ def fit_logs(data: Rows, weights: Array, prior: Prior) -> Fitted:
         errors = np.where(keep, new[1], errors)
         slope = np.where(keep[:, :, None], new[2], slope)
         heavy = np.where(keep, new[3], heavy)
-        damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-8, 1e8)
-        if np.all((gain < 1e-4) & (better | (damping > 1e4))):
+        damping = np.minimum(np.maximum(damping * np.where(better, 0.2, 8.0), 1e-8), 1e8)
+        stops = ((gain < 1e-4) & (better | (damping > 1e4))).reshape(groups, -1).all(axis=1)
+        done |= np.repeat(stops, fits // groups)
+        if done.all():
             break
     bend = (slope * heavy[:, :, None]).transpose(0, 2, 1) @ slope + bent
     return Fitted(logs, np.einsum("fii->fi", np.linalg.inv(bend)))
@@ -240,7 +263,7 @@ def curve(logs: Array, data: Rows) -> Array:
         logs: [thetas, LOGS].
         data: The points.
     """
-    return _curve(logs, data)[0]
+    return _curve(logs, data, _terms(data))[0]
 
 
 def as_theta(logs: Array, base: float) -> Theta:
@@ -321,9 +344,7 @@ def learn_prior(families: Sequence[Sequence[Point]], start: Prior = BROAD) -> Pr
     prior = start
     mean0, var0 = np.array(start.mean), np.square(np.array(start.sd))
     for _ in range(PRIOR_ROUNDS):
-        found = [fit_logs(each, np.ones((1, len(each.gpus))), prior) for each in data]
-        logs = np.array([each.logs[0] for each in found])
-        spread = np.array([each.spread[0] for each in found])
+        logs, spread = _fit_each(data, prior)
         count = len(logs)
         middle_of = float(logs[:, 0].mean())
         scale = logs[:, 0] - middle_of
@@ -344,26 +365,55 @@ def learn_prior(families: Sequence[Sequence[Point]], start: Prior = BROAD) -> Pr
             tuple(float(each) for each in lean),
             middle_of,
         )
-    off = [float(np.median(np.abs(left_out(each, prior)))) for each in data if len(each.gpus) > 2]
+    more = [each for each in data if len(each.gpus) > 2]
+    off = [float(np.median(np.abs(each))) for each in _left_out_each(more, prior)]
     if not off:
         return prior
     noise = min(max(NOISE_PART * float(np.median(off)), NOISE_LEAST), NOISE_MOST)
     return msgspec.structs.replace(prior, noise=noise)
 
 
-def left_out(data: Rows, prior: Prior, folds: int = FOLDS) -> Array:
-    """Return logarithms of measured over predicted, each point predicted from others.
+def _alike(families: Sequence[Rows]) -> list[tuple[list[int], Rows]]:
+    """Return families with as many points each together: their numbers, and their points."""
+    by_count: dict[int, list[int]] = {}
+    for at, each in enumerate(families):
+        by_count.setdefault(len(each.gpus), []).append(at)
+    found = []
+    for same in by_count.values():
+        gpus, nodes, batch, logs = (
+            np.stack([families[at][column] for at in same]) for column in range(4)
+        )
+        found.append((same, Rows(gpus, nodes, batch, logs, 0.0)))
+    return found
 
-    Args:
-        data: The points.
-        prior: What is expected.
-        folds: In so many parts, at most, points are left out.
+
+def _fit_each(families: Sequence[Rows], prior: Prior) -> tuple[Array, Array]:
+    """Return the theta of each family, and how sure it is: [families, LOGS] both."""
+    logs, spread = np.zeros((2, len(families), LOGS))
+    for same, data in _alike(families):
+        fitted = fit_logs(data, np.ones(data.gpus.shape), prior, groups=len(same))
+        logs[same], spread[same] = fitted
+    return logs, spread
+
+
+def _left_out_each(families: Sequence[Rows], prior: Prior) -> list[Array]:
+    """Return logarithms of measured over predicted of each family's points.
+
+    Each point is predicted from those of its family that are in other folds, of FOLDS at most.
     """
-    count = len(data.gpus)
-    fold = np.arange(count) % min(folds, count)
-    weights = (fold[None] != np.arange(min(folds, count))[:, None]) * 1.0
-    told = curve(fit_logs(data, weights, prior).logs, data)
-    return np.asarray(data.logs - told[fold, np.arange(count)], np.float64)
+    found: list[Array] = [np.zeros(0)] * len(families)
+    for same, data in _alike(families):
+        count = data.gpus.shape[1]
+        folds = min(FOLDS, count)
+        fold = np.arange(count) % folds
+        weights = np.tile((fold[None] != np.arange(folds)[:, None]) * 1.0, (len(same), 1))
+        gpus, nodes, batch, logs = (np.repeat(column, folds, axis=0) for column in data[:4])
+        each = Rows(gpus, nodes, batch, logs, 0.0)
+        told = curve(fit_logs(each, weights, prior, groups=len(same)).logs, each)
+        held = told.reshape(len(same), folds, count)[:, fold, np.arange(count)]
+        for at, errors in zip(same, data.logs - held, strict=True):
+            found[at] = errors
+    return found
 
 
 # --- the other forms ------------------------------------------------------------------------------
