@@ -19,13 +19,15 @@ placements is GENIE's (section 5.2.2).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from math import ceil, floor
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
 
 from skep.policy.capacity import NodeCapacity
+from skep.policy.incremental import changes
 from skep.policy.line import Line, Reading, Stand
 from skep.policy.plan import Plan, Turn, Withheld
 from skep.policy.schedulers.elasticflow import DEADLINE, deadline
@@ -35,6 +37,7 @@ from skep.units import Duration, Instant
 from skep.wire.reasons import Reason
 
 WHY = Reason.SMALLEST_PRODUCT
+_sequence = attrgetter("sequence")
 HALVINGS_MAX = 40
 """A job's GPU time counts half so many times at most: then it is before all others."""
 
@@ -63,48 +66,63 @@ class Moldable:
         """
         self._speeds, self._rule = speeds, rule
         self._line, self._nodes = Line(), NodeCapacity()
-        self._known: dict[str, tuple[JobView, bool]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen: tuple[JobView, ...] = ()
+        self._platform = (0, 0)
+        self._parts: dict[bool, list[JobView]] = {False: [], True: []}
+        """Whether jobs are moldable and wait; in the order of arrival."""
 
     def divide(self, view: VcView) -> tuple[VcView, VcView]:
         """Return a view without the moldable jobs that wait, and one with nothing but them.
 
         A job with an accepted promise is not among them: its GPUs are in the book.
         """
-        before, known = self._known, dict[str, tuple[JobView, bool]]()
-        rest, ours = list[JobView](), list[JobView]()
-        for job in view.jobs:
-            if job.phase is not Phase.WAITING:
-                rest.append(job)
-                continue
-            found = before.get(job.job)
-            if found is None or found[0] is not job:
-                found = job, self._moldable(job, view)
-            known[job.job] = found
-            (ours if found[1] else rest).append(job)
-        self._known = known
-        return (
-            msgspec.structs.replace(view, jobs=tuple(rest)),
-            msgspec.structs.replace(view, jobs=tuple(ours)),
-        )
+        platform = len(view.nodes), view.node_gpus
+        if platform != self._platform:
+            self._forget()
+        try:
+            for old, new in changes(self._seen, view.jobs):
+                if old is not None:
+                    self._leave(old)
+                if new is not None:
+                    insort(self._parts[self._moldable(new, view)], new, key=_sequence)
+        except BaseException:
+            self._forget()  # It may be half changed.
+            raise
+        self._seen, self._platform = view.jobs, platform
+        rest, ours = (tuple(self._parts[which]) for which in (False, True))
+        return msgspec.structs.replace(view, jobs=rest), msgspec.structs.replace(view, jobs=ours)
+
+    def _leave(self, job: JobView) -> None:
+        for jobs in self._parts.values():
+            at = bisect_left(jobs, job.sequence, key=_sequence)
+            if at < len(jobs) and jobs[at].sequence == job.sequence:
+                del jobs[at]
 
     def _moldable(self, job: JobView, view: VcView) -> bool:
+        if job.phase is not Phase.WAITING:
+            return False
         promise = job.spec.promise
         accepted = promise is not None and promise.answer == "accepted"
         return not accepted and self._speeds.task(job, view) is not None
 
-    def add(self, view: VcView, ours: VcView, made: Plan) -> Plan:
+    def add(self, view: VcView, rest: VcView, ours: VcView, made: Plan) -> Plan:
         """Return a plan with the turns of moldable jobs behind those of others.
 
         Args:
             view: The VC.
-            ours: The same with nothing but its moldable jobs.
-            made: The plan for all other jobs.
+            rest: The same without its moldable jobs that wait.
+            ours: The same with nothing but these.
+            made: The plan for the rest.
         """
         queue = self._line.follow(ours, lambda job: self._stand(job, view))
         if not queue or made.actions:
             return made
         self._nodes.follow(view.nodes)
-        room, jobs = Room(view, self._nodes), {job.job: job for job in view.jobs}
+        room = Room(view, self._nodes)
+        jobs = {job.job: job for job in rest.jobs} if made.turns else {}
         for turn in made.turns:
             if not room.place(_asked(jobs[turn.job], turn), None, turn.why):
                 return made  # It waits for GPUs that others leave.

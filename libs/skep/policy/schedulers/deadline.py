@@ -147,7 +147,7 @@ class Deadline(Preemptive, frozen=True):
         def plan(view: VcView) -> Plan:
             rest, ours = moldable.divide(view)
             made = self._sized(rest, ordered(rest), self.sizes and not ours.jobs)
-            return moldable.add(view, ours, made)
+            return moldable.add(view, rest, ours, made)
 
         return plan
 
