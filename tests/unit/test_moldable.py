@@ -63,9 +63,8 @@ def test_a_margin_makes_more_gpus_necessary_earlier() -> None:
 
 def test_the_least_gpu_time_comes_first_and_a_late_job_counts_more() -> None:
     late, longer = due("j1", 10, 36_000), due("j2", 1000, 54_000)
-    first = lambda **options: shown(plan(late, longer, nodes=1, **options))  # noqa: E731
-    assert first(late=1) == [("j1", 1, 2)]
-    assert first(late=1.6) == [("j2", 1, 2)]
+    assert shown(plan(late, longer, nodes=1, late=1)) == [("j1", 1, 2)]
+    assert shown(plan(late, longer, nodes=1, late=1.6)) == [("j2", 1, 2)]
     assert plan(late, longer, nodes=1, late=1).turns[0].why is Reason.SMALLEST_PRODUCT
 
 
