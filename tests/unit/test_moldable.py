@@ -131,6 +131,15 @@ def test_nothing_is_placed_while_a_promised_job_waits_for_others_to_leave() -> N
     assert [turn.job for turn in result.turns] == ["j2"]
 
 
+def test_rates_may_be_what_the_advisor_has_learned() -> None:
+    learned = replace(due("j1", None), rates=((1, 1000), (2, 1900)))
+    policy = make("deadline", {"models": "learned", "near": 1, "sizes": False})
+    assert policy.sees_rates
+    assert shown(policy.plan(seen(learned, nodes=1))) == [("j1", 1, 2)]
+    unknown = policy.plan(seen(due("j1", None), nodes=1))
+    assert [turn.workers for turn in unknown.turns] == [0]  # As its spec asks.
+
+
 def test_without_rates_nothing_is_different() -> None:
     jobs = seen(due("j1", 1000), due("j2", 900))
     assert make("deadline").plan(jobs) == make("deadline", {"near": 9, "late": 7}).plan(jobs)

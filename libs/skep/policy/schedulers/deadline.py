@@ -63,12 +63,12 @@ class Deadline(Preemptive, frozen=True):
     for a short time with another number of workers, not only those whose specs allow it.
 
     `models` and `measured` are rates of kinds of jobs (`learned`: what the advisor measured and
-    predicts), and `start_s` is what it takes to begin, as of `genie`. Jobs of these kinds that wait without an accepted promise start at the placement
-    with the most samples per second for its cost (weight `theta`) of those with which they would be
-    on time, were they slower by the part `margin`; or at a free one that has at least the part 1 /
-    `near` of that. The least GPU time comes first; a job that cannot be on time counts as if it
-    took `late` times as much, and half as much for each `half_s` that it has waited. What waits for
-    its placement blocks those behind it.
+    predicts), and `start_s` is what it takes to begin, as of `genie`. Jobs of these kinds that wait
+    without an accepted promise start at the placement with the most samples per second for its cost
+    (weight `theta`) of those with which they would be on time, were they slower by the part
+    `margin`; or at a free one that has at least the part 1 / `near` of that. The least GPU time
+    comes first; a job that cannot be on time counts as if it took `late` times as much, and half as
+    much for each `half_s` that it has waited. What waits for its placement blocks those behind it.
     """
 
     name: ClassVar[str] = "deadline"
