@@ -6,8 +6,8 @@
 
 `fifo` takes the path without any policy. Times are CPU time of the thread, in microseconds: `event`
 for each arrival or end where nobody waits, `deep` the same behind so many jobs that wait, `view`
-for making the view alone there. Under `genie`, `genie-backfill` and `sized` the jobs are GENIE's
-tasks, which have up to 64 GPUs each; they wait on all GPUs from the beginning.
+for making the view alone there. Under `genie`, `genie-backfill`, `sized` and `deadline` the jobs
+are GENIE's tasks, which have up to 64 GPUs each; they wait on all GPUs from the beginning.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "genie": ("genie", {}),
     "genie-backfill": ("genie", {"backfill": True, "late": "last"}),
     "sized": ("sized", {"size": "cost", "order": "shortest", "strict": False}),
+    "deadline": ("deadline", {}),
 }
 
 

@@ -37,6 +37,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sized", {"models": MODELS, "by_model": True}),
     ("sized", {"models": MODELS, "order": "shortest", "size": "cost", "strict": False}),
     ("sized", {"models": MODELS, "order": "weighted", "size": "node"}),
+    ("deadline", {"models": MODELS}),
+    ("deadline", {"models": MODELS, "near": 1, "sizes": False}),
 ]
 EXAMPLES = 40
 """Of each policy and set of options: there are many, and a view has many jobs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from skep_lab.experiments import gandivafigures, geniefigures
+from skep_lab.experiments import deadlinefigures, gandivafigures, geniefigures
 from skep_lab.experiments.hived import TURNS, Outcome
 from skep_lab.experiments.quota import Rules
 from skep_lab.experiments.quotagandiva import SLICE_S
@@ -691,5 +691,6 @@ EXPERIMENTS = {
         ),
         *gandivafigures.EXPERIMENTS,
         *geniefigures.EXPERIMENTS,
+        *deadlinefigures.EXPERIMENTS,
     )
 }

@@ -4,7 +4,8 @@ The production allocator serves the queue (`traces.generators.genie`) under `gen
 baselines (`sized`). Tasks run as fast as the curves of `traces.generators.k80` say, each attempt
 with some noise, or as fast as was measured where there are measurements (`Queue.measured`). What
 the policies know of that is GENIE's own model, fitted to a profile of B + N + G short runs with
-noise of their own (section 5.1.5), or the real rates themselves (`oracle`).
+noise of their own (section 5.1.5), or the real rates themselves (`oracle`). Skep's own predictions
+(`skep`) are fitted to the very same runs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from itertools import product
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from skep.perf.model.fit import fit_genie
 from skep.perf.model.genie import Genie, Split, cost, rate, splits
 from skep.perf.model.placement import Placement, Point
+from skep.perf.model.pool import Pool
+from skep.perf.model.predict import step_ns as predicted_ns
 from skep.policy.symmetric import MeasuredRow, ModelRow
-from skep.units import Duration, in_seconds, seconds
+from skep.units import NS_PER_SECOND, Duration, in_seconds, seconds
 from skep_lab.experiments.gandiva import Played
 from skep_lab.outcome import JobOutcome, RunResult
 from skep_lab.simulator.build import of_types
@@ -43,8 +48,10 @@ NOISE = 0.02
 """The relative deviation of a run of the profile, and of an attempt."""
 KINDS = tuple(k80.kind(*each) for each in product(genie.MODELS, genie.CALCULATIONS))
 CURVE_POINTS = 60
+STARVED_S, STARVED = 24 * HOUR_S, 20
+"""A task that waits for more than a day, and so many times its latency on one GPU, is starved."""
 
-Predictor = Literal["genie", "oracle"]
+Predictor = Literal["genie", "skep", "oracle"]
 
 
 class Queue(NamedTuple):
@@ -63,6 +70,9 @@ class Queue(NamedTuple):
     them."""
     measured: Rows = ()
     """What mini-batches take instead of what the curves say."""
+    classes: bool = True
+    """Whether a task's class is its priority, as `genie` and `sized` read it; else only its
+    deadline says it."""
 
     @property
     def plain(self) -> bool:
@@ -137,6 +147,7 @@ def play(
             "latency": fmean(normalised),
             "latency_max": max(normalised),
             "waited_max_h": max(in_seconds(each.waited) for each in jobs) / HOUR_S,
+            "starved": float(sum(_starved(each, setting) for each in jobs)),
             "gpus": fmean(each.spans[0].gpus for each in jobs),
             "cpu_s": result.cpu_s,
             "cpu_percent": 100 * result.cpu_s / max(makespan_s, 1.0),
@@ -242,7 +253,12 @@ def played(queue: Queue, seed: int, clock: Callable[[], float] | None = None) ->
         can=(),
         compat=frozenset({AT_ONCE} if queue.at_once else ()),
     )
-    return run(trace, cluster, settings, K80(step_s), clock=clock)
+    if queue.classes:
+        return run(trace, cluster, settings, K80(step_s), clock=clock)
+    jobs = {each.id: each for each in trace.jobs}
+    plain = tuple(replace(each, priority=0) for each in trace.jobs)
+    result = run(replace(trace, jobs=plain), cluster, settings, K80(step_s), clock=clock)
+    return replace(result, jobs=tuple(replace(each, job=jobs[each.job.id]) for each in result.jobs))
 
 
 def knowledge(queue: Queue, seed: int) -> Mapping[str, Any]:
@@ -254,6 +270,8 @@ def knowledge(queue: Queue, seed: int) -> Mapping[str, Any]:
     """
     if queue.predictor == "oracle":
         return {"measured": curves(queue.nodes, queue.measured)}
+    if queue.predictor == "skep":
+        return {"measured": predicted(seed, queue.nodes, queue.noise, queue.measured)}
     return {"models": profile(seed, queue.nodes, queue.noise, queue.measured).models}
 
 
@@ -270,6 +288,31 @@ def profile(seed: int, nodes: int = NODES, noise: float = NOISE, rows: Rows = ()
     todo, step_s = [*runs(nodes)], measured(rows).step_s
     models = tuple(_fitted(kind, _profiled(kind, todo, noise, seed, step_s)) for kind in KINDS)
     return Profile(models, sum(split.gpus for split, _ in todo) * PROFILE_RUN_S)
+
+
+@cache
+def predicted(
+    seed: int, nodes: int = NODES, noise: float = NOISE, rows: Rows = ()
+) -> tuple[MeasuredRow, ...]:
+    """Return samples per second as Skep's prediction core has them, of the runs of `profile`.
+
+    Args:
+        seed: The seed of the runs' noise.
+        nodes: Nodes of the platform, each with NODE_GPUS.
+        noise: The relative deviation of a run.
+        rows: What mini-batches take instead of what the curves say.
+    """
+    runs, step_s = [*_runs(nodes)], measured(rows).step_s
+    points = {kind: _profiled(kind, runs, noise, seed, step_s) for kind in KINDS}
+    pool, found = Pool(points), list[MeasuredRow]()
+    for kind in KINDS:
+        parameters = pool.fit_family(points[kind], kind)
+        for batch, split in product(genie.BATCHES, splits(nodes, NODE_GPUS)):
+            if split.gpus <= min(batch, GPUS_MAX):
+                place = Placement("k80", split.gpus, split.nodes, batch / split.gpus)
+                there = batch * NS_PER_SECOND / predicted_ns(parameters, place)
+                found.append((kind, batch, split.nodes, split.each, there))
+    return tuple(found)
 
 
 def _fitted(kind: str, points: Sequence[Point]) -> ModelRow:
@@ -352,17 +395,29 @@ def _normalised(each: JobOutcome, queue: Queue) -> float:
     return in_seconds(Duration(each.ended - each.job.at)) / alone_s
 
 
+def _starved(each: JobOutcome, queue: Queue) -> bool:
+    """Return whether a task waited more than STARVED_S, and STARVED times its latency alone."""
+    alone_s = in_seconds(each.job.run_time) + queue.options.start_s
+    return in_seconds(each.waited) > max(STARVED_S, STARVED * alone_s)
+
+
 def _errors(jobs: list[JobOutcome], queue: Queue, seed: int) -> dict[str, float]:
     """Return how far predicted latencies were from real ones, in percent: mean and 95th."""
     known = profile(seed, queue.nodes, queue.noise, queue.measured).models
     models = {row[0]: Genie(*row[1:6]) for row in known}
+    ours: dict[tuple[str, int, int, int], float] = {}
+    if queue.predictor == "skep":
+        rows = predicted(seed, queue.nodes, queue.noise, queue.measured)
+        ours = {row[:4]: row[4] for row in rows}
     found = []
     for each in jobs:
         span, job = each.spans[0], each.job
         real_s = in_seconds(Duration(span.ended - span.began))
         split = Split(len(span.spread), span.spread[0])
         samples = job.batch_size * job.mini_batches
-        there = rate(models[job.model], job.batch_size, split.nodes, split.each)
+        there = ours.get((job.model, job.batch_size, split.nodes, split.each)) or rate(
+            models[job.model], job.batch_size, split.nodes, split.each
+        )
         found.append(abs(samples / there + queue.options.start_s - real_s) / real_s * 100)
     found.sort()
     return {"error": fmean(found), "error_p95": found[min(len(found) * 95 // 100, len(found) - 1)]}

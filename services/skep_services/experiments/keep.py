@@ -29,7 +29,7 @@ PLAIN = (
 )
 SAID = tuple(
     f"skep_lab/experiments/{name}.py"
-    for name in ("catalogue", "gandivafigures", "geniefigures", "report")
+    for name in ("catalogue", "deadlinefigures", "gandivafigures", "geniefigures", "report")
 )
 """The lists of settings, and what is told of them: it changes no outcome of a setting."""
 

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from skep_lab.experiments import geniefigures as genie
+from skep_lab.experiments.deadlinefigures import SHORTEST, SKEP
 from skep_lab.experiments.gandiva import Played
 from skep_lab.experiments.report import Results
 from skep_services.simulations import plots
@@ -31,7 +32,9 @@ CURVES = {
 MINUTES = {"tasks ended": 60}
 """Curves along time have minutes."""
 SHOWN = (
+    SKEP,
     genie.NODE_SENSIBLE,
+    SHORTEST,
     genie.BEST_SENSIBLE,
     genie.FIFO,
     genie.CAPACITY,

@@ -14,17 +14,22 @@ pressing when it has to go on. Jobs with a deadline but no promise are *saved* w
 A job that can no longer be on time comes after those that can, and one that has waited for long
 (*aged*) is as good as one with a deadline.
 
+Jobs without an accepted promise that may begin on several numbers of GPUs, and whose speeds there
+are known, come behind these groups, in an order and at placements of their own (`moldable`).
+
 Source: Skep; admission's side is `skep.promises`. Late jobs last, with ageing, is what GENIE
 (section 5.4) lacks.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
+from skep.perf.model.genie import THETA
 from skep.policy.api import Planner
+from skep.policy.moldable import Moldable, Rule
 from skep.policy.parts import Preemptive, check_one_or_more
 from skep.policy.plan import Action, Plan, Preempt, Resize, Turn
 from skep.policy.powers import Powers
@@ -32,6 +37,7 @@ from skep.policy.preempt import preempt_for
 from skep.policy.roster import Course, Courses, Key, Roster
 from skep.policy.shrinking import gave_up, shrink_first
 from skep.policy.sizes import changeable, gpus_per_worker
+from skep.policy.symmetric import LEARNED, MeasuredRow, ModelRow, Speeds
 from skep.policy.view import STOPPABLE, JobView, Phase, VcView
 from skep.units import Instant, seconds
 from skep.wire.reasons import Reason
@@ -58,6 +64,14 @@ class Deadline(Preemptive, frozen=True):
     stopped, if they are willing to (`willing.shrink`), and have them back once GPUs are free. With
     `probe` all elastic jobs of the VC may be measured for a short time with another number of
     workers, not only those whose specs allow it.
+
+    `models` and `measured` are rates of kinds of jobs (`learned`: what the advisor measured and
+    predicts), and `start_s` is what it takes to begin, as of `genie`. Jobs of these kinds that wait
+    without an accepted promise start at the placement with the most samples per second for its cost
+    (weight `theta`) of those with which they would be on time, were they slower by the part
+    `margin`; or at a free one that has at least the part 1 / `near` of that. The least GPU time
+    comes first; a job that cannot be on time counts as if it took `late` times as much, and half as
+    much for each `half_s` that it has waited. What waits for its placement blocks those behind it.
     """
 
     name: ClassVar[str] = "deadline"
@@ -68,20 +82,39 @@ class Deadline(Preemptive, frozen=True):
     age_s: float = 21_600
     sizes: bool = True
     probe: bool = False
+    models: tuple[ModelRow, ...] | Literal["learned"] = ()
+    measured: tuple[MeasuredRow, ...] = ()
+    start_s: float = 0
+    theta: float = THETA
+    late: float = 2
+    near: float = 1.5
+    margin: float = 0.03
+    half_s: float = 86_400
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: `lead_s` or `age_s` is below 1.
+            ValueError: A time or a factor is below 1, or another number below 0.
         """
         check_one_or_more("lead_s", self.lead_s, "seconds")
         check_one_or_more("age_s", self.age_s, "seconds")
+        check_one_or_more("half_s", self.half_s, "seconds")
+        check_one_or_more("late", self.late, "a factor")
+        check_one_or_more("near", self.near, "a factor")
+        if min(self.start_s, self.theta, self.margin) < 0:
+            reason = "start_s is seconds, theta a weight and margin a part: all 0 or more"
+            raise ValueError(reason)
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return `places`, or whether it knows rates."""
+        return self.places or bool(self.models or self.measured)
 
     @property
     def sees_rates(self) -> bool:
-        """Return `sizes`."""
-        return self.sizes
+        """Return `sizes`, or whether rates are learned."""
+        return self.sizes or self.models == LEARNED
 
     @property
     def probes(self) -> bool:
@@ -97,19 +130,30 @@ class Deadline(Preemptive, frozen=True):
             priority="takes",
             run_times=True,
             resizes=self.sizes,
-            rates=self.sizes,
+            rates=self.sees_rates,
         )
 
     def planner(self) -> Planner:
         """Return a function that keeps the order of waiting jobs from one view to the next."""
         roster, why = Roster(), self.why()
 
-        def plan(view: VcView) -> Plan:
+        def ordered(view: VcView) -> Plan:
             order = roster.follow(view, self.key(view), self.courses(view))
             made = preempt_for(view, roster, order, why, look_at=order.until)
             if self.sizes and any(isinstance(each, Preempt) for each in made.actions):
                 made = shrink_first(view, made, _last_begin(view, made))
-            return self._sized(view, made)
+            return made
+
+        if not (self.models or self.measured):
+            return lambda view: self._sized(view, ordered(view), self.sizes)
+        speeds = Speeds(self.models, self.measured, self.theta)
+        rule = Rule(seconds(self.start_s), self.late, self.near, self.margin, seconds(self.half_s))
+        moldable = Moldable(speeds, rule)
+
+        def plan(view: VcView) -> Plan:
+            rest, ours = moldable.divide(view)
+            made = self._sized(rest, ordered(rest), self.sizes and not ours.jobs)
+            return moldable.add(view, rest, ours, made)
 
         return plan
 
@@ -193,14 +237,20 @@ class Deadline(Preemptive, frozen=True):
 
     # --- sizes -------------------------------------------------------------------------------
 
-    def _sized(self, view: VcView, made: Plan) -> Plan:
-        """Return a plan in which elastic jobs have the workers with which they are on time."""
+    def _sized(self, view: VcView, made: Plan, grows: bool) -> Plan:
+        """Return a plan in which elastic jobs have the workers with which they are on time.
+
+        Args:
+            view: The VC.
+            made: The plan.
+            grows: Whether those that run may have more.
+        """
         jobs = {job.job: job for job in view.jobs if job.spec.elastic is not None}
         if not jobs:
             return made
         turns = tuple([_begin(turn, jobs.get(turn.job)) for turn in made.turns])
         resizes: list[Action] = []
-        if self.sizes and not made.turns:
+        if grows and not made.turns:
             free = view.free_for()
             for job in view.jobs:
                 workers = _needed(job, view.now) if job.job in jobs and changeable(job) else 0
