@@ -302,8 +302,8 @@ def predicted(
         noise: The relative deviation of a run.
         rows: What mini-batches take instead of what the curves say.
     """
-    runs, step_s = [*_runs(nodes)], measured(rows).step_s
-    points = {kind: _profiled(kind, runs, noise, seed, step_s) for kind in KINDS}
+    todo, step_s = [*runs(nodes)], measured(rows).step_s
+    points = {kind: _profiled(kind, todo, noise, seed, step_s) for kind in KINDS}
     pool, found = Pool(points), list[MeasuredRow]()
     for kind in KINDS:
         parameters = pool.fit_family(points[kind], kind)
