@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from typing import Any
 
 from skep.units import NS_PER_SECOND
-from tests.support.embedded import Reply
+from tests.support.embedded import Reply, until
 from tests.system.introspect.live import VC
 from tests.system.live_speeds.bench import Bench, say
 from tests.system.live_speeds.trainings import SLOTS, Model, Place, job, spec
@@ -79,7 +78,7 @@ def kept(bench: Bench, model: Model, batches: int) -> dict[str, Any]:
     lasts_s = bench.span(model, FOUR).p90 * batches / NS_PER_SECOND + START_S
     others = [compete(bench, model, number, LONGER * lasts_s) for number in range(1, 4)]
     for each in others:
-        bench.live.cluster.started(each)
+        until(lambda each=each: steps(bench, each), f"{each} trains")  # type: ignore[misc]
     due_s = math.ceil(lasts_s) + SLACK_S
     what = promised(bench, model, FOUR, batches) | {"finish_by": due_s}
     reply = submit(bench, "promised", what)
@@ -140,6 +139,11 @@ def put(what: dict[str, Any], key: str, value: str) -> None:
     what[last] = int(value) if value.isdecimal() else value
 
 
+def steps(bench: Bench, job_id: str) -> int:
+    """Return how many mini-batches a job has made."""
+    return int(bench.live.cluster.get(f"/v1/jobs/{job_id}")["steps"] or 0)
+
+
 def state(bench: Bench, job_id: str) -> dict[str, Any]:
     """Return where a competing job is, and why."""
     row = bench.live.cluster.get(f"/v1/jobs/{job_id}")
@@ -155,12 +159,16 @@ def state(bench: Bench, job_id: str) -> dict[str, Any]:
 
 def followed(bench: Bench, name: str) -> dict[str, Any]:
     """Return what was promised to a job and when it ended, once it has."""
-    began = time.time()
-    row = bench.live.cluster.ended(name, ENDS_S)
+    bench.live.cluster.ended(name, ENDS_S)
+
+    def settled() -> Any:
+        row = bench.live.cluster.get(f"/v1/jobs/{name}")
+        return row if row["pledged"]["outcome"] != "open" else None
+
+    row = until(settled, f"it is known what became of the promise to {name}")
     pledged = row["pledged"]
-    say(f"{name} {row['state']} after {time.time() - began:.1f} s: {pledged}")
     ended, due = row["ended_at"], pledged["due"]
-    return {
+    told = {
         "job": name,
         "state": row["state"],
         "answer": pledged["answer"],
@@ -175,6 +183,8 @@ def followed(bench: Bench, name: str) -> dict[str, Any]:
         "ended_after_s": seconds(row["submitted_at"], ended),
         "margin_s": seconds(ended, due),
     }
+    say(f"{told}")
+    return told
 
 
 def seconds(begin: int, end: int) -> float:

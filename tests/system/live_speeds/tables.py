@@ -88,7 +88,7 @@ def errors(rows: Sequence[Judged]) -> str:
 
 
 def summary(rows: Sequence[Judged]) -> dict[str, Any]:
-    """Return how wrong predictions were and how often their intervals held, by model and stratum."""
+    """Return how wrong predictions were and how often intervals held, by model and stratum."""
     return {
         "all": _of(rows),
         "by_model": {

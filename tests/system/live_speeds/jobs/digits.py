@@ -4,8 +4,9 @@
               [--batch N] [--work MS] [--elastic LEAST MOST]
 
 Ends after so many mini-batches, or once the file is there. `--work` is a wait for each sample of a
-mini-batch that stands for the work of a GPU; passes, sums of gradients and steps are real. `--batch`
-is the mini-batch of a rank; with `--elastic` it is that of the gang, which may change its size.
+mini-batch that stands for the work of a GPU; passes, sums of gradients and steps are real.
+`--batch` are samples of a rank; with `--elastic` they are those of the gang, which may change its
+size.
 """
 
 from __future__ import annotations
