@@ -11,7 +11,7 @@ of up to as many (in powers of two). `all_even_ms` is every even placement on al
 8,000 of them on 1,000 nodes, in numpy. `fit_ms` is the fit of a family given what others teach;
 `taught_ms` is what a pool learns once, of its families; `played_ms` what it learns once of a case
 (the placements that a family was measured at), and `played_first_ms` of the first case, for which
-each family is left out once.
+each family is left out once. `piece_ms` is what the advisor does of all that between two rests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks._sample import percentiles
+from skep.perf.fitting import POOL_POINTS
 from skep.perf.model import theta
 from skep.perf.model.many import predict_many
 from skep.perf.model.placement import Placement, Point
 from skep.perf.model.pool import Pool, wanted_of
 from skep.perf.model.predict import predict, predict_all
+from skep.perf.model.similar import thin
 from skep.perf.model.theta import Theta
 from skep.units import Duration
 
@@ -95,6 +97,21 @@ def _spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     return {"min": round(min(values), digits), **percentiles(values, digits)}
 
 
+def pieces(families: dict[str, list[Point]], points: list[Point]) -> list[float]:
+    """Return what each piece of the advisor's work takes, from a new pool to the first fit."""
+    pool = Pool({name: thin(each, POOL_POINTS) for name, each in families.items()})
+    work, found = pool.prepare(points), list[float]()
+    done = object()
+    while True:
+        began = time.process_time_ns()
+        last = next(work, done) is done
+        if last:
+            pool.fit_family(points)
+        found.append((time.process_time_ns() - began) / 1e6)
+        if last:
+            return found
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what may be chosen."""
     parser.add_argument("--nodes", type=int, default=1000)
@@ -148,6 +165,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "fit_ms": fits,
         "taught_ms": _spread(taught),
         "played_first_ms": _spread(first),
+        "piece_ms": _spread(pieces(families, points)),
         "played_ms": _spread(played),
         "predict": {"within_limit": percentiles(one)["p50"] <= PREDICT_US},
         "all": {"within_limit": max(rigid_ms["p50"], elastic_ms["p50"], even_ms["p50"]) <= ALL_MS},

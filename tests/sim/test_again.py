@@ -24,6 +24,8 @@ from tests.kit import at
 from tests.replay_kit import Record, history, log_of
 
 SEEDS = (7, 11)
+TIMED_SEED = 2006
+"""A history with deadlines, in which an advisor speaks."""
 
 
 @pytest.mark.parametrize("service", ["admission", "allocator"])
@@ -38,6 +40,16 @@ def test_every_decision_of_histories_with_faults_comes_out_again(service: str) -
     assert sum(each.starts for each in found) > len(SEEDS), "none died"
     if service == "allocator":
         assert sum(each.given.get("NodeLost", 0) for each in found), "no node was lost"
+
+
+@pytest.mark.parametrize("service", ["admission", "allocator"])
+def test_what_was_decided_by_fits_and_paces_comes_out_again(service: str) -> None:
+    world = history(TIMED_SEED)
+    found = Again(world.roles[service].machine, log_of(world, service)).run()
+    assert found.differences == []
+    assert found.equal == found.decisions > 30
+    assert found.inputs_by_kind["Outlook"] > 10
+    assert found.not_comparable == {}
 
 
 def test_another_order_of_the_queue_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

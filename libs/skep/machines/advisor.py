@@ -313,6 +313,8 @@ class AdvisorMachine:
         """Follow the jobs of VCs that have a policy now."""
         before = self._planned
         self._planned = {vc: None for vc, each in cluster.vcs.items() if each.policy != FIFO}
+        if self._planned.keys() - before.keys():
+            self.fitting.again(now)  # What a policy goes by is kept for VCs that have one only.
         for job in self._jobs.values() if self._planned.keys() != before.keys() else ():
             if job.vc not in self._planned:
                 self._outlooks.end(job.job)

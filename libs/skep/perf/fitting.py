@@ -28,7 +28,7 @@ from skep.units import Duration, Instant, after, seconds
 from skep.wire.advice import FamilyFit, Outlook
 from skep.wire.profile import Fingerprint
 
-POOL_MAX = 10
+POOL_MAX = 8
 """Models in a pool: what it learns costs their number squared, and a piece of it some 60 ms."""
 POOL_POINTS = 16
 """Of each of them."""
