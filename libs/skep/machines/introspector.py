@@ -381,7 +381,8 @@ class IntrospectorMachine:
         attempt = self._attempts.get(before.job)
         known = attempt is not None and attempt.attempt == before.attempt
         profile = attempt.profile if attempt is not None and known else None
-        found = window.probed(None if profile is None else profile.timing(trial.workers))
+        timing = profile.timing(trial.workers) if profile is not None else None
+        found = window.probed(timing, times=profile is not None and profile.times)
         if found is None or not known:
             return []
         gain = found.rate_milli * 1000 // before.rate_milli - 1000 if before.rate_milli else 0

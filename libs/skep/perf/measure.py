@@ -99,17 +99,20 @@ class Window:
             for job, each in self.samples.items()
         )
 
-    def probed(self, timing: Timing | None) -> After | None:
+    def probed(self, timing: Timing | None, *, times: bool) -> After | None:
         """Return what was measured of a probe; None: it was not measured for long enough.
 
         Args:
-            timing: What its mini-batches took, if the job times them and that counts by now. Else
-                the samples are what the sequential rule goes by.
+            timing: What its mini-batches took, if that counts by now.
+            times: Whether the job times them. Else the samples are what the sequential rule goes
+                by: where it does, what is recorded of the place has to come first.
         """
         (name, each) = next(iter(self.samples.items()))
         if timing is not None:
             rate = RATE_NS // timing.mean_ns
             return After(job=name, rate_milli=min(rate, RATE_MILLI_MAX), samples=timing.samples)
+        if times:
+            return None
         count, lasted = len(each.rates), SAMPLE * len(each.rates)
         mean = sum(each.rates) / max(count, 1)
         spread = float(spread_milli(each.rates))

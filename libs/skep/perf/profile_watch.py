@@ -23,11 +23,13 @@ QUANTILES_NS_MAX = 10**15
 class ProfileWatch:
     """Follows one attempt."""
 
-    __slots__ = ("_began", "_counted", "_fingerprint", "_told", "_told_at", "_world")
+    __slots__ = ("_began", "_counted", "_fingerprint", "_told", "_told_at", "_world", "times")
 
     def __init__(self) -> None:
         """Begin without anything heard."""
         self._fingerprint: Fingerprint | None = None
+        self.times = False
+        """Whether the attempt times its mini-batches."""
         self._world = 0
         self._began = 0
         """Mini-batches that were made when the gang became as large as it is."""
@@ -50,6 +52,7 @@ class ProfileWatch:
         timing = rank.timing
         if timing is None or not is_sane(timing):
             return
+        self.times = True
         made = rank.steps - self._began - 1
         lasted = made * timing.mean_ns
         if made < timing.samples:
