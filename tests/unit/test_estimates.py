@@ -341,7 +341,8 @@ def test_a_job_is_judged_once_by_all_that_was_estimated_of_it() -> None:
     followed = Followed()
     assert followed.tell(0, cells(), queued("j1", run_time=100.0), bound("j1", 0)) == []
     followed.rate("j1", 30, 30)
-    followed.tell(40, queued("j2"))
+    followed.tell(38, queued("j2"))
+    followed.tell(40)
     (fact,) = followed.tell(101, ended("j1", 101))
     assert [each.what for each in fact.outcomes] == ["owner-said", "measured-rate early"]
     assert [each.held for each in fact.outcomes] == [True, True]

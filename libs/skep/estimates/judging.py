@@ -8,8 +8,8 @@ that were made before a restart are not judged, but a job that still runs is est
 rate. Of an attempt there is one fact at most, and only of jobs that were estimated or that say how
 long the next one takes.
 
-A start is estimated for jobs that still wait some time after they were queued: that others start at
-once says nothing. Plays of a queue are some LOOK_EVERY apart; jobs are judged that came between.
+A start is estimated for jobs that still wait some seconds after they were queued: that others start
+at once says nothing. Plays of a queue are some LOOK_EVERY apart; jobs are judged that came between.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from skep.wire.spec import JobSpec, suits
 
 LOOK_EVERY = seconds(10.0)
 """How often a queue is played: it takes some 20 ms."""
+WAITS_NS = seconds(2.0)
+"""A job that has not started by then waits."""
 FRESH_MAX = 1_000
 """Jobs whose start is not estimated yet; of further ones it is not judged."""
 JOBS_MAX = 100_000
@@ -140,8 +142,8 @@ class Judging:
         """
         self._types, self._calibration, self._fits = types, calibration, fits
         self._jobs: dict[str, _Job] = {}
-        self._fresh: dict[str, None] = {}
-        """Jobs that were queued lately, whose start is to be estimated."""
+        self._fresh: dict[str, Instant] = {}
+        """Jobs whose start is to be estimated, and when they were queued."""
         self._owned: dict[str, Owned] = {}
         self._planned: set[str] = set()
         """VCs with a policy."""
@@ -159,7 +161,7 @@ class Judging:
         delta = runs.apply(self._jobs, fact)
         match fact:
             case JobQueued():
-                self._queued(fact, live=live)
+                self._queued(fact, now, live=live)
             case JobBound():
                 self._bound(fact, live=live)
             case JobEnded():
@@ -175,7 +177,7 @@ class Judging:
         if delta.waits and (job := self._jobs.get(delta.job)) is not None:
             job.ends, job.pace, job.started, job.start, job.seen = {}, None, None, None, False
             if live:
-                self._note_fresh(delta.job)
+                self._note_fresh(delta.job, now)
 
     def measured(self, rate: JobRate, now: Instant) -> None:
         """Take over how a job goes.
@@ -199,15 +201,16 @@ class Judging:
             now: The time.
             turns: Returns the advised turns of jobs.
         """
-        if not self._fresh or now < after(self._looked_at, LOOK_EVERY):
+        first_at = next(iter(self._fresh.values()), now)
+        if now < after(first_at, WAITS_NS) or now < after(self._looked_at, LOOK_EVERY):
             return
         self._looked_at = now
-        first = self._jobs.get(next(iter(self._fresh)))
-        vc = "" if first is None else first.work.vc
+        first = next(iter(self._fresh))
+        vc = self._jobs[first].work.vc
         fresh = [
             name
-            for name in self._fresh
-            if (job := self._jobs.get(name)) is None or job.work.vc == vc
+            for name, at in self._fresh.items()
+            if self._jobs[name].work.vc == vc and now >= after(at, WAITS_NS)
         ]
         for name in fresh:
             del self._fresh[name]
@@ -235,18 +238,18 @@ class Judging:
 
     # --- facts -----------------------------------------------------------------------------------
 
-    def _queued(self, fact: JobQueued, *, live: bool) -> None:
+    def _queued(self, fact: JobQueued, now: Instant, *, live: bool) -> None:
         number = job_sequence(fact.job)
         if number is None or fact.job in self._jobs or len(self._jobs) >= JOBS_MAX:
             return
         spec = fact.spec
         self._jobs[fact.job] = _Job(number=number, work=work_of(spec), spec=spec)
         if live:
-            self._note_fresh(fact.job)
+            self._note_fresh(fact.job, now)
 
-    def _note_fresh(self, name: str) -> None:
+    def _note_fresh(self, name: str, now: Instant) -> None:
         if len(self._fresh) < FRESH_MAX:
-            self._fresh[name] = None
+            self._fresh[name] = now
 
     def _bound(self, fact: JobBound, *, live: bool) -> None:
         job = self._jobs.get(fact.job)

@@ -298,7 +298,8 @@ def instant(at_ns: int, now_ns: int) -> str:
     parts, away_s = time.localtime(at_ns // 1_000_000_000), (at_ns - now_ns) / 1_000_000_000
     if abs(away_s) < 600:
         return time.strftime("%H:%M:%S", parts)
-    if parts[:3] == time.localtime(now_ns // 1_000_000_000)[:3]:
+    today = parts[:3] == time.localtime(now_ns // 1_000_000_000)[:3]
+    if today or abs(away_s) < 12 * 3600:
         return time.strftime("%H:%M", parts)
     if abs(away_s) < 6 * 86_400:
         return time.strftime("%a %H:%M", parts)
