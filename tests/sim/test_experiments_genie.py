@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from skep_lab.experiments import genie, geniefigures, genieprofile
+from skep_lab.experiments import deadlinefigures, genie, geniefigures, genieprofile
 from skep_lab.experiments.catalogue import EXPERIMENTS
 from skep_lab.experiments.genie import Check, Queue, play, profile
 from skep_lab.experiments.geniefigures import ALL, BOTH, DECIDES, ORACLE, OURS, PRINTED
@@ -204,3 +204,45 @@ def test_a_profile_that_is_stopped_costs_less_and_tells_as_much() -> None:
     assert abs(stopped["error"] - printed["error"]) < 3
     passive = next(each for each in genieprofile.SETTINGS if each.which == "passive-few")
     assert genieprofile.play(passive, 1).figures["gpu_min_starts"] == 0
+
+
+# --- Skep's own policy ----------------------------------------------------------------------------
+
+
+def own(**more: Any) -> Queue:
+    return Queue("Skep", deadlinefigures.POLICY, SMALL, classes=False, **more)
+
+
+def test_skeps_policy_knows_no_classes_but_is_judged_by_them() -> None:
+    queue = own(predictor="oracle")
+    result = ran(queue)
+    assert {each.job.priority for each in result.jobs} == {0, 1, 2}
+    assert all(len(set(each.spans[0].spread)) == 1 for each in result.jobs)
+    figures = play(queue, 0).figures
+    assert figures["urgent"] == 0 < figures["prior"]
+    late = play(small(PRINTED, predictor="oracle"), 0).figures
+    assert figures["qos"] >= late["qos"]
+
+
+def test_skeps_predictions_come_from_the_same_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("resnet50/training", "inception3/training", "googlenet/training")
+    monkeypatch.setattr(genie, "KINDS", kinds)
+    rows = genie.predicted(991, 2, 0.0)
+    assert {row[0] for row in rows} == set(kinds)
+    real = {row[:4]: row[4] for row in genie.curves(2) if row[0] in kinds}
+    near = [row for row in rows if row[2] == row[3] == 1]
+    assert near
+    for row in near:  # Measured, but for noise.
+        assert row[4] == pytest.approx(real[row[:4]], rel=0.1)
+    assert set(real) == {row[:4] for row in rows}
+
+
+def test_differences_are_told_with_their_intervals() -> None:
+    played = [play(own(predictor="oracle"), seed) for seed in range(5)]
+    other = [play(small(PRINTED), seed) for seed in range(5)]
+    lines = deadlinefigures.compared({"5 x, Skep": played, "5 x, other": other})
+    (points,) = (line for line in lines if line.what == "5 x, Skep less other: tasks in time")
+    assert points.ours == [
+        a.figures["qos"] - b.figures["qos"] for a, b in zip(played, other, strict=True)
+    ]
+    assert "95 % interval" in points.note

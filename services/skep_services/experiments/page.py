@@ -27,8 +27,8 @@ HOW = {
     "paper does not print, and what stands in for it, is said in "
     "skep_lab.traces.generators.gandiva and gandivadays, and in "
     "skep_lab.experiments.gandiva and multijob.",
-    "genie": "The production allocator on a virtual clock, under the policies genie and sized. The "
-    "speeds of tasks are curves that stand in for the paper's K80s, and stated in "
+    "genie": "The production allocator on a virtual clock, under the policies genie, sized and "
+    "deadline. The speeds of tasks are curves that stand in for the paper's K80s, and stated in "
     "skep_lab.traces.generators.k80; what is left open is an option "
     "(docs/experiments/genie.md).",
 }
