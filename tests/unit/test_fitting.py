@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from skep.perf import fitted as kept_module
@@ -11,6 +12,7 @@ from skep.perf import fitting as module
 from skep.perf.fitted import FitsKept, from_fit
 from skep.perf.fitting import AGAIN_EVERY, FIT_EVERY, POOL_SOON, REST, Fitting, Model
 from skep.perf.model.placement import Basis, Placement
+from skep.perf.model.pool import Pool
 from skep.perf.profiles import Tenants
 from skep.units import Instant, after, seconds
 from skep.wire.advice import FamilyFit, Outlook
@@ -219,6 +221,30 @@ def test_a_pool_has_models_of_every_vc_in_turns() -> None:
     chosen = desk.fitting._families("vision", "v100")
     assert {"vision/mine", "other/good"} <= chosen.keys()
     assert len(chosen) == module.POOL_MAX
+
+
+def test_a_vc_with_models_enough_learns_from_no_other() -> None:
+    desk = Desk()
+    for number in range(module.OWN_ENOUGH):
+        desk.family(f"m{number}", 1.0 + number)
+    desk.family("lie", 100.0, "liar")
+    assert {name.partition("/")[0] for name in desk.fitting._families("vision", "v100")} == {
+        "vision"
+    }
+
+
+def test_what_cannot_be_solved_ends_no_advisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.family("mine", 1.0)
+
+    def raises(*_: object) -> None:
+        raise np.linalg.LinAlgError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "fit_family", raises)
+        assert fits(desk.run()) == []
+    desk.measure(fact("j2", 99, "mine"))
+    assert len(fits(desk.run())) == 1
 
 
 def test_everything_is_told_again_to_a_service_that_begins() -> None:

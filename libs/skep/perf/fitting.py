@@ -2,9 +2,10 @@
 
     measured, ran --> due --(prior, plays of others, fit: a piece at each `work`)--> FamilyFit
 
-A model is fitted for each VC by itself: what the VC measured are its points, and what others did
-only teaches what is expected of it, like the VC's other models. So no tenant's measurements are in
-another's promises, and a tenant that measures much cannot crowd others' models out of a pool.
+A model is fitted for each VC by itself: what the VC measured are its points. The VC's other models
+teach what is expected of it and how wrong that is, and while there are few, other VCs' as well. So
+a tenant that lies can make others' intervals wide or narrow at first. It changes no speed that
+another VC measured, and cannot crowd others' models out of a pool.
 
 A fit takes 5 to 50 ms once its pool has learned, and what a pool learns takes as long as some tens
 of fits. All of it is cut into pieces of at most about one fit, and there is a rest after each. A
@@ -30,6 +31,8 @@ from skep.wire.profile import Fingerprint
 
 POOL_MAX = 8
 """Models in a pool: what it learns costs their number squared, and a piece of it some 60 ms."""
+OWN_ENOUGH = 5
+"""With so many models of its own a VC learns nothing from others, which may say what they like."""
 POOL_POINTS = 16
 """Of each of them."""
 POOLS_MAX = 64
@@ -161,12 +164,17 @@ class Fitting:
             self._fitted_at[model] = now
             self._going = self._begin(model, now)
         self._rests_until = after(now, REST)
-        for _ in self._going.pieces:
-            return []
-        going, self._going = self._going, None
+        going, fits = self._going, list[FamilyFit]()
+        try:
+            for _ in going.pieces:
+                return []
+            fits = self._news(going)
+        except (ArithmeticError, ValueError):
+            pass  # Jobs said what no numbers solve: nothing is predicted. None is known that does.
+        self._going = None
         if not self._again:
             self._again = [after(now, AGAIN_EVERY)]
-        return _told(self._news(going), now)
+        return _told(fits, now)
 
     def check(self) -> None:
         """Assert the bounds.
@@ -263,14 +271,14 @@ class Fitting:
         return pool
 
     def _families(self, vc: str, gpu_type: str) -> dict[str, list[Point]]:
-        """Return what teaches a VC's models: its own first, then one of each other VC, in turns."""
+        """Return what teaches a VC's models: its own, else also one of each other VC, in turns."""
         chosen = _best(vc, self._measured.of(vc), gpu_type)
         others = [
             _best(each, profiles, gpu_type)
             for each, profiles in sorted(self._measured.vcs.items())
             if each != vc
         ]
-        for turn in range(POOL_MAX):
+        for turn in range(POOL_MAX if len(chosen) < OWN_ENOUGH else 0):
             chosen += [each[turn] for each in others if turn < len(each)]
         return {name: thin(points, POOL_POINTS) for name, points in sorted(chosen[:POOL_MAX])}
 

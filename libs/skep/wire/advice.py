@@ -34,7 +34,7 @@ FORM_NUMBERS_MAX = 256
 STRATA = 3
 """How far a placement is from what was measured: near, more GPUs, more nodes."""
 FITS_MAX = 64
-"""Fits in one message. The advisor sends fewer: each has 2 to 4 KB, and what is heard is noted."""
+"""Fits in one message. The advisor sends fewer: each has up to 4 KB, and what is heard is noted."""
 
 
 class JobAdvice(Message, frozen=True):
