@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.estimates.calibration import EVERY, START, Calibration, judged
+from skep.estimates.calibration import EVERY, PREDICTED, START, Calibration, judged
 from skep.estimates.judging import Judging
 from skep.estimates.lengths import Pace, by_owner, by_rate, by_runs, work_of
 from skep.estimates.spans import around, at, chance_below, left, more, span, then, widened
 from skep.estimates.starts import PLAYS, WAITING_MAX, Runs, Waits, starts
+from skep.machines.advisor import AdvisorMachine
+from skep.machines.base import Record
 from skep.perf.fitted import FitsKept
-from skep.units import Duration, Instant, seconds
+from skep.perf.fitting import Model
+from skep.units import Duration, seconds
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
+from skep.wire.codec import Facts
 from skep.wire.estimates import EstimateJudged, Ran
 from skep.wire.facts import CellsSet, End, JobBound, JobEnded, JobQueued, Member
 from skep.wire.findings import JobRate
@@ -374,7 +378,63 @@ def test_a_restarted_advisor_judges_by_the_rate_again() -> None:
     assert fact.ran == 0, "how long it ran before is not seen"
 
 
+def played(machine: AdvisorMachine) -> list[EstimateJudged]:
+    """Return what an advisor records of one job that is queued, bound, and over."""
+    found: list[EstimateJudged] = []
+    for second, fact in (
+        (0, cells()),
+        (1, queued("j1", run_time=100.0)),
+        (2, bound("j1", 2)),
+        (95, ended("j1", 95)),
+    ):
+        told = Facts(service="allocator", at=moment(second), facts=(fact,))
+        effects = machine.decide(told, moment(second))
+        facts = [effect.fact for effect in effects if isinstance(effect, Record)]
+        found += [each for each in facts if isinstance(each, EstimateJudged)]
+        machine.check()
+    return found
+
+
+def test_an_advisor_with_a_log_records_outcomes_and_a_restart_keeps_them() -> None:
+    machine = AdvisorMachine(judges=True)
+    (fact,) = played(machine)
+    assert [each.what for each in fact.outcomes] == ["owner-said"]
+    again = AdvisorMachine(judges=True)
+    for kept in machine.snapshot():
+        again.apply(kept)
+    assert list(again.calibration.facts()) == list(machine.calibration.facts()) != []
+    again = AdvisorMachine(judges=True)
+    again.apply(fact)
+    assert list(again.calibration.facts()) == list(machine.calibration.facts())
+
+
+def test_an_advisor_without_a_log_judges_nothing() -> None:
+    assert played(AdvisorMachine()) == []
+
+
+def test_outcomes_of_predicted_speeds_widen_fits_by_stratum() -> None:
+    machine = AdvisorMachine(judges=True)
+    lasts = around(HOUR, 0.1)
+    for _ in range(4):
+        fact = EstimateJudged(
+            at=T0,
+            job="j1",
+            attempt=1,
+            vc="nlp",
+            family="resnet",
+            gpu_type="v100",
+            gpus=1,
+            nodes=1,
+            outcomes=(judged(f"{PREDICTED} more-nodes", lasts, Duration(9 * HOUR)),),
+        )
+        machine.apply(fact)
+    widening = machine.fitting.widening(Model("nlp", "resnet", "v100"))
+    assert (widening.near, widening.more_gpus) == (1, 1)
+    assert widening.more_nodes == pytest.approx(math.exp(0.8))
+    assert (widening.outcomes, widening.held) == (4, 0)
+    assert machine.fitting.widening(Model("vision", "resnet", "v100")).more_nodes == 1
+
+
 def test_work_of_a_spec_without_hints_is_unknown() -> None:
     work = work_of(JobSpec(name="a", vc="nlp", script="a.py"))
     assert (work.total, work.declared, work.family) == (None, 0, "")
-    assert isinstance(Instant(0), int)

@@ -8,18 +8,18 @@ and not again for a while.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from skep.estimates.calibration import EVERY, START, Calibration, Track
-from skep.estimates.judging import Places, Queue, only_type, owned, pace_of, places_of
+from skep.estimates.judging import Queue, only_type, owned, pace_of, places_of
 from skep.estimates.lengths import Known, Pace, Work, remaining, whole, why_unknown, work_of
 from skep.estimates.spans import more, span, then
-from skep.estimates.starts import Owned, Played, now
+from skep.estimates.starts import UNKNOWN, Owned, Played, now
 from skep.ledger import job_state
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire.cluster import FIFO, Cluster
@@ -36,8 +36,11 @@ from skep_services.ports import Clock
 
 AGAIN_S = 2.0
 """How old an estimate may be that is shown while no fact comes."""
+AT_ONCE_S = 0.03
+"""For so long no request is answered: then the other virtual clusters are left for later."""
 PART = 50
-"""Estimates of all jobs take at most this part of the time, however many there are."""
+"""Estimates take at most this part of the time, however many jobs there are."""
+NEVER_MADE = (-1e9, -1)
 ROOM_NS = seconds(60.0)
 """How long others take to make room, nine times in ten."""
 FAR_NS = 10 * 365 * 24 * 3600 * NS_PER_SECOND
@@ -48,35 +51,53 @@ LISTED_MAX = 2_000
 """Rows of one answer of `/v1/calibration`."""
 
 
+class Seen(NamedTuple):
+    """A job's work, and how long it runs, or still runs, as wide as outcomes say; None: unknown."""
+
+    work: Work
+    basis: Reason
+    lasts: Lasts | None
+
+
 class Estimates:
     """Estimates starts and ends of all unfinished jobs, and of jobs that are only planned."""
 
     def __init__(self, indexer: Indexer, calibration: Calibration, clock: Clock) -> None:
         """Estimate from these."""
         self._indexer, self._calibration, self._clock = indexer, calibration, clock
-        self._again_at = self._ready_at = 0.0
-        self._news = -1
+        self._ready_at = 0.0
+        self._made: dict[str, tuple[float, int]] = {}
+        """By VC: when its estimates were made, and how much was known by then."""
         self._parts: dict[str, tuple[Cluster, Owned]] = {}
         """What VCs own, and in which cluster."""
 
-    def refresh(self) -> None:
-        """Put estimates into the rows of unfinished jobs, unless they are fresh."""
+    def refresh(self, vc: str = "") -> None:
+        """Put estimates into the rows of unfinished jobs that have none, or old ones.
+
+        Work is bounded: of a large cluster some virtual clusters are left for the next time.
+
+        Args:
+            vc: The virtual cluster that is asked for; empty: all, the oldest estimates first.
+        """
         began, news = time.monotonic(), self._indexer.deliveries
-        if began < (self._again_at if news == self._news else self._ready_at):
+        if began < self._ready_at:
             return
-        at = self._clock.now()
-        waiting: dict[str, list[Job]] = {}
+        groups: dict[str, list[Job]] = {}
         for job in self._indexer.fold.active.values():
-            job.row.estimate = self._running(job, at)
-            if job.row.state is State.QUEUED:
-                waiting.setdefault(job.row.vc, []).append(job)
-        for vc, jobs in waiting.items():
-            played = self._queue(vc, at).played()
-            for job in jobs:
-                job.row.estimate = self._waits(job, played.get(job.row.job), at)
+            if not vc or job.row.vc == vc:
+                groups.setdefault(job.row.vc, []).append(job)
+        for name in sorted(groups, key=lambda name: self._made.get(name, NEVER_MADE)):
+            made_at, known = self._made.get(name, NEVER_MADE)
+            if news == known and began < made_at + AGAIN_S:
+                continue
+            self._refresh(name, groups[name])
+            self._made[name] = time.monotonic(), news
+            if time.monotonic() > began + AT_ONCE_S:
+                break
         done = time.monotonic()
-        self._news, self._ready_at = news, done + PART * (done - began)
-        self._again_at = max(self._ready_at, done + AGAIN_S)
+        self._ready_at = done + PART * (done - began)
+        if len(self._made) > 2 * len(groups) + 100 and not vc:
+            self._made = {name: made for name, made in self._made.items() if name in groups}
 
     def planned(self, spec: JobSpec, outcome: Outcome) -> Estimate:
         """Return when a job would start and end.
@@ -86,8 +107,7 @@ class Estimates:
             outcome: What the allocator says would become of it.
         """
         at, work = self._clock.now(), work_of(spec)
-        known = self._whole(work, max(outcome.nodes, 1), work.gpu_type)
-        lasts = None if known is None else self._wide(work, known)
+        seen = self._seen(work, self._whole(work, max(outcome.nodes, 1), work.gpu_type))
         start = None
         match outcome.start:
             case Start.NOW:
@@ -95,34 +115,66 @@ class Estimates:
             case Start.AFTER:
                 start = more(now(), 0, 0, ROOM_NS)
             case Start.LATER if outcome.at is not None:
-                queue = self._queue(spec.vc, at)
-                queue.waits(NEXT, spec, self._indexer.fold.newest + 1, lasts)
+                jobs = [job for job in self._indexer.fold.active.values() if job.row.vc == spec.vc]
+                queue, _ = self._gather(spec.vc, jobs, at)
+                queue.waits(NEXT, spec, self._indexer.fold.newest + 1, seen.lasts)
                 played = queue.played().get(NEXT)
                 if played is not None and played.start is not None:
-                    wide = self._calibrated(work, START, played.start)
-                    start = _moved(wide, outcome.at - at)
+                    start = _moved(self._calibrated(work, START, played.start), outcome.at - at)
             case _:
                 pass
-        end = then(start, lasts) if start is not None and lasts is not None else None
-        basis = known.basis if known is not None else why_unknown(work)
-        return Estimate(start=_times(start, at), end=_times(end, at), basis=basis)
+        return _estimate(_times(start, at), start, seen, at)
 
-    # --- running ---------------------------------------------------------------------------------
+    def _refresh(self, vc: str, jobs: list[Job]) -> None:
+        at = self._clock.now()
+        queue, seen = self._gather(vc, jobs, at)
+        waits = any(job.row.state is State.QUEUED for job in jobs)
+        played = queue.played() if waits else {}
+        for job in jobs:
+            job.row.estimate = self._of(job, seen.get(job.row.job), played, at)
 
-    def _running(self, job: Job, at: Instant) -> Estimate | None:
-        """Return the estimate of a job that has GPUs; None: it has none, or is being stopped."""
-        row, known = job.row, self._indexer.fold.state.jobs.get(job.row.job)
-        if known is None or row.state not in {State.BOUND, State.RUNNING, State.SUSPENDED}:
-            return None
+    def _of(
+        self, job: Job, seen: Seen | None, played: dict[str, Played], at: Instant
+    ) -> Estimate | None:
+        """Return the estimate of a job; None: it is not admitted yet, or is being stopped."""
+        row = job.row
         began = row.started_at or row.bound_at or at
         start = Times(began, began, began)
-        if row.state is State.SUSPENDED:
-            return Estimate(start=start, basis=Reason.SUSPENDED)
-        work = work_of(known.spec)
-        left = self._left(known, work, at)
-        if left is None:
-            return Estimate(start=start, basis=why_unknown(work))
-        return Estimate(start=start, end=_times(self._wide(work, left), at), basis=left.basis)
+        match row.state:
+            case State.SUSPENDED:
+                return Estimate(start=start, basis=Reason.SUSPENDED)
+            case State.BOUND | State.RUNNING if seen is not None:
+                return _estimate(start, None, seen, at, from_now=True)
+            case State.QUEUED if seen is not None:
+                found = played.get(row.job, UNKNOWN).start
+                wide = None if found is None else self._calibrated(seen.work, START, found)
+                return _estimate(_times(wide, at), wide, seen, at)
+            case _:
+                return None
+
+    def _gather(self, vc: str, jobs: Iterable[Job], at: Instant) -> tuple[Queue, dict[str, Seen]]:
+        """Return the jobs of a VC as they are played on, and how long each of them lasts."""
+        state = self._indexer.fold.state
+        entry = state.cells.cluster.vcs.get(vc)
+        planned = entry is not None and entry.policy != FIFO
+        queue = Queue(self._owned(vc), self._indexer.live.turns(at), policy=planned)
+        found: dict[str, Seen] = {}
+        for row in jobs:
+            name = row.row.job
+            job = state.jobs.get(name)
+            if job is None:
+                continue
+            work = work_of(job.spec)
+            if job.state in {job_state.State.QUEUED, job_state.State.RESERVED}:
+                seen = found[name] = self._seen(work, self._whole(work, 1, work.gpu_type))
+                if not job.spec.opportunistic:
+                    queue.waits(name, job.spec, job.sequence, seen.lasts)
+            else:
+                seen = found[name] = self._seen(work, self._left(job, work, at))
+                if row.row.class_in_force != OPPORTUNISTIC_CLASS:
+                    places = places_of(job.members.values())
+                    queue.runs(job.sequence, self._type_of(job), places, seen.lasts)
+        return queue, found
 
     def _left(self, job: job_state.JobState, work: Work, at: Instant) -> Known | None:
         def in_all() -> Known | None:
@@ -139,44 +191,6 @@ class Estimates:
         before = pace_of(steady, None) if steady and steady.attempt == job.attempt else None
         return pace_of(rate, before)
 
-    # --- waiting ---------------------------------------------------------------------------------
-
-    def _queue(self, vc: str, at: Instant) -> Queue:
-        fold = self._indexer.fold
-        entry = fold.state.cells.cluster.vcs.get(vc)
-        planned = entry is not None and entry.policy != FIFO
-        queue = Queue(self._owned(vc), self._indexer.live.turns(at), policy=planned)
-        for job in fold.state.jobs.values():
-            if job.spec.vc != vc:
-                continue
-            work = work_of(job.spec)
-            if job.state in {job_state.State.QUEUED, job_state.State.RESERVED}:
-                if not job.spec.opportunistic:
-                    known = self._whole(work, 1, work.gpu_type)
-                    lasts = None if known is None else self._wide(work, known)
-                    queue.waits(job.job, job.spec, job.sequence, lasts)
-            elif not self._borrows(job.job):
-                left = self._left(job, work, at)
-                lasts = None if left is None else self._wide(work, left)
-                queue.runs(job.sequence, self._type_of(job), _places(job), lasts)
-        return queue
-
-    def _waits(self, job: Job, played: Played | None, at: Instant) -> Estimate:
-        known_job = self._indexer.fold.state.jobs.get(job.row.job)
-        if known_job is None:
-            return Estimate(basis=Reason.LENGTH_UNKNOWN)
-        work = work_of(known_job.spec)
-        known = self._whole(work, 1, work.gpu_type)
-        basis = known.basis if known is not None else why_unknown(work)
-        if played is None or played.start is None:
-            return Estimate(basis=basis)
-        start = self._calibrated(work, START, played.start)
-        end = None
-        if known is not None:
-            lasts = self._wide(work, known)
-            end = then(start, lasts)
-        return Estimate(start=_times(start, at), end=_times(end, at), basis=basis)
-
     # --- what is known ---------------------------------------------------------------------------
 
     def _whole(self, work: Work, nodes: int, gpu_type: str) -> Known | None:
@@ -186,8 +200,10 @@ class Estimates:
             gpu_type = only_type(work, self._owned(work.vc))
         return whole(work, nodes, (work.gpus, gpu_type), (known, seen), self._indexer.live.fits)
 
-    def _wide(self, work: Work, known: Known) -> Lasts:
-        return self._calibrated(work, known.what, known.lasts)
+    def _seen(self, work: Work, known: Known | None) -> Seen:
+        if known is None:
+            return Seen(work, why_unknown(work), None)
+        return Seen(work, known.basis, self._calibrated(work, known.what, known.lasts))
 
     def _calibrated(self, work: Work, what: str, lasts: Lasts) -> Lasts:
         return self._calibration.widened(work.vc, work.family, what, lasts)
@@ -203,13 +219,15 @@ class Estimates:
         chain = self._indexer.fold.state.cells.chains.get(job.chain)
         return chain.topology.gpu if chain is not None else job.spec.resources.only_type
 
-    def _borrows(self, name: str) -> bool:
-        job = self._indexer.fold.active.get(name)
-        return job is not None and job.row.class_in_force == OPPORTUNISTIC_CLASS
 
-
-def _places(job: job_state.JobState) -> Places:
-    return places_of(job.members.values())
+def _estimate(
+    times: Times | None, start: Lasts | None, seen: Seen, at: Instant, *, from_now: bool = False
+) -> Estimate:
+    """Return an estimate: it ends as long after its start, or after now, as it lasts."""
+    end = seen.lasts if from_now else None
+    if not from_now and start is not None and seen.lasts is not None:
+        end = then(start, seen.lasts)
+    return Estimate(start=times, end=_times(end, at), basis=seen.basis)
 
 
 def _times(lasts: Lasts | None, at: Instant) -> Times | None:

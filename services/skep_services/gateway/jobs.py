@@ -93,7 +93,7 @@ class Jobs:
         if order not in ORDERS:
             raise ApiError(400, Reason.BAD_VALUE, f"`order` is one of {', '.join(ORDERS)}")
         name, limit = request.query.get("name", ""), number(request, "limit", LIMIT, LIMIT)
-        self._drafts.estimates.refresh()
+        self._drafts.estimates.refresh(vc)
         listed = Listed([], 0)
         # Memory first: a job that ends in between is then in both, not in neither.
         active = self._active(state, vc, name) if state not in {"ended", *ENDED} else []
@@ -285,7 +285,7 @@ class Jobs:
         ]
 
     async def _whole(self, job: Job) -> dict[str, Any]:
-        self._drafts.estimates.refresh()
+        self._drafts.estimates.refresh(job.row.vc)
         spec = await self._indexer.spec(job)
         tier, can = job.attempts[-1].can() if job.attempts else ("", ())
         return {
