@@ -23,6 +23,7 @@ from skep.wire.facts import EpochBegan
 from skep.wire.packs import GpusShared, Mode
 from skep.wire.profile import AdvisorFact, Fingerprint, Profiled, ProfileMeasured, Timing
 from skep.wire.reasons import Reason
+from skep.wire.spec import Elastic, SizeHint
 from tests.unit.test_advisor import at, bound, node, queued, requeued, spec
 
 MS = 1_000_000
@@ -318,6 +319,19 @@ def test_each_size_is_recorded_and_what_is_shared_is_marked() -> None:
     )
     (marked,) = heard(advisor, told(shared), profiled("j1", 12, 2))
     assert marked.shared
+
+
+def test_a_batch_that_workers_share_out_has_its_part_at_each_size() -> None:
+    """What an elastic job shows is of the size that it had then, if it shows anything."""
+    size = SizeHint(family="resnet", batch_size=96)
+    elastic = msgspec.structs.replace(spec(), size=size, elastic=Elastic(min=1, max=4))
+    advisor = begun(queued("j1", elastic), bound("j1", "n1", "n2"))
+    found = heard(advisor, profiled("j1", 10, 2), profiled("j1", 6, 4))
+    assert [(each.gpus, each.batch) for each in found] == [(2, 48), (4, 24)]
+    unsaid = msgspec.structs.replace(elastic, size=SizeHint(family="resnet"))
+    advisor = begun(queued("j1", unsaid), bound("j1", "n1", "n2"))
+    (shown,) = heard(advisor, profiled("j1", 10, 2))
+    assert shown.batch == NET.batch[0]
 
 
 def test_what_cannot_be_is_not_recorded() -> None:

@@ -112,6 +112,9 @@ class _Job(runs.Run, kw_only=True, gc=False):
     vc: str = ""
     each: int = 1
     """GPUs of a worker."""
+    shared_batch: int = 0
+    """Samples of a mini-batch, if its workers share them out however many there are; 0: they do
+    not, or its spec does not say it."""
     shown: _Shown | None = None
 
 
@@ -339,6 +342,7 @@ class AdvisorMachine:
             total=spec.size.total(),
             vc=spec.vc,
             each=spec.resources.gpus,
+            shared_batch=(spec.size.batch_size or 0) if spec.elastic is not None else 0,
         )
         self._jobs[fact.job] = job
         self._wait(job)
@@ -443,7 +447,7 @@ class AdvisorMachine:
             p90_ns=timing.p90_ns,
             samples=timing.samples,
             spread_milli=1000 * timing.deviation_ns // timing.mean_ns,
-            batch=_batch(job.shown.fingerprint, job.each),
+            batch=_batch(job, found.workers),
             shared=job.shares,
             fingerprint=job.shown.fingerprint,
         )
@@ -520,8 +524,11 @@ class AdvisorMachine:
         return predict.remaining(job.total, job.steps, step_ns)
 
 
-def _batch(shown: Fingerprint | None, each: int) -> int:
+def _batch(job: _Job, workers: int) -> int:
     """Return how many samples a mini-batch has on each GPU, as far as it shows; 0: unknown."""
+    shown = job.shown.fingerprint if job.shown is not None else None
+    if job.shared_batch:
+        return max(1, job.shared_batch // (workers * job.each))
     if shown is None or len(shown.batch) < 2:
         return 0
-    return max(1, shown.batch[0] * max(1, shown.processes) // max(1, each))
+    return max(1, shown.batch[0] * max(1, shown.processes) // max(1, job.each))
