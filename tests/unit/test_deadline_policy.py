@@ -66,6 +66,15 @@ def test_a_promise_takes_gpus_when_it_has_to_begin() -> None:
     assert (turns(made), victims(made)) == (["j2"], ["j1"])
 
 
+def test_advice_that_a_job_is_lost_does_not_go_before_its_promise() -> None:
+    """It may rest on other placements: live, on runs on two nodes of what was promised on one."""
+    running = job("j1", 4, on=[("n1", 4)])
+    assert victims(plan(running, timed("j2", 4, due=103, lasts=72, needs=110))) == ["j1"]
+    assert victims(plan(running, timed("j2", 4, due=60, lasts=72, needs=110))) == []
+    risky = timed("j2", 4, due=103, lasts=72, needs=110, answer="at-risk")
+    assert victims(plan(running, risky)) == []
+
+
 def test_a_promised_job_that_runs_keeps_its_gpus() -> None:
     """It could not go on elsewhere without a loss, so not even a pressing one takes them."""
     fixed = timed("j1", 4, due=3000, lasts=1000, on=[("n1", 4)])

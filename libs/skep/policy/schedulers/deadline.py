@@ -201,7 +201,11 @@ class Deadline(Preemptive, frozen=True):
         aged = self._aged_at(job, now)
         left = job.remaining(now)
         lasts = max(promise.lasts - job.ran(now), 0)
-        lost = promise.due - (lasts // 2 if left is None else left)
+        least = lasts // 2 if left is None else left
+        if promise.answer == "accepted":
+            # Advice may be about other placements. What was promised knows more.
+            least = min(least, lasts)
+        lost = promise.due - least
         if promise.due and lost > now:
             begin = max(promise.due - lasts, 0)
             presses = begin - seconds(self.lead_s)
