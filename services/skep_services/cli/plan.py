@@ -81,14 +81,20 @@ def _tell(answer: dict[str, Any]) -> None:
             f"{answer['service_class']}"
         )
     )
-    for line in (start_text(outcome, now_ns), *effects(outcome), end_text(outcome, now_ns)):
-        print(printable(f"  {line}"))
     estimate = answer.get("estimate") or {}
-    for what, word in (("start", "starts"), ("end", "ends")):
-        if estimate.get(what):
-            basis = f" ({estimate['basis']})" if what == "end" else ""
-            times = render.between(estimate[what], now_ns)
-            print(printable(f"  eight times in ten it {word} {times}{basis}"))
+    lines = [start_text(outcome, now_ns), *effects(outcome)]
+    if estimate.get("start"):
+        times = render.between(estimate["start"], now_ns)
+        lines.append(f"eight times in ten it starts {times}")
+    if estimate.get("end"):
+        times = render.between(estimate["end"], now_ns)
+        lines.append(
+            f"eight times in ten it ends {times} ({estimate['basis']}){_latest(outcome, now_ns)}"
+        )
+    else:
+        lines.append(end_text(outcome, now_ns))
+    for line in lines:
+        print(printable(f"  {line}"))
 
 
 def tell_what_if(answer: dict[str, Any]) -> None:
@@ -150,11 +156,15 @@ def end_text(outcome: dict[str, Any], now_ns: int) -> str:
         outcome: The allocator's word on an end, as the gateway tells it.
         now_ns: The time (ns since 1970).
     """
-    most = outcome["ends_most"]
-    latest = f", or in {duration(most - now_ns)} at the latest (its limit)" if most else ""
+    latest = _latest(outcome, now_ns)
     if outcome["ends_at"]:
         return f"it would end in about {duration(max(0, outcome['ends_at'] - now_ns))}{latest}"
     return f"when it would end is not known{latest}"
+
+
+def _latest(outcome: dict[str, Any], now_ns: int) -> str:
+    most = outcome["ends_most"]
+    return f", or in {duration(most - now_ns)} at the latest (its limit)" if most else ""
 
 
 def effects(outcome: dict[str, Any]) -> list[str]:
