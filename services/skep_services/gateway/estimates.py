@@ -290,13 +290,14 @@ class Calibrations:
             text = f"no estimate of family {family!r} was judged{meant(family, families)}"
             raise ApiError(404, Reason.UNKNOWN_MODEL, text)
         rows = [
-            _row(name, each, what, track)
+            (name, each, what, track)
             for name, each, group in found
             for what, track in sorted(group.tracks.items())
             if not family or each == family
         ]
         left_out = max(0, len(rows) - LISTED_MAX)
-        return json_response({"estimates": rows[:LISTED_MAX], "left_out": left_out})
+        listed = [_row(*each) for each in rows[:LISTED_MAX]]
+        return json_response({"estimates": listed, "left_out": left_out})
 
 
 def _row(vc: str, family: str, what: str, track: Track) -> dict[str, Any]:
