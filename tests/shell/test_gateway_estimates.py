@@ -15,6 +15,7 @@ from skep.wire.estimates import EstimateJudged, Outcome
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import JobRate, Rates
 from skep.wire.spec import SizeHint
+from skep_services.gateway import estimates
 from tests.gateway_kit import House, opened, submitted
 from tests.kit import at
 from tests.shell.test_gateway_what_if import answering
@@ -123,7 +124,9 @@ async def test_a_plan_has_start_and_end_and_an_ended_job_has_neither(house: Hous
 
 
 @pytest.mark.asyncio
-async def test_calibration_is_told_by_vc_and_family(house: House) -> None:
+async def test_calibration_is_told_by_vc_and_family(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = [judged("resnet", "nlp", took) for took in (100, 100, 200)]
     await told(house, *facts, judged("secret", "vision", 100, "start"))
     rows = (await house.op.get("/v1/calibration"))["estimates"]
@@ -141,6 +144,9 @@ async def test_calibration_is_told_by_vc_and_family(house: House) -> None:
     assert len((await house.nlp.get("/v1/calibration"))["estimates"]) == 2
     named = (await house.op.get("/v1/calibration?vc=nlp&family=resnet"))["estimates"]
     assert named == [own]
+    monkeypatch.setattr(estimates, "LISTED_MAX", 1)
+    cut = await house.op.get("/v1/calibration")
+    assert (cut["estimates"], cut["left_out"]) == ([rows[0]], 3)
     metrics = await (await house.op.open("/metrics")).text()
     assert 'skep_estimates_total{outcome="held",vc="nlp",what="earlier-runs"} 2.0' in metrics
     assert 'skep_estimates_total{outcome="missed",vc="nlp",what="earlier-runs"} 1.0' in metrics

@@ -309,6 +309,18 @@ def test_the_budget_of_a_vc_is_kept_and_survives_a_restart() -> None:
     assert accounts.fits(known_probes, 4, 4, settings.LASTS_PROBE, after(at(80_000), accounts.DAY))
 
 
+def test_only_probes_of_the_last_day_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "PROBES_MAX", 1)
+    decide = ready()
+    effects = look(decide, 5, (2, 1))
+    assert of(effects, TrialBegun)
+    answers(decide, effects, 40)
+    answers(decide, decide(measured(60), 60), 64)
+    assert not of(look(decide, 8_000, (2, 1)), TrialBegun)
+    assert not of(look(decide, 86_000, (2, 1)), TrialBegun)
+    assert of(look(decide, 90_000, (2, 1)), TrialBegun)
+
+
 def test_a_vc_has_one_probe_at_a_time() -> None:
     second = {**JOB, "workers": 1, "size": SizeHint(family="resnet")}
     decide = ready(second, elastic=Elastic(min=2, max=3))

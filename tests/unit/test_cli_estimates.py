@@ -51,7 +51,9 @@ def estimate(*, start: Any = None, end: Any = None) -> dict[str, Any]:
     [
         (times(50 * MINUTE, HOUR, 2 * HOUR), "13:00 (12:50-14:00)"),
         (times(30 * SECOND, MINUTE, 2 * MINUTE), "12:01:00 (12:00:30-12:02:00)"),
-        (times(HOUR, 13 * HOUR, 40 * HOUR), "Tue 01:00 (13:00-Wed 04:00)"),
+        (times(HOUR, 13 * HOUR, 40 * HOUR), "Tue 01:00 (Mon 13:00-Wed 04:00)"),
+        (times(9 * HOUR, 11 * HOUR, 13 * HOUR), "23:00 (21:00-Tue 01:00)"),
+        (times(HOUR, 200 * HOUR, 210 * HOUR), "Mar 10 (Mon 13:00-11)"),
         (times(30 * HOUR, 31 * HOUR, 200 * HOUR), "Tue 19:00 (18:00-Mar 10)"),
         (times(0, 9000 * HOUR, 90_000 * HOUR), "2027-03 (12:00:00-2036-06)"),
     ],
@@ -132,6 +134,21 @@ def test_calibration_is_a_table_and_a_picture(
     assert observed([0] * 10) == [0.0] * 5
     _, out, _ = run("calibration", "--json")
     assert '"covered":0.8' in out.replace(" ", "")
+
+
+def test_calibration_fits_a_terminal_of_80_columns(
+    gateway: FakeGateway, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "terminal_width", lambda *_: 80)
+    named = {"vc": "a-long-name", "family": "resnet50-imagenet", "outcomes": 12_345}
+    rows = [
+        {**ROWS[0], **named, "what": f"predicted-speed more-{each}"} for each in ("gpus", "nodes")
+    ]
+    gateway.on("GET /v1/calibration", {"estimates": rows, "left_out": 0})
+    _, out, _ = run("calibration")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "more-gp" in out
+    assert "more-no" in out
 
 
 def test_calibration_without_outcomes_and_with_unknown_names(

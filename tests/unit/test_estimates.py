@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skep.estimates.calibration import EVERY, PREDICTED, START, Calibration, judged
-from skep.estimates.judging import Judging
+from skep.estimates.judging import Judging, Queue
 from skep.estimates.lengths import Pace, by_owner, by_rate, by_runs, work_of
 from skep.estimates.spans import around, at, chance_below, left, more, span, then, widened
 from skep.estimates.starts import PLAYS, WAITING_MAX, Runs, Waits, starts
@@ -438,3 +439,18 @@ def test_outcomes_of_predicted_speeds_widen_fits_by_stratum() -> None:
 def test_work_of_a_spec_without_hints_is_unknown() -> None:
     work = work_of(JobSpec(name="a", vc="nlp", script="a.py"))
     assert (work.total, work.declared, work.family) == (None, 0, "")
+
+
+def test_only_the_first_jobs_of_a_long_queue_are_looked_at() -> None:
+    queue, asked = Queue({"cpu": (1,)}, {}, policy=False), list[int]()
+
+    def asks(number: int) -> Lasts:
+        asked.append(number)
+        return around(HOUR, 0.1)
+
+    for number in reversed(range(2 * WAITING_MAX)):
+        each = JobSpec(name="a", vc="nlp", command=("true",), priority=number % 2)
+        queue.waits(f"j{number}", each, number, partial(asks, number))
+    played = queue.played()
+    assert asked == list(range(1, 2 * WAITING_MAX, 2))
+    assert list(played) == [f"j{number}" for number in asked]

@@ -282,6 +282,12 @@ def test_it_is_told_what_probes_took_and_when_that_is_all() -> None:
     known.append(replace(known[0], trial=9))
     (told,) = budgets(state, "", at(400))
     assert (told["used_s"], told["why"]) == (1800, Reason.PROBE_BUDGET_USED)
+    (told,) = budgets(state, "nlp", at(86_400 + 100))
+    assert told["probes"] == 3
+    known.append(replace(known[0], trial=10, at=at(50_000), until=at(50_100), ended=at(50_100)))
+    (told,) = budgets(state, "nlp", at(90_000))
+    assert (told["probes"], told["used_s"]) == (1, 200)
+    known.pop()
     assert budgets(state, "vision", at(400)) == []
     assert budgets(state, "nlp", at(90_000)) == []
 

@@ -307,6 +307,21 @@ def test_rates_fill_the_row_of_the_attempt_that_runs() -> None:
     assert row.eta_s is None
 
 
+def test_rates_that_are_told_in_several_messages_belong_together() -> None:
+    cluster = cluster_of()
+    first, second = (cluster.submit(spec()) for _ in range(2))
+    cluster.runs(first)
+    cluster.runs(second)
+    live = live_of(cluster)
+    each = [JobRate(job=job, attempt=1, steps=1, rate_milli=1000) for job in (first, second)]
+    for rate in each:
+        live.apply(Rates(at=NOW, jobs=(rate,)), NOW)
+    assert list(live.rates) == list(live.utilisation) == [first, second]
+    later = after(NOW, seconds(1))
+    live.apply(Rates(at=later, jobs=(each[1],)), later)
+    assert list(live.rates) == list(live.utilisation) == [second]
+
+
 def test_estimates_fade_when_nobody_measures() -> None:
     cluster = cluster_of()
     job = cluster.submit(spec(size=SizeHint(mini_batches=100)))

@@ -14,8 +14,10 @@ at once says nothing. Plays of a queue are some LOOK_EVERY apart; jobs are judge
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +52,8 @@ BORROWS = ("auto", "opportunistic")
 """What `over_quota` says of a job that may have idle GPUs while it waits."""
 Places = tuple[tuple[str, int], ...]
 """Nodes, and GPUs there."""
+Lengths = Callable[[], Lasts | None]
+"""Returns how long a job runs; None: that is not known."""
 
 
 class Made(NamedTuple):
@@ -91,7 +95,7 @@ class Queue:
         """
         self.owned, self._turns, self._policy = owned, turns, policy
         self._running: list[Runs] = []
-        self._waiting: list[tuple[tuple[int, int, int], str, Waits]] = []
+        self._waiting: list[tuple[tuple[int, int, int], str, JobSpec, Lengths]] = []
 
     def runs(self, number: int, gpu_type: str, places: Places, left: Lasts | None) -> None:
         """Add a job that has GPUs of the VC.
@@ -105,28 +109,29 @@ class Queue:
         kind = gpu_type or next(iter(self.owned), "")
         self._running.append(Runs(number, kind, places, left))
 
-    def waits(self, name: str, spec: JobSpec, number: int, lasts: Lasts | None) -> None:
+    def waits(self, name: str, spec: JobSpec, number: int, lasts: Lengths) -> None:
         """Add a job that waits.
 
         Args:
             name: Its id.
             spec: What it wants.
             number: Its number.
-            lasts: How long it runs.
+            lasts: Returns how long it runs; only of the first jobs is that asked.
         """
-        wanted = spec.resources
-        kinds = tuple(kind for kind in self.owned if suits(wanted.gpu_type, kind))
-        key = -spec.priority, self._turns.get(name, 1 << 30), number
-        early = self._policy or spec.over_quota in BORROWS
-        job = Waits(number, kinds, wanted.workers, wanted.gpus, lasts, early)
-        self._waiting.append((key, name, job))
+        turn = self._turns.get(name, 1 << 30)
+        self._waiting.append(((-spec.priority, turn, number), name, spec, lasts))
 
     def played(self) -> dict[str, Played]:
         """Return when the first jobs that wait start and end."""
-        self._waiting.sort()
-        first = self._waiting[:WAITING_MAX]
-        found = starts(self.owned, self._running, [each for _, _, each in first])
-        return {name: played for (_, name, _), played in zip(first, found, strict=True)}
+        first = heapq.nsmallest(WAITING_MAX, self._waiting, key=itemgetter(0))
+        found = starts(self.owned, self._running, [self._waits(*each) for each in first])
+        return {name: played for (_, name, *_), played in zip(first, found, strict=True)}
+
+    def _waits(self, key: tuple[int, int, int], _: str, spec: JobSpec, lasts: Lengths) -> Waits:
+        wanted = spec.resources
+        kinds = tuple(kind for kind in self.owned if suits(wanted.gpu_type, kind))
+        early = self._policy or spec.over_quota in BORROWS
+        return Waits(key[-1], kinds, wanted.workers, wanted.gpus, lasts(), early)
 
 
 class Judging:
@@ -309,8 +314,7 @@ class Judging:
                 continue
             if not job.attempt:
                 if not job.spec.opportunistic:
-                    lasts = self._lasts(job, self._whole(job))
-                    queue.waits(name, job.spec, job.number, lasts)
+                    queue.waits(name, job.spec, job.number, partial(self._all_of, job))
             elif not job.borrows:
                 ran = max(now - job.bound_at, 0)
                 pace = None if job.pace is None else gone_on(job.pace, now - job.paced_at)
@@ -323,6 +327,9 @@ class Judging:
         seen = self._calibration.lengths(job.work.vc)
         on = job.work.gpus, self._type_of(job)
         return whole(job.work, max(len(job.nodes), 1), on, (known, seen), self._fits)
+
+    def _all_of(self, job: _Job) -> Lasts | None:
+        return self._lasts(job, self._whole(job))
 
     def _lasts(self, job: _Job, known: Known | None) -> Lasts | None:
         return None if known is None else self._wide(job.work, known)

@@ -53,6 +53,16 @@ def used(probes: Iterable[Probe], now: Instant) -> int:
     return sum(spent(each, now) for each in probes if _counts(each, now))
 
 
+def recent(probes: Iterable[Probe], now: Instant) -> int:
+    """Return how many probes there were in the last 24 hours.
+
+    Args:
+        probes: Of one VC. Older ones are forgotten when the next one begins.
+        now: The end of the 24 hours.
+    """
+    return sum(_counts(each, now) for each in probes)
+
+
 def fits(probes: Iterable[Probe], owned: int, takes: int, lasts: Duration, now: Instant) -> bool:
     """Return whether a further probe may begin.
 

@@ -60,7 +60,7 @@ def _columns(rows: list[dict[str, Any]]) -> list[Column]:
     return [
         Column("VC", [one["vc"] for one in rows], narrow=6),
         Column("FAMILY", [one["family"] or "(all)" for one in rows], narrow=10),
-        Column("ESTIMATED BY", [one["what"] for one in rows]),
+        Column("ESTIMATED BY", [one["what"] for one in rows], narrow=24),
         Column("JUDGED", [str(one["outcomes"]) for one in rows], right=True),
         Column("HELD", [str(one["held"]) for one in rows], right=True, drop=1),
         Column("COVERED", [_part(one["covered"]) for one in rows], right=True),

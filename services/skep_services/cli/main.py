@@ -106,7 +106,7 @@ def overview() -> str:
     lines = ["usage: skep COMMAND [options]     (skep COMMAND -h tells more)", ""]
     for title, group in GROUPS.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:10} {text}" for name, (_, text) in group.items()]
+        lines += [f"  {name:11} {text}" for name, (_, text) in group.items()]
         lines.append("")
     lines.append("every command takes --json and --home DIR\n")
     lines.append(exits.HELP)

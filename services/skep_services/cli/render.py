@@ -309,6 +309,8 @@ def instant(at_ns: int, now_ns: int) -> str:
 def between(times: dict[str, int] | None, now_ns: int) -> str:
     """Return an estimated instant with its range: `18:40 (18:31-19:02)`.
 
+    Ends of the range without a day are of the day of the instant, if that has one.
+
     Args:
         times: P10, P50 and P90 (ns since 1970); None: not known, and `-` is returned.
         now_ns: The time.
@@ -316,10 +318,12 @@ def between(times: dict[str, int] | None, now_ns: int) -> str:
     if times is None:
         return "-"
     low, middle, high = (instant(times[name], now_ns) for name in ("p10", "p50", "p90"))
-    if low.split(" ")[:-1] == middle.split(" ")[:-1]:
-        low = low.split(" ")[-1]
-    if high.split(" ")[:-1] == middle.split(" ")[:-1]:
-        high = high.split(" ")[-1]
+    day = middle.split(" ")[:-1]
+    if day and ":" in low and " " not in low:
+        low = time.strftime("%a ", time.localtime(times["p10"] // 1_000_000_000)) + low
+    low, high = (
+        each.split(" ")[-1] if each.split(" ")[:-1] == day else each for each in (low, high)
+    )
     return f"{middle} ({low}-{high})"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -19,7 +20,7 @@ from skep.estimates.calibration import EVERY, START, Calibration, Track
 from skep.estimates.judging import Queue, only_type, owned, pace_of, places_of
 from skep.estimates.lengths import Known, Pace, Work, remaining, whole, why_unknown, work_of
 from skep.estimates.spans import more, span, then
-from skep.estimates.starts import UNKNOWN, Owned, Played, now
+from skep.estimates.starts import UNKNOWN, WAITING_MAX, Owned, Played, now
 from skep.ledger import job_state
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire.cluster import FIFO, Cluster
@@ -117,7 +118,7 @@ class Estimates:
             case Start.LATER if outcome.at is not None:
                 jobs = [job for job in self._indexer.fold.active.values() if job.row.vc == spec.vc]
                 queue, _ = self._gather(spec.vc, jobs, at)
-                queue.waits(NEXT, spec, self._indexer.fold.newest + 1, seen.lasts)
+                queue.waits(NEXT, spec, self._indexer.fold.newest + 1, lambda: seen.lasts)
                 played = queue.played().get(NEXT)
                 if played is not None and played.start is not None:
                     start = _moved(self._calibrated(work, START, played.start), outcome.at - at)
@@ -153,28 +154,41 @@ class Estimates:
                 return None
 
     def _gather(self, vc: str, jobs: Iterable[Job], at: Instant) -> tuple[Queue, dict[str, Seen]]:
-        """Return the jobs of a VC as they are played on, and how long each of them lasts."""
+        """Return the jobs of a VC as they are played on, and how long each of them lasts.
+
+        Of those that wait the first ones are looked at, when they are played on.
+        """
         state = self._indexer.fold.state
         entry = state.cells.cluster.vcs.get(vc)
         planned = entry is not None and entry.policy != FIFO
         queue = Queue(self._owned(vc), self._indexer.live.turns(at), policy=planned)
         found: dict[str, Seen] = {}
+        others = 0
         for row in jobs:
             name = row.row.job
             job = state.jobs.get(name)
             if job is None:
                 continue
-            work = work_of(job.spec)
             if job.state in {job_state.State.QUEUED, job_state.State.RESERVED}:
-                seen = found[name] = self._seen(work, self._whole(work, 1, work.gpu_type))
+                look = partial(self._waiting, found, name, job.spec)
                 if not job.spec.opportunistic:
-                    queue.waits(name, job.spec, job.sequence, seen.lasts)
+                    queue.waits(name, job.spec, job.sequence, look)
+                elif others < WAITING_MAX:
+                    others += 1
+                    look()
             else:
+                work = work_of(job.spec)
                 seen = found[name] = self._seen(work, self._left(job, work, at))
                 if row.row.class_in_force != OPPORTUNISTIC_CLASS:
                     places = places_of(job.members.values())
                     queue.runs(job.sequence, self._type_of(job), places, seen.lasts)
         return queue, found
+
+    def _waiting(self, found: dict[str, Seen], name: str, spec: JobSpec) -> Lasts | None:
+        """Note how long a job that waits will run, and return it."""
+        work = work_of(spec)
+        seen = found[name] = self._seen(work, self._whole(work, 1, work.gpu_type))
+        return seen.lasts
 
     def _left(self, job: job_state.JobState, work: Work, at: Instant) -> Known | None:
         def in_all() -> Known | None:
@@ -276,13 +290,14 @@ class Calibrations:
             text = f"no estimate of family {family!r} was judged{meant(family, families)}"
             raise ApiError(404, Reason.UNKNOWN_MODEL, text)
         rows = [
-            _row(name, each, what, track)
+            (name, each, what, track)
             for name, each, group in found
             for what, track in sorted(group.tracks.items())
             if not family or each == family
         ]
         left_out = max(0, len(rows) - LISTED_MAX)
-        return json_response({"estimates": rows[:LISTED_MAX], "left_out": left_out})
+        listed = [_row(*each) for each in rows[:LISTED_MAX]]
+        return json_response({"estimates": listed, "left_out": left_out})
 
 
 def _row(vc: str, family: str, what: str, track: Track) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Live:
         self.steady: dict[str, JobRate] = {}
         self.fits = FitsKept()
         """What predicts the speed of models."""
+        self._told_at: Instant | None = None
+        """When the introspector told the rates that are known; it does so in several messages."""
         self._advice: QueueAdvice | None = None
         self._fold = fold
         self._since = now
@@ -94,20 +96,20 @@ class Live:
                 job.row.eta_s = None
 
     def _rates(self, rates: Rates, now: Instant) -> None:
-        self.rates_at = now
-        utilisation: dict[str, int] = {}
-        fresh: dict[str, JobRate] = {}
+        if rates.at != self._told_at:
+            self.utilisation, self.rates = {}, {}
+        self.rates_at, self._told_at = now, rates.at
         for rate in rates.jobs:
             job = self._running(rate.job, rate.attempt)
             if job is not None:
-                utilisation[rate.job] = rate.utilisation
-                fresh[rate.job] = rate
+                self.utilisation[rate.job] = rate.utilisation
+                self.rates[rate.job] = rate
                 if rate.samples:
                     self.steady[rate.job] = rate
                 _rated(job, rate)
-        self.utilisation, self.rates = utilisation, fresh
-        if len(self.steady) > 2 * len(fresh) + 100:
-            self.steady = {name: rate for name, rate in self.steady.items() if name in fresh}
+        active = self._fold.active
+        if len(self.steady) > 2 * len(active) + 100:
+            self.steady = {name: rate for name, rate in self.steady.items() if name in active}
 
     def _running(self, name: str, attempt: int) -> Job | None:
         job = self._fold.active.get(name)

@@ -106,10 +106,11 @@ def budgets(state: ClusterState, vc: str, now: Instant) -> list[dict[str, Any]]:
             continue
         owned = gpus_owned(state.cells.cluster, name) if name in state.cells.cluster.vcs else 0
         lasts = Duration(known[-1].until - known[-1].at - probes.PUT_BACK)
-        fits = probes.fits(known, owned, 1, lasts, now) and len(known) < probes.PROBES_MAX
+        recent = probes.recent(known, now)
+        fits = probes.fits(known, owned, 1, lasts, now) and recent < probes.PROBES_MAX
         row = {
             "vc": name,
-            "probes": len(known),
+            "probes": recent,
             "used_s": probes.used(known, now) // NS_PER_SECOND,
             "most_s": probes.most(owned) // NS_PER_SECOND,
             "why": None if fits else Reason.PROBE_BUDGET_USED,

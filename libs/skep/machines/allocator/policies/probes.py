@@ -179,7 +179,9 @@ def _affordable(
     takes = max(place.workers, job.size) * job.spec.resources.gpus
     owned = gpus_owned(tx.state.cells.cluster, planned.vc)
     lasts = tx.settings.trial_rules.lasts_probe
-    return len(known) < probes.PROBES_MAX and probes.fits(known, owned, takes, lasts, now)
+    if probes.recent(known, now) >= probes.PROBES_MAX:
+        return False
+    return probes.fits(known, owned, takes, lasts, now)
 
 
 def _begin(tx: Transaction, job: JobState, place: Place, now: Instant) -> bool:
