@@ -80,8 +80,10 @@ class FitsKept:
                 most = max(self._known, key=lambda vc: (len(self._known[vc]), vc))
                 del self._known[most][next(iter(self._known[most]))]
                 self._count -= 1
-        if not self._known[fit.vc]:
-            del self._known[fit.vc]
+                if not self._known[most]:
+                    del self._known[most]
+        if not known:
+            self._known.pop(fit.vc, None)
         return before is not None if fitted is None else before is None or before[0] != fit
 
     def get(self, vc: str, family: str, gpu_type: str) -> Fitted | None:
