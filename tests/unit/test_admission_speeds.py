@@ -291,6 +291,16 @@ def test_what_is_over_is_forgotten(admission: Driver[AdmissionMachine]) -> None:
     assert (measured.pending, measured._paces, measured._attempts) == ({}, {}, {})
 
 
+def test_a_pace_that_nobody_outlives_makes_facts_within_their_bounds(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    begins(admission)
+    unsure = {"samples": 9, "mean_milli": 1000, "spread_milli": 1000}
+    (moved,) = hear(admission, 600, pace("j1", 2**62 / NS_PER_SECOND, **unsure))
+    assert isinstance(moved, PromiseMoved)
+    assert msgspec.json.decode(msgspec.json.encode(moved), type=PromiseMoved) == moved
+
+
 def test_what_was_measured_survives_a_restart(admission: Driver[AdmissionMachine]) -> None:
     begins(admission)
     (moved,) = hear(admission, 600, pace("j1", 2 * HOUR))
