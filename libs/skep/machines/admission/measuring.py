@@ -122,6 +122,8 @@ class Measurements:
         unsure = min(max(unsure, LEAST_UNSURE), MOST_UNSURE)
         ran = pledge.served(at)
         low, middle, high = rest * (1 - unsure), rest, rest * (1 + unsure)
+        if pace.samples < 2:
+            low = 0.0  # Its first minute may be slow. No promise is broken by that.
         return Lasts(
             p10=Duration(ran + round(low)),
             p50=Duration(ran + round(middle)),
