@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from skep.machines.admission import AdmissionMachine
 from skep.machines.base import Effect, Send
 from skep.promises.length import SEEN_MAX
+from skep.promises.pledges import PledgesKept
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.admin import SetVcs
 from skep.wire.changes import Goal, JobChanged, Result
@@ -373,6 +375,26 @@ def test_no_gang_is_promised_gpus_of_two_chains() -> None:
     for number, chain in ((5, ""), (6, "v100b")):
         (_, made) = facts_of(submit(driver, number, finish_by="90m", gpus=8))
         assert made.place.chain == chain
+
+
+def test_promises_of_logs_that_counted_both_chains_as_one_are_judged_again() -> None:
+    """Nodes were numbered by type of GPU, so the second chain's were the third and the fourth."""
+    driver = two_chains()
+    (_, made) = facts_of(submit(driver, 1, finish_by="2h", gpus=8, workers=2))
+    earlier = msgspec.structs.replace(made.place, nodes=((2, 8), (3, 8)))
+    old = msgspec.structs.replace(made, place=earlier)
+    driver.machine.apply(old)
+    driver.machine.check()
+    again = AdmissionMachine()
+    for piece in deepcopy(driver.machine.snapshot()):
+        for pledge in piece.pledges if isinstance(piece, PledgesKept) else ():
+            pledge.booked = True  # As it was when both were one.
+        again.apply(piece)
+    again.check()
+    (moved,) = facts_of(driver.tick(10))
+    assert isinstance(moved, PromiseMoved)
+    assert moved.why is Reason.CELLS_CHANGED
+    driver.machine.check()
 
 
 def test_owners_that_are_wrong_get_wider_intervals(admission: Driver[AdmissionMachine]) -> None:

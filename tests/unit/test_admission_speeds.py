@@ -66,6 +66,9 @@ def told(*fits: FamilyFit, jobs: tuple[JobPace, ...] = (), second: float = 0) ->
     return Outlook(at=at(second), fits=fits, jobs=jobs)
 
 
+STEADY = {"samples": 9, "mean_milli": 1000, "spread_milli": 50}
+
+
 def pace(job: str, remaining_s: float, **more: Any) -> JobPace:
     fields = {"attempt": 1, "steps": 100, "rate_milli": 1000, "workers": 1} | more
     left = Duration(round(remaining_s * NS_PER_SECOND))
@@ -215,7 +218,7 @@ def test_a_promise_that_became_impossible_is_broken_in_time(
     admission: Driver[AdmissionMachine],
 ) -> None:
     begins(admission)
-    (broken,) = hear(admission, 600, pace("j1", 90 * HOUR))
+    (broken,) = hear(admission, 600, pace("j1", 90 * HOUR, **STEADY))
     assert isinstance(broken, PromiseBroken)
     assert (broken.why, broken.at) == (Reason.SLOWER_THAN_PREDICTED, at(600))
     assert "as measured it runs 324000 s more" in broken.detail
@@ -223,12 +226,25 @@ def test_a_promise_that_became_impossible_is_broken_in_time(
     assert hear(admission, 700, pace("j1", 90 * HOUR)) == []
 
 
+def test_a_slow_first_minute_breaks_no_promise_and_cancels_no_job(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    submit(admission, 1, finish_by="2h", late="cancel")
+    admission(ran("j1", 0), 0)
+    (moved,) = hear(admission, 25, pace("j1", 9 * HOUR))
+    assert isinstance(moved, PromiseMoved)
+    (back,) = hear(admission, 120, pace("j1", HOUR, **STEADY))
+    assert isinstance(back, PromiseMoved)
+    assert back.place.end < moved.place.end
+    admission(ended("j1", HOUR), HOUR)
+
+
 def test_a_job_whose_length_was_declared_is_judged_by_its_pace_too(
     admission: Driver[AdmissionMachine],
 ) -> None:
     submit(admission, 1, finish_by="2h")
     admission(ran("j1", 0), 0)
-    (broken,) = hear(admission, 600, pace("j1", 9 * HOUR))
+    (broken,) = hear(admission, 600, pace("j1", 9 * HOUR, **STEADY))
     assert (broken.why, type(broken)) == (Reason.OUTRAN_ITS_LENGTH, PromiseBroken)
 
 
@@ -289,6 +305,16 @@ def test_what_is_over_is_forgotten(admission: Driver[AdmissionMachine]) -> None:
     admission(ended("j1", 20), 20)
     measured = admission.machine.promising.measurements
     assert (measured.pending, measured._paces, measured._attempts) == ({}, {}, {})
+
+
+def test_a_pace_that_nobody_outlives_makes_facts_within_their_bounds(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    begins(admission)
+    unsure = {"samples": 9, "mean_milli": 1000, "spread_milli": 1000}
+    (moved,) = hear(admission, 600, pace("j1", 2**62 / NS_PER_SECOND, **unsure))
+    assert isinstance(moved, PromiseMoved)
+    assert msgspec.json.decode(msgspec.json.encode(moved), type=PromiseMoved) == moved
 
 
 def test_what_was_measured_survives_a_restart(admission: Driver[AdmissionMachine]) -> None:

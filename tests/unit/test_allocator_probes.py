@@ -6,12 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from skep.ledger import probes as accounts
-from skep.ledger.job_state import State
+from skep.ledger.job_state import JobState, State
+from skep.ledger.state import ClusterState
 from skep.machines.allocator import AllocatorMachine, settings
+from skep.machines.allocator.policies import probes
 from skep.machines.base import Effect, Restarted
 from skep.policy.plan import Resize as ResizeAction
+from skep.policy.probing import Place
 from skep.policy.registry import POLICIES
-from skep.units import NS_PER_SECOND, Duration, after, seconds
+from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
 from skep.wire.changes import AskSuspend
 from skep.wire.commands import Resize
@@ -319,6 +322,37 @@ def test_only_probes_of_the_last_day_are_counted(monkeypatch: pytest.MonkeyPatch
     assert not of(look(decide, 8_000, (2, 1)), TrialBegun)
     assert not of(look(decide, 86_000, (2, 1)), TrialBegun)
     assert of(look(decide, 90_000, (2, 1)), TrialBegun)
+
+
+def test_of_many_jobs_a_few_are_looked_at_each_time_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked, waiting, wanting = list[str](), list[str](), probes.wanting
+
+    def places(_: object, job: JobState, __: Instant) -> list[Place]:
+        looked.append(job.job)
+        return []
+
+    def waits(state: ClusterState, vc: str, gpu_type: str) -> str:
+        waiting.append(gpu_type)
+        return wanting(state, vc, gpu_type)
+
+    monkeypatch.setattr(probes, "LOOKED_MAX", 1)
+    monkeypatch.setattr(probes, "places", places)
+    monkeypatch.setattr(probes, "wanting", waits)
+    decide = ready({**JOB, "workers": 1}, elastic=Elastic(min=2, max=3))
+    decide(started("j2"))
+    decide(known("j2", can=CAN))
+    decide(outlook((2, 1)), 5)
+    decide(outlook((2, 1), job="j2"), 5)
+    for second in (100, 200, 300, 400):
+        decide.tick(second)
+    assert looked == ["j1", "j2", "j1", "j2"]
+    monkeypatch.setattr(probes, "LOOKED_MAX", 2)
+    waiting.clear()
+    decide.tick(500)
+    assert looked[4:] == ["j1", "j2"]
+    assert waiting == ["cpu"], "who waits for a type of GPU is looked through once"
 
 
 def test_a_vc_has_one_probe_at_a_time() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from skep.policy.plan import Preempt, Resize, Turn
+from skep.policy.plan import Plan, Preempt, Resize, Turn
 from skep.policy.registry import make
+from skep.policy.shrinking import shrink_first
 from skep.policy.view import JobView, VcView
 from skep.units import Instant, seconds
 from skep.wire.reasons import Reason
@@ -179,6 +180,14 @@ def wide(name: str, on: list[tuple[str, int]], *, shrink: bool = True, **more: A
     return msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, willing=willing))
 
 
+def pinned(name: str, pin: str) -> JobView:
+    made = job(name, 3)
+    resources = msgspec.structs.replace(made.spec.resources, pinned=pin)
+    return msgspec.structs.replace(
+        made, spec=msgspec.structs.replace(made.spec, resources=resources)
+    )
+
+
 def test_an_elastic_job_gives_up_workers_before_it_is_stopped() -> None:
     made = plan(wide("j1", [("n1", 4)]), timed("j2", 3, due=1050, lasts=1000))
     assert made.actions == (Resize("j1", Reason.BY_DEADLINE, 1),)
@@ -201,6 +210,13 @@ def test_it_is_stopped_once_a_promise_has_to_begin() -> None:
 def test_a_promised_job_gives_up_no_workers() -> None:
     early = timed("j1", 4, due=30_000, lasts=1000, on=[("n1", 4)], since=10, ran=10, elastic=(1, 8))
     assert victims(plan(early, timed("j2", 3, due=1050, lasts=1000))) == ["j1"]
+
+
+def test_where_a_pin_has_no_gpus_any_more_a_plan_stays_as_it_is() -> None:
+    seen = view([wide("j1", [("n1", 4)]), pinned("j2", "gone")], nodes=1)
+    turn, stop = Turn("j2", Reason.OUTRANKED), Preempt("j1", Reason.OUTRANKED)
+    made = Plan(turns=(turn,), actions=(stop,))
+    assert shrink_first(seen, made, Instant(NOW + 1)) == made
 
 
 def test_others_are_stopped_where_shrinking_one_of_them_is_not_enough() -> None:

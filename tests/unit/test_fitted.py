@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from skep.perf.fitted import Fitted, as_fit, from_fit
 from skep.perf.model.placement import Placement, Point
 from skep.perf.model.pool import Pool
+from skep.perf.model.predict import Seen
 from skep.perf.model.theta import Theta, step_ns
 from skep.perf.model.widening import Widening
-from skep.units import Duration
+from skep.units import Duration, Instant
 from skep.wire.advice import FamilyFit, FitError, FittedForm, Outlook
 from skep.wire.codec import encode
 
@@ -68,6 +69,17 @@ def test_what_is_sent_predicts_the_same(count: int) -> None:
         for want, have in ((one.p10, other.p10), (one.p50, other.p50), (one.p90, other.p90)):
             assert have == pytest.approx(want, rel=0.02)  # Forms of slight weight are not sent.
     assert len(encode(fit)) < 6_000
+
+
+def test_counts_that_jobs_invent_make_no_message_unreadable() -> None:
+    """One fit that is out of bounds would have all fits of its message refused."""
+    good = from_fit(GOOD)
+    assert good is not None
+    parameters = msgspec.structs.replace(good.parameters, seen=Seen(3, 200_000, 150_000))
+    fit = as_fit("red", "bert", "t4", good._replace(parameters=parameters, batches=(1, 2**60)))
+    sent = encode(Outlook(at=Instant(1), fits=(fit, GOOD)))
+    assert msgspec.json.decode(sent, type=Outlook).fits == (fit, GOOD)
+    assert from_fit(fit) is not None
 
 
 def test_an_outlook_without_fits_is_read_as_before() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from skep.perf import fitted as kept_module
 from skep.perf import fitting as module
@@ -13,6 +14,7 @@ from skep.perf.fitted import FitsKept, from_fit
 from skep.perf.fitting import AGAIN_EVERY, FIT_EVERY, POOL_SOON, REST, Fitting, Model
 from skep.perf.model.placement import Basis, Placement
 from skep.perf.model.pool import Pool
+from skep.perf.model.widening import Widening
 from skep.perf.profiles import Tenants
 from skep.units import Instant, after, seconds
 from skep.wire.advice import FamilyFit, Outlook
@@ -163,6 +165,19 @@ def test_an_unmeasured_model_borrows_from_its_own_vc_first_and_says_so() -> None
     span = fitted.at(Placement("v100", 4, 1))
     assert span.p50 == pytest.approx(step_ms(4, 1, 3.0) * MS, rel=0.1)
     assert (span.basis, span.promised) == (Basis.BORROWED, False)
+    # What came of estimates says that intervals are to be wider: it borrows as before.
+    desk.fitting.widening = lambda model: Widening(2.0, 2.0, 2.0, 4, 0)
+    desk.fitting.changed(new, desk.now)
+    (told,) = [fit for fit in fits(desk.run()) if fit.family == "new"]
+    assert (told.why, told.source, told.errors[0].wider) == (Reason.SAME_FINGERPRINT, "kin", 2.0)
+
+
+def test_models_beyond_a_bound_that_were_not_measured_are_not_waited_for() -> None:
+    desk = Desk()
+    desk.family("kin", 3.0)
+    for number in range(module.UNMEASURED_MAX + 100):
+        desk.fitting.ran(Model("flood", f"f{number}", "v100"), NET, desk.now)
+    assert len(desk.fitting._due.due) == module.UNMEASURED_MAX + 1
 
 
 def test_one_point_moves_what_is_borrowed_and_three_are_its_own() -> None:
@@ -281,3 +296,7 @@ def test_a_vc_with_many_fits_makes_only_its_own_forgotten(monkeypatch: pytest.Mo
     assert kept.get("flood", "f1", "t4") is None
     assert kept.hear(FamilyFit(vc="red", family="bert", gpu_type="t4"))
     assert kept.get("red", "bert", "t4") is None
+    for number in range(30):
+        kept.hear(replace(GOOD, vc=f"v{99 - number}"))
+        kept.check()
+    assert len(kept) == 20

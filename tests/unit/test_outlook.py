@@ -4,6 +4,7 @@ import pytest
 
 from skep.perf import outlook, scaling
 from skep.perf.outlook import Outlooks, Runner
+from skep.perf.progress import RATE_MILLI_MAX
 from skep.perf.scaling import Scaling
 from skep.units import Duration, Instant, seconds
 from skep.wire.advice import FamilyScale, Outlook, ScalePoint
@@ -183,6 +184,17 @@ def test_sizes_between_and_a_bit_beyond_those_measured_are_predicted() -> None:
     # Its own rate is what it is; the others are relative to it.
     assert scaling.rates(points, 2, range(1, 3), own=(2, 1000)) == ((1, 500), (2, 1000))
     assert scaling.rates(points[:1], 2, range(1, 4)) == ((1, 1000),)
+
+
+def test_rates_that_jobs_invent_end_no_service() -> None:
+    slow, fast = 10**14, 1
+    points = tuple(
+        ScalePoint(gpus=gpus, nodes=1, step_ns=Duration(step))
+        for gpus, step in ((1, slow), (2, fast), (4, fast))
+    )
+    found = scaling.rates(points, 1, range(1, 9), own=(1, RATE_MILLI_MAX))
+    assert [workers for workers, _ in found] == list(range(1, 9))
+    assert all(0 < rate <= RATE_MILLI_MAX for _, rate in found)
     assert scaling.rates((), 2, range(1, 4), own=(2, 1000)) == ((2, 1000),)
 
 

@@ -19,6 +19,7 @@ from skep.perf.model.predict import POINTS_PROMISED, Errors, Form, Parameters, S
 from skep.perf.model.theta import POWER_MAX, Theta
 from skep.perf.model.widening import AS_LEARNED, LEAST, MOST, Widening
 from skep.wire.advice import STRATA, FamilyFit, FitError, FittedForm
+from skep.wire.bounds import COUNT_MAX, RANKS_MAX
 from skep.wire.reasons import Reason
 
 DIGITS = 9
@@ -79,8 +80,10 @@ class FitsKept:
                 most = max(self._known, key=lambda vc: (len(self._known[vc]), vc))
                 del self._known[most][next(iter(self._known[most]))]
                 self._count -= 1
-        if not self._known[fit.vc]:
-            del self._known[fit.vc]
+                if not self._known[most]:
+                    del self._known[most]
+        if not known:
+            self._known.pop(fit.vc, None)
         return before is not None if fitted is None else before is None or before[0] != fit
 
     def get(self, vc: str, family: str, gpu_type: str) -> Fitted | None:
@@ -115,7 +118,8 @@ def as_fit(vc: str, family: str, gpu_type: str, fitted: Fitted) -> FamilyFit:
         vc: The VC that it is of.
         family: The name of the model.
         gpu_type: The type of GPU.
-        fitted: What was fitted; its numbers are finite.
+        fitted: What was fitted; its numbers are finite. Counts that jobs say can be beyond those
+            of a message, which would be refused with all other fits in it: they are cut.
     """
     known, wider = fitted.parameters, fitted.widening
     far = known.far_weights or known.weights
@@ -143,12 +147,12 @@ def as_fit(vc: str, family: str, gpu_type: str, fitted: Fitted) -> FamilyFit:
         forms=forms,
         errors=errors,
         points=known.seen.points,
-        gpus=known.seen.gpus,
-        nodes=known.seen.nodes,
+        gpus=min(known.seen.gpus, RANKS_MAX),
+        nodes=min(known.seen.nodes, RANKS_MAX),
         outcomes=wider.outcomes,
         held=wider.held,
-        batch_min=fitted.batches[0],
-        batch_max=fitted.batches[1],
+        batch_min=min(fitted.batches[0], COUNT_MAX),
+        batch_max=min(fitted.batches[1], COUNT_MAX),
         source=fitted.source,
         source_type=fitted.source_type,
         why=fitted.why,

@@ -108,8 +108,9 @@ class Fitting:
         self._again: list[Instant] = []
 
     def changed(self, model: Model, now: Instant) -> None:
-        """Take note that a model was measured: it is fitted, and what may borrow from it."""
-        self._unmeasured.pop(model, None)
+        """Take note that what is known of a model changed: it is fitted, and what may borrow."""
+        if self._measured.of(model.vc).has(model.key):
+            self._unmeasured.pop(model, None)
         for each in (model, *self._unmeasured):
             # No spec names a model that is known by its shapes only: it teaches, and that is all.
             if not each.name.startswith("~") and (each is model or self.kept.get(*each) is None):
@@ -129,7 +130,9 @@ class Fitting:
             return
         self._unmeasured[model] = shown
         if len(self._unmeasured) > UNMEASURED_MAX:
-            del self._unmeasured[next(iter(self._unmeasured))]
+            gone = next(iter(self._unmeasured))
+            del self._unmeasured[gone]
+            self._due.cancel(gone)
         if self._measured.vcs:
             self._time(model, after(now, SETTLES_AFTER))
 
@@ -273,12 +276,15 @@ class Fitting:
     def _families(self, vc: str, gpu_type: str) -> dict[str, list[Point]]:
         """Return what teaches a VC's models: its own, else also one of each other VC, in turns."""
         chosen = _best(vc, self._measured.of(vc), gpu_type)
-        others = [
-            _best(each, profiles, gpu_type)
-            for each, profiles in sorted(self._measured.vcs.items())
-            if each != vc
-        ]
-        for turn in range(POOL_MAX if len(chosen) < OWN_ENOUGH else 0):
+        others = list[list[tuple[str, list[Point]]]]()
+        vcs = sorted(self._measured.vcs) if len(chosen) < OWN_ENOUGH else ()
+        for each in vcs:
+            found = _best(each, self._measured.vcs[each], gpu_type) if each != vc else []
+            if found:
+                others.append(found)
+            if len(others) == POOL_MAX:
+                break  # One of each fills the pool.
+        for turn in range(POOL_MAX):
             chosen += [each[turn] for each in others if turn < len(each)]
         return {name: thin(points, POOL_POINTS) for name, points in sorted(chosen[:POOL_MAX])}
 

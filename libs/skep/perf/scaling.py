@@ -99,8 +99,9 @@ def rates(
     if own[1]:
         unit = _step_ns(best, own[0] * each)
         measured = 1000 * NS_PER_SECOND / own[1]
-        best = {gpus: round(step * measured / unit) for gpus, step in best.items()} if unit else {}
-        best[own[0] * each] = round(measured)
+        scaled = best.items() if unit else ()
+        best = {gpus: max(round(step * measured / unit), 1) for gpus, step in scaled}
+        best[own[0] * each] = max(round(measured), 1)
     found = []
     for workers in sizes:
         step = _step_ns(best, workers * each)

@@ -32,17 +32,17 @@ def shrink_first(view: VcView, made: Plan, wait_until: Instant) -> Plan:
         return made
     jobs = {job.job: job for job in view.jobs}
     victims = [jobs[each.job] for each in made.actions if isinstance(each, Preempt)]
-    lacks: dict[str, int] = {pin: -free for pin, free in view.free_for().items()}
+    spared = {job.job: job for job in victims if gives_up(job)}
+    lacks = {pin: -free for pin, free in view.free_for().items()}
     for turn in made.turns:
         job = jobs[turn.job]
-        lacks[job.pin] += job.gpus
-    for job in view.jobs:
-        if job.phase is Phase.STOPPING or (job in victims and not gives_up(job)):
-            lacks[job.pin] -= job.gpus
-    shrinks = _shrinks([job for job in victims if gives_up(job)], lacks)
+        lacks[job.pin] = lacks.get(job.pin, 0) + job.gpus
+    stopping = [job for job in view.jobs if job.phase is Phase.STOPPING]
+    for job in (*stopping, *(job for job in victims if job.job not in spared)):
+        lacks[job.pin] = lacks.get(job.pin, 0) - job.gpus
+    shrinks = _shrinks(list(spared.values()), lacks)
     if not shrinks or any(lack > 0 for lack in lacks.values()):
         return made
-    spared = {job.job for job in victims if gives_up(job)}
     kept = [each for each in made.actions if each.job not in spared]
     look_at = wait_until if made.look_at is None else min(made.look_at, wait_until)
     return msgspec.structs.replace(made, actions=(*kept, *shrinks), look_at=look_at)
@@ -54,9 +54,10 @@ def _shrinks(victims: Sequence[JobView], lacks: dict[str, int]) -> list[Action]:
     for job in victims:
         assert job.spec.elastic is not None, job
         each = gpus_per_worker(job)
-        gives = min(job.workers - job.spec.elastic.min, -(-lacks[job.pin] // each))
+        lack = lacks.get(job.pin, 0)
+        gives = min(job.workers - job.spec.elastic.min, -(-lack // each))
         if gives > 0:
-            lacks[job.pin] -= gives * each
+            lacks[job.pin] = lack - gives * each
             found.append(Resize(job.job, Reason.BY_DEADLINE, job.workers - gives))
     return found
 

@@ -66,7 +66,7 @@ class Part:
         now_free, free = lanes, self.size
         for at in sorted(events):
             free -= events[at]
-            fits = free // gpus
+            fits = max(free, 0) // gpus
             while now_free > fits:
                 now_free -= 1
                 found.append((opened[now_free], at, part, now_free))
@@ -262,6 +262,13 @@ class Book:
             if most + gpus > part.size:
                 return False
         return True
+
+    def has(self, place: Place) -> bool:
+        """Return whether there are the parts of a place: logs from before kinds have others."""
+        parts = self.parts.get(kind_of(place), ())
+        return all(
+            number < len(parts) and gpus <= parts[number].size for number, gpus in place.nodes
+        )
 
     def put(self, job: str, place: Place) -> None:
         """Promise a place to a job; one that it had is free again."""

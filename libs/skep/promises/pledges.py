@@ -225,8 +225,12 @@ class Pledges:
             self._time(pledge)
 
     def _put(self, pledge: Pledge, place: Place) -> None:
-        pledge.place, pledge.booked = place, True
-        self.books[pledge.spec.vc].put(pledge.job, place)
+        book = self.books[pledge.spec.vc]
+        pledge.place, pledge.booked = place, book.has(place)
+        if pledge.booked:
+            book.put(pledge.job, place)
+        else:
+            book.take(pledge.job)
         self._time(pledge)
 
     def _time(self, pledge: Pledge) -> None:
@@ -333,8 +337,11 @@ class Pledges:
             self._lose()
         for pledge in kept.pledges:
             self.jobs[pledge.job] = pledge
-            if pledge.place is not None and pledge.booked and pledge.spec.vc in self.books:
-                self.books[pledge.spec.vc].put(pledge.job, pledge.place)
+            book = self.books.get(pledge.spec.vc)
+            if pledge.place is not None and pledge.booked and book is not None:
+                pledge.booked = book.has(pledge.place)
+                if pledge.booked:
+                    book.put(pledge.job, pledge.place)
             self._time(pledge)
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ expected to take is worked out when it is its turn, so of several news the last 
 from __future__ import annotations
 
 from skep.perf.fitted import FitsKept
-from skep.promises.length import Speeds, length
+from skep.promises.length import LENGTH_MAX, Speeds, length
 from skep.promises.pledges import Pledge, Pledges
 from skep.promises.speeds import Predicted
 from skep.units import Duration, Instant, after, seconds
@@ -109,9 +109,10 @@ class Measurements:
 
     def _by_pace(self, pledge: Pledge, pace: JobPace, at: Instant) -> Lasts | None:
         """Return what a job runs in all at its pace, if it has the GPUs that it was promised."""
-        place, rest = pledge.place, pace.remaining
-        if place is None or rest is None or not pace.rate_milli:
+        place = pledge.place
+        if place is None or pace.remaining is None or not pace.rate_milli:
             return None
+        rest = min(pace.remaining, LENGTH_MAX)
         gpus = sum(gpus for _, gpus in place.nodes)
         if pledge.spec.elastic is not None and pace.workers * pledge.spec.resources.gpus != gpus:
             return None
@@ -121,6 +122,8 @@ class Measurements:
         unsure = min(max(unsure, LEAST_UNSURE), MOST_UNSURE)
         ran = pledge.served(at)
         low, middle, high = rest * (1 - unsure), rest, rest * (1 + unsure)
+        if pace.samples < 2:
+            low = 0.0  # Its first minute may be slow. No promise is broken by that.
         return Lasts(
             p10=Duration(ran + round(low)),
             p50=Duration(ran + round(middle)),

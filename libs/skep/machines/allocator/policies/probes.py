@@ -16,6 +16,7 @@ left alone: each probe stops it twice, for some seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from skep.cells.levels import gpus_owned
 from skep.ledger import probes, sharing
@@ -35,6 +36,8 @@ from skep.wire.trials import Kind
 
 WAITING_MAX = 1000
 """Where more jobs wait than are worth looking through, some job is taken to want the GPUs."""
+LOOKED_MAX = 100
+"""Jobs of a VC that are looked at in one look, at some 30 us each; the others come next."""
 PLACES_MAX = 3
 """Sizes of one job that are tried to be had in one look: each costs a search of the cells."""
 
@@ -54,7 +57,7 @@ def review(tx: Transaction, now: Instant) -> None:
         tx: Facts and commands are added.
         now: The time of the decision, in which whatever could be placed has been placed.
     """
-    for trial in list(tx.state.probes.open):
+    for trial in sorted(tx.state.probes.open):
         begun = tx.state.tries.open.get(trial)
         job = tx.state.jobs.get(begun.jobs[0].job) if begun is not None else None
         if begun is None or job is None:
@@ -110,12 +113,18 @@ def wanting(state: ClusterState, vc: str, gpu_type: str) -> str:
 
 def _look(tx: Transaction, planned: Planned, now: Instant) -> None:
     """Begin a probe of a VC, if there is one to be made: of the job that came first."""
-    for name in list(planned.probable):
+    wanted: dict[str, str] = {}
+    turns = len(planned.probable) > LOOKED_MAX
+    for name in list(islice(planned.probable, LOOKED_MAX)):
+        if turns:
+            planned.probable[name] = planned.probable.pop(name)
         job = tx.state.jobs.get(name)
         if job is None or not _able(tx, planned, job, now):
             continue
         kind = _type(tx.state, job)
-        if wanting(tx.state, planned.vc, kind):
+        if kind not in wanted:
+            wanted[kind] = wanting(tx.state, planned.vc, kind)
+        if wanted[kind]:
             continue
         for place in places(tx, job, now)[:PLACES_MAX]:
             if _affordable(tx, planned, job, place, now) and _begin(tx, job, place, now):
