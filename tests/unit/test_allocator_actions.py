@@ -300,6 +300,9 @@ def test_a_view_tells_what_a_fit_predicts_where_nothing_was_measured() -> None:
         gpus=2,
         nodes=2,
     )
+    decide(Outlook(at=at(10), fits=(msgspec.structs.replace(fit, points=2),)), 10)
+    (job,) = Does.seen[-1].jobs
+    assert job.rates == (), "by two places no gang would become faster, and none would be tried"
     decide(Outlook(at=at(20), fits=(fit,)), 20)
     (job,) = Does.seen[-1].jobs
     assert job.rates == ((1, 1000), (2, 500), (3, 500)), "1 s alone, 2 s on more"

@@ -85,12 +85,10 @@ def _tell(answer: dict[str, Any]) -> None:
     lines = [start_text(outcome, now_ns), *effects(outcome)]
     if estimate.get("start"):
         times = render.between(estimate["start"], now_ns)
-        lines.append(f"eight times in ten it starts {times}")
+        lines.append(f"it starts {times}, within the brackets eight times in ten")
     if estimate.get("end"):
         times = render.between(estimate["end"], now_ns)
-        lines.append(
-            f"eight times in ten it ends {times} ({estimate['basis']}){_latest(outcome, now_ns)}"
-        )
+        lines.append(f"it ends {times}, likewise ({estimate['basis']}){_latest(outcome, now_ns)}")
     else:
         lines.append(end_text(outcome, now_ns))
     for line in lines:

@@ -66,7 +66,8 @@ class Estimates:
     def __init__(self, indexer: Indexer, calibration: Calibration, clock: Clock) -> None:
         """Estimate from these."""
         self._indexer, self._calibration, self._clock = indexer, calibration, clock
-        self._ready_at = 0.0
+        self._ready_at: dict[str, float] = {}
+        """By VC that was asked for: until when the last answer took its part of the time."""
         self._made: dict[str, tuple[float, int]] = {}
         """By VC: when its estimates were made, and how much was known by then."""
         self._parts: dict[str, tuple[Cluster, Owned]] = {}
@@ -81,7 +82,7 @@ class Estimates:
             vc: The virtual cluster that is asked for; empty: all, the oldest estimates first.
         """
         began, news = time.monotonic(), self._indexer.deliveries
-        if began < self._ready_at:
+        if began < self._ready_at.get(vc, 0.0):
             return
         groups: dict[str, list[Job]] = {}
         for job in self._indexer.fold.active.values():
@@ -96,9 +97,11 @@ class Estimates:
             if time.monotonic() > began + AT_ONCE_S:
                 break
         done = time.monotonic()
-        self._ready_at = done + PART * (done - began)
+        if groups:
+            self._ready_at[vc] = done + PART * (done - began)
         if len(self._made) > 2 * len(groups) + 100 and not vc:
             self._made = {name: made for name, made in self._made.items() if name in groups}
+            self._ready_at = {vc: self._ready_at.get(vc, 0.0)}
 
     def planned(self, spec: JobSpec, outcome: Outcome) -> Estimate:
         """Return when a job would start and end.

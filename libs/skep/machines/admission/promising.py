@@ -472,7 +472,7 @@ def _as_asked(spec: JobSpec, ruling: Ruling, found: list[Way], *, passed: bool) 
 def _to_be_measured(spec: JobSpec) -> JobSpec:
     """Return a spec by which a job may have idle GPUs while it waits, if it allows short runs.
 
-    It is measured there, and judged again by that. Others that need the GPUs take them back.
+    It is measured there, for the next jobs of its model. Others that need the GPUs take them back.
     """
     asks = spec.over_quota == "auto" and not (spec.opportunistic or spec.resources.pinned)
     if not asks or spec.willing.profile != "allowed":

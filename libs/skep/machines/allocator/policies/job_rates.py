@@ -191,7 +191,11 @@ def _with_predicted(
 
 
 def _predicted(tx: Transaction, job: JobState, kind: str, fitted: Fitted) -> Iterator[ScalePoint]:
-    """Yield what a gang's mini-batches take: each size on as few nodes as hold it, and on more."""
+    """Yield what a gang's mini-batches take: each size on as few nodes as hold it, and on more.
+
+    Where too little was measured for a promise nothing is yielded: by one measured size a gang
+    would not become faster, so no policy would try another one, and no other would be measured.
+    """
     each, sizes = job.spec.resources.gpus, _sizes(job)
     chains = (chain.topology for chain in tx.state.cells.chains.values())
     inside = max((shape.node_size for shape in chains if shape.gpu == kind), default=1)
@@ -204,5 +208,5 @@ def _predicted(tx: Transaction, job: JobState, kind: str, fitted: Fitted) -> Ite
         wanted = (least, *(nodes for nodes in spread if least < nodes <= workers))
         for nodes in wanted if batch is not None else ():
             span = fitted.at(Placement(kind, gpus, nodes, batch or 0.0))
-            if span.p50 > 0:
+            if span.promised:
                 yield ScalePoint(gpus=gpus, nodes=nodes, step_ns=span.p50)

@@ -36,6 +36,8 @@ from skep.wire.trials import Kind
 
 WAITING_MAX = 1000
 """Where more jobs wait than are worth looking through, some job is taken to want the GPUs."""
+OTHERS = "others"
+"""What a probe makes way for then: it is not known which job it is."""
 LOOKED_MAX = 100
 """Jobs of a VC that are looked at in one look, at some 30 us each; the others come next."""
 PLACES_MAX = 3
@@ -93,11 +95,11 @@ def wanting(state: ClusterState, vc: str, gpu_type: str) -> str:
     for (owner, _), queue in state.queues.items():
         for entry in queue.entries:
             seen += 1
+            if seen > WAITING_MAX:
+                return OTHERS
             job = state.jobs[entry.job]
             borrows = job.spec.opportunistic or quota.borrows(job) or quota.lends(job)
-            if seen > WAITING_MAX or (
-                (owner == vc or borrows) and suits(job.spec.resources.gpu_type, gpu_type)
-            ):
+            if (owner == vc or borrows) and suits(job.spec.resources.gpu_type, gpu_type):
                 return entry.job
     for job in state.reserved.values():
         if job.spec.vc == vc:
