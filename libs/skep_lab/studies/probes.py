@@ -157,7 +157,8 @@ def judged(families: dict[str, list[Point]], kind: str) -> Judged:
     for split in splits(NODES, NODE_GPUS):
         if split.gpus > WORKERS_MAX or (split.gpus, split.nodes) in seen:
             continue
-        span: Span = predict(parameters, Placement("k80", split.gpus, split.nodes, 0.0))
+        place = Placement("k80", split.gpus, split.nodes, BATCH / split.gpus)
+        span: Span = predict(parameters, place)
         real = k80.step_s(kind, BATCH, (split.each,) * split.nodes)
         count += 1
         promised += span.promised
