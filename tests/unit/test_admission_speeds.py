@@ -307,7 +307,7 @@ def test_what_is_over_is_forgotten(admission: Driver[AdmissionMachine]) -> None:
     assert (measured.pending, measured._paces, measured._attempts) == ({}, {}, {})
 
 
-def test_a_pace_that_nobody_outlives_makes_facts_within_their_bounds(
+def test_a_pace_beyond_all_lengths_makes_facts_within_their_bounds(
     admission: Driver[AdmissionMachine],
 ) -> None:
     begins(admission)

@@ -163,7 +163,7 @@ def test_several_nodes_come_last_and_only_they_are_wanted_at_the_end() -> None:
 def test_a_job_that_must_not_or_need_not_be_probed_is_left_alone(fields: dict[str, Any]) -> None:
     decide = ready(**fields)
     assert not of(look(decide, 5, (2, 1)), TrialBegun)
-    assert decide.machine.tx.soft.probe_at is None, "nobody is woken for it"
+    assert decide.machine.tx.soft.probe_at is None, "no timer is set for it"
 
 
 def test_what_the_job_makes_where_it_is_comes_first() -> None:
@@ -220,7 +220,7 @@ def test_a_probe_that_is_called_off_while_it_grows_is_put_back_too() -> None:
     assert [fact.job for fact in of(effects, JobBound)] == ["j2"]
 
 
-def test_a_growth_over_nodes_that_nobody_was_told_of_is_withdrawn() -> None:
+def test_a_growth_over_nodes_of_which_no_node_was_told_is_withdrawn() -> None:
     decide = ready({"gpus": 2}, nodes=2, elastic=Elastic(min=2, max=6))
     effects = look(decide, 5, (1, 1), (2, 1), (3, 1))
     (fact,) = of(effects, TrialBegun)
@@ -352,7 +352,7 @@ def test_of_many_jobs_a_few_are_looked_at_each_time_in_turns(
     waiting.clear()
     decide.tick(500)
     assert looked[4:] == ["j1", "j2"]
-    assert waiting == ["cpu"], "who waits for a type of GPU is looked through once"
+    assert waiting == ["cpu"], "the jobs that wait for a type of GPU are looked through once"
 
 
 def test_a_vc_has_one_probe_at_a_time() -> None:

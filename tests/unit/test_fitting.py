@@ -197,7 +197,7 @@ def test_one_point_moves_what_is_borrowed_and_three_are_its_own() -> None:
     assert (told.why, told.points) == (None, 3)
 
 
-def test_another_vc_teaches_but_its_measurements_are_nobody_elses() -> None:
+def test_another_vc_teaches_but_its_measurements_stay_its_own() -> None:
     """A tenant that says the same family is ten times as fast changes nothing that was measured."""
     desk = Desk()
     for number, scale in enumerate((1.0, 2.0, 4.0)):
