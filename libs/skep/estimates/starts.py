@@ -5,9 +5,9 @@ parts of nodes that the VC owns: as the allocator does, no job overtakes another
 plays agree on is likely. Lengths are not independent (owners and models are off in the same
 direction), so half of the variance of each draw is common to all jobs of a play.
 
-Not played: jobs that come later and go first, idle GPUs of others, what a policy does. A part of the
-wait is added for it, and a job that may have idle GPUs may start at any moment. How wrong that is
-shows in the outcomes, which widen the spans (`calibration`).
+Not played: later jobs that go first, idle GPUs of others, what a policy does. A part of the wait is
+added for it, and a job that may have idle GPUs may start at any moment. How wrong that is shows in
+the outcomes, which widen the spans (`calibration`).
 """
 
 from __future__ import annotations

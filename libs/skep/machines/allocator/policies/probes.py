@@ -7,10 +7,10 @@ A probe is a trial (`trials`): the introspector measures it until its rule says 
 enough, one service records its one verdict, and the gang is put back whatever dies meanwhile. What
 was measured reaches the advisor as it does of any job.
 
-It takes nothing from other jobs. It has free GPUs of its own VC's cells only, while no job waits that
-could have them, and is called off when one comes. All probes of a VC take a fiftieth of its GPU
-time at most (`ledger.probes`), and there is one at a time. A job that was promised to be on time is
-left alone: each probe stops it twice, for some seconds.
+It takes nothing from other jobs. It has free GPUs of its own VC's cells only, while no job waits
+that could have them, and is called off when one comes. All probes of a VC take a fiftieth of its
+GPU time at most (`ledger.probes`), and there is one at a time. A job that was promised to be on
+time is left alone: each probe stops it twice, for some seconds.
 """
 
 from __future__ import annotations
