@@ -374,7 +374,7 @@ def test_an_advisor_that_starts_again_knows_every_curve() -> None:
     again.check()
     scaling, before = again._outlooks.scaling, advisor._outlooks.scaling
     assert sorted(scaling.keys()) == [("bert", "v100"), ("resnet", "v100")]
-    for key in scaling.keys():  # noqa: SIM118  it is no dictionary
+    for key in scaling.keys():  # noqa: SIM118  not a dictionary
         assert scaling.points(key) == before.points(key)
     assert [(p.gpus, p.nodes, p.step_ns) for p in scaling.points(("resnet", "v100"))] == [
         (1, 1, 20 * MS),

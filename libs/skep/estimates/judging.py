@@ -83,7 +83,7 @@ class _Job(runs.Run, kw_only=True):
 
 
 class Queue:
-    """The jobs of a VC as plays take them, in any order: whoever has them adds them."""
+    """The jobs of a VC as plays take them, in any order. The caller adds them."""
 
     def __init__(self, owned: Owned, turns: Mapping[str, int], *, policy: bool) -> None:
         """Begin without jobs.

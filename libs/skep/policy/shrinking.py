@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from skep.policy.plan import Action, Plan, Preempt, Resize
-from skep.policy.sizes import gpus_per_worker
+from skep.policy.sizes import gpus_per_worker, resizable
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
@@ -83,5 +83,4 @@ def gave_up(job: JobView) -> int:
 
 
 def _sizeable(job: JobView) -> bool:
-    alone = not job.borrows and not job.partners and not job.trial
-    return job.phase is Phase.RUNNING and alone and "resize" in job.can
+    return resizable(job) and not job.trial

@@ -11,16 +11,15 @@ LEAST_SPEED = 1e-3
 """No speed is taken to be less: they are divided by one another."""
 
 
+def resizable(job: JobView) -> bool:
+    """Return whether the size of a job can be changed now: it runs on GPUs of its own."""
+    alone = not job.borrows and not job.partners
+    return job.phase is Phase.RUNNING and alone and "resize" in job.can
+
+
 def changeable(job: JobView) -> bool:
     """Return whether the size of a job can be changed, and its speed is known."""
-    return (
-        job.phase is Phase.RUNNING
-        and not job.borrows
-        and not job.partners
-        and job.spec.elastic is not None
-        and "resize" in job.can
-        and job.workers in dict(job.rates)
-    )
+    return job.spec.elastic is not None and resizable(job) and job.workers in dict(job.rates)
 
 
 def fewest_workers(job: JobView) -> int:
