@@ -110,7 +110,7 @@ def main() -> int:
     torch = shlex.split(arguments.torch)
     steps = [
         (f"[2/3] {torch[0]}", torch),
-        ("[3/3] Skep and its tools", ["--editable", ".[dev,lab,train]"]),
+        ("[3/3] Skep and its tools", ["--editable", ".[dev,lab,learn,train]"]),
     ]
     with (target / "setup.log").open("w", encoding="utf-8") as log:
         if _pip_version(python) < RAW_PROGRESS_SINCE:
