@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from skep.policy import registry
 from skep.policy.registry import make
 from skep.policy.schedulers.elasticflow import Stretch, Wants, deadline, fill
-from skep.policy.schedulers.pollux import Choice, share_out
+from skep.policy.shares import Choice, share_out
 from skep.policy.sizes import known_speeds
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant, seconds

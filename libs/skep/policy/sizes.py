@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skep.policy.view import JobView, Phase
+from skep.units import NS_PER_SECOND, Instant
 
 EXPLORED = 2
 """A job has at most this multiple of the largest size at which its speed is known (Pollux, section
@@ -11,10 +12,20 @@ LEAST_SPEED = 1e-3
 """No speed is taken to be less: they are divided by one another."""
 
 
+OVERDUE = 0.1
+"""A job that should have ended is taken to need this part of its time still."""
+UNKNOWN = 3600 * NS_PER_SECOND
+"""A job of unknown length is taken to need as long as it has run, and this at least."""
+
+
 def resizable(job: JobView) -> bool:
-    """Return whether the size of a job can be changed now: it runs on GPUs of its own."""
+    """Return whether the size of a job can be changed now: it runs on GPUs of its own.
+
+    One with parameter servers has to be on one node.
+    """
     alone = not job.borrows and not job.partners
-    return job.phase is Phase.RUNNING and alone and "resize" in job.can
+    together = job.spec.ps is None or len(job.nodes) <= 1
+    return job.phase is Phase.RUNNING and alone and together and "resize" in job.can
 
 
 def changeable(job: JobView) -> bool:
@@ -55,3 +66,30 @@ def known_speeds(job: JobView) -> dict[int, float]:
         base = workers if workers in rates else base
         found[workers] = max(rates.get(base, 1) * workers / base, LEAST_SPEED)
     return found
+
+
+def times(job: JobView, now: Instant) -> dict[int, float]:
+    """Return how long a job still runs with each number of workers that it may have, fewest first.
+
+    Args:
+        job: Its length is predicted at its present size, or said for the workers of its spec.
+        now: The time of the view.
+
+    Returns:
+        Nanoseconds, above 0, by the speeds of `known_speeds`.
+    """
+    speeds, ran = known_speeds(job), job.ran(now)
+    own, usual = (_speed(speeds, size) for size in (job.workers, job.spec.resources.workers))
+    if job.left is not None:
+        work = max((job.remaining(now) or 0) * own, NS_PER_SECOND * usual)
+    elif job.expected is not None:
+        work = max(job.expected * usual - ran * own, (OVERDUE * job.expected + 1) * usual)
+    else:
+        work = max(ran, UNKNOWN) * usual
+    return {workers: work / speed for workers, speed in speeds.items()}
+
+
+def _speed(speeds: dict[int, float], workers: int) -> float:
+    """Return the speed of a size, in proportion from the next smaller known one."""
+    known = max((each for each in speeds if each <= workers), default=min(speeds))
+    return speeds[known] * workers / known

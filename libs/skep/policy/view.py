@@ -123,6 +123,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Until then no trial of a move with it begins."""
     held: int = 0
     """How many plans have withheld it, each after something had come free."""
+    rate_workers: int = 0
+    """The workers that it had when its rate was measured; 0: not known. If these are not those that
+    it has now, `left` and `rates` are of before its latest change."""
 
     @property
     def pin(self) -> str:

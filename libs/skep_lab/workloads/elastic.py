@@ -30,6 +30,7 @@ def elastic(
     """Return a trace in which every job with known limits has one GPU per worker, and is elastic.
 
     Its mini-batches are counted if the trace does not tell them: predictions of its end need them.
+    A job with parameter servers keeps the sizes that its trace says.
 
     Args:
         trace: The jobs.
@@ -41,14 +42,16 @@ def elastic(
     jobs, left = [], 0
     for job in trace.jobs:
         found = limits(job)
+        step_s = mini_batch_s(job)
+        steps = round(job.run_time / 1e9 / step_s) if step_s else 0
         if found is None or job.servers:
-            jobs.append(job)
-            left += 1
+            already = bool(steps and job.workers_max)  # It is elastic in its trace.
+            made = steps if already and not job.mini_batches else job.mini_batches
+            jobs.append(msgspec.structs.replace(job, mini_batches=made))
+            left += not already
             continue
         adapts = batch and found.batch > 0
         most = min(found.gpus_adapting if adapts else found.gpus, gpus)
-        step_s = mini_batch_s(job)
-        steps = round(job.run_time / 1e9 / step_s) if step_s else 0
         jobs.append(
             msgspec.structs.replace(
                 job,

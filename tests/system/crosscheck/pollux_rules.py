@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from skep.policy.api import Policy
 from skep.policy.plan import Plan, Preempt, Turn
-from skep.policy.schedulers.pollux import Choice, share_out
+from skep.policy.shares import Choice, share_out
 from skep.policy.view import HOLDING, QUEUED, STOPPABLE, JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason

@@ -15,19 +15,17 @@ Source: Pollux (OSDI 2021), sections 4.1 and 4.2.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued
 from skep.policy.plan import Plan, Resize, Turn
 from skep.policy.powers import Powers
+from skep.policy.shares import Choice, carry_out, share_out
 from skep.policy.sizes import EXPLORED, changeable, gpus_per_worker, known_speeds
-from skep.policy.view import JobView, Phase, VcView
+from skep.policy.view import JobView, VcView
 from skep.units import NS_PER_SECOND, Instant
-from skep.wire.reasons import Reason
 
 LEAST_SPEEDUP = 1e-3
 """Added to every speed-up: a job without progress makes the fitness bad, and not infinitely so."""
@@ -136,7 +134,7 @@ class Pollux(Policy, frozen=True):
             for job in (*running, *waiting)
         }
         sizes = share_out((*running, *waiting), choices, shared, strict=self.strict)
-        return _carry_out(running, waiting, sizes, free, shrinks=shrinks)
+        return carry_out(running, waiting, sizes, free, shrinks=shrinks)
 
     def _choices(self, job: JobView, own: int, fair: float, now: Instant) -> list[Choice]:
         """Return what a job adds to the fitness with each number of workers, fewest first.
@@ -180,123 +178,3 @@ class Pollux(Policy, frozen=True):
         if self.fairness == 0:
             return math.log(more)
         return math.copysign(more**self.fairness, self.fairness)
-
-
-class Choice(NamedTuple):
-    """A size that a job may have, and what it adds to the fitness."""
-
-    gpus: int
-    workers: int
-    worth: float
-
-
-class _Step(NamedTuple):
-    """A step of a job from one size to a larger one. The first in order adds the most per GPU."""
-
-    loss: float
-    """What it adds per GPU, negative."""
-    sequence: int
-    job: str
-    choice: Choice
-    gpus: int
-
-
-def share_out(
-    jobs: Sequence[JobView], choices: Mapping[str, Sequence[Choice]], gpus: int, *, strict: bool
-) -> dict[str, Choice]:
-    """Return the size of each job that maximises the sum of what they add.
-
-    Args:
-        jobs: Those that run come first: they keep at least their smallest size. The others get
-            theirs in this order.
-        choices: By job, its sizes, the smallest first.
-        gpus: How many GPUs there are for all.
-        strict: Whether a waiting job that does not fit keeps the jobs after it waiting.
-
-    Returns:
-        Sizes by job; jobs that have to wait are not in it.
-    """
-    sizes: dict[str, Choice] = {}
-    left = gpus
-    for job in jobs:
-        least = choices[job.job][0]
-        if least.gpus <= left or job.phase is Phase.RUNNING:
-            sizes[job.job] = least
-            left -= least.gpus
-        elif strict:
-            break
-    steps: list[_Step] = []
-    for job in jobs:
-        if job.job in sizes:
-            _add_step(steps, job, sizes[job.job], choices[job.job], left)
-    heapq.heapify(steps)
-    named = {job.job: job for job in jobs}
-    while steps and left > 0:
-        step = heapq.heappop(steps)
-        if step.gpus <= left:
-            left -= step.gpus
-            sizes[step.job] = step.choice
-        again: list[_Step] = []
-        _add_step(again, named[step.job], sizes[step.job], choices[step.job], left)
-        for other in again:
-            heapq.heappush(steps, other)
-    return sizes
-
-
-def _add_step(
-    steps: list[_Step], job: JobView, now: Choice, choices: Sequence[Choice], left: int
-) -> None:
-    """Add the step of a job that adds the most per GPU, if one adds anything.
-
-    Args:
-        steps: It is added to these.
-        job: The job.
-        now: The size that it has.
-        choices: Its sizes.
-        left: GPUs that are left.
-    """
-    best: _Step | None = None
-    for choice in choices:
-        more = choice.gpus - now.gpus
-        if not 0 < more <= left or choice.worth <= now.worth:
-            continue
-        step = _Step((now.worth - choice.worth) / more, job.sequence, job.job, choice, more)
-        if best is None or step.loss < best.loss:
-            best = step
-    if best is not None:
-        steps.append(best)
-
-
-def _carry_out(
-    running: Sequence[JobView],
-    waiting: Sequence[JobView],
-    sizes: Mapping[str, Choice],
-    free: int,
-    *,
-    shrinks: bool,
-) -> tuple[list[Turn], list[Resize]]:
-    """Return the turns and changes that lead to these sizes with the GPUs that are free now.
-
-    Waiting jobs come before growing ones. What is not free yet is given out when it is.
-
-    Args:
-        running: Jobs whose size can be changed.
-        waiting: Jobs that wait, in their order.
-        sizes: The sizes that jobs are to have.
-        free: GPUs that are free now.
-        shrinks: Whether jobs may be made smaller.
-    """
-    turns, resizes = [], []
-    for job in waiting:
-        size = sizes.get(job.job)
-        if size is not None:
-            begins = size.workers if job.phase is Phase.WAITING and job.spec.elastic else 0
-            turns.append(Turn(job.job, Reason.MOST_GAIN, workers=begins))
-            free -= size.gpus
-    changes = [(sizes[job.job].gpus - job.gpus, job.sequence, job) for job in running]
-    for more, _, job in sorted(changes, key=lambda each: each[:2]):
-        if not more or (more < 0 and not shrinks) or more > max(free, 0):
-            continue
-        free -= max(more, 0)
-        resizes.append(Resize(job.job, Reason.MOST_GAIN, sizes[job.job].workers))
-    return turns, resizes

@@ -97,6 +97,7 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
             steps=pace.steps,
             steps_at=at,
             rate_milli=pace.rate_milli,
+            rate_workers=pace.workers,
             utilisation=pace.utilisation,
             memory=pace.memory,
         )
