@@ -498,5 +498,41 @@ def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
     return sum(free[:fewest]) >= job.gpus
 
 
+def fit_close(job: JobView, capacity: FreeCapacity, fewest: int) -> Place | None:
+    """Return where a gang would go now, if that is on so many nodes at most.
+
+    Args:
+        job: The gang.
+        capacity: What is free.
+        fewest: How many nodes it needs at least, from `fewest_nodes`.
+    """
+    place = capacity.fit(job)
+    return place if place is not None and (job.at_home or len(place) <= fewest) else None
+
+
+def fewest_nodes(job: JobView, view: VcView) -> int:
+    """Return on how few nodes a gang could be if all jobs of the VC were gone.
+
+    Returns:
+        As many as it has workers if the nodes of the view do not hold it.
+    """
+    each = max(job.gpus // max(job.workers, 1), 1)
+    like = {other.job for other in view.jobs if other.pin == job.pin}
+    able = [node for node in view.nodes if _suits_type(job, node)]
+    slots = sorted(
+        (
+            (node.free_for(job.pin) + sum(gpus for name, gpus in node.jobs if name in like)) // each
+            for node in able
+        ),
+        reverse=True,
+    )
+    left = job.workers
+    for count, room in enumerate(slots, 1):
+        left -= room
+        if left <= 0:
+            return count
+    return max(job.workers, 1)
+
+
 def _suits_type(job: JobView, node: NodeView) -> bool:
     return suits(job.spec.resources.gpu_type, node.gpu_type)

@@ -16,6 +16,7 @@ from skep.policy.schedulers.elasticflow import ElasticFlow
 from skep.policy.schedulers.fifo import Backfill, Fifo
 from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.schedulers.genie import Genie
+from skep.policy.schedulers.hold import Hold
 from skep.policy.schedulers.las import Las
 from skep.policy.schedulers.lookahead import LookAhead
 from skep.policy.schedulers.optimus import Optimus
@@ -56,6 +57,7 @@ _ALL: tuple[type[Policy], ...] = (
     Sized,
     Deadline,
     LookAhead,
+    Hold,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 
