@@ -307,15 +307,19 @@ def test_a_view_tells_what_a_fit_predicts_where_nothing_was_measured() -> None:
     (job,) = Does.seen[-1].jobs
     assert job.rates == ((1, 1000), (2, 500), (3, 500)), "1 s alone, 2 s on more"
     assert job.slowdown == ((1, 1000), (2, 2000))
+    assert job.rates_low == ((1, 905), (2, 452), (3, 452)), "P90 is a tenth more of a logarithm"
+    assert job.slowdown_high == ((1, 1000), (2, 2210))
     point = ScalePoint(gpus=2, nodes=1, step_ns=seconds(1.0))
     scale = FamilyScale(family="bert", gpu_type=kind, points=(point,))
     decide(Outlook(at=at(21), families=(scale,)), 21)
     (job,) = Does.seen[-1].jobs
     assert job.rates == ((1, 1000), (2, 1000), (3, 500))
+    assert job.rates_low == ((1, 905), (2, 1000), (3, 452)), "two were measured"
     pace = JobPace(job="j1", attempt=1, steps=100, rate_milli=4000)
     decide(Outlook(at=at(30), jobs=(pace,)), 30)
     (job,) = Does.seen[-1].jobs
     assert job.rates == ((1, 4000), (2, 4000), (3, 2000))
+    assert job.rates_low == ((1, 3619), (2, 4000), (3, 1810)), "what it makes itself is known"
     other = msgspec.structs.replace(fit, vc="other")
     decide(Outlook(at=at(40), fits=(other,)), 40)
     assert len(decide.machine.tx.soft.fits) == 1, "of VCs with a policy"

@@ -1,4 +1,4 @@
-"""The policy `hold`: no job is spread over more nodes than it needs, until it has waited for long."""
+"""The policy `hold`: no job is on more nodes than it needs, until it has waited for long."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def test_a_job_that_is_hardly_slower_is_not_held() -> None:
     assert held(waits("j3", 4, 100, slowdown=((1, 1000), (2, 1040)))) == "+j3@n1,n2"
     assert held(waits("j3", 4, 100, slowdown=((1, 1000), (2, 1060)))) == "?j3"
     assert held(waits("j3", 4, 100, slowdown=((1, 1000),))) == "?j3", "nothing is known of two"
+    unsure = {"slowdown": ((1, 1000), (2, 1040)), "slowdown_high": ((1, 1000), (2, 1300))}
+    assert held(waits("j3", 4, 100, **unsure)) == "?j3", "it is within the error of the prediction"
 
 
 def test_a_gang_larger_than_a_node_is_on_as_few_as_hold_it() -> None:

@@ -85,6 +85,16 @@ def test_no_job_changes_for_less_than_that_costs() -> None:
     assert ahead(at(replace(costly, expected=seconds(200)))) == "j1=8"
 
 
+def test_no_job_changes_for_a_gain_that_is_within_the_error_of_its_prediction() -> None:
+    rates = ((1, 1000), (2, 1000), (3, 1000), (4, 1500))
+    sure = elastic("j1", on=1, rates=rates, most=4)
+    assert ahead(at(sure)) == "j1=4"
+    unsure = replace(sure, rates_low=(*rates[:3], (4, 900)))
+    assert times(unsure, NOW)[4] == pytest.approx(times(unsure, NOW)[1] / 0.9)
+    assert ahead(at(unsure)) == ""
+    assert ahead(at(replace(sure, rates_low=(*rates[:3], (4, 1100))))) == "j1=4"
+
+
 def test_a_plan_that_was_carried_out_leads_to_no_further_change() -> None:
     jobs = [
         elastic("j1", on=5, needs=500),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from skep.perf import predict
 from skep.perf.progress import median
@@ -24,6 +25,17 @@ BEYOND = 2
 
 Key = tuple[str, str]
 """Family and type of GPU."""
+
+
+class Predicted(NamedTuple):
+    """What a mini-batch is predicted to take on so many GPUs of so many nodes."""
+
+    usual: ScalePoint
+    """P50."""
+    late: ScalePoint
+    """P90."""
+    spread: bool
+    """Whether fewer nodes could hold them."""
 
 
 class Scaling:

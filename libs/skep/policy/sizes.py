@@ -76,7 +76,9 @@ def times(job: JobView, now: Instant) -> dict[int, float]:
         now: The time of the view.
 
     Returns:
-        Nanoseconds, above 0, by the speeds of `known_speeds`.
+        Nanoseconds, above 0, by the speeds of `known_speeds`. A size that is not its present one
+        and was not measured counts at the P90 of its time, so that no job changes for a gain that
+        is within the error of the prediction.
     """
     speeds, ran = known_speeds(job), job.ran(now)
     own, usual = (_speed(speeds, size) for size in (job.workers, job.spec.resources.workers))
@@ -86,7 +88,12 @@ def times(job: JobView, now: Instant) -> dict[int, float]:
         work = max(job.expected * usual - ran * own, (OVERDUE * job.expected + 1) * usual)
     else:
         work = max(ran, UNKNOWN) * usual
-    return {workers: work / speed for workers, speed in speeds.items()}
+    left = {workers: work / speed for workers, speed in speeds.items()}
+    known, low = dict(job.rates), dict(job.rates_low)
+    for workers in left:
+        if workers != job.workers and 0 < low.get(workers, 0) < known.get(workers, 0):
+            left[workers] *= known[workers] / low[workers]
+    return left
 
 
 def _speed(speeds: dict[int, float], workers: int) -> float:

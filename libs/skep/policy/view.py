@@ -123,6 +123,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Until then no trial of a move with it begins."""
     held: int = 0
     """How many plans have withheld it, each after something had come free."""
+    rates_low: tuple[tuple[int, int], ...] = ()
+    """The same as `rates`, with what is predicted and not measured at its P90 of time; empty:
+    nothing of it is predicted by a fit."""
+    slowdown_high: tuple[tuple[int, int], ...] = ()
+    """The same as `slowdown`, with what is predicted on more nodes at its P90; empty: as there."""
     rate_workers: int = 0
     """The workers that it had when its rate was measured; 0: not known. If these are not those that
     it has now, `left` and `rates` are of before its latest change."""

@@ -17,6 +17,7 @@ from skep.machines.allocator.placement.lending_line import Line
 from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.timers import Timer
 from skep.perf.fitted import FitsKept
+from skep.perf.scaling import Predicted
 from skep.units import Duration, Instant
 from skep.wire import codec
 from skep.wire.advice import JobPace, ScalePoint
@@ -181,7 +182,7 @@ class Soft:
         """By family and type of GPU: how it scales, as it was last told."""
         self.fits = FitsKept()
         """What predicts how a family goes where it was not measured."""
-        self.predicted: dict[Sizes, tuple[ScalePoint, ...]] = {}
+        self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
         self.probe_at: Instant | None = None

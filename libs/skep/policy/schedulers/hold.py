@@ -29,8 +29,8 @@ class Hold(Policy, frozen=True):
 
     A job that fits only on more nodes is held back, and those behind it are tried. It may be spread
     once it has waited for `relax` times its ideal time, and as long as the queue would take
-    beside that: what is spread in a burst makes the burst longer. It is not held if it is predicted
-    to be slower there by `slower` at most (`JobView.slowdown`). With `narrower` an elastic job
+    beside that: what is spread in a burst makes the burst longer. It is not held if it is slower
+    there by `slower` at most, as measured or by the P90 of a prediction (`JobView.slowdown_high`). With `narrower` an elastic job
     begins with fewer workers, if that is how it fits close together.
 
     One that has waited for `wait_max_s` comes before all others, and blocks them. No job is
@@ -138,8 +138,9 @@ class Hold(Policy, frozen=True):
 
     def _indifferent(self, job: JobView, nodes: int) -> bool:
         """Return whether a job is hardly slower on so many nodes, as predicted."""
-        slower = [thousandths for count, thousandths in job.slowdown if count <= nodes]
-        known = bool(job.slowdown) and job.slowdown[-1][0] >= nodes
+        slowdown = job.slowdown_high or job.slowdown
+        slower = [thousandths for count, thousandths in slowdown if count <= nodes]
+        known = bool(slowdown) and slowdown[-1][0] >= nodes
         return known and slower[-1] <= 1000 * (1 + self.slower)
 
 

@@ -39,7 +39,8 @@ class LookAhead(Policy, frozen=True):
     for `wait_max_s` comes before all others, and blocks them. No job is stopped.
 
     Where the speed of a size is unknown it is assumed to be in proportion to the GPUs, up to twice
-    the largest size that is known, and so tried.
+    the largest size that is known, and so tried. A size that a fit predicts, and that was not
+    measured, counts at the P90 of its time (`JobView.rates_low`).
     """
 
     name: ClassVar[str] = "look-ahead"

@@ -103,11 +103,18 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
         )
         if pace.attempt == job.attempt:
             own = job.size, _alone(tx, job) if job.mixed else pace.rate_milli
-    points = _points(tx, job)
-    if points:
-        found["slowdown"] = scaling.slowdown(points)
-    if points or (job.mixed and own[1]):
-        found["rates"] = scaling.rates(points, job.spec.resources.gpus, _sizes(job), own)
+    points, predicted = _points(tx, job)
+    usual = (*points, *(each.usual for each in predicted))
+    each, sizes = job.spec.resources.gpus, _sizes(job)
+    if usual:
+        found["slowdown"] = scaling.slowdown(usual)
+    if usual or (job.mixed and own[1]):
+        found["rates"] = scaling.rates(usual, each, sizes, own)
+    if predicted:
+        late = (*points, *(each.late for each in predicted))
+        found["rates_low"] = scaling.rates(late, each, sizes, own)
+        apart = (*points, *(each.late if each.spread else each.usual for each in predicted))
+        found["slowdown_high"] = scaling.slowdown(apart)
     return found
 
 
@@ -153,14 +160,17 @@ def _sizes(job: JobState) -> range:
     return range(min(elastic.min, job.size), max(elastic.max, job.size) + 1)
 
 
-def _points(tx: Transaction, job: JobState) -> tuple[ScalePoint, ...]:
+def _points(
+    tx: Transaction, job: JobState
+) -> tuple[tuple[ScalePoint, ...], tuple[scaling.Predicted, ...]]:
     """Return what is known of a job's family where it is, or may be: the type known best.
 
-    What was measured, and what is predicted at sizes that were not.
+    Returns:
+        What was measured, and what is predicted at sizes that were not.
     """
     family, scales = job.spec.size.family or "", tx.soft.scales
     if not family or not (scales or len(tx.soft.fits)):
-        return NO_POINTS
+        return NO_POINTS, ()
     chain = tx.state.cells.chains.get(job.chain) if job.members else None
     kind = chain.topology.gpu if chain is not None else job.spec.resources.gpu_type or ""
     if not kind:
@@ -168,16 +178,16 @@ def _points(tx: Transaction, job: JobState) -> tuple[ScalePoint, ...]:
         known = {each: scales.get((family, each), NO_POINTS) for each in sorted(kinds)}
         kind = max(known, key=lambda each: len(known[each]), default="")
     points = scales.get((family, kind), NO_POINTS)
-    return _with_predicted(tx, job, kind, points) if len(tx.soft.fits) else points
+    return points, _unmeasured(tx, job, kind, points) if len(tx.soft.fits) else ()
 
 
-def _with_predicted(
+def _unmeasured(
     tx: Transaction, job: JobState, kind: str, points: tuple[ScalePoint, ...]
-) -> tuple[ScalePoint, ...]:
-    """Return measured points, and predicted ones of sizes and spreads that were not measured."""
+) -> tuple[scaling.Predicted, ...]:
+    """Return what is predicted of sizes and spreads that were not measured."""
     fitted = tx.soft.fits.get(job.spec.vc, job.spec.size.family or "", kind)
     if fitted is None:
-        return points
+        return ()
     sizes, each = _sizes(job), job.spec.resources.gpus
     batch = job.spec.size.batch_size or 0
     key = job.spec.vc, job.spec.size.family or "", kind, each, job.size, sizes, batch
@@ -188,10 +198,12 @@ def _with_predicted(
         known = tx.soft.predicted[key] = tuple(_predicted(tx, job, kind, fitted))
     # On how many nodes a size was measured says what it takes there, and no prediction does.
     measured = {point.gpus for point in points}
-    return (*points, *(point for point in known if point.gpus not in measured))
+    return tuple(one for one in known if one.usual.gpus not in measured)
 
 
-def _predicted(tx: Transaction, job: JobState, kind: str, fitted: Fitted) -> Iterator[ScalePoint]:
+def _predicted(
+    tx: Transaction, job: JobState, kind: str, fitted: Fitted
+) -> Iterator[scaling.Predicted]:
     """Yield what a gang's mini-batches take: each size on as few nodes as hold it, and on more.
 
     Where too little was measured for a promise nothing is yielded: by one measured size a gang
@@ -210,4 +222,8 @@ def _predicted(tx: Transaction, job: JobState, kind: str, fitted: Fitted) -> Ite
         for nodes in wanted if batch is not None else ():
             span = fitted.at(Placement(kind, gpus, nodes, batch or 0.0))
             if span.promised:
-                yield ScalePoint(gpus=gpus, nodes=nodes, step_ns=span.p50)
+                usual, late = (
+                    ScalePoint(gpus=gpus, nodes=nodes, step_ns=step_ns)
+                    for step_ns in (span.p50, span.p90)
+                )
+                yield scaling.Predicted(usual, late, nodes > least)
