@@ -35,19 +35,18 @@ NODE_MAX = 16
     SUBMITTED,
     SINCE,  # when it entered its phase
     SERVED,  # how long it had run by then
-    EXPECTED,  # how long it runs in all; UNKNOWN
     LEFT,  # how long it still had to run at SINCE, at its size; UNKNOWN
     DOUBT,  # of its predictions, as a fraction; 0: unknown
     NODES,  # on how many it is
     RESIZABLE,
     BORROWS,
     PAUSE,  # how long it stands still when it is moved; 0: unknown
-    SLOW_NEAR,  # its time on one node more than it needs, over that on as few as possible; 0: unknown
+    SLOW_NEAR,  # its time on one node more than needed, over that on the fewest; 0: unknown
     SLOW_FAR,  # the same on FAR_NODES nodes
     FAR_NODES,
     SLOW_NOW,  # the same where it is
-) = range(19)
-SIZE = 19
+) = range(18)
+SIZE = 18
 """The first of SIZES sizes it may have, fewest workers first; 0: no more."""
 RATE = SIZE + SIZES
 """The first of the SIZES rates there, in any unit; 0: unknown."""
@@ -71,8 +70,9 @@ RAW = RATE + SIZES
     HELD_JOBS,
     HELD_WORK,  # GPU-seconds that jobs with GPUs still need, as far as known
     HELD_KNOWN,
-) = range(17)
-ROOM = 17
+    JOBS,  # waiting or with GPUs
+) = range(18)
+ROOM = 18
 """The first of NODE_MAX + 1 counts: nodes with 0, 1, ... free GPUs."""
 CLUSTER = ROOM + NODE_MAX + 1
 

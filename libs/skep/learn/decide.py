@@ -13,16 +13,45 @@ from typing import NamedTuple
 import numpy as np
 
 from skep.learn import columns as c
-from skep.learn.candidates import LOCAL, SPREAD, Choices, Placed, candidate_features, choices, fits
-from skep.learn.columns import Floats, Integers
-from skep.learn.features import Matrix, cluster_features, holding, job_features, queued, times
+from skep.learn.candidates import (
+    CHOICES,
+    GROW,
+    KIND,
+    KINDS,
+    LOCAL,
+    OPTION,
+    SPREAD,
+    WORKERS,
+    A,
+    Fit,
+    Placed,
+    able,
+    fit,
+    place,
+    write_free,
+    write_there,
+)
+from skep.learn.columns import Flags, Floats, Integers
+from skep.learn.features import (
+    JOB_PLACES,
+    Matrix,
+    cluster_features,
+    holding,
+    job_features,
+    queued,
+    times,
+    write_timed,
+)
 from skep.learn.modelfile import Model
-from skep.learn.net import pools
+from skep.learn.net import Pools
 from skep.learn.scene import Scene
 from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
 """Candidates that are looked at again after a pick: twice as many as there are picks."""
+STARTED = np.array([JOB_PLACES[name] for name in ("in_phase", "waits", "away", "starts")])
+"""Features that change when a job is started in the size that it asks for."""
+STARTED_VALUES = np.array([0.0, 0.0, 0.0, 1.0], dtype=np.float32)
 SLACK = 0.05
 """A feature may leave the range of the training by so much, and the advice is still reliable."""
 MILLI_MAX = 2**53
@@ -63,118 +92,140 @@ class _Search:
     """A scene after the moves that were picked so far, and the candidates for the next one."""
 
     def __init__(self, model: Model, scene: Scene, now: float) -> None:
-        self._net, self._ranges = model.net, model.header.ranges
-        self._names, self._raw, self._now = scene.names, scene.raw.copy(), now
-        self._cluster = scene.cluster(now).copy()
-        self._waits, self._holds = queued(self._raw), holding(self._raw)
-        self._left = self._waits.copy()
-        """Waiting jobs without a move."""
-        jobs = job_features(self._raw, self._cluster, now)
-        self._embedded = self._net.embed(jobs)
-        self._of_jobs = self._net.of_jobs(self._embedded)
-        self._when = times(self._raw, now)
-        chosen = choices(self._raw)
-        rows, places = np.nonzero(chosen.workers > 0)
-        self._all = rows, Choices(chosen.workers[rows, places], chosen.kind[rows, places])
-        placed = fits(self._raw[rows], self._cluster, *self._all[1])
-        able = np.flatnonzero(placed.possible)
-        self._rows = rows[able]
-        self._chosen = self._all[1].at(able)
-        features = self._features(placed.at(able))
-        self._look(features)
+        self._net, self._names, self._now = model.net, scene.names, now
+        self._raw, self._demands, self._codes = scene.raw, scene.demands, scene.codes
+        self._jobs, self._when = scene.jobs, times(scene.raw, now)
+        self._cluster = scene.cluster(now, self._when)
+        write_timed(self._raw, self._when, now, self._jobs)
+        embedded = self._net.embed(self._jobs)
+        self._of_jobs = self._net.of_jobs(embedded)
+        self._waits = queued(self._raw)
+        self._pools = Pools(embedded, self._waits, holding(self._raw))
+
+        self._fit = fit(self._cluster, self._demands)
+        codes = self._codes.ravel()
+        chosen = np.flatnonzero(self._fitting()[codes])
+        numbers, features = scene.options
+        self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
+        self._features = features.reshape(-1, A).take(chosen, axis=0)
+        self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
+        placed = self._placed()
+        self._nodes = placed.nodes
+        write_there(self._numbers, placed, self._when.at(self._rows), self._features)
+        self._look()
+        ranges = model.header.ranges
         self.reliable = (
-            within(jobs, self._ranges.job)
-            and within(cluster_features(self._cluster), self._ranges.cluster)
-            and within(features, self._ranges.candidate)
+            within(self._jobs, ranges.job)
+            and within(cluster_features(self._cluster)[None], ranges.cluster)
+            and within(self._features, ranges.candidate)
             and bool(np.isfinite(self._scores).all())
-            and np.isfinite(self._hold)
+            and bool(np.isfinite(self._hold))
         )
         if len(self._rows) > RANKED:
-            best = np.argpartition(-self._scores, RANKED)[:RANKED]
-            self._keep(np.sort(best))
+            self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
         if not len(self._rows):
             return None
-        first = int(np.argmax(self._scores))
+        first = int(self._scores.argmax())
         score = float(self._scores[first])
         if not score > self._hold:
             return None
         row = int(self._rows[first])
         others = self._scores[self._rows != row]
         second = max(float(others.max()) if len(others) else self._hold, self._hold)
+        workers, kind = int(self._numbers[first, WORKERS]), int(self._numbers[first, KIND])
         move = AdvisedMove(
             job=self._names[row],
-            workers=int(self._chosen.workers[first]),
-            spread=bool(self._chosen.kind[first] == SPREAD),
+            workers=workers,
+            spread=kind == SPREAD,
             score_milli=_milli(score - self._hold),
             margin_milli=_milli(score - second),
         )
-        self._suppose(row, first)
+        self._suppose(row, workers, starts=kind <= SPREAD)
         return move
 
     def held(self) -> tuple[str, ...]:
-        """Return the waiting jobs that still fit on as few nodes as they need."""
-        rows, chosen = self._all
-        local = (chosen.kind == LOCAL) & self._left[rows]
-        rows = rows[local]
-        placed = fits(self._raw[rows], self._cluster, chosen.workers[local], chosen.kind[local])
-        held = np.unique(rows[placed.possible])
-        return tuple(self._names[row] for row in held[np.argsort(self._raw[held, c.SUBMITTED])])[
-            :HOLDS_MAX
-        ]
+        """Return the waiting jobs that still fit on as few nodes as they need, oldest first."""
+        fits = self._fitting()[self._codes] & (self._codes % KINDS == LOCAL)
+        held = np.flatnonzero(fits.any(-1) & self._waits)
+        oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
+        return tuple(self._names[row] for row in oldest.tolist())
 
-    def _suppose(self, row: int, first: int) -> None:
+    def _fitting(self) -> Flags:
+        """Return whether candidates fit, by their codes; the last one is of no candidate."""
+        kinds = able(self._fit)
+        made = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
+        for kind, fits in enumerate(kinds):
+            made[kind:-1:KINDS] = fits
+        return made
+
+    def _placed(self) -> Placed:
+        """Return where the candidates that are left would go."""
+        demand = self._codes_left // KINDS
+        return place(self._numbers, Fit(self._fit.nodes[demand], self._fit.local[demand]))
+
+    def _suppose(self, row: int, workers: int, *, starts: bool) -> None:
         """Change the rows of a job and of the cluster to what they are after its move."""
-        raw, cluster = self._raw[row], self._cluster
-        before, workers = raw[c.WORKERS], float(self._chosen.workers[first])
-        kind, each = int(self._chosen.kind[first]), raw[c.EACH]
-        take(cluster, workers if kind in {LOCAL, SPREAD} else workers - before, each)
-        work = float(self._when.remaining[row])
-        known = float(self._when.known[row])
+        raw, cluster = self._raw[row].copy(), self._cluster
+        before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
+        take(cluster, workers if starts else workers - before, each)
+        work, known = float(self._when.remaining[row]) * each, float(self._when.known[row])
         raw[c.WORKERS] = workers
-        if kind in {LOCAL, SPREAD}:
+        if starts:
             raw[c.PHASE], raw[c.SINCE] = c.STARTING, self._now
             cluster[c.QUEUED_JOBS] -= 1
             cluster[c.QUEUED_GPUS] -= before * each
-            cluster[c.QUEUED_WORK] -= work * before * each
+            cluster[c.QUEUED_WORK] -= work * before
             cluster[c.QUEUED_KNOWN] -= known
             cluster[c.QUEUED_AGE] -= float(self._when.age[row])
             cluster[c.HELD_JOBS] += 1
-            cluster[c.HELD_WORK] += work * workers * each
             cluster[c.HELD_KNOWN] += known
-            self._waits[row], self._holds[row], self._left[row] = False, True, False
+            cluster[c.HELD_WORK] += work * workers
         else:
-            cluster[c.HELD_WORK] += work * (workers - before) * each
-        embedded = self._net.embed(job_features(raw[None], cluster, self._now))
-        self._embedded[row] = embedded[0]
-        self._of_jobs[row] = self._net.of_jobs(embedded)[0]
-        self._keep(np.flatnonzero(self._rows != row))
-        placed = fits(self._raw[self._rows], cluster, *self._chosen)
-        able = np.flatnonzero(placed.possible)
-        self._keep(able)
-        self._look(self._features(placed.at(able)))
+            cluster[c.HELD_WORK] += work * (workers - before)
+        if starts and workers == before:
+            job = self._jobs[row : row + 1].copy()
+            job[:, STARTED] = STARTED_VALUES
+        else:
+            job = job_features(raw[None], cluster, self._now)
+        self._pools.change(row, self._net.embed(job)[0])
 
-    def _features(self, placed: Placed) -> Matrix:
-        rows = self._rows
-        when = self._when.at(rows)
-        return candidate_features(self._raw[rows], self._cluster, when, self._chosen, placed)
+        self._fit = fit(cluster, self._demands)
+        self._keep(np.flatnonzero(self._fitting()[self._codes_left] & (self._rows != row)))
+        self._move()
+        self._look()
 
-    def _look(self, features: Matrix) -> None:
+    def _move(self) -> None:
+        """Write the features of the candidates that would go on another number of nodes now."""
+        kinds = self._codes_left % KINDS
+        if not ((kinds == SPREAD) | (kinds == GROW)).any():
+            return
+        placed = self._placed()
+        moved = np.flatnonzero(placed.nodes != self._nodes)
+        if not len(moved):
+            return
+        self._nodes = placed.nodes
+        features = self._features.take(moved, axis=0)
+        when = self._when.at(self._rows[moved])
+        write_there(self._numbers.take(moved, axis=0), placed.at(moved), when, features)
+        self._features[moved] = features
+
+    def _look(self) -> None:
         """Score the candidates, and doing nothing more."""
-        shared = self._net.context(
-            pools(self._embedded, self._waits, self._holds), cluster_features(self._cluster)
-        )
+        write_free(self._numbers, self._cluster, self._features)
+        shared = self._net.context(self._pools.read(), cluster_features(self._cluster))
         self._hold = float(self._net.hold(shared))
         self._scores = self._net.score(
-            self._of_jobs[self._rows], self._net.of_context(shared), features
+            self._of_jobs[self._rows], self._net.of_context(shared), self._features
         )
 
     def _keep(self, chosen: Integers) -> None:
-        self._rows = self._rows[chosen]
-        self._chosen = self._chosen.at(chosen)
-        self._scores = self._scores[chosen] if len(self._scores) > len(chosen) else self._scores
+        self._rows, self._codes_left = self._rows[chosen], self._codes_left[chosen]
+        self._nodes, self._scores = self._nodes[chosen], self._scores[chosen]
+        self._numbers = self._numbers.take(chosen, axis=0)
+        self._features = self._features.take(chosen, axis=0)
 
 
 def take(cluster: Floats, workers: float, each: float) -> None:
@@ -211,11 +262,19 @@ def _move(cluster: Floats, free: int, then: int, node: int) -> None:
 
 
 def within(features: Matrix, ranges: tuple[tuple[float, float], ...]) -> bool:
-    """Return whether features are in the ranges of the training; nothing is, of a NaN."""
+    """Return whether all features `[n, ..]` are in the ranges of the training, and none is a NaN.
+
+    Args:
+        features: Of jobs, of candidates, or of a cluster.
+        ranges: The least and the most of each; empty: any number.
+    """
+    if not len(features):
+        return True
+    least, most = features.min(0), features.max(0)
     if not ranges:
-        return bool(np.isfinite(features).all())
+        return bool(np.isfinite(least).all() and np.isfinite(most).all())
     low, high = np.array(ranges, dtype=np.float32).T
-    return bool(((features >= low - SLACK) & (features <= high + SLACK)).all())
+    return bool((least >= low - SLACK).all() and (most <= high + SLACK).all())
 
 
 def _milli(score: float) -> int:

@@ -5,6 +5,8 @@ Every function takes rows of jobs `raw [.., n, RAW]`, rows of clusters `[.., CLU
 Times become logarithms of seconds, sizes become ratios and fractions of the cluster. What may be
 unknown is 0 and has a flag. Nothing says which model a job trains, nor how many jobs or nodes there
 are in all.
+
+Arrays are made with the feature as the slowest axis in memory: each feature is written at once.
 """
 
 from __future__ import annotations
@@ -30,73 +32,101 @@ LOG_SIZE = 4.0
 """A binary logarithm of a ratio of sizes is divided by it: 1 is 16 times as many."""
 
 JOB_FEATURES: dict[str, tuple[float, float]] = {
+    # These change with time.
+    "age": LONG,
+    "ran": LONG,
+    "in_phase": LONG,
+    "remaining": LONG,
+    "work": LONG,  # remaining GPU-seconds
+    "waited_ratio": LONG,  # log: time waited over the time that it runs in all
+    "waited_share": FLAG,  # of its age
+    "progress": FLAG,
+    # These change when something happens to it.
     "waits": FLAG,
     "away": FLAG,
     "runs": FLAG,
     "starts": FLAG,
     "leaves": FLAG,
-    "worker": SHARE,  # GPUs of a worker, of a node
     "gang": SHARE,  # log: GPUs of the gang
-    "gang_share": FLAG,  # of the cluster
     "gang_nodes": SHARE,  # log: GPUs of the gang over those of a node
-    "elastic": FLAG,
     "may_grow": SHARE,
     "may_shrink": SHARE,
-    "age": LONG,
-    "ran": LONG,
-    "in_phase": LONG,
-    "waited_share": FLAG,  # of its age
-    "remaining_known": FLAG,
-    "remaining": LONG,
-    "work": LONG,  # remaining GPU-seconds
-    "progress": FLAG,
-    "waited_ratio": LONG,  # log: time waited over the time that it runs in all
-    "doubt_known": FLAG,
-    "doubt": FLAG,
-    "rates_known": FLAG,
-    "best_speed": SIGNED,  # log: its highest rate over that now
-    "best_size": SIGNED,  # log: the size with it over that now
-    "next_gain": SIGNED,  # of the next larger size, per part of a worker more
-    "ahead_gain": SIGNED,  # the best of all larger sizes
-    "efficiency": SHARE,  # rate per worker over that at its fewest
-    "slowdown_known": FLAG,
     "slow_near": SHARE,  # log: on one node more
     "slow_far": SHARE,
     "slow_now": SHARE,
     "spread": SHARE,  # log: nodes it is on over those that it needs
+    "best_speed": SIGNED,  # log: its highest rate over that now
+    "best_size": SIGNED,  # log: the size with it over that now
     "resizable": FLAG,
     "borrows": FLAG,
+    "doubt": FLAG,
+    "doubt_known": FLAG,
     "pause_known": FLAG,
+    "slowdown_known": FLAG,
     "pause": LONG,
+    "remaining_known": FLAG,
+    "elastic": FLAG,
+    "worker": SHARE,  # GPUs of a worker, of a node
+    "gang_share": FLAG,  # of the cluster
+    "rates_known": FLAG,
+    "next_gain": SIGNED,  # of the next larger size, per part of a worker more
+    "ahead_gain": SIGNED,  # the best of all larger sizes
+    "efficiency": SHARE,  # rate per worker over that at its fewest
 }
 """Features of a job with their ranges, in order."""
 
 CLUSTER_FEATURES: dict[str, tuple[float, float]] = {
-    "free": FLAG,  # share of its GPUs
-    "whole_nodes": FLAG,  # share of its nodes
-    "largest": SHARE,  # free GPUs of the node with most, of a node
-    "scattered": FLAG,  # share of the free GPUs that are on nodes in use
     "queued_gpus": LONG,  # log: over those of the cluster
     "queued_work": LONG,  # log seconds that the whole cluster needs for it
     "held_work": LONG,
     "queued_age": LONG,  # log: mean
+    "load": LONG,  # log: GPU-seconds that came in the last hour over those that the cluster has
+    "free": FLAG,  # share of its GPUs
+    "whole_nodes": FLAG,  # share of its nodes
     "queued_share": FLAG,  # of all jobs
     "queued_known": FLAG,  # share of waiting jobs with a prediction
     "held_known": FLAG,
+    "largest": SHARE,  # free GPUs of the node with most, of a node
+    "scattered": FLAG,  # share of the free GPUs that are on nodes in use
     "history": FLAG,  # arrivals of two hours are known
-    "burst": SIGNED,  # log: arrivals in the last hour over those in the hour before
-    "load": LONG,  # log: GPU-seconds that came in the last hour over those that the cluster has
     "empty_queue": FLAG,
     "node": SHARE,  # log: GPUs of a node
+    "burst": SIGNED,  # log: arrivals in the last hour over those in the hour before
 }
 """Features of a cluster with their ranges, in order."""
 
 F = len(JOB_FEATURES)
 G = len(CLUSTER_FEATURES)
-_JOB = {name: place for place, name in enumerate(JOB_FEATURES)}
-_CLUSTER = {name: place for place, name in enumerate(CLUSTER_FEATURES)}
-_JOB_LOW, _JOB_HIGH = np.array([*JOB_FEATURES.values()], dtype=np.float32).T
+TIMED = 8
+"""The first features of a job change with time alone."""
+JOB_PLACES = {name: place for place, name in enumerate(JOB_FEATURES)}
+_JOB_HIGH = np.array([high for _, high in JOB_FEATURES.values()], dtype=np.float32)
+_JOB_LOW = np.array([low for low, _ in JOB_FEATURES.values()], dtype=np.float32)
 _CLUSTER_LOW, _CLUSTER_HIGH = np.array([*CLUSTER_FEATURES.values()], dtype=np.float32).T
+_LOGS = 6
+"""So many of the timed features are logarithms, divided by these."""
+_LOG_SCALES = np.array(
+    [LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, LOG_WORK, 1.0], dtype=np.float32
+)
+_ROOMS = np.arange(c.NODE_MAX + 1.0)
+_OVER, _UNDER = np.array(
+    [
+        (c.QUEUED_GPUS, c.GPUS),
+        (c.QUEUED_WORK, c.GPUS),
+        (c.HELD_WORK, c.GPUS),
+        (c.QUEUED_AGE, c.QUEUED_JOBS),
+        (c.ARRIVED_WORK, c.GPUS),
+        (c.FREE, c.GPUS),
+        (c.WHOLE, c.NODE_COUNT),
+        (c.QUEUED_JOBS, c.JOBS),
+        (c.QUEUED_KNOWN, c.QUEUED_JOBS),
+        (c.HELD_KNOWN, c.HELD_JOBS),
+    ]
+).T
+_RATIOS = len(_OVER)
+"""So many features of a cluster are ratios of its numbers, and so many of these logarithms."""
+_CLUSTER_LOGS = 5
+_CLUSTER_SCALES = np.array([2.0, LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, 1.0], dtype=np.float32)
 
 
 class Times(NamedTuple):
@@ -116,13 +146,15 @@ class Times(NamedTuple):
 def times(raw: Floats, now: ArrayLike) -> Times:
     """Return the times of jobs, as `JobView.ran` and `JobView.remaining` have them."""
     at = np.asarray(now, dtype=np.float64)[..., None]
-    went = np.where(raw[..., c.PHASE] == c.RUNNING, np.maximum(at - raw[..., c.SINCE], 0.0), 0.0)
-    ran = raw[..., c.SERVED] + went
-    left, expected = raw[..., c.LEFT], raw[..., c.EXPECTED]
-    known = (left >= 0) | (expected >= 0)
-    remaining = np.where(left >= 0, left - went, expected - ran)
-    remaining = np.where(known, np.maximum(remaining, 0.0), 0.0)
-    return Times(np.maximum(at - raw[..., c.SUBMITTED], 0.0), ran, remaining, known)
+    went = np.maximum(at - raw[..., c.SINCE], 0.0)
+    went *= raw[..., c.PHASE] == c.RUNNING
+    left = raw[..., c.LEFT]
+    known = left >= 0
+    remaining = np.maximum(left - went, 0.0)
+    remaining *= known
+    return Times(
+        np.maximum(at - raw[..., c.SUBMITTED], 0.0), raw[..., c.SERVED] + went, remaining, known
+    )
 
 
 def queued(raw: Floats) -> Flags:
@@ -141,31 +173,31 @@ def holding(raw: Floats) -> Flags:
 
 def sums(raw: Floats, cluster: Floats, now: ArrayLike) -> Floats:
     """Write the sums over jobs into the rows of clusters; return these."""
-    when = times(raw, now)
+    return write_sums(raw, times(raw, now), cluster)
+
+
+def write_sums(raw: Floats, when: Times, cluster: Floats) -> Floats:
+    """Do what `sums` does, where the times are known already."""
     gpus = raw[..., c.EACH] * raw[..., c.WORKERS]
     work = when.remaining * gpus
-    waits, holds = queued(raw), holding(raw)
-    cluster[..., c.QUEUED_JOBS] = waits.sum(-1)
-    cluster[..., c.QUEUED_GPUS] = (gpus * waits).sum(-1)
-    cluster[..., c.QUEUED_WORK] = (work * waits).sum(-1)
-    cluster[..., c.QUEUED_KNOWN] = (when.known & waits).sum(-1)
-    cluster[..., c.QUEUED_AGE] = (when.age * waits).sum(-1)
-    cluster[..., c.HELD_JOBS] = holds.sum(-1)
-    cluster[..., c.HELD_WORK] = (work * holds).sum(-1)
-    cluster[..., c.HELD_KNOWN] = (when.known & holds).sum(-1)
+    waits, holds = queued(raw).astype(np.float64), holding(raw).astype(np.float64)
+    for column, values, chosen in (
+        (c.QUEUED_GPUS, gpus, waits),
+        (c.QUEUED_WORK, work, waits),
+        (c.QUEUED_KNOWN, when.known, waits),
+        (c.QUEUED_AGE, when.age, waits),
+        (c.HELD_WORK, work, holds),
+        (c.HELD_KNOWN, when.known, holds),
+    ):
+        cluster[..., column] = (values * chosen).sum(-1)
+    cluster[..., c.QUEUED_JOBS], cluster[..., c.HELD_JOBS] = waits.sum(-1), holds.sum(-1)
+    cluster[..., c.JOBS] = cluster[..., c.QUEUED_JOBS] + cluster[..., c.HELD_JOBS]
     return cluster
 
 
-def log_seconds(seconds: Floats) -> Floats:
-    """Return times as features."""
-    made: Floats = np.log1p(seconds) / LOG_SECONDS
-    return made
-
-
-def log_size(ratio: Floats) -> Floats:
-    """Return ratios of sizes as features."""
-    made: Floats = np.log2(ratio) / LOG_SIZE
-    return made
+def empty(shape: tuple[int, ...], width: int) -> Matrix:
+    """Return room for features, `[*shape, width]`."""
+    return np.moveaxis(np.zeros((width, *shape), dtype=np.float32), 0, -1)
 
 
 def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
@@ -176,67 +208,77 @@ def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
         cluster: Rows of their clusters; only their numbers of GPUs matter.
         now: Times.
     """
-    made = np.zeros((*raw.shape[:-1], F), dtype=np.float32)
+    made = empty(raw.shape[:-1], F)
+    write_steady(raw, cluster, made)
+    write_timed(raw, times(raw, now), now, made)
+    return made
 
-    def put(name: str, values: Floats | Flags) -> None:
-        made[..., _JOB[name]] = values
 
-    phase, workers, each = raw[..., c.PHASE], np.maximum(raw[..., c.WORKERS], 1.0), raw[..., c.EACH]
-    gpus = np.maximum(workers * each, 1.0)
-    node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)[..., None]
-    put("waits", phase == c.WAITING)
-    put("away", phase == c.AWAY)
-    put("runs", phase == c.RUNNING)
-    put("starts", (phase == c.RESERVED) | (phase == c.STARTING))
-    put("leaves", (phase == c.SUSPENDED) | (phase == c.STOPPING))
-    put("worker", each / node_gpus)
-    put("gang", log_size(gpus))
-    put("gang_share", gpus / np.maximum(cluster[..., c.GPUS], 1.0)[..., None])
-    put("gang_nodes", log_size(np.maximum(gpus / node_gpus, 1.0)))
-    least, most = np.maximum(raw[..., c.LEAST], 1.0), np.maximum(raw[..., c.MOST], 1.0)
-    put("elastic", most > least)
-    put("may_grow", log_size(np.maximum(most / workers, 1.0)))
-    put("may_shrink", log_size(np.maximum(workers / least, 1.0)))
-
-    when = times(raw, now)
-    total = when.ran + when.remaining
-    waited = np.maximum(when.age - when.ran, 0.0)
-    put("age", log_seconds(when.age))
-    put("ran", log_seconds(when.ran))
+def write_timed(raw: Floats, when: Times, now: ArrayLike, out: Matrix) -> None:
+    """Write the first TIMED features of jobs."""
     at = np.asarray(now, dtype=np.float64)[..., None]
-    started = np.where(raw[..., c.SINCE] > 0, raw[..., c.SINCE], raw[..., c.SUBMITTED])
-    put("in_phase", log_seconds(np.maximum(at - started, 0.0)))
-    put("waited_share", waited / np.maximum(when.age, 1.0))
-    put("remaining_known", when.known)
-    put("remaining", log_seconds(when.remaining))
-    put("work", np.log1p(when.remaining * gpus) / LOG_WORK)
-    put("progress", np.where(when.known, when.ran / np.maximum(total, 1.0), 0.0))
-    put("waited_ratio", np.where(when.known, np.log1p(waited / np.maximum(total, 1.0)), 0.0))
-    put("doubt_known", raw[..., c.DOUBT] > 0)
-    put("doubt", raw[..., c.DOUBT])
-    put("resizable", raw[..., c.RESIZABLE])
-    put("borrows", raw[..., c.BORROWS])
-    put("pause_known", raw[..., c.PAUSE] > 0)
-    put("pause", log_seconds(raw[..., c.PAUSE]))
+    total = np.maximum(when.ran + when.remaining, 1.0)
+    waited = np.maximum(when.age - when.ran, 0.0)
+    since = raw[..., c.SINCE]
+    out[..., 0], out[..., 1] = when.age, when.ran
+    out[..., 2] = np.maximum(at - np.where(since > 0, since, raw[..., c.SUBMITTED]), 0.0)
+    out[..., 3] = when.remaining
+    out[..., 4] = when.remaining * (raw[..., c.EACH] * raw[..., c.WORKERS])
+    out[..., 5] = waited / total * when.known
+    logs = out[..., :_LOGS]
+    np.log1p(logs, out=logs)
+    logs /= _LOG_SCALES
+    out[..., 6] = waited / np.maximum(when.age, 1.0)
+    out[..., 7] = when.ran / total * when.known
+    timed = out[..., :TIMED]
+    np.minimum(timed, _JOB_HIGH[:TIMED], out=timed)
 
-    known = raw[..., c.SLOW_NEAR] > 0
-    put("slowdown_known", known)
-    for name, column in (
-        ("slow_near", c.SLOW_NEAR),
-        ("slow_far", c.SLOW_FAR),
-        ("slow_now", c.SLOW_NOW),
-    ):
-        put(name, np.where(known, log_size(np.maximum(raw[..., column], 1.0)), 0.0))
-    need = nodes_needed(workers, each, node_gpus)
-    put("spread", log_size(np.maximum(raw[..., c.NODES] / need, 1.0)))
+
+def write_steady(raw: Floats, cluster: Floats, out: Matrix) -> None:
+    """Write the features of jobs that do not change with time."""
+    workers, each = np.maximum(raw[..., c.WORKERS], 1.0), np.maximum(raw[..., c.EACH], 1.0)
+    gpus = workers * each
+    node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)[..., None]
+    least, most = raw[..., c.LEAST], raw[..., c.MOST]
     gains = rate_gains(raw)
-    put("rates_known", gains.known)
-    put("best_speed", log_size(gains.best_speed))
-    put("best_size", log_size(gains.best_size))
-    put("next_gain", gains.next)
-    put("ahead_gain", gains.ahead)
-    put("efficiency", gains.efficiency)
-    return np.clip(made, _JOB_LOW, _JOB_HIGH, out=made)
+    out[..., 8:13] = _PHASE_FLAGS.take(raw[..., c.PHASE].astype(np.int64), axis=0)
+    out[..., 13], out[..., 14] = gpus, gpus / node_gpus
+    out[..., 15], out[..., 16] = most / workers, workers / np.maximum(least, 1.0)
+    out[..., 17:20] = raw[..., c.SLOW_NEAR : c.SLOW_NOW + 1].take(_SLOW, axis=-1)
+    out[..., 20] = raw[..., c.NODES] / nodes_needed(workers, each, node_gpus)
+    np.maximum(out[..., 13:21], 1.0, out=out[..., 13:21])
+    out[..., 21], out[..., 22] = gains.best_speed, gains.best_size
+    logs = out[..., 13:23]
+    np.log2(logs, out=logs)
+    logs /= LOG_SIZE
+    out[..., 23:26] = raw.take(_COPIED, axis=-1)
+    out[..., 26:29] = raw.take(_POSITIVE, axis=-1) > 0
+    out[..., 29] = np.log1p(raw[..., c.PAUSE]) / LOG_SECONDS
+    out[..., 30], out[..., 31] = raw[..., c.LEFT] >= 0, most > least
+    out[..., 32] = each / node_gpus
+    out[..., 33] = gpus / np.maximum(cluster[..., c.GPUS], 1.0)[..., None]
+    out[..., 34], out[..., 35] = gains.known, gains.next
+    out[..., 36], out[..., 37] = gains.ahead, gains.efficiency
+    steady = out[..., TIMED:]
+    np.minimum(steady, _JOB_HIGH[TIMED:], out=steady)
+    np.maximum(steady, _JOB_LOW[TIMED:], out=steady)
+
+
+_SLOW = np.array([0, 1, 3])
+_COPIED = np.array([c.RESIZABLE, c.BORROWS, c.DOUBT])
+_POSITIVE = np.array([c.DOUBT, c.PAUSE, c.SLOW_NEAR])
+_PHASE_FLAGS = np.zeros((len(c.PHASES), 5), dtype=np.float32)
+"""By phase: waits, away, runs, starts, leaves."""
+for _phase, _flag in (
+    (c.WAITING, 0),
+    (c.AWAY, 1),
+    (c.RUNNING, 2),
+    (c.RESERVED, 3),
+    (c.STARTING, 3),
+    (c.SUSPENDED, 4),
+    (c.STOPPING, 4),
+):
+    _PHASE_FLAGS[_phase, _flag] = 1.0
 
 
 class Gains(NamedTuple):
@@ -261,29 +303,33 @@ def rate_gains(raw: Floats) -> Gains:
     """Return what other sizes make of jobs."""
     sizes = raw[..., c.SIZE : c.SIZE + c.SIZES]
     rates = raw[..., c.RATE : c.RATE + c.SIZES]
-    workers = np.maximum(raw[..., c.WORKERS], 1.0)
-    here = sizes == workers[..., None]
+    workers = np.maximum(raw[..., c.WORKERS], 1.0)[..., None]
     there = rates > 0
-    rate = np.max(np.where(here, rates, 0.0), axis=-1)
+    if not there.any():
+        one, nothing = np.ones(raw.shape[:-1]), np.zeros(raw.shape[:-1])
+        return Gains(nothing > 0, one, one, nothing, nothing, one)
+    rate = (rates * (sizes == workers)).max(-1)
     known = (rate > 0) & (there.sum(-1) > 1)
-    base = np.where(known, rate, 1.0)[..., None]
-    speeds = np.where(there & known[..., None], rates / base, 0.0)
-    best = np.argmax(speeds, axis=-1)[..., None]
-    best_speed = np.where(known, np.take_along_axis(speeds, best, -1)[..., 0], 1.0)
-    best_size = np.where(known, np.take_along_axis(sizes, best, -1)[..., 0] / workers, 1.0)
-    larger = (sizes > workers[..., None]) & (speeds > 0)
-    more = np.where(larger, sizes / workers[..., None] - 1.0, 1.0)
-    gains = np.where(larger, (speeds - 1.0) / more, -np.inf)
-    first = np.argmax(larger, axis=-1)[..., None]
-    any_larger = larger.any(-1)
-    following = np.where(any_larger, np.take_along_axis(gains, first, -1)[..., 0], 0.0)
-    ahead = np.where(any_larger, gains.max(-1), 0.0)
-    fewest = np.argmax(there, axis=-1)[..., None]
-    per_worker = np.take_along_axis(speeds, fewest, -1)[..., 0] / np.maximum(
-        np.take_along_axis(sizes, fewest, -1)[..., 0], 1.0
+    scale = known / np.where(known, rate, 1.0)
+    speeds = rates * scale[..., None]
+    best = speeds.max(-1)
+    best_size = (sizes * (speeds == best[..., None])).max(-1)
+    larger = (sizes > workers) & (speeds > 0)
+    more = sizes / workers - 1.0
+    gains = (speeds - 1.0) / np.where(larger, more, 1.0)
+    some = larger.any(-1)
+    ahead = np.where(larger, gains, -np.inf).max(-1)
+    following = sizes == np.where(larger, sizes, np.inf).min(-1)[..., None]
+    fewest = np.where(there, sizes, np.inf).min(-1)
+    slowest = (speeds * (sizes == fewest[..., None])).max(-1)
+    return Gains(
+        known,
+        np.where(known, best, 1.0),
+        np.where(known, best_size / workers[..., 0], 1.0),
+        (gains * following).sum(-1),
+        np.where(some, ahead, 0.0),
+        np.where(known, fewest, 1.0) / np.where(known, slowest * workers[..., 0], 1.0),
     )
-    efficiency = np.where(known, 1.0 / workers / np.where(known, per_worker, 1.0), 1.0)
-    return Gains(known, best_speed, best_size, following, ahead, efficiency)
 
 
 def nodes_needed(workers: Floats, each: Floats, node_gpus: Floats) -> Floats:
@@ -295,34 +341,26 @@ def nodes_needed(workers: Floats, each: Floats, node_gpus: Floats) -> Floats:
 
 def cluster_features(cluster: Floats) -> Matrix:
     """Return the features of clusters, `[.., G]`, from rows with their sums."""
-    made = np.zeros((*cluster.shape[:-1], G), dtype=np.float32)
-
-    def put(name: str, values: Floats | Flags) -> None:
-        made[..., _CLUSTER[name]] = values
-
-    gpus = np.maximum(cluster[..., c.GPUS], 1.0)
+    made = np.empty((*cluster.shape[:-1], G), dtype=np.float32)
+    made[..., :_RATIOS] = cluster.take(_OVER, axis=-1) / np.maximum(
+        cluster.take(_UNDER, axis=-1), 1.0
+    )
     node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)
-    free = cluster[..., c.FREE]
-    room = cluster[..., c.ROOM :]
-    waits, holds = cluster[..., c.QUEUED_JOBS], cluster[..., c.HELD_JOBS]
-    put("free", free / gpus)
-    put("whole_nodes", cluster[..., c.WHOLE] / np.maximum(cluster[..., c.NODE_COUNT], 1.0))
-    largest = np.max(np.where(room > 0, np.arange(c.NODE_MAX + 1.0), 0.0), axis=-1)
-    put("largest", largest / node_gpus)
-    scattered = np.maximum(free - cluster[..., c.WHOLE] * node_gpus, 0.0)
-    put("scattered", scattered / np.maximum(free, 1.0))
-    put("queued_gpus", np.log1p(cluster[..., c.QUEUED_GPUS] / gpus) / 2.0)
-    put("queued_work", log_seconds(cluster[..., c.QUEUED_WORK] / gpus))
-    put("held_work", log_seconds(cluster[..., c.HELD_WORK] / gpus))
-    put("queued_age", log_seconds(cluster[..., c.QUEUED_AGE] / np.maximum(waits, 1.0)))
-    put("queued_share", waits / np.maximum(waits + holds, 1.0))
-    put("queued_known", cluster[..., c.QUEUED_KNOWN] / np.maximum(waits, 1.0))
-    put("held_known", cluster[..., c.HELD_KNOWN] / np.maximum(holds, 1.0))
+    free, waits = cluster[..., c.FREE], cluster[..., c.QUEUED_JOBS]
     known = cluster[..., c.HISTORY] >= 2 * c.HOUR
-    put("history", known)
-    change = log_size((cluster[..., c.ARRIVED] + 1.0) / (cluster[..., c.ARRIVED_BEFORE] + 1.0))
-    put("burst", np.where(known, change, 0.0))
-    put("load", np.where(known, np.log1p(cluster[..., c.ARRIVED_WORK] / (gpus * c.HOUR)), 0.0))
-    put("empty_queue", waits == 0)
-    put("node", log_size(node_gpus))
-    return np.clip(made, _CLUSTER_LOW, _CLUSTER_HIGH, out=made)
+    logs = made[..., :_CLUSTER_LOGS]
+    np.maximum(logs, 0.0, out=logs)
+    logs[..., 4] *= known / c.HOUR
+    np.log1p(logs, out=logs)
+    logs /= _CLUSTER_SCALES
+    scattered = free - cluster[..., c.WHOLE] * node_gpus
+    made[..., 10] = ((cluster[..., c.ROOM :] > 0) * _ROOMS).max(-1) / node_gpus
+    made[..., 11] = scattered / np.maximum(free, 1.0)
+    made[..., 12] = known
+    made[..., 13] = waits == 0
+    made[..., 14] = np.log2(node_gpus) / LOG_SIZE
+    change = (cluster[..., c.ARRIVED] + 1.0) / (cluster[..., c.ARRIVED_BEFORE] + 1.0)
+    made[..., 15] = np.log2(change) / LOG_SIZE * known
+    np.minimum(made, _CLUSTER_HIGH, out=made)
+    np.maximum(made, _CLUSTER_LOW, out=made)
+    return made

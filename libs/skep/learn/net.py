@@ -79,7 +79,8 @@ class SetNet:
             return np.ascontiguousarray(weight.T, dtype=np.float32)
 
         self._job = [
-            (turned(weights[f"job.{at}.weight"]), weights[f"job.{at}.bias"]) for at in (0, 2)
+            (np.ascontiguousarray(weights[f"job.{at}.weight"]), weights[f"job.{at}.bias"])
+            for at in (0, 2)
         ]
         self._cluster = turned(weights["cluster.0.weight"]), weights["cluster.0.bias"]
         first = weights["head.0.weight"]
@@ -92,12 +93,16 @@ class SetNet:
         self._hold_score = weights["hold.2.weight"][0], float(weights["hold.2.bias"][0])
 
     def embed(self, jobs: Matrix) -> Matrix:
-        """Return the embeddings of jobs, `[.., n, job]`, from their features."""
+        """Return the embeddings of jobs, `[.., n, job]`, from their features.
+
+        The feature is the slowest axis in memory here: so pools are sums over what is adjacent.
+        """
+        made = jobs.swapaxes(-1, -2)
         for weight, bias in self._job:
-            jobs = jobs @ weight
-            jobs += bias
-            np.maximum(jobs, 0.0, out=jobs)
-        return jobs
+            made = weight @ made
+            made += bias[:, None]
+            np.maximum(made, 0.0, out=made)
+        return made.swapaxes(-1, -2)
 
     def encode(self, cluster: Matrix) -> Matrix:
         """Return encoded clusters, `[.., job]`, from their features."""
@@ -171,14 +176,53 @@ def pools(embedded: Matrix, waits: Flags, holds: Flags) -> Matrix:
     """Return mean and maximum over waiting jobs and over those with GPUs; 0 if there are none.
 
     An embedding has no negative numbers, so 0 for other jobs does not change the maximum.
+
+    Args:
+        embedded: Embeddings `[.., n, job]`.
+        waits: Which jobs wait, `[.., n]`.
+        holds: Which have GPUs.
     """
     parts: list[Matrix] = []
     for chosen in (waits, holds):
         only = embedded * chosen[..., None]
         count = np.maximum(chosen.sum(-1), 1)[..., None].astype(np.float32)
-        most = only.max(-2) if only.shape[-2] else np.zeros_like(only.sum(-2))
-        parts += [only.sum(-2) / count, most]
+        parts += [only.sum(-2) / count, only.max(-2, initial=0.0)]
     return np.concatenate(parts, axis=-1)
+
+
+class Pools:
+    """The pools of one scene, while jobs in it get GPUs or other sizes one by one."""
+
+    def __init__(self, embedded: Matrix, waits: Flags, holds: Flags) -> None:
+        """Begin with embeddings `[n, job]` of jobs that wait, or have GPUs."""
+        self._embedded, self._chosen = embedded, (waits, holds)
+        masks = [each.astype(np.float32) for each in self._chosen]
+        self._counts = [int(each.sum()) for each in masks]
+        self._sums = [embedded.T @ each for each in masks]
+        self._most = [(embedded * each[:, None]).max(0, initial=0.0) for each in masks]
+
+    def change(self, row: int, embedded: Matrix) -> None:
+        """Take another embedding of a job, which has GPUs from now on."""
+        before = self._embedded[row].copy()
+        self._embedded[row] = embedded
+        for at, chosen in enumerate(self._chosen):
+            if chosen[row]:
+                chosen[row] = False
+                self._counts[at] -= 1
+                self._sums[at] -= before
+                if (before >= self._most[at]).any():
+                    self._most[at] = (self._embedded * chosen[:, None]).max(0, initial=0.0)
+        self._chosen[1][row] = True
+        self._counts[1] += 1
+        self._sums[1] += embedded
+        np.maximum(self._most[1], embedded, out=self._most[1])
+
+    def read(self) -> Matrix:
+        """Return what `pools` does."""
+        parts: list[Matrix] = []
+        for count, total, most in zip(self._counts, self._sums, self._most, strict=True):
+            parts += [total / np.float32(max(count, 1)), most]
+        return np.concatenate(parts)
 
 
 def random_weights(seed: int, sizes: Sizes | None = None) -> dict[str, Matrix]:
