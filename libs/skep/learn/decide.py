@@ -8,6 +8,7 @@ those of a network that sees the VC after every pick, unless more than RANKED ca
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -104,7 +105,7 @@ class _Search:
 
         self._fit = fit(self._cluster, self._demands)
         codes = self._codes.ravel()
-        chosen = np.flatnonzero(self._fitting()[codes])
+        chosen = np.flatnonzero(self._fitting(later=True)[codes])
         numbers, features = scene.options
         self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
         self._features = features.reshape(-1, A).take(chosen, axis=0)
@@ -118,11 +119,10 @@ class _Search:
             within(self._jobs, ranges.job)
             and within(cluster_features(self._cluster)[None], ranges.cluster)
             and within(self._features, ranges.candidate)
-            and bool(np.isfinite(self._scores).all())
-            and bool(np.isfinite(self._hold))
         )
         if len(self._rows) > RANKED:
             self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
+        self._close()
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
@@ -130,6 +130,9 @@ class _Search:
             return None
         first = int(self._scores.argmax())
         score = float(self._scores[first])
+        if not math.isfinite(self._hold) or not (math.isfinite(score) or score < 0):
+            self.reliable = False
+            return None
         if not score > self._hold:
             return None
         row = int(self._rows[first])
@@ -153,12 +156,18 @@ class _Search:
         oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
         return tuple(self._names[row] for row in oldest.tolist())
 
-    def _fitting(self) -> Flags:
-        """Return whether candidates fit, by their codes; the last one is of no candidate."""
+    def _fitting(self, *, later: bool = False) -> Flags:
+        """Return whether candidates fit, by their codes; the last one is of no candidate.
+
+        Args:
+            later: Also those that are spread once they do not fit on as few nodes as they need.
+        """
         kinds = able(self._fit)
         made = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
         for kind, fits in enumerate(kinds):
             made[kind:-1:KINDS] = fits
+        if later:
+            made[SPREAD:-1:KINDS] = kinds[GROW]
         return made
 
     def _placed(self) -> Placed:
@@ -170,7 +179,8 @@ class _Search:
         """Change the rows of a job and of the cluster to what they are after its move."""
         raw, cluster = self._raw[row].copy(), self._cluster
         before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
-        take(cluster, workers if starts else workers - before, each)
+        if starts or workers > before:  # What a smaller gang gives back is not free at once.
+            take(cluster, workers if starts else workers - before, each)
         work, known = float(self._when.remaining[row]) * each, float(self._when.known[row])
         raw[c.WORKERS] = workers
         if starts:
@@ -193,9 +203,15 @@ class _Search:
         self._pools.change(row, self._net.embed(job)[0])
 
         self._fit = fit(cluster, self._demands)
-        self._keep(np.flatnonzero(self._fitting()[self._codes_left] & (self._rows != row)))
+        fits = self._fitting(later=True)[self._codes_left]
+        self._keep(np.flatnonzero(fits & (self._rows != row)))
         self._move()
         self._look()
+        self._close()
+
+    def _close(self) -> None:
+        """Let no candidate be picked that does not fit now."""
+        self._scores[~self._fitting()[self._codes_left]] = -np.inf
 
     def _move(self) -> None:
         """Write the features of the candidates that would go on another number of nodes now."""
@@ -229,10 +245,9 @@ class _Search:
 
 
 def take(cluster: Floats, workers: float, each: float) -> None:
-    """Take workers from the nodes of a cluster, or give them back, as packing would.
+    """Take room for workers from the nodes of a cluster, as packing would.
 
-    They go to the nodes with most room first, and the last ones to the node with the least room
-    that has enough. What comes back comes back on nodes in use.
+    They go to the node with the least room that has enough for all, else to those with most room.
     """
     cluster[c.FREE] -= workers * each
     room = cluster[c.ROOM :]
@@ -241,17 +256,11 @@ def take(cluster: Floats, workers: float, each: float) -> None:
         free = np.flatnonzero(room)
         enough = free[free >= workers * each]
         at = int(enough[0] if len(enough) else free[-1])
-        number = min(workers, at // each) if each else 0
+        number = min(workers, at // each)
         if number < 1:
             return
         _move(cluster, at, at - int(number * each), node)
         workers -= number
-    while workers < 0:
-        used = np.flatnonzero(room[: max(node + 1 - int(each), 0)])
-        if not len(used):
-            return
-        _move(cluster, int(used[0]), int(used[0] + each), node)
-        workers += 1
 
 
 def _move(cluster: Floats, free: int, then: int, node: int) -> None:
