@@ -23,6 +23,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.message import Message
+from skep.wire.reasons import Reason
 
 SEEN_MAX = 2048
 """Jobs of one sight: of 300 bytes each they fit the bus. The latest to arrive are left out."""
@@ -34,12 +35,15 @@ MOVES_MAX = 32
 """Moves of one advice. The sight after them is answered again."""
 HOLDS_MAX = 512
 """Jobs that one advice holds: as many as an advice orders (`ADVISED_MAX`)."""
+SCHEMA = 1
+"""The version of what a sight says and a model sees of it: advice by another is not followed."""
 HASH_PATTERN = r"^[0-9a-f]{64}$(?!\n)"
 
 PhaseName = Literal["waiting", "reserved", "starting", "running", "suspended", "away", "stopping"]
 """A phase of `skep.policy.view.Phase`, by its value."""
-Stage = Literal["shadow", "on", "off"]
-"""Whether advice is only recorded, followed, or given up."""
+Stage = Literal["shadow", "on", "off", "rest"]
+"""Whether advice is only recorded, followed, or given up; `rest`: while the model and the rule take
+turns, it is the rule's."""
 ModelHash = Annotated[str, Meta(pattern=HASH_PATTERN)]
 """SHA-256 of the bytes of a model's file."""
 Curve = Annotated[tuple[tuple[World, Milli], ...], Meta(max_length=CURVE_MAX)]
@@ -135,6 +139,15 @@ class LearnedAdvice(Message, frozen=True, tag="learned-advice"):
     moves: Annotated[tuple[AdvisedMove, ...], Meta(max_length=MOVES_MAX)] = ()
     holds: Annotated[tuple[JobName, ...], Meta(max_length=HOLDS_MAX)] = ()
     reliable: bool = True
+    why: Reason | None = None
+    """Why the stage is `off`, if something is wrong."""
 
 
-Learned = Sight | LearnedAdvice
+class SightWanted(Message, frozen=True, tag="sight-wanted"):
+    """The advisor has missed a sight of a VC, or has just begun: the next one is to be whole."""
+
+    vc: Short
+    at: Moment
+
+
+Learned = Sight | LearnedAdvice | SightWanted
