@@ -22,6 +22,7 @@ from skep.wire.advice import Advice
 from skep.wire.changes import Ask
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
+from skep.wire.learned import Learned
 from skep.wire.node import NodeEvent
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
@@ -41,6 +42,7 @@ UNIONS: dict[str, Any] = {
     "reports": Heartbeat | NodeReport,
     "findings": Finding,
     "advice": Advice,
+    "learned": Learned,
     "trials": Trials,
     "drafts": drafts.Asked | drafts.Told,
     "admin": Admin,

@@ -17,6 +17,7 @@ from skep.wire import (
     estimates,
     facts,
     findings,
+    learned,
     moves,
     node,
     packs,
@@ -369,6 +370,49 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
     trials.Judged(
         at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
+    ),
+)
+LEARNED: tuple[msgspec.Struct, ...] = (
+    learned.Sight(
+        vc="nlp",
+        number=41,
+        whole=False,
+        at=AT,
+        gpus=16,
+        free=5,
+        node_gpus=8,
+        room=(
+            learned.RoomSight(gpus=8, free=1, count=1),
+            learned.RoomSight(gpus=8, free=4, count=1),
+        ),
+        jobs=(
+            learned.JobSight(
+                job="j19",
+                sequence=19,
+                phase="waiting",
+                each=1,
+                workers=4,
+                least=2,
+                most=8,
+                submitted_at=AT,
+                expected=Duration(3_600_000_000_000),
+                rates=((2, 1900), (4, 3500), (8, 5600)),
+                slowdown=((1, 1000), (2, 1250)),
+                doubt=180,
+            ),
+        ),
+        gone=("j17",),
+    ),
+    learned.LearnedAdvice(
+        vc="nlp",
+        model="9f" * 32,
+        schema=1,
+        number=41,
+        at=AT,
+        expires_at=LATER,
+        stage="on",
+        moves=(learned.AdvisedMove(job="j19", workers=4, score_milli=812, margin_milli=95),),
+        holds=("j21",),
     ),
 )
 ADVICE: tuple[msgspec.Struct, ...] = (
@@ -785,6 +829,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "reports": REPORTS,
     "findings": FINDINGS,
     "advice": ADVICE,
+    "learned": LEARNED,
     "trials": TRIALS,
     "drafts": DRAFTS,
     "admin": ADMIN,

@@ -62,6 +62,7 @@ from skep.wire.facts import (
     NodeLost,
     ReservationDropped,
 )
+from skep.wire.following import LEARNED, AdviceFollowed
 from skep.wire.moves import (
     JobMoved,
     SuccessorBound,
@@ -293,6 +294,8 @@ def _cells_set(state: ClusterState, fact: CellsSet) -> None:
             state.queue(job).add(job.entry)
         elif job is not None:
             state.note_borrowed(job)
+    learned = {vc for vc, each in fact.cluster.vcs.items() if each.policy == LEARNED}
+    state.followed = {vc: said for vc, said in state.followed.items() if vc in learned}
     _changed(state, *cell_facts.node_names(fact.cluster))
 
 
@@ -344,6 +347,10 @@ def _changed(state: ClusterState, *nodes: str) -> None:
     cell_facts.health(state, nodes)
 
 
+def _advice_followed(state: ClusterState, fact: AdviceFollowed) -> None:
+    state.followed[fact.vc] = fact
+
+
 def _nothing(_state: ClusterState, _fact: ClusterRefused) -> None:
     """Take over a fact that is for readers of the log only."""
 
@@ -351,6 +358,7 @@ def _nothing(_state: ClusterState, _fact: ClusterRefused) -> None:
 Handler = Callable[[ClusterState, Any], None]
 
 HANDLERS: dict[type[Any], Handler] = {
+    AdviceFollowed: _advice_followed,
     AskOver: change_facts.apply,
     AskTaken: change_facts.apply,
     BadCellBound: cell_facts.apply_bearing,

@@ -22,6 +22,7 @@ from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
+from skep.wire.following import AdviceFollowed
 from skep.wire.node import NodeJoined
 
 PIECE = 200
@@ -46,6 +47,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     lately: MoveCosts = msgspec.field(default_factory=MoveCosts)
     rules: int = 1
     unstated: bool = False
+    followed: tuple[AdviceFollowed, ...] = ()
 
 
 class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
@@ -116,6 +118,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
+        followed=tuple(state.followed.values()),
     )
     yield from _tried(state)
     for vc, probes in state.probes.of_vc.items():
@@ -192,6 +195,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.suspicion = kept.suspicion
             for alarm in kept.alarms:
                 apply_alarm(state, alarm)
+            state.followed = {each.vc: each for each in kept.followed}
         case TriedKept():
             state.tries.begun.update(kept.begun)
             state.tries.solo.update(kept.solo)

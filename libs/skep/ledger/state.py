@@ -17,6 +17,7 @@ from skep.units import Instant
 from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
+from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import Reason
 
 Place = tuple[Reason, str, str]
@@ -66,6 +67,8 @@ class ClusterState:
         self.move_costs = MoveCosts()
         self.alarms: dict[Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
+        self.followed: dict[str, AdviceFollowed] = {}
+        """By VC with the policy `learned`: whether it follows its model, as it was said last."""
         self._delta: Delta | None = None
 
     @property

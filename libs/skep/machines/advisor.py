@@ -30,6 +30,7 @@ import msgspec
 from skep.estimates.calibration import PREDICTED, Calibration
 from skep.estimates.judging import Judging
 from skep.ids import job_id, job_sequence
+from skep.learn.advising import Advising, Models, NoModels
 from skep.ledger import runs
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.perf import predict
@@ -47,12 +48,13 @@ from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.estimates import CalibrationKept, EstimateJudged
 from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.learned import LearnedAdvice, Sight, SightWanted, Stage
 from skep.wire.node import NodeJoined
 from skep.wire.profile import AdvisorFact, Fingerprint, Profiled, ProfileMeasured
 from skep.wire.spec import PRIORITY_MAX
 from skep.wire.trials import Judged
 
-AdvisorEvent = Facts | Finding | Unreadable
+AdvisorEvent = Facts | Finding | Sight | Unreadable
 """What the advisor takes from outside."""
 
 ADVISE_EVERY = seconds(0.5)
@@ -121,11 +123,12 @@ class _Job(runs.Run, kw_only=True, gc=False):
 class AdvisorMachine:
     """The behaviour of the advisor service."""
 
-    def __init__(self, *, judges: bool = False) -> None:
+    def __init__(self, *, judges: bool = False, models: Models | None = None) -> None:
         """Start knowing nothing: the allocator's facts are read from the beginning.
 
         Args:
             judges: Whether it has a log to record in what came of estimates.
+            models: The learned models that there are; None: none.
         """
         self._jobs: dict[str, _Job] = {}
         self._queue: list[int] = []
@@ -146,6 +149,7 @@ class AdvisorMachine:
         kept = self.fitting.kept
         self._judging = Judging(self._types, self.calibration, kept) if judges else None
         self.fitting.widening = lambda model: self.calibration.widening(model.vc, model.name)
+        self.advising = Advising(models or NoModels(), self._stage)
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -184,6 +188,17 @@ class AdvisorMachine:
                 pass  # How well a job learns moves it neither in the queue nor elsewhere.
             case Profiled():
                 effects += self._profiled(event, now)
+            case Sight():
+                effects += map(_told, self.advising.sight(event, now))
+        effects += self._due(now)
+        due = self.fitting.wake_at()
+        if isinstance(event, Tick) and due is not None and max(due, self._quiet_until) <= now:
+            effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in self.fitting.work(now)]
+        return effects
+
+    def _due(self, now: Instant) -> list[Effect]:
+        """Return what is to be said at this time, whatever came."""
+        effects: list[Effect] = []
         due = self._advise_at()
         if due is not None and due <= now:
             effects += self._advise(now)
@@ -191,9 +206,9 @@ class AdvisorMachine:
         if due is not None and max(due, self._quiet_until) <= now:
             outlooks = self._outlooks.take(now)
             effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in outlooks]
-        due = self.fitting.wake_at()
-        if isinstance(event, Tick) and due is not None and max(due, self._quiet_until) <= now:
-            effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in self.fitting.work(now)]
+        due = self.advising.wake_at()
+        if due is not None and max(due, self._quiet_until) <= now:
+            effects += map(_told, self.advising.due(now))
         return effects
 
     def apply(self, fact: AdvisorFact) -> None:
@@ -222,7 +237,7 @@ class AdvisorMachine:
 
     def wake_at(self) -> Instant | None:
         """Return when there is something to say, or None while there could be nothing."""
-        times = [self._outlooks.wake_at(), self.fitting.wake_at()]
+        times = [self._outlooks.wake_at(), self.fitting.wake_at(), self.advising.wake_at()]
         planned = [max(at, self._quiet_until) for at in times if at is not None]
         advise = self._advise_at()
         return min(planned if advise is None else [advise, *planned], default=None)
@@ -292,6 +307,7 @@ class AdvisorMachine:
                 self._node(fact.joined)
             case CellsSet(cluster=cluster):
                 self._plan(cluster, now)
+                self.advising.set_cluster(cluster)
             case EpochBegan():
                 self._outlooks.again(now)
                 self.fitting.again(now)
@@ -511,6 +527,10 @@ class AdvisorMachine:
         ]
         return shortest_remaining_first(waiting, Instant(now - AGE_MAX))
 
+    def _stage(self, _vc: str, _model: str, _now: Instant) -> Stage:
+        """Return the stage of a model in a VC."""
+        return "on"
+
     def _turns(self, now: Instant) -> dict[str, int]:
         """Return which of the first jobs that wait comes when."""
         return {each.waiting.job: turn for turn, each in enumerate(self._rank(now))}
@@ -522,6 +542,10 @@ class AdvisorMachine:
         if step_ns is None and job.family:
             step_ns = self._speeds.step_ns(job.family, job.gpus, job.gpu_type)
         return predict.remaining(job.total, job.steps, step_ns)
+
+
+def _told(message: LearnedAdvice | SightWanted) -> Send:
+    return Send(subjects.ADVICE_LEARNED, message)
 
 
 def _batch(job: _Job, workers: int) -> int:

@@ -8,6 +8,7 @@ from skep.machines.base import Restarted, Tick
 from skep.units import Instant
 from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.inputs import InputNotes
+from skep.wire.learned import LearnedAdvice
 
 
 def note(
@@ -30,7 +31,7 @@ def note(
             notes.restarted(now)
         case _ if stream:
             notes.streamed(stream, sequence, now, led=led)
-        case QueueAdvice() | Outlook():
+        case QueueAdvice() | Outlook() | LearnedAdvice():
             notes.heard(event, now)
         case _ if led:
             notes.heard(event, now)

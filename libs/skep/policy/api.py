@@ -57,17 +57,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return False
 
     @property
+    def counts_holds(self) -> bool:
+        """Return whether its view has to hold how often each job was withheld."""
+        return False
+
+    @property
     def powers(self) -> Powers:
         """Return what its plans may ask for, and what it goes by: comparisons name it."""
         return Powers(rates=self.sees_rates)
-
-    counts_holds: ClassVar[bool] = False
-    """Whether its view has to hold how often each job was withheld (`JobView.held`)."""
 
     @property
     def probes(self) -> bool:
         """Return whether all elastic jobs of its VC may be probed, not only those that allow it."""
         return False
+
+    is_advised: ClassVar[bool] = False
+    """Whether a model is told what it sees, and advises it (`VcView.advised`)."""
 
     keeps_promises: ClassVar[bool] = False
     """Whether it gives promised jobs their GPUs in time: admission promises nothing otherwise."""

@@ -128,6 +128,13 @@ class Withheld(_Part, frozen=True):
     needs: str = ""
 
 
+class Following(_Part, frozen=True):
+    """Whether a plan is its VC's model's, or its rule's instead, and why (`learned`)."""
+
+    model: bool
+    why: Reason
+
+
 class Plan(_Part, frozen=True):
     """All that a policy asks for: first `actions` are taken, then `turns` in their order.
 
@@ -135,7 +142,7 @@ class Plan(_Part, frozen=True):
     A new plan is made after every event in the VC, so plans should be stable: for the same view, a
     policy proposes the same. `look_at` is when to plan again if no event comes before; None: no
     time is set. `behind` is why waiting jobs wait that the plan does not name; None: the policy
-    holds them back.
+    holds them back. `following` is said by a policy that has a model: what changes of it is a fact.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -144,3 +151,4 @@ class Plan(_Part, frozen=True):
     holds: tuple[Withheld, ...] = ()
     look_at: Instant | None = None
     behind: Reason | None = None
+    following: Following | None = None

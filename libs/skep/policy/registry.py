@@ -19,6 +19,7 @@ from skep.policy.schedulers.genie import Genie
 from skep.policy.schedulers.hold import Hold
 from skep.policy.schedulers.las import Las
 from skep.policy.schedulers.lookahead import LookAhead
+from skep.policy.schedulers.learned import Learned
 from skep.policy.schedulers.optimus import Optimus
 from skep.policy.schedulers.packing import Packing
 from skep.policy.schedulers.pollux import Pollux
@@ -58,8 +59,10 @@ _ALL: tuple[type[Policy], ...] = (
     Deadline,
     LookAhead,
     Hold,
+    Learned,
 )
 POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
+Learned.kinds = POLICIES
 
 
 class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong

@@ -7,6 +7,8 @@ from enum import StrEnum
 import msgspec
 
 from skep.units import Duration, Instant
+from skep.wire.following import AdviceFollowed
+from skep.wire.learned import LearnedAdvice
 from skep.wire.spec import JobSpec
 
 
@@ -244,6 +246,10 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts what came free: while it stays the same, a job that did not fit still does not fit."""
     ended: tuple[int, ...] = ()
     """GPU-nanoseconds that the VC's latest ended jobs had used, oldest first."""
+    advised: LearnedAdvice | None = None
+    """What a learned model said last; only for a policy that is advised (`Policy.is_advised`)."""
+    followed: AdviceFollowed | None = None
+    """Whether the policy followed its model last, and since when; None: it has planned nothing."""
 
     def gpus_for(self) -> dict[str, int]:
         """Return by pin how many of its GPUs serve jobs with that pin; "": jobs without one."""

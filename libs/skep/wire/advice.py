@@ -21,6 +21,7 @@ from skep.wire.bounds import (
     Text,
     World,
 )
+from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
@@ -160,4 +161,4 @@ class Outlook(Message, frozen=True, tag="outlook"):
     fits: Annotated[tuple[FamilyFit, ...], Meta(max_length=FITS_MAX)] = ()
 
 
-Advice = QueueAdvice | Outlook
+Advice = QueueAdvice | Outlook | LearnedAdvice | SightWanted

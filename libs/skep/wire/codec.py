@@ -17,6 +17,7 @@ from skep.wire.bounds import UNDECODABLE, LogDecoder, one_line
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
+from skep.wire.learned import Sight
 from skep.wire.node import NodeEvent, NodeJoined, join_problem
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
@@ -39,6 +40,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "finding": msgspec.json.Decoder(Finding),
     "advice": msgspec.json.Decoder(Advice),
     "trial": msgspec.json.Decoder(Trials),
+    "sight": msgspec.json.Decoder(Sight),
 }
 
 
@@ -107,6 +109,7 @@ BusEvent = (
     | Finding
     | Advice
     | Trials
+    | Sight
 )
 """Everything that `read` returns. It says Any: who subscribes to what is not known to types, and a
 test holds each service's subscriptions against its machine's events instead."""

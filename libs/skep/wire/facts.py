@@ -9,6 +9,7 @@ from skep.wire.bearing import BadCell, BearingFact, CarriedHold
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
+from skep.wire.following import AdviceFollowed
 from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads facts finds it here
 from skep.wire.message import Message
 from skep.wire.moves import MoveFact
@@ -436,6 +437,7 @@ AllocatorFact = (
     | PackFact
     | TrialFact
     | BearingFact
+    | AdviceFollowed
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

@@ -38,6 +38,7 @@ from skep.wire import subjects
 from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
 from skep.wire.bounds import LogDecoder
 from skep.wire.findings import Measured
+from skep.wire.learned import LearnedAdvice
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -68,7 +69,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Outlook | Judged | Measured | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Outlook | LearnedAdvice | Judged | Measured | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | Outlook | Judged | Measured | None = None
+    message: Heartbeat | QueueAdvice | Outlook | LearnedAdvice | Judged | Measured | None = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False

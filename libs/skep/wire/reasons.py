@@ -253,6 +253,23 @@ class Reason(StrEnum):
     EARLIER_RUNS = "earlier-runs"
     OWNER_SAID = "owner-said"
 
+    # Why a VC follows its learned model, or its rule instead.
+    ADVISED = "advised"
+    HELD_BY_MODEL = "held-by-model"
+    NO_ADVICE = "no-advice"
+    NO_MODEL = "no-model"
+    ADVICE_LATE = "advice-late"
+    ADVICE_BROKEN = "advice-broken"
+    OTHER_MODEL = "other-model"
+    OTHER_SCHEMA = "other-schema"
+    BEYOND_TRAINING = "beyond-training"
+    MARGIN_TOO_SMALL = "margin-too-small"
+    WAITED_TOO_LONG = "waited-too-long"
+    STAGE_OFF = "stage-off"
+    STAGE_SHADOW = "stage-shadow"
+    STAGE_SWITCHBACK = "stage-switchback"
+    STAGE_ON = "stage-on"
+
 
 TEXT: dict[Reason, str] = {
     Reason.NOT_JSON: "the message is not a JSON object",
@@ -462,6 +479,21 @@ TEXT: dict[Reason, str] = {
     Reason.PREDICTED_SPEED: "by what is predicted of its speed",
     Reason.EARLIER_RUNS: "by earlier runs of its family",
     Reason.OWNER_SAID: "by what its owner says",
+    Reason.ADVISED: "the learned model puts it first",
+    Reason.HELD_BY_MODEL: "the learned model holds it back",
+    Reason.NO_MODEL: "the advisor has no such model, or cannot read it",
+    Reason.NO_ADVICE: "nothing was heard of the model",
+    Reason.ADVICE_LATE: "the model's latest advice has expired",
+    Reason.ADVICE_BROKEN: "the model's advice is not finite, or out of bounds",
+    Reason.OTHER_MODEL: "the advice is of another model than the one that may act here",
+    Reason.OTHER_SCHEMA: "the model was made for other features than are seen here",
+    Reason.BEYOND_TRAINING: "what is seen here is beyond what the model was trained on",
+    Reason.MARGIN_TOO_SMALL: "the model hardly prefers what it proposes",
+    Reason.WAITED_TOO_LONG: "a job has waited for longer than its bound",
+    Reason.STAGE_OFF: "the model may not act here",
+    Reason.STAGE_SHADOW: "the model is watched, and does not act yet",
+    Reason.STAGE_SWITCHBACK: "the model and the rule take turns",
+    Reason.STAGE_ON: "the model acts",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

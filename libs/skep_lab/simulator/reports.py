@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 
+from skep.learn.advising import GivenModels
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
 from skep.perf.course import Course
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
-from skep.wire.advice import Outlook, QueueAdvice
+from skep.wire.advice import Advice
 from skep.wire.changes import JobChanged
 from skep.wire.codec import Facts
 from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued, NodeAdded
 from skep.wire.findings import Finding
+from skep.wire.learned import LearnedAdvice, Sight
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
 from skep.wire.profile import AdvisorFact, Timing
@@ -33,6 +35,7 @@ from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import Judged, Trials
 from skep_lab.simulator.agents import Agents
 from skep_lab.simulator.floor import Run
+from skep_lab.simulator.settings import Settings
 
 FOLLOWED = frozenset(
     {
@@ -76,20 +79,26 @@ class Pace(msgspec.Struct):
 class Reports:
     """Reports, and the machines that follow them. `said` collects messages to the allocator."""
 
-    def __init__(self, agents: Agents, *, every_second: bool, timed: bool = False) -> None:
+    def __init__(
+        self, agents: Agents, settings: Settings, *, every_second: bool, timed: bool = False
+    ) -> None:
         """Begin before the first event.
 
         Args:
             agents: The nodes.
+            settings: The learned models, and how long their advice takes.
             every_second: Whether every attempt reports every second, though that is not
                 necessary.
             timed: Whether reports tell what the latest mini-batches took.
         """
-        self.introspector, self.advisor = IntrospectorMachine(), AdvisorMachine()
-        self.advisor.resend_after, self.advisor.expires_after = RESEND_AFTER, EXPIRES_AFTER
+        self.introspector = IntrospectorMachine()
+        self.advisor = AdvisorMachine(models=GivenModels(settings.models))
+        for each in (self.advisor, self.advisor.advising):
+            each.resend_after, each.expires_after = RESEND_AFTER, EXPIRES_AFTER
+        self._delay = seconds(settings.advice_delay_s)
         for machine in (self.introspector, self.advisor):
             machine.decide(Restarted(1), Instant(0))
-        self.said: list[QueueAdvice | Outlook | Judged] = []
+        self.said: list[Advice | Judged] = []
         self.found: list[tuple[Instant, Finding]] | None = None
         """What the introspector found, if that is recorded, without rates."""
         self.recorded: list[AdvisorFact] = []
@@ -97,6 +106,7 @@ class Reports:
         self.reports = 0
         """The number of reports."""
         self._facts: list[Any] = []
+        self._sights: list[Sight] = []
         self._agents, self._every_second, self._timed = agents, every_second, timed
         self._paces: dict[Run, Pace] = {}
         self._prune_at = PRUNE_AT
@@ -122,7 +132,7 @@ class Reports:
             self._follow(self.introspector.decide(Tick(), now), now)
         wake = self.advisor.wake_at()
         if wake is not None and wake <= now:
-            self._say(self.advisor.decide(Tick(), now))
+            self._say(self.advisor.decide(Tick(), now), now)
 
     def tell(self, now: Instant) -> None:
         """Send the machines what was decided so far at this instant."""
@@ -130,7 +140,14 @@ class Reports:
             message = Facts(service="allocator", at=now, facts=tuple(self._facts))
             self._facts.clear()
             self._follow(self.introspector.decide(message, now), now)
-            self._say(self.advisor.decide(message, now))
+            self._say(self.advisor.decide(message, now), now)
+        sights, self._sights = self._sights, []
+        for sight in sights:
+            self._say(self.advisor.decide(sight, now), now)
+
+    def see(self, sight: Sight) -> None:
+        """Have the advisor answer what a policy sees, behind the facts of this instant."""
+        self._sights.append(sight)
 
     def open(self, trials: Trials, now: Instant) -> None:
         """Make the introspector measure trials; it finds nothing before the next second."""
@@ -215,15 +232,23 @@ class Reports:
                 self.said.append(effect.message)
             if self.found is not None and effect.message.__struct_config__.tag != "rates":
                 self.found.append((now, effect.message))
-            self._say(self.advisor.decide(effect.message, now))
+            self._say(self.advisor.decide(effect.message, now), now)
 
-    def _say(self, effects: Iterable[Effect]) -> None:
+    def _say(self, effects: Iterable[Effect], now: Instant) -> None:
         for effect in effects:
             if isinstance(effect, Record):
                 self.recorded.append(effect.fact)
                 continue
             assert isinstance(effect, Send), effect
-            self.said.append(effect.message)
+            if self._delay and isinstance(effect.message, LearnedAdvice):
+                late = after(now, self._delay)
+                self._agents.later.append((late, (self._comes, effect.message)))
+            else:
+                self.said.append(effect.message)
+
+    def _comes(self, advice: LearnedAdvice, _now: Instant) -> None:
+        """Let advice reach the allocator."""
+        self.said.append(advice)
 
 
 def _timing(step_ns: int, made: int) -> Timing | None:

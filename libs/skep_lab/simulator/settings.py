@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
+from skep.learn.advising import Seat
 from skep.units import Duration
 from skep.wire.spec import OverQuota
 
@@ -96,6 +98,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deadlines: Literal["label", "spec"] = "label"
     """Where owners write the deadlines of their jobs: in a label, which `elasticflow` reads, or in
     `finish_by`, to which admission answers."""
+    models: dict[str, Callable[[], Seat]] = {}
+    """By hash: what makes a seat of a learned model, for VCs with the policy `learned`."""
+    advice_delay_s: float = 0.0
+    """How long what a model says takes to reach the allocator, its own time included."""
     gpu_memory: dict[str, int] = {}
     """Bytes of GPU memory by type; that of other types is unknown."""
 
@@ -109,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if unknown:
             reason = f"no compat switch is called {unknown[0]!r}; there are: {', '.join(COMPAT)}"
             raise ValueError(reason)
-        if min(self.noise, self.sample_every_s, self.tick_s, *self.again_s.values()) < 0:
-            reason = "noise, sample_every_s, tick_s and again_s are 0 or more"
+        times = self.sample_every_s, self.tick_s, self.advice_delay_s, *self.again_s.values()
+        if min(self.noise, *times) < 0:
+            reason = "noise, sample_every_s, tick_s, advice_delay_s and again_s are 0 or more"
             raise ValueError(reason)

@@ -35,6 +35,7 @@ from skep.wire.facts import (
     NodeDrained,
     Refused,
 )
+from skep.wire.learned import Sight
 from skep.wire.node import Gpu, NodeJoined
 from skep.wire.trials import Trials
 from skep_lab.simulator.agents import Agents, Later
@@ -128,6 +129,7 @@ class World:
         self.allocator.settings.node_lost_after = FOR_EVER
         self.allocator.settings.node_check_every = FOR_EVER
         self.allocator.settings.trial_rules.repeated = FOR_EVER
+        self.allocator.settings.sights_whole_every = FOR_EVER
         self.allocator.settings.plan_every = seconds(settings.tick_s)
         if NO_REST in settings.compat:
             self.allocator.settings.runs_least = Duration(0)
@@ -403,6 +405,9 @@ class World:
             case Trials():
                 if self.reports is not None:
                     self.reports.open(message, self.now)
+            case Sight():
+                assert self.reports is not None
+                self.reports.see(message)
             case _:
                 text = f"no node takes {message!r}"
                 raise AssertionError(text)
@@ -440,14 +445,17 @@ def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
 def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
     """Return the reports of a run; None: nothing reports."""
     wanted = settings.reports
+    policies = [make(vc.policy, vc.options) for vc in cluster.vcs.values()]
+    if wanted == "none" and any(each.is_advised for each in policies):
+        wanted = "on-change"
     if wanted == "auto":
-        goes = any(make(vc.policy, vc.options).sees_rates for vc in cluster.vcs.values())
+        goes = any(each.sees_rates for each in policies)
         wanted = "on-change" if goes else "none"
     if wanted == "none":
         return None
     agents.paced = {}
     timed = wanted == "timed"
-    return Reports(agents, every_second=timed or wanted == "per-second", timed=timed)
+    return Reports(agents, settings, every_second=timed or wanted == "per-second", timed=timed)
 
 
 def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:

@@ -53,6 +53,7 @@ from skep.wire.facts import (
     Repeated,
     VcsSet,
 )
+from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.promises import (
@@ -205,8 +206,10 @@ class AdmissionMachine:
                 self.promising.measurements.began(now)
             case Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
-            case DrainNode() | QuarantineGpu() | SearchRequest() | QueueAdvice():
+            case DrainNode() | QuarantineGpu() | SearchRequest():
                 pass  # For the allocator and the service of searches.
+            case QueueAdvice() | LearnedAdvice() | SightWanted():
+                pass  # For the allocator.
         if now >= self._quiet_until:
             if isinstance(event, Tick):
                 self.promising.measured(now, self._record)

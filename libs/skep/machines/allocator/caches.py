@@ -12,10 +12,13 @@ from skep.machines.allocator.soft import Soft
 from skep.wire.advice import JobPace
 from skep.wire.changes import JobChanging, MemberAnswered, MemberLearned
 from skep.wire.facts import GhostGone
+from skep.wire.following import AdviceFollowed
 from skep.wire.moves import SuccessorLoaded, SuccessorReady
 from skep.wire.trials import TrialBegun, TrialOver
 
-QUIET = frozenset({JobChanging, MemberAnswered, MemberLearned, SuccessorLoaded, SuccessorReady})
+QUIET = frozenset(
+    {JobChanging, MemberAnswered, MemberLearned, SuccessorLoaded, SuccessorReady, AdviceFollowed}
+)
 """Facts about a job that change nothing else: no cell, and nothing that a node has free. What they
 mean for a policy is in the job's view."""
 
@@ -29,6 +32,8 @@ def touch(soft: Soft, fact: Any) -> None:
     """
     if type(fact) not in QUIET:
         soft.stirred += 1
+    if isinstance(fact, AdviceFollowed):
+        return  # It is what the plan that is being carried out says of itself.
     job = getattr(fact, "job", None)
     if isinstance(fact, TrialBegun):
         soft.touched.update((each.job, None) for each in fact.jobs)

@@ -13,7 +13,7 @@ from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep
 from skep.machines.allocator.changes import node_answers
-from skep.machines.allocator.policies import job_rates, probes, trials
+from skep.machines.allocator.policies import advising, job_rates, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
 from skep.machines.allocator.transaction import Transaction
@@ -23,6 +23,7 @@ from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import AllocatorFact
+from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.node import (
     MemberChanged,
     MemberExited,
@@ -132,6 +133,9 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
             tx.enter(Stage.VERDICTS)
             trials.review(tx, now)  # What was taken, or joined others, may have been on trial.
             trials.tell(tx, now)
+        if advising.is_due(tx, now):
+            tx.enter(Stage.SIGHTS)
+            advising.tell(tx, now)
     tx.enter(Stage.CHECKS)
     cell_watch.look(tx, now)
 
@@ -156,7 +160,7 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
             node_answers.heard(tx, event, now)
-        case QueueAdvice() | Outlook() | Judged():
+        case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted() | Judged():
             _take_advice(tx, event, now)
         case Tick():
             upkeep.tick(tx, now)
@@ -166,12 +170,20 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             pass
 
 
-def _take_advice(tx: Transaction, event: QueueAdvice | Outlook | Judged, now: Instant) -> None:
+def _take_advice(
+    tx: Transaction,
+    event: QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged,
+    now: Instant,
+) -> None:
     """Take in what the advisor or the introspector say."""
     match event:
         case QueueAdvice():
             schedule.advised(tx, event, now)
         case Outlook():
             job_rates.heard(tx, event, now)
+        case LearnedAdvice():
+            advising.heard(tx, event, now)
+        case SightWanted():
+            advising.wanted(tx, event)
         case Judged():
             trials.judged(tx, event, now)

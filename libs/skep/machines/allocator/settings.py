@@ -34,6 +34,10 @@ REPEAT = seconds(2.0)
 """As often as any command is repeated."""
 
 
+SIGHTS_WHOLE_EVERY = seconds(60.0)
+"""So a model that has missed something without knowing it is right again within a minute."""
+
+
 class Rules(msgspec.Struct):
     """The rules of trials."""
 
@@ -55,6 +59,8 @@ class Settings(msgspec.Struct):
     node_check_every: Duration = NODE_CHECK_EVERY
     """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
     trial_rules: Rules = msgspec.field(default_factory=Rules)
+    sights_whole_every: Duration = SIGHTS_WHOLE_EVERY
+    """How often all of what a policy sees is told to its model; where nothing is lost, once."""
     defers: bool = False
     """While this holds nothing is placed: a simulation has more to say about this instant."""
     plan_every: Duration = Duration(0)

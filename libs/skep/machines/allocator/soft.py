@@ -185,6 +185,8 @@ class Soft:
         self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.sights_at: Instant | None = None
+        """When models are next told what their VCs see; None: nothing is new."""
         self.probe_at: Instant | None = None
         """When it is next looked whether a probe may begin; None: at once, if a job is there."""
 
@@ -198,6 +200,8 @@ class Soft:
             first = self.resolve_at
         if self.telling.at is not None and (first is None or self.telling.at < first):
             first = self.telling.at
+        if self.sights_at is not None and (first is None or self.sights_at < first):
+            first = self.sights_at
         for each in self.planned.values():
             at = self.probe_at if each.probable else None
             if at is not None and (first is None or at < first):

@@ -2,7 +2,7 @@
 
     intake -> trials -> sharing -> returns -> reservations -> policies -> guaranteed
            -> suspended -> lending -> idle -> opportunistic -> promotion -> probes
-           -> verdicts -> checks
+           -> verdicts -> sights -> checks
 
 A stage reads the state, records facts, and spends of the decision's room: the parts of gangs that
 may be bound and the victims that may be named, so that one decision fits one record of the log.
@@ -35,6 +35,7 @@ class Stage(enum.Enum):
     PROMOTION = "let jobs that borrow have the cells of their VC"
     PROBES = "measure other sizes of elastic jobs with GPUs that no job could have"
     VERDICTS = "end trials whose jobs changed in this decision, and say which are open"
+    SIGHTS = "tell models what the policies that they advise see"
     CHECKS = "check the cells, a slice at a time"
 
 

@@ -19,8 +19,9 @@ from skep.machines.base import Effect, Record
 from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
 from skep.wire.changes import MemberLearned
 from skep.wire.facts import AllocatorFact, JobQueued, JobRan, JobWaits, MemberRan
+from skep.wire.following import AdviceFollowed
 
-ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned))
+ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned, AdviceFollowed))
 """Facts that change nothing about cells."""
 
 

@@ -44,7 +44,6 @@ class Dsif(Sif, frozen=True):
 
     name: ClassVar[str] = "dsif"
     source: ClassVar[str] = "SCHED², section IV-A (the job is delayed at most 3 times)"
-    counts_holds: ClassVar[bool] = True
     delays: int = 3
 
     def __post_init__(self) -> None:
@@ -61,6 +60,11 @@ class Dsif(Sif, frozen=True):
     def only_orders(self) -> bool:
         """Return False: some jobs are withheld."""
         return False
+
+    @property
+    def counts_holds(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def sees_nodes(self) -> bool:

@@ -12,10 +12,12 @@ from skep.ids import AttemptId
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.policies.demand import Demand
 from skep.machines.allocator.policies.node_views import Seats
+from skep.machines.allocator.policies.sights import Sights
 from skep.machines.allocator.policies.trial_limits import Pairs
 from skep.policy.api import Policy
 from skep.policy.view import JobView
 from skep.units import Duration, Instant, after, seconds
+from skep.wire.learned import LearnedAdvice
 
 TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
@@ -85,6 +87,10 @@ class Planned:
         """Its jobs that would have idle GPUs while they wait."""
         self.probable: dict[str, None] = {}
         """Its running jobs that may be probed."""
+        self.advised: LearnedAdvice | None = None
+        """What its model said last."""
+        self.sights = Sights() if policy.is_advised else None
+        """What its model was told of it; None: it has none."""
         self.pairs = Pairs()
         self.seats = Seats()
         self._shown: list[JobView] = []

@@ -21,7 +21,7 @@ from skep.machines.allocator import cell_watch, outcome
 from skep.machines.allocator.changes import resume_places, resumption
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
 from skep.machines.allocator.placement import job_cells, placing, quota
-from skep.machines.allocator.policies import policy_actions, policy_views
+from skep.machines.allocator.policies import advising, policy_actions, policy_views
 from skep.machines.allocator.policies.demand import SHAPES_MAX
 from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.transaction import Transaction
@@ -162,6 +162,8 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
         cell_watch.policy_wrong(tx, planned.vc, Reason.POLICY_FAILED, text, now)
         return 0
     planned.fallen = False
+    if plan.following is not None:
+        advising.note(tx, planned, plan.following, now)
     planned.named = jobs | dict.fromkeys([action.job for action in plan.actions])
     planned.line = tuple(turn.job for turn in plan.turns)
     planned.lent_at = -1

@@ -1,0 +1,233 @@
+"""What the advisor does for VCs that a learned model advises: it follows sights, and answers them.
+
+    Sight --> Seat (one model in one VC) --> LearnedAdvice, again before it expires
+    a gap, or a start --> SightWanted
+
+A model is reached by a protocol, so nothing here needs numpy. Whatever is wrong with one is said in
+its advice, so that its VC turns to its rule at once. All of it is soft: a process that begins asks
+for whole sights and is as before a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from skep.units import Instant, after, seconds
+from skep.wire.cluster import Cluster
+from skep.wire.following import LEARNED
+from skep.wire.learned import (
+    HOLDS_MAX,
+    MOVES_MAX,
+    SCHEMA,
+    AdvisedMove,
+    LearnedAdvice,
+    Sight,
+    SightWanted,
+    Stage,
+)
+from skep.wire.reasons import Reason
+
+RESEND_AFTER = seconds(5.0)
+EXPIRES_AFTER = seconds(15.0)
+"""Two messages in a row may be lost."""
+ASK_AFTER = seconds(1.0)
+"""How often a whole sight is asked for, until one comes: an allocator answers within half of it."""
+
+
+class Advised(Protocol):
+    """What a model would do."""
+
+    @property
+    def moves(self) -> Sequence[AdvisedMove]:
+        """Moves, in their order."""
+        ...
+
+    @property
+    def holds(self) -> Sequence[str]:
+        """Waiting jobs that might fit and had better wait."""
+        ...
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the model was trained on such sights."""
+        ...
+
+
+class Seat(Protocol):
+    """One model in one VC."""
+
+    @property
+    def schema(self) -> int:
+        """The version of what the model sees."""
+        ...
+
+    def follow(self, sight: Sight) -> bool:
+        """Take over a sight; return False if a whole one is needed."""
+        ...
+
+    def decide(self, now: Instant) -> Advised:
+        """Return what the model would do now; it may raise whatever is wrong with it."""
+        ...
+
+
+class Models(Protocol):
+    """The models that there are."""
+
+    def seat(self, model: str) -> Seat | None:
+        """Return a new seat of a model; None: there is no such model, or it cannot be read.
+
+        Args:
+            model: Its hash.
+        """
+        ...
+
+
+class NoModels:
+    """No model at all."""
+
+    def seat(self, _model: str) -> Seat | None:
+        """Return None."""
+        return None
+
+
+StageOf = Callable[[str, str, Instant], Stage]
+"""Returns the stage of a model in a VC."""
+
+
+class Post:
+    """A VC that a model advises."""
+
+    def __init__(self, vc: str, model: str, seat: Seat | None) -> None:
+        """Begin without a sight.
+
+        Args:
+            vc: The VC.
+            model: The hash of the model that may act there.
+            seat: The model; None: it is missing.
+        """
+        self.vc, self.model, self.seat = vc, model, seat
+        self.number = -1
+        """Of the latest sight that was followed; -1: a whole one is needed."""
+        self.asked_at: Instant | None = None
+        """When a whole one was last asked for; None: not since one came."""
+        self.said: LearnedAdvice | None = None
+
+
+class Advising:
+    """The VCs that are advised, and what is due to be said in each."""
+
+    def __init__(self, models: Models, stage: StageOf) -> None:
+        """Begin without a VC.
+
+        Args:
+            models: The models that there are.
+            stage: The guard.
+        """
+        self.models, self._stage = models, stage
+        self.posts: dict[str, Post] = {}
+        self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
+        """A simulation in which nothing is lost may be less busy."""
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Follow which VCs have a model, and which."""
+        before, self.posts = self.posts, {}
+        for vc, each in cluster.vcs.items():
+            model = each.options.get("model", "") if each.policy == LEARNED else ""
+            if not isinstance(model, str) or not model:
+                continue
+            known = before.get(vc)
+            if known is None or known.model != model or known.seat is None:
+                known = Post(vc, model, self.models.seat(model))
+            self.posts[vc] = known
+
+    def sight(self, sight: Sight, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
+        """Yield the answer to a sight."""
+        post = self.posts.get(sight.vc)
+        if post is None:
+            return
+        if post.seat is None:
+            post.number = sight.number
+            yield self._off(post, Reason.NO_MODEL, now)
+            return
+        try:
+            follows = post.seat.follow(sight)
+        except Exception:  # A model that ends on a sight is one that cannot be followed.
+            post.number = sight.number
+            yield self._off(post, Reason.ADVICE_BROKEN, now)
+            return
+        if follows:
+            post.number, post.asked_at = sight.number, None
+            yield self._advise(post, now)
+        else:
+            post.number = -1
+            if post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
+                yield self._ask(post, now)
+
+    def due(self, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
+        """Yield what is to be said again, and asked for."""
+        for post in self.posts.values():
+            at = self._due_at(post)
+            if at is not None and at <= now:
+                yield self._ask(post, now) if post.number < 0 else self._advise(post, now)
+
+    def wake_at(self) -> Instant | None:
+        """Return when something is due; None: nothing is."""
+        times = map(self._due_at, self.posts.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def _due_at(self, post: Post) -> Instant | None:
+        if post.number < 0:
+            return after(post.asked_at, ASK_AFTER) if post.asked_at is not None else Instant(0)
+        return after(post.said.at, self.resend_after) if post.said is not None else None
+
+    def _ask(self, post: Post, now: Instant) -> SightWanted:
+        post.asked_at = now
+        return SightWanted(vc=post.vc, at=now)
+
+    def _advise(self, post: Post, now: Instant) -> LearnedAdvice:
+        """Return what a model says now."""
+        if post.seat is None:
+            return self._off(post, Reason.NO_MODEL, now)
+        if post.seat.schema != SCHEMA:
+            return self._off(post, Reason.OTHER_SCHEMA, now)
+        try:
+            made = post.seat.decide(now)
+            return self._say(
+                post,
+                now,
+                stage=self._stage(post.vc, post.model, now),
+                moves=tuple(made.moves[:MOVES_MAX]),
+                holds=tuple(made.holds[:HOLDS_MAX]),
+                reliable=bool(made.reliable),
+            )
+        except Exception:  # Numbers that are not finite, damaged weights: whatever it is.
+            return self._off(post, Reason.ADVICE_BROKEN, now)
+
+    def _off(self, post: Post, why: Reason, now: Instant) -> LearnedAdvice:
+        return self._say(post, now, stage="off", why=why)
+
+    def _say(self, post: Post, now: Instant, **fields: Any) -> LearnedAdvice:
+        post.said = LearnedAdvice(
+            vc=post.vc,
+            model=post.model,
+            schema=SCHEMA,
+            number=max(post.number, 0),
+            at=now,
+            expires_at=after(now, self.expires_after),
+            **fields,
+        )
+        return post.said
+
+
+class GivenModels:
+    """Models that are given, by hash."""
+
+    def __init__(self, seats: Mapping[str, Callable[[], Seat]]) -> None:
+        """Take what makes a seat of each."""
+        self._seats = seats
+
+    def seat(self, model: str) -> Seat | None:
+        """Return a new seat of a model; None: it was not given."""
+        make = self._seats.get(model)
+        return None if make is None else make()

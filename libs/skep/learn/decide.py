@@ -1,0 +1,290 @@
+"""Greedy decoding: the best move, then the best one after it, until nothing more is better.
+
+The embeddings of jobs are made once. After a pick, the row of its job and the row of the cluster
+are what they will be; the embedding of that job, the pools and the context follow, and the
+candidates are looked at again: those among the RANKED best of before that still fit. The scores are
+those of a network that sees the VC after every pick, unless more than RANKED candidates fit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from skep.learn import columns as c
+from skep.learn.candidates import (
+    CHOICES,
+    GROW,
+    KIND,
+    KINDS,
+    LOCAL,
+    OPTION,
+    SPREAD,
+    WORKERS,
+    A,
+    Fit,
+    Placed,
+    able,
+    fit,
+    place,
+    write_free,
+    write_there,
+)
+from skep.learn.columns import Flags, Floats, Integers
+from skep.learn.features import (
+    JOB_PLACES,
+    Matrix,
+    cluster_features,
+    holding,
+    job_features,
+    queued,
+    times,
+    write_timed,
+)
+from skep.learn.modelfile import Model
+from skep.learn.net import Pools
+from skep.learn.scene import Scene
+from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
+
+RANKED = 64
+"""Candidates that are looked at again after a pick: twice as many as there are picks."""
+STARTED = np.array([JOB_PLACES[name] for name in ("in_phase", "waits", "away", "starts")])
+"""Features that change when a job is started in the size that it asks for."""
+STARTED_VALUES = np.array([0.0, 0.0, 0.0, 1.0], dtype=np.float32)
+SLACK = 0.05
+"""A feature may leave the range of the training by so much, and the advice is still reliable."""
+MILLI_MAX = 2**53
+"""A score is cut to so many thousandths: the network of a bad model may say any number."""
+
+
+class Decision(NamedTuple):
+    """What a model would do."""
+
+    moves: tuple[AdvisedMove, ...]
+    holds: tuple[str, ...]
+    """Waiting jobs that fit now and had better wait."""
+    reliable: bool
+    """All features are in the ranges of the training."""
+
+
+def decide(model: Model, scene: Scene, now: float) -> Decision:
+    """Return what a model would do, best move first.
+
+    Args:
+        model: The model.
+        scene: What it sees.
+        now: The time, in seconds.
+    """
+    if not scene.names:
+        return Decision((), (), reliable=True)
+    search = _Search(model, scene, now)
+    moves: list[AdvisedMove] = []
+    while len(moves) < MOVES_MAX:
+        move = search.pick()
+        if move is None:
+            break
+        moves.append(move)
+    return Decision(tuple(moves), search.held(), search.reliable)
+
+
+class _Search:
+    """A scene after the moves that were picked so far, and the candidates for the next one."""
+
+    def __init__(self, model: Model, scene: Scene, now: float) -> None:
+        self._net, self._names, self._now = model.net, scene.names, now
+        self._raw, self._demands, self._codes = scene.raw, scene.demands, scene.codes
+        self._jobs, self._when = scene.jobs, times(scene.raw, now)
+        self._cluster = scene.cluster(now, self._when)
+        write_timed(self._raw, self._when, now, self._jobs)
+        embedded = self._net.embed(self._jobs)
+        self._of_jobs = self._net.of_jobs(embedded)
+        self._waits = queued(self._raw)
+        self._pools = Pools(embedded, self._waits, holding(self._raw))
+
+        self._fit = fit(self._cluster, self._demands)
+        codes = self._codes.ravel()
+        chosen = np.flatnonzero(self._fitting(later=True)[codes])
+        numbers, features = scene.options
+        self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
+        self._features = features.reshape(-1, A).take(chosen, axis=0)
+        self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
+        placed = self._placed()
+        self._nodes = placed.nodes
+        write_there(self._numbers, placed, self._when.at(self._rows), self._features)
+        self._look()
+        ranges = model.header.ranges
+        self.reliable = (
+            within(self._jobs, ranges.job)
+            and within(cluster_features(self._cluster)[None], ranges.cluster)
+            and within(self._features, ranges.candidate)
+        )
+        if len(self._rows) > RANKED:
+            self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
+        self._close()
+
+    def pick(self) -> AdvisedMove | None:
+        """Return the next move and suppose that it is made; None: nothing more is better."""
+        if not len(self._rows):
+            return None
+        first = int(self._scores.argmax())
+        score = float(self._scores[first])
+        if not math.isfinite(self._hold) or not (math.isfinite(score) or score < 0):
+            self.reliable = False
+            return None
+        if not score > self._hold:
+            return None
+        row = int(self._rows[first])
+        others = self._scores[self._rows != row]
+        second = max(float(others.max()) if len(others) else self._hold, self._hold)
+        workers, kind = int(self._numbers[first, WORKERS]), int(self._numbers[first, KIND])
+        move = AdvisedMove(
+            job=self._names[row],
+            workers=workers,
+            spread=kind == SPREAD,
+            score_milli=_milli(score - self._hold),
+            margin_milli=_milli(score - second),
+        )
+        self._suppose(row, workers, starts=kind <= SPREAD)
+        return move
+
+    def held(self) -> tuple[str, ...]:
+        """Return the waiting jobs that still fit on as few nodes as they need, oldest first."""
+        fits = self._fitting()[self._codes] & (self._codes % KINDS == LOCAL)
+        held = np.flatnonzero(fits.any(-1) & self._waits)
+        oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
+        return tuple(self._names[row] for row in oldest.tolist())
+
+    def _fitting(self, *, later: bool = False) -> Flags:
+        """Return whether candidates fit, by their codes; the last one is of no candidate.
+
+        Args:
+            later: Also those that are spread once they do not fit on as few nodes as they need.
+        """
+        kinds = able(self._fit)
+        made = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
+        for kind, fits in enumerate(kinds):
+            made[kind:-1:KINDS] = fits
+        if later:
+            made[SPREAD:-1:KINDS] = kinds[GROW]
+        return made
+
+    def _placed(self) -> Placed:
+        """Return where the candidates that are left would go."""
+        demand = self._codes_left // KINDS
+        return place(self._numbers, Fit(self._fit.nodes[demand], self._fit.local[demand]))
+
+    def _suppose(self, row: int, workers: int, *, starts: bool) -> None:
+        """Change the rows of a job and of the cluster to what they are after its move."""
+        raw, cluster = self._raw[row].copy(), self._cluster
+        before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
+        if starts or workers > before:  # What a smaller gang gives back is not free at once.
+            take(cluster, workers if starts else workers - before, each)
+        work, known = float(self._when.remaining[row]) * each, float(self._when.known[row])
+        raw[c.WORKERS] = workers
+        if starts:
+            raw[c.PHASE], raw[c.SINCE] = c.STARTING, self._now
+            cluster[c.QUEUED_JOBS] -= 1
+            cluster[c.QUEUED_GPUS] -= before * each
+            cluster[c.QUEUED_WORK] -= work * before
+            cluster[c.QUEUED_KNOWN] -= known
+            cluster[c.QUEUED_AGE] -= float(self._when.age[row])
+            cluster[c.HELD_JOBS] += 1
+            cluster[c.HELD_KNOWN] += known
+            cluster[c.HELD_WORK] += work * workers
+        else:
+            cluster[c.HELD_WORK] += work * (workers - before)
+        if starts and workers == before:
+            job = self._jobs[row : row + 1].copy()
+            job[:, STARTED] = STARTED_VALUES
+        else:
+            job = job_features(raw[None], cluster, self._now)
+        self._pools.change(row, self._net.embed(job)[0])
+
+        self._fit = fit(cluster, self._demands)
+        fits = self._fitting(later=True)[self._codes_left]
+        self._keep(np.flatnonzero(fits & (self._rows != row)))
+        self._move()
+        self._look()
+        self._close()
+
+    def _close(self) -> None:
+        """Let no candidate be picked that does not fit now."""
+        self._scores[~self._fitting()[self._codes_left]] = -np.inf
+
+    def _move(self) -> None:
+        """Write the features of the candidates that would go on another number of nodes now."""
+        kinds = self._codes_left % KINDS
+        if not ((kinds == SPREAD) | (kinds == GROW)).any():
+            return
+        placed = self._placed()
+        moved = np.flatnonzero(placed.nodes != self._nodes)
+        if not len(moved):
+            return
+        self._nodes = placed.nodes
+        features = self._features.take(moved, axis=0)
+        when = self._when.at(self._rows[moved])
+        write_there(self._numbers.take(moved, axis=0), placed.at(moved), when, features)
+        self._features[moved] = features
+
+    def _look(self) -> None:
+        """Score the candidates, and doing nothing more."""
+        write_free(self._numbers, self._cluster, self._features)
+        shared = self._net.context(self._pools.read(), cluster_features(self._cluster))
+        self._hold = float(self._net.hold(shared))
+        self._scores = self._net.score(
+            self._of_jobs[self._rows], self._net.of_context(shared), self._features
+        )
+
+    def _keep(self, chosen: Integers) -> None:
+        self._rows, self._codes_left = self._rows[chosen], self._codes_left[chosen]
+        self._nodes, self._scores = self._nodes[chosen], self._scores[chosen]
+        self._numbers = self._numbers.take(chosen, axis=0)
+        self._features = self._features.take(chosen, axis=0)
+
+
+def take(cluster: Floats, workers: float, each: float) -> None:
+    """Take room for workers from the nodes of a cluster, as packing would.
+
+    They go to the node with the least room that has enough for all, else to those with most room.
+    """
+    cluster[c.FREE] -= workers * each
+    room = cluster[c.ROOM :]
+    node = min(int(cluster[c.NODE_GPUS]), c.NODE_MAX)
+    while workers > 0:
+        free = np.flatnonzero(room)
+        enough = free[free >= workers * each]
+        at = int(enough[0] if len(enough) else free[-1])
+        number = min(workers, at // each)
+        if number < 1:
+            return
+        _move(cluster, at, at - int(number * each), node)
+        workers -= number
+
+
+def _move(cluster: Floats, free: int, then: int, node: int) -> None:
+    """Change how many GPUs one node has free."""
+    cluster[c.ROOM + free] -= 1
+    cluster[c.ROOM + then] += 1
+    cluster[c.WHOLE] += (then == node) - (free == node)
+
+
+def within(features: Matrix, ranges: tuple[tuple[float, float], ...]) -> bool:
+    """Return whether all features `[n, ..]` are in the ranges of the training, and none is a NaN.
+
+    Args:
+        features: Of jobs, of candidates, or of a cluster.
+        ranges: The least and the most of each; empty: any number.
+    """
+    if not len(features):
+        return True
+    least, most = features.min(0), features.max(0)
+    if not ranges:
+        return bool(np.isfinite(least).all() and np.isfinite(most).all())
+    low, high = np.array(ranges, dtype=np.float32).T
+    return bool((least >= low - SLACK).all() and (most <= high + SLACK).all())
+
+
+def _milli(score: float) -> int:
+    return int(max(min(score * 1000, MILLI_MAX), -MILLI_MAX))

@@ -1,0 +1,366 @@
+"""What a model sees of a job and of a cluster: numbers without a scale, each with its range.
+
+Every function takes rows of jobs `raw [.., n, RAW]`, rows of clusters `[.., CLUSTER]` and times
+`[..]`, with any number of leading axes. A row of a job with 0 workers is empty: it is no job.
+Times become logarithms of seconds, sizes become ratios and fractions of the cluster. What may be
+unknown is 0 and has a flag. Nothing says which model a job trains, nor how many jobs or nodes there
+are in all.
+
+Arrays are made with the feature as the slowest axis in memory: each feature is written at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from skep.learn import columns as c
+from skep.learn.columns import Flags, Floats
+
+SCHEMA = 1
+"""Counts the meanings of features, of candidates, and of what a network makes of them."""
+
+Matrix = NDArray[np.float32]
+FLAG, SHARE, SIGNED, LONG = (0.0, 1.0), (0.0, 2.0), (-2.0, 2.0), (0.0, 2.5)
+LOG_SECONDS = 10.0
+"""A logarithm of seconds is divided by it: 1 is six hours."""
+LOG_WORK = 14.0
+"""The same for GPU-seconds: 1 is two weeks of one GPU."""
+LOG_SIZE = 4.0
+"""A binary logarithm of a ratio of sizes is divided by it: 1 is 16 times as many."""
+
+JOB_FEATURES: dict[str, tuple[float, float]] = {
+    # These change with time.
+    "age": LONG,
+    "ran": LONG,
+    "in_phase": LONG,
+    "remaining": LONG,
+    "work": LONG,  # remaining GPU-seconds
+    "waited_ratio": LONG,  # log: time waited over the time that it runs in all
+    "waited_share": FLAG,  # of its age
+    "progress": FLAG,
+    # These change when something happens to it.
+    "waits": FLAG,
+    "away": FLAG,
+    "runs": FLAG,
+    "starts": FLAG,
+    "leaves": FLAG,
+    "gang": SHARE,  # log: GPUs of the gang
+    "gang_nodes": SHARE,  # log: GPUs of the gang over those of a node
+    "may_grow": SHARE,
+    "may_shrink": SHARE,
+    "slow_near": SHARE,  # log: on one node more
+    "slow_far": SHARE,
+    "slow_now": SHARE,
+    "spread": SHARE,  # log: nodes it is on over those that it needs
+    "best_speed": SIGNED,  # log: its highest rate over that now
+    "best_size": SIGNED,  # log: the size with it over that now
+    "resizable": FLAG,
+    "borrows": FLAG,
+    "doubt": FLAG,
+    "doubt_known": FLAG,
+    "pause_known": FLAG,
+    "slowdown_known": FLAG,
+    "pause": LONG,
+    "remaining_known": FLAG,
+    "elastic": FLAG,
+    "worker": SHARE,  # GPUs of a worker, of a node
+    "gang_share": FLAG,  # of the cluster
+    "rates_known": FLAG,
+    "next_gain": SIGNED,  # of the next larger size, per part of a worker more
+    "ahead_gain": SIGNED,  # the best of all larger sizes
+    "efficiency": SHARE,  # rate per worker over that at its fewest
+}
+"""Features of a job with their ranges, in order."""
+
+CLUSTER_FEATURES: dict[str, tuple[float, float]] = {
+    "queued_gpus": LONG,  # log: over those of the cluster
+    "queued_work": LONG,  # log seconds that the whole cluster needs for it
+    "held_work": LONG,
+    "queued_age": LONG,  # log: mean
+    "load": LONG,  # log: GPU-seconds that came in the last hour over those that the cluster has
+    "free": FLAG,  # share of its GPUs
+    "whole_nodes": FLAG,  # share of its nodes
+    "queued_share": FLAG,  # of all jobs
+    "queued_known": FLAG,  # share of waiting jobs with a prediction
+    "held_known": FLAG,
+    "largest": SHARE,  # free GPUs of the node with most, of a node
+    "scattered": FLAG,  # share of the free GPUs that are on nodes in use
+    "history": FLAG,  # arrivals of two hours are known
+    "empty_queue": FLAG,
+    "node": SHARE,  # log: GPUs of a node
+    "burst": SIGNED,  # log: arrivals in the last hour over those in the hour before
+}
+"""Features of a cluster with their ranges, in order."""
+
+F = len(JOB_FEATURES)
+G = len(CLUSTER_FEATURES)
+TIMED = 8
+"""The first features of a job change with time alone."""
+JOB_PLACES = {name: place for place, name in enumerate(JOB_FEATURES)}
+_JOB_HIGH = np.array([high for _, high in JOB_FEATURES.values()], dtype=np.float32)
+_JOB_LOW = np.array([low for low, _ in JOB_FEATURES.values()], dtype=np.float32)
+_CLUSTER_LOW, _CLUSTER_HIGH = np.array([*CLUSTER_FEATURES.values()], dtype=np.float32).T
+_LOGS = 6
+"""So many of the timed features are logarithms, divided by these."""
+_LOG_SCALES = np.array(
+    [LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, LOG_WORK, 1.0], dtype=np.float32
+)
+_ROOMS = np.arange(c.NODE_MAX + 1.0)
+_OVER, _UNDER = np.array(
+    [
+        (c.QUEUED_GPUS, c.GPUS),
+        (c.QUEUED_WORK, c.GPUS),
+        (c.HELD_WORK, c.GPUS),
+        (c.QUEUED_AGE, c.QUEUED_JOBS),
+        (c.ARRIVED_WORK, c.GPUS),
+        (c.FREE, c.GPUS),
+        (c.WHOLE, c.NODE_COUNT),
+        (c.QUEUED_JOBS, c.JOBS),
+        (c.QUEUED_KNOWN, c.QUEUED_JOBS),
+        (c.HELD_KNOWN, c.HELD_JOBS),
+    ]
+).T
+_RATIOS = len(_OVER)
+"""So many features of a cluster are ratios of its numbers, and so many of these logarithms."""
+_CLUSTER_LOGS = 5
+_CLUSTER_SCALES = np.array([2.0, LOG_SECONDS, LOG_SECONDS, LOG_SECONDS, 1.0], dtype=np.float32)
+
+
+class Times(NamedTuple):
+    """What jobs have run, waited and have left at a time, in seconds `[.., n]`."""
+
+    age: Floats
+    ran: Floats
+    remaining: Floats
+    """0 where it is unknown."""
+    known: Flags
+
+    def at(self, index: Any) -> Times:
+        """Return the times of some jobs, or with other axes."""
+        return Times(self.age[index], self.ran[index], self.remaining[index], self.known[index])
+
+
+def times(raw: Floats, now: ArrayLike) -> Times:
+    """Return the times of jobs, as `JobView.ran` and `JobView.remaining` have them."""
+    at = np.asarray(now, dtype=np.float64)[..., None]
+    went = np.maximum(at - raw[..., c.SINCE], 0.0)
+    went *= raw[..., c.PHASE] == c.RUNNING
+    left = raw[..., c.LEFT]
+    known = left >= 0
+    remaining = np.maximum(left - went, 0.0)
+    remaining *= known
+    return Times(
+        np.maximum(at - raw[..., c.SUBMITTED], 0.0), raw[..., c.SERVED] + went, remaining, known
+    )
+
+
+def queued(raw: Floats) -> Flags:
+    """Return which jobs may be placed."""
+    phase = raw[..., c.PHASE]
+    made: Flags = ((phase == c.WAITING) | (phase == c.AWAY)) & (raw[..., c.WORKERS] > 0)
+    return made
+
+
+def holding(raw: Floats) -> Flags:
+    """Return which jobs have GPUs, or are about to."""
+    phase = raw[..., c.PHASE]
+    made: Flags = (phase != c.WAITING) & (phase != c.AWAY) & (raw[..., c.WORKERS] > 0)
+    return made
+
+
+def sums(raw: Floats, cluster: Floats, now: ArrayLike) -> Floats:
+    """Write the sums over jobs into the rows of clusters; return these."""
+    return write_sums(raw, times(raw, now), cluster)
+
+
+def write_sums(raw: Floats, when: Times, cluster: Floats) -> Floats:
+    """Do what `sums` does, where the times are known already."""
+    gpus = raw[..., c.EACH] * raw[..., c.WORKERS]
+    work = when.remaining * gpus
+    waits, holds = queued(raw).astype(np.float64), holding(raw).astype(np.float64)
+    for column, values, chosen in (
+        (c.QUEUED_GPUS, gpus, waits),
+        (c.QUEUED_WORK, work, waits),
+        (c.QUEUED_KNOWN, when.known, waits),
+        (c.QUEUED_AGE, when.age, waits),
+        (c.HELD_WORK, work, holds),
+        (c.HELD_KNOWN, when.known, holds),
+    ):
+        cluster[..., column] = (values * chosen).sum(-1)
+    cluster[..., c.QUEUED_JOBS], cluster[..., c.HELD_JOBS] = waits.sum(-1), holds.sum(-1)
+    cluster[..., c.JOBS] = cluster[..., c.QUEUED_JOBS] + cluster[..., c.HELD_JOBS]
+    return cluster
+
+
+def empty(shape: tuple[int, ...], width: int) -> Matrix:
+    """Return room for features, `[*shape, width]`."""
+    return np.moveaxis(np.zeros((width, *shape), dtype=np.float32), 0, -1)
+
+
+def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
+    """Return the features of jobs, `[.., n, F]`; those of an empty row mean nothing.
+
+    Args:
+        raw: Rows of jobs.
+        cluster: Rows of their clusters; only their numbers of GPUs matter.
+        now: Times.
+    """
+    made = empty(raw.shape[:-1], F)
+    write_steady(raw, cluster, made)
+    write_timed(raw, times(raw, now), now, made)
+    return made
+
+
+def write_timed(raw: Floats, when: Times, now: ArrayLike, out: Matrix) -> None:
+    """Write the first TIMED features of jobs."""
+    at = np.asarray(now, dtype=np.float64)[..., None]
+    total = np.maximum(when.ran + when.remaining, 1.0)
+    waited = np.maximum(when.age - when.ran, 0.0)
+    since = raw[..., c.SINCE]
+    out[..., 0], out[..., 1] = when.age, when.ran
+    out[..., 2] = np.maximum(at - np.where(since > 0, since, raw[..., c.SUBMITTED]), 0.0)
+    out[..., 3] = when.remaining
+    out[..., 4] = when.remaining * (raw[..., c.EACH] * raw[..., c.WORKERS])
+    out[..., 5] = waited / total * when.known
+    logs = out[..., :_LOGS]
+    np.log1p(logs, out=logs)
+    logs /= _LOG_SCALES
+    out[..., 6] = waited / np.maximum(when.age, 1.0)
+    out[..., 7] = when.ran / total * when.known
+    timed = out[..., :TIMED]
+    np.minimum(timed, _JOB_HIGH[:TIMED], out=timed)
+
+
+def write_steady(raw: Floats, cluster: Floats, out: Matrix) -> None:
+    """Write the features of jobs that do not change with time."""
+    workers, each = np.maximum(raw[..., c.WORKERS], 1.0), np.maximum(raw[..., c.EACH], 1.0)
+    gpus = workers * each
+    node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)[..., None]
+    least, most = raw[..., c.LEAST], raw[..., c.MOST]
+    gains = rate_gains(raw)
+    out[..., 8:13] = _PHASE_FLAGS.take(raw[..., c.PHASE].astype(np.int64), axis=0)
+    out[..., 13], out[..., 14] = gpus, gpus / node_gpus
+    out[..., 15], out[..., 16] = most / workers, workers / np.maximum(least, 1.0)
+    out[..., 17:20] = raw[..., c.SLOW_NEAR : c.SLOW_NOW + 1].take(_SLOW, axis=-1)
+    out[..., 20] = raw[..., c.NODES] / nodes_needed(workers, each, node_gpus)
+    np.maximum(out[..., 13:21], 1.0, out=out[..., 13:21])
+    out[..., 21], out[..., 22] = gains.best_speed, gains.best_size
+    logs = out[..., 13:23]
+    np.log2(logs, out=logs)
+    logs /= LOG_SIZE
+    out[..., 23:26] = raw.take(_COPIED, axis=-1)
+    out[..., 26:29] = raw.take(_POSITIVE, axis=-1) > 0
+    out[..., 29] = np.log1p(raw[..., c.PAUSE]) / LOG_SECONDS
+    out[..., 30], out[..., 31] = raw[..., c.LEFT] >= 0, most > least
+    out[..., 32] = each / node_gpus
+    out[..., 33] = gpus / np.maximum(cluster[..., c.GPUS], 1.0)[..., None]
+    out[..., 34], out[..., 35] = gains.known, gains.next
+    out[..., 36], out[..., 37] = gains.ahead, gains.efficiency
+    steady = out[..., TIMED:]
+    np.minimum(steady, _JOB_HIGH[TIMED:], out=steady)
+    np.maximum(steady, _JOB_LOW[TIMED:], out=steady)
+
+
+_SLOW = np.array([0, 1, 3])
+_COPIED = np.array([c.RESIZABLE, c.BORROWS, c.DOUBT])
+_POSITIVE = np.array([c.DOUBT, c.PAUSE, c.SLOW_NEAR])
+_PHASE_FLAGS = np.zeros((len(c.PHASES), 5), dtype=np.float32)
+"""By phase: waits, away, runs, starts, leaves."""
+for _phase, _flag in (
+    (c.WAITING, 0),
+    (c.AWAY, 1),
+    (c.RUNNING, 2),
+    (c.RESERVED, 3),
+    (c.STARTING, 3),
+    (c.SUSPENDED, 4),
+    (c.STOPPING, 4),
+):
+    _PHASE_FLAGS[_phase, _flag] = 1.0
+
+
+class Gains(NamedTuple):
+    """What other sizes make of jobs, by their rates `[.., n]`; neutral where they are unknown."""
+
+    known: Flags
+    """Its rate now and another one are known."""
+    best_speed: Floats
+    """The highest rate over that now."""
+    best_size: Floats
+    """The size with it over that now."""
+    next: Floats
+    """What the next larger size adds to its rate, per size that it adds; both as parts of now."""
+    ahead: Floats
+    """The most of that over all larger sizes: one that does not pay may be followed by one that
+    does."""
+    efficiency: Floats
+    """Its rate per worker, over that at the fewest workers with a known rate."""
+
+
+def rate_gains(raw: Floats) -> Gains:
+    """Return what other sizes make of jobs."""
+    sizes = raw[..., c.SIZE : c.SIZE + c.SIZES]
+    rates = raw[..., c.RATE : c.RATE + c.SIZES]
+    workers = np.maximum(raw[..., c.WORKERS], 1.0)[..., None]
+    there = rates > 0
+    if not there.any():
+        one, nothing = np.ones(raw.shape[:-1]), np.zeros(raw.shape[:-1])
+        return Gains(nothing > 0, one, one, nothing, nothing, one)
+    rate = (rates * (sizes == workers)).max(-1)
+    known = (rate > 0) & (there.sum(-1) > 1)
+    scale = known / np.where(known, rate, 1.0)
+    speeds = rates * scale[..., None]
+    best = speeds.max(-1)
+    best_size = (sizes * (speeds == best[..., None])).max(-1)
+    larger = (sizes > workers) & (speeds > 0)
+    more = sizes / workers - 1.0
+    gains = (speeds - 1.0) / np.where(larger, more, 1.0)
+    some = larger.any(-1)
+    ahead = np.where(larger, gains, -np.inf).max(-1)
+    following = sizes == np.where(larger, sizes, np.inf).min(-1)[..., None]
+    fewest = np.where(there, sizes, np.inf).min(-1)
+    slowest = (speeds * (sizes == fewest[..., None])).max(-1)
+    return Gains(
+        known,
+        np.where(known, best, 1.0),
+        np.where(known, best_size / workers[..., 0], 1.0),
+        (gains * following).sum(-1),
+        np.where(some, ahead, 0.0),
+        np.where(known, fewest, 1.0) / np.where(known, slowest * workers[..., 0], 1.0),
+    )
+
+
+def nodes_needed(workers: Floats, each: Floats, node_gpus: Floats) -> Floats:
+    """Return on how many nodes gangs have to be at least."""
+    on_node = np.maximum(node_gpus // np.maximum(each, 1.0), 1.0)
+    made: Floats = np.ceil(workers / on_node)
+    return made
+
+
+def cluster_features(cluster: Floats) -> Matrix:
+    """Return the features of clusters, `[.., G]`, from rows with their sums."""
+    made = np.empty((*cluster.shape[:-1], G), dtype=np.float32)
+    made[..., :_RATIOS] = cluster.take(_OVER, axis=-1) / np.maximum(
+        cluster.take(_UNDER, axis=-1), 1.0
+    )
+    node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)
+    free, waits = cluster[..., c.FREE], cluster[..., c.QUEUED_JOBS]
+    known = cluster[..., c.HISTORY] >= 2 * c.HOUR
+    logs = made[..., :_CLUSTER_LOGS]
+    np.maximum(logs, 0.0, out=logs)
+    logs[..., 4] *= known / c.HOUR
+    np.log1p(logs, out=logs)
+    logs /= _CLUSTER_SCALES
+    scattered = free - cluster[..., c.WHOLE] * node_gpus
+    made[..., 10] = ((cluster[..., c.ROOM :] > 0) * _ROOMS).max(-1) / node_gpus
+    made[..., 11] = scattered / np.maximum(free, 1.0)
+    made[..., 12] = known
+    made[..., 13] = waits == 0
+    made[..., 14] = np.log2(node_gpus) / LOG_SIZE
+    change = (cluster[..., c.ARRIVED] + 1.0) / (cluster[..., c.ARRIVED_BEFORE] + 1.0)
+    made[..., 15] = np.log2(change) / LOG_SIZE * known
+    np.minimum(made, _CLUSTER_HIGH, out=made)
+    np.maximum(made, _CLUSTER_LOW, out=made)
+    return made

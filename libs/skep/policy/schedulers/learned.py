@@ -1,0 +1,307 @@
+r"""What a learned model advises, as far as it may be followed; else what a named rule plans.
+
+    VcView.advised --judged--> turns and sizes of the model
+                          \--> the rule's plan, at once, with why
+
+A model may advise and never acts: each of its moves is judged here as any other wish, and whatever
+is wrong with it leads to the rule's plan in the same decision. The rule is in force for `cool_s`
+then, so that no VC swings between the two.
+
+Source: SCHED², section II (placement by locality); DL², section 4 (sizes); ADR 0215.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from msgspec.structs import replace
+
+from skep.policy.api import Planner, Policy
+from skep.policy.capacity import FreeCapacity
+from skep.policy.parts import queued
+from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
+from skep.policy.powers import Powers
+from skep.policy.sizes import gpus_per_worker, resizable
+from skep.policy.view import HOLDING, JobView, Phase, VcView
+from skep.units import Instant, after, seconds
+from skep.wire.following import LEARNED
+from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
+from skep.wire.reasons import Reason
+from skep.wire.spec import suits
+
+LEAST = seconds(1.0)
+"""For how long a VC is planned in one way at least, whatever its model's stage: each turn from one
+to the other is a fact."""
+LASTS_MAX = seconds(3600.0)
+"""How long advice may be in force: an advisor's is sent again long before."""
+STAGES: Mapping[str, Reason] = {
+    "off": Reason.STAGE_OFF,
+    "shadow": Reason.STAGE_SHADOW,
+    "rest": Reason.STAGE_SWITCHBACK,
+}
+"""Stages in which the rule is in force."""
+CALM = frozenset((Reason.NO_ADVICE, *STAGES.values()))
+"""Why a VC follows its rule though nothing is wrong with its model."""
+
+
+class Learned(Policy, frozen=True, kw_only=True):
+    """The moves of a learned model, or the plan of a rule wherever the model may not be followed.
+
+    The model is named by the hash of its file, and no other one may act. The rule is any other
+    policy, with its default options. It is in force where nothing was heard of the model or its
+    advice is late, damaged, of another model, made for other features or beyond what the model was
+    trained on; where the model hardly prefers what it proposes (`margin_milli`, thousandths); where
+    a job has waited for longer than `wait_bound_s`, which then comes first; and where its stage in
+    the VC is not to act. A VC that turned to its rule because of something wrong stays with it for
+    `cool_s`.
+
+    No job is stopped for another: a model places waiting jobs and changes sizes of elastic ones.
+    """
+
+    name: ClassVar[str] = LEARNED
+    source: ClassVar[str] = "Skep's own (docs/explanation/learned.md), after SCHED² and DL²"
+    is_advised: ClassVar[bool] = True
+    kinds: ClassVar[dict[str, type[Policy]]] = {}
+    """The policies that `rule` may name: set by the registry, which knows them."""
+    model: str = ""
+    rule: str = "packing"
+    wait_bound_s: float = 21_600
+    margin_milli: int = 0
+    cool_s: float = 30
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: The model is no hash, the rule no other policy, or a number negative.
+        """
+        if self.model and not (
+            len(self.model) == 64 and set(self.model) <= set("0123456789abcdef")
+        ):
+            reason = f"model is the SHA-256 of a model's file, 64 digits: not {self.model!r}"
+            raise ValueError(reason)
+        if self.rule == self.name or self.rule not in self.kinds:
+            reason = f"rule is the name of another policy: not {self.rule!r}"
+            raise ValueError(reason)
+        if min(self.wait_bound_s, self.margin_milli, self.cool_s) < 0:
+            reason = "wait_bound_s, margin_milli and cool_s are 0 or more"
+            raise ValueError(reason)
+
+    def fallback(self) -> Policy:
+        """Return the rule."""
+        return self.kinds[self.rule]()
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def sees_cells(self) -> bool:
+        """Return what the rule needs."""
+        return self.fallback().sees_cells
+
+    @property
+    def counts_holds(self) -> bool:
+        """Return what the rule needs."""
+        return self.fallback().counts_holds
+
+    @property
+    def powers(self) -> Powers:
+        """Return what the model and the rule may do."""
+        rule = self.fallback().powers
+        return replace(rule, resizes=True, passes=True, run_times=True, rates=True)
+
+    def plan(self, view: VcView) -> Plan:
+        """Return the plan of the model, or that of the rule."""
+        return self.planner()(view)
+
+    def planner(self) -> Planner:
+        """Return a function that lets the rule keep what it keeps from one view to the next."""
+        rule = self.fallback().planner()
+
+        def plan(view: VcView) -> Plan:
+            wrong = self.judge(view)
+            following, until = self._settled(view, wrong)
+            advised = view.advised
+            if following.model and advised is not None:
+                made = follow(view, advised)
+                look_at = _soonest(advised.expires_at, self._overdue_at(view))
+                return replace(made, following=following, look_at=look_at)
+            made = rule(view)
+            if following.why is Reason.WAITED_TOO_LONG:
+                made = _first(made, self._overdue(view))
+            look_at = _soonest(made.look_at, until)
+            return replace(made, following=following, look_at=look_at)
+
+        return plan
+
+    # --- whether it may be followed --------------------------------------------------------------
+
+    def judge(self, view: VcView) -> Reason | None:
+        """Return why the model may not be followed now; None: it may be."""
+        advised = view.advised
+        if advised is None or not self.model:
+            return Reason.NO_ADVICE
+        if advised.expires_at <= view.now:
+            return Reason.ADVICE_LATE
+        if advised.model != self.model:
+            return Reason.OTHER_MODEL
+        if advised.schema != SCHEMA:
+            return Reason.OTHER_SCHEMA
+        if advised.stage in STAGES:
+            return advised.why or STAGES[advised.stage]
+        if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, advised.moves):
+            return Reason.ADVICE_BROKEN
+        if not advised.reliable or _mixed(view):
+            return Reason.BEYOND_TRAINING
+        if any(move.margin_milli < self.margin_milli for move in advised.moves):
+            return Reason.MARGIN_TOO_SMALL
+        return Reason.WAITED_TOO_LONG if self._overdue(view) is not None else None
+
+    def _settled(self, view: VcView, wrong: Reason | None) -> tuple[Following, Instant | None]:
+        """Return what is followed and why, and until when that stays so whatever comes.
+
+        From the model to the rule it goes at once, and back only after a while.
+        """
+        made = Following(model=wrong is None, why=wrong or Reason.ADVISED)
+        said = view.followed
+        if said is None or said.follows or said.model != self.model or view.now < said.at:
+            return made, None
+        cools = LEAST if said.why in CALM else max(seconds(self.cool_s), LEAST)
+        until = after(said.at, cools)
+        if until <= view.now or made.why is said.why:
+            return made, None
+        return Following(model=False, why=said.why), until
+
+    def _overdue(self, view: VcView) -> JobView | None:
+        """Return the job that has waited the longest, if that is beyond its bound."""
+        waiting = queued(view)
+        if not waiting or not self.wait_bound_s:
+            return None
+        first = min(waiting, key=lambda job: (_waits_since(job), job.sequence))
+        late = after(_waits_since(first), seconds(self.wait_bound_s)) <= view.now
+        return first if late else None
+
+    def _overdue_at(self, view: VcView) -> Instant | None:
+        """Return when the first job that waits now will have waited for too long."""
+        since = min(map(_waits_since, queued(view)), default=None)
+        if since is None or not self.wait_bound_s:
+            return None
+        return after(since, seconds(self.wait_bound_s))
+
+
+def _waits_since(job: JobView) -> Instant:
+    """Return since when a job waits for its turn."""
+    return job.since if job.phase is Phase.AWAY else (job.waiting_since or job.submitted_at)
+
+
+def _soonest(*times: Instant | None) -> Instant | None:
+    return min((at for at in times if at is not None), default=None)
+
+
+def _mixed(view: VcView) -> bool:
+    """Return whether jobs of different priorities wait: a model knows of none."""
+    return len({job.spec.priority for job in queued(view)}) > 1
+
+
+def _absurd(view: VcView, moves: tuple[AdvisedMove, ...]) -> bool:
+    """Return whether moves ask for sizes that their jobs cannot have."""
+    jobs = {job.job: job for job in view.jobs} if moves else {}
+    for move in moves:
+        job = jobs.get(move.job)
+        if job is None or not move.workers:
+            continue  # It has ended since; or it has the size of its spec.
+        elastic = job.spec.elastic
+        least, most = (elastic.min, elastic.max) if elastic else (job.workers, job.workers)
+        if not least <= move.workers <= most:
+            return True
+    return False
+
+
+def _first(made: Plan, job: JobView | None) -> Plan:
+    """Return a plan in which a job has the first turn."""
+    if job is None:
+        return made
+    mine = [turn for turn in made.turns if turn.job == job.job]
+    turn = mine[0] if mine else Turn(job.job, Reason.WAITED_TOO_LONG)
+    others = (each for each in made.turns if each.job != job.job)
+    holds = tuple(each for each in made.holds if each.job != job.job)
+    return replace(made, turns=(turn, *others), holds=holds)
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def follow(view: VcView, advised: LearnedAdvice) -> Plan:
+    """Return what advice comes to as a plan.
+
+    Moves of jobs that have ended or begun since are passed over, and so are those that cannot be
+    made as things are.
+
+    Args:
+        view: The VC.
+        advised: What its model says; its sizes are allowed.
+    """
+    staying = [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
+    capacity = FreeCapacity(view, staying)
+    moves: dict[str, AdvisedMove] = {}
+    for move in advised.moves:
+        moves.setdefault(move.job, move)
+        moves[move.job] = replace(move, spread=move.spread or moves[move.job].spread)
+    jobs = {job.job: job for job in view.jobs}
+    known = [(jobs[name], move) for name, move in moves.items() if name in jobs]
+    actions = tuple(_resizes(capacity, known))
+    holds = [Withheld(name, Reason.HELD_BY_MODEL) for name in advised.holds if name not in moves]
+    turns: list[Turn] = []
+    for job, move in known:
+        if job.phase not in (Phase.WAITING, Phase.AWAY):
+            continue
+        turn = _turn(view, capacity, job, move)
+        if turn is None:
+            holds.append(Withheld(job.job, Reason.HELD_FOR_LOCALITY))
+        else:
+            turns.append(turn)
+    return Plan(turns=tuple(turns), strict=False, actions=actions, holds=tuple(holds))
+
+
+def _resizes(capacity: FreeCapacity, known: list[tuple[JobView, AdvisedMove]]) -> Iterator[Resize]:
+    """Yield the changes of sizes that there is room for: those that give up GPUs first."""
+    wanted = [
+        (job, move)
+        for job, move in known
+        if job.spec.elastic is not None and move.workers not in (0, job.workers) and resizable(job)
+    ]
+    for job, move in sorted(wanted, key=lambda each: each[1].workers > each[0].workers):
+        more = (move.workers - job.workers) * gpus_per_worker(job)
+        if more > capacity.left(job.pin):
+            continue
+        if more > 0:
+            capacity.take_gpus(job, more, ())
+        yield Resize(job.job, Reason.ADVISED, move.workers)
+
+
+def _turn(view: VcView, capacity: FreeCapacity, job: JobView, move: AdvisedMove) -> Turn | None:
+    """Return the turn of a waiting job where it fits; None if it had better wait for such nodes."""
+    workers = move.workers if job.phase is Phase.WAITING and job.spec.elastic is not None else 0
+    asks = replace(job, workers=workers, gpus=workers * gpus_per_worker(job)) if workers else job
+    place, anywhere = capacity.fit(asks), move.spread or job.at_home
+    if place is None:
+        return Turn(job.job, Reason.ADVISED, workers=workers) if anywhere else None
+    if not anywhere and len(place) > _fewest(view, asks):
+        return None
+    capacity.take_gpus(asks, asks.gpus, place)
+    return Turn(job.job, Reason.ADVISED, tuple(node for node, _ in place), workers=workers)
+
+
+def _fewest(view: VcView, job: JobView) -> int:
+    """Return on how many nodes a gang is at least, if nothing else runs."""
+    wanted = job.spec.resources.gpu_type
+    largest = max((node.gpus for node in view.nodes if suits(wanted, node.gpu_type)), default=1)
+    return -(-job.workers // max(largest // gpus_per_worker(job), 1))

@@ -1,0 +1,275 @@
+"""What a learned model sees and says, for any sight; and whatever its file holds."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+
+from skep.learn import columns as c
+from skep.learn.candidates import CANDIDATE_FEATURES, GROW, LOCAL, SPREAD, candidates, demands, fit
+from skep.learn.columns import Floats
+from skep.learn.decide import RANKED, decide, take
+from skep.learn.features import (
+    CLUSTER_FEATURES,
+    JOB_FEATURES,
+    JOB_PLACES,
+    Matrix,
+    cluster_features,
+    holding,
+    job_features,
+    queued,
+    times,
+)
+from skep.learn.modelfile import Header, Model, ModelError, dump, load
+from skep.learn.net import random_weights
+from skep.learn.scene import Scene
+from skep.policy.sight import changes
+from skep.units import Instant
+from skep.wire.learned import Sight
+from tests.learn_kit import NOW, decided_slowly, followed, job_sight, model, sight
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def seen(scene: Scene, now: float) -> dict[str, tuple[bytes, ...]]:
+    """Return all that depends on the row of each job, and the demands that its codes stand for."""
+    numbers, features = scene.options
+    wanted = scene.demands
+    found = {}
+    for row, name in enumerate(scene.names):
+        codes = scene.codes[row].tolist()
+        there = [
+            (code % 4, float(wanted.workers[code // 4]), float(wanted.gpus[code // 4]))
+            for code in codes
+            if code >= 0
+        ]
+        parts = (scene.raw[row], scene.jobs[row, 8:], numbers[row], features[row])
+        found[name] = (*(each.tobytes() for each in parts), repr(there).encode())
+    return found
+
+
+@given(seed=SEEDS)
+def test_differences_show_what_whole_sights_do(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    before = sight(rng, rng.randrange(0, 30))
+    scene = followed(before)
+    for number in range(1, 5):
+        jobs = [each for each in before.jobs if rng.random() < 0.9]
+        jobs = [job_sight(rng, each.sequence) if rng.random() < 0.3 else each for each in jobs]
+        fresh = sight(rng, rng.choice((0, 1, 3, 40)), number=number, first=100 * number)
+        after = msgspec.structs.replace(fresh, jobs=(*jobs, *fresh.jobs))
+        assert scene.follow(changes(before, after))
+        assert seen(scene, NOW) == seen(followed(after), NOW)
+        before = after
+    assert not scene.follow(msgspec.structs.replace(before, whole=False, number=9))
+
+
+@given(seed=SEEDS)
+def test_greedy_decoding_is_that_of_a_model_that_looks_again(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    scene = followed(sight(rng, rng.randrange(1, 10)))
+    brain = model(rng.randrange(1000))
+    when = times(scene.raw, NOW)
+    cluster, names = scene.cluster(NOW, when), list(scene.names)
+    assert candidates(scene.raw, cluster, NOW).possible.sum() <= RANKED
+    slow = decided_slowly(brain, scene.raw, cluster, NOW)
+    quick = decide(brain, scene, NOW)
+    assert quick.reliable
+    if any(margin < 1e-3 for *_, margin in slow):
+        return  # Rounding decides between two moves.
+    assert [(each.job, each.workers, each.spread) for each in quick.moves] == [
+        (names[row], workers, spread) for row, workers, spread, *_ in slow
+    ]
+    for each, (*_, score, margin) in zip(quick.moves, slow, strict=True):
+        assert abs(each.score_milli - 1000 * score) < 3
+        assert abs(each.margin_milli - 1000 * margin) < 3
+
+
+@given(seed=SEEDS)
+def test_features_are_in_their_ranges_and_know_no_clock(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    scene = followed(sight(rng, rng.randrange(1, 40)))
+    cluster = scene.cluster(NOW, times(scene.raw, NOW))
+    found = candidates(scene.raw, cluster, NOW)
+    for features, names in (
+        (job_features(scene.raw, cluster, NOW), JOB_FEATURES),
+        (cluster_features(cluster), CLUSTER_FEATURES),
+        (found.features[found.possible], CANDIDATE_FEATURES),
+    ):
+        low, high = np.array([*names.values()], dtype=np.float32).T
+        assert np.isfinite(features).all()
+        assert (features >= low).all()
+        assert (features <= high).all()
+    later = scene.raw.copy()
+    later[:, c.SUBMITTED] += 86_400
+    later[:, c.SINCE] += np.where(later[:, c.SINCE] > 0, 86_400, 0)
+    shifted = job_features(later, cluster, NOW + 86_400)
+    assert np.allclose(shifted, job_features(scene.raw, cluster, NOW), atol=1e-5)
+
+
+@given(seed=SEEDS)
+def test_the_order_of_jobs_and_empty_rows_are_of_no_matter(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    scene, brain = followed(sight(rng, rng.randrange(1, 20))), model(seed % 1000)
+    cluster = scene.cluster(NOW, times(scene.raw, NOW))
+    order = np.array(rng.sample(range(len(scene.raw) + 3), len(scene.raw) + 3))
+    padded = np.concatenate([scene.raw, np.zeros((3, c.RAW))])[order]
+    plain, hold = scored(brain, scene.raw, cluster)
+    mixed, mixed_hold = scored(brain, padded, cluster)
+    assert np.allclose(mixed[np.argsort(order)][: len(plain)], plain, atol=1e-5)
+    assert np.allclose(hold, mixed_hold, atol=1e-5)
+    scores, holds = scored(
+        brain, np.stack([padded, padded]), np.stack([cluster, cluster]), np.full(2, float(NOW))
+    )
+    assert np.allclose(scores, mixed, atol=1e-5)
+    assert np.allclose(holds, mixed_hold, atol=1e-5)
+
+
+def scored(
+    brain: Model, raw: Floats, cluster: Floats, now: ArrayLike = NOW
+) -> tuple[Matrix, Matrix]:
+    """Return the scores of all candidates, and of doing nothing more."""
+    return brain.net.forward(
+        job_features(raw, cluster, now),
+        cluster_features(cluster),
+        candidates(raw, cluster, now).features,
+        queued(raw),
+        holding(raw),
+    )
+
+
+@given(
+    free=st.lists(st.integers(0, 8), min_size=1, max_size=9),
+    workers=st.integers(1, 20),
+    each=st.integers(1, 8),
+)
+def test_gangs_fit_as_packing_would_place_them(free: list[int], workers: int, each: int) -> None:
+    cluster = np.zeros(c.CLUSTER)
+    cluster[c.GPUS], cluster[c.FREE], cluster[c.NODE_GPUS] = 8 * len(free), sum(free), 8
+    for gpus in free:
+        cluster[c.ROOM + gpus] += 1
+        cluster[c.WHOLE] += gpus == 8
+    wanted = demands(np.array([float(workers)]), np.array([float(each)]), np.array(8.0))
+    found = fit(cluster, wanted)
+    slots = sorted((gpus // each for gpus in free), reverse=True)
+    need = -(-workers // (8 // each))
+    used = next((n for n in range(1, len(slots) + 1) if sum(slots[:n]) >= workers), None)
+    assert found.nodes[0] == (np.inf if used is None else used)
+    assert found.local[0] == (used is not None and used <= need)
+    if used is None:
+        return
+    take(cluster, workers, each)
+    room = cluster[c.ROOM :]
+    assert cluster[c.FREE] == sum(free) - workers * each
+    assert (room >= 0).all()
+    assert room.sum() == len(free)
+    assert (room * np.arange(c.NODE_MAX + 1)).sum() == cluster[c.FREE]
+    assert room[8] == cluster[c.WHOLE]
+
+
+@given(seed=SEEDS)
+def test_a_gang_that_fits_on_the_fewest_nodes_is_not_spread(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    scene = followed(sight(rng, rng.randrange(1, 30)))
+    cluster = scene.cluster(NOW, times(scene.raw, NOW))
+    found = candidates(scene.raw, cluster, NOW)
+    waits = queued(scene.raw)
+    for row in range(len(scene.raw)):
+        asked = scene.raw[row, c.WORKERS]
+        kinds = {
+            (kind, workers)
+            for kind, workers, possible in zip(
+                found.kind[row].tolist(),
+                found.workers[row].tolist(),
+                found.possible[row].tolist(),
+                strict=True,
+            )
+            if possible
+        }
+        assert not {(LOCAL, asked), (SPREAD, asked)} <= kinds
+        for kind, workers in kinds:
+            assert (kind <= SPREAD) == waits[row]
+            assert (kind == GROW) == (workers > asked and not waits[row])
+            assert scene.raw[row, c.LEAST] <= workers <= scene.raw[row, c.MOST] or workers == asked
+
+
+FILE = dump(random_weights(7), Header(trained_on="nothing", seeds=(7,)))
+
+
+@given(seed=SEEDS)
+def test_a_damaged_file_is_refused_in_one_line_or_is_a_model(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    data, (header,) = bytearray(FILE), struct.unpack("<Q", FILE[:8])
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        end = len(data) if rng.random() < 0.3 else min(8 + header, len(data))
+        at = rng.randrange(end)
+        change = rng.choice(("set", "set", "cut", "drop", "double"))
+        if change == "set":
+            data[at] = rng.randrange(256)
+        elif change == "cut":
+            del data[at + 1 :]
+        elif change == "drop":
+            del data[at : at + rng.choice((1, 4, 100))]
+        else:
+            data[at:at] = data[at : at + rng.choice((1, 4, 100))]
+    refused = ""
+    try:
+        found = load(bytes(data))
+    except ModelError as error:
+        refused = str(error)
+    if refused:
+        assert refused.isprintable()
+        assert len(refused) < 500
+        return
+    assert all(np.isfinite(each).all() for each in found.net.weights.values())
+    rng = random.Random(1)
+    decide(found, followed(sight(rng, 12)), NOW)
+
+
+@given(seed=SEEDS)
+def test_a_network_of_nonsense_advises_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    brain = model(1)
+    weights = {name: each.copy() for name, each in brain.net.weights.items()}
+    name = rng.choice(["skip.weight", "head.2.bias", "head.0.weight", "job.0.weight"])
+    weights[name].flat[rng.randrange(weights[name].size)] = rng.choice((np.nan, np.inf))
+    broken = brain._replace(net=type(brain.net)(weights))
+    scene = followed(sight(rng, 30))
+    with np.errstate(all="ignore"):
+        made = decide(broken, scene, NOW)
+    if not made.reliable:
+        return
+    assert decide(broken, scene, NOW) == made  # The number was of no matter.
+
+
+def test_nothing_to_see_is_nothing_to_say() -> None:
+    empty = Sight(
+        vc="a", number=0, whole=True, at=Instant(NOW * 10**9), gpus=0, free=0, node_gpus=0
+    )
+    assert decide(model(), followed(empty), NOW) == ((), (), True)
+
+
+def test_unknown_features_have_their_flags() -> None:
+    rng = random.Random(3)
+    plain = msgspec.structs.replace(
+        job_sight(rng, 1), expected=None, left=None, rates=(), slowdown=(), doubt=0, pause=0
+    )
+    scene = followed(msgspec.structs.replace(sight(rng, 0), jobs=(plain,)))
+    features = job_features(scene.raw, scene.cluster(NOW, times(scene.raw, NOW)), NOW)[0]
+    for name in ("remaining", "rates", "slowdown", "doubt", "pause"):
+        assert features[JOB_PLACES[f"{name}_known"]] == 0
+    for name in ("remaining", "work", "progress", "waited_ratio", "best_speed", "next_gain"):
+        assert features[JOB_PLACES[name]] == pytest.approx(0)

@@ -1,0 +1,133 @@
+"""The policy `learned` in a simulated cluster, with the production advisor and any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from skep.learn.advising import Seat
+from skep.units import Duration, seconds
+from skep.wire.following import AdviceFollowed
+from skep.wire.learned import AdvisedMove
+from skep.wire.reasons import Reason
+from skep_lab.outcome import RunResult
+from skep_lab.simulator.build import uniform
+from skep_lab.simulator.run import run
+from skep_lab.simulator.settings import Settings
+from skep_lab.simulator.world import World
+from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
+from tests.learned_kit import MODEL, OTHER_MODEL, Follower, Says, Shortest, Wish
+
+
+def trace(*jobs: tuple[float, float, int]) -> Trace:
+    return Trace(
+        name="t",
+        jobs=tuple(
+            TraceJob(id=f"a{number}", at=seconds(at), run_time=seconds(run_s), gpus=gpus)
+            for number, (at, run_s, gpus) in enumerate(jobs)
+        ),
+    )
+
+
+TRACE = trace((0, 100, 8), (1, 90, 8), (2, 10, 8), (3, 50, 8), (400, 20, 4))
+
+
+def settings(
+    make: Callable[[], Seat] | None = Shortest, *, delay_s: float = 0.0, **options: Any
+) -> Settings:
+    models = {} if make is None else {MODEL: make}
+    chosen = {"model": MODEL, "rule": "packing", **options}
+    policies = {"all": ("learned", chosen)}
+    return Settings(policies=policies, models=models, advice_delay_s=delay_s)
+
+
+def played(chosen: Settings, jobs: Trace = TRACE) -> tuple[RunResult, list[AdviceFollowed]]:
+    said: list[AdviceFollowed] = []
+
+    def judge(_world: World, facts: list[Any]) -> None:
+        said.extend(fact for fact in facts if isinstance(fact, AdviceFollowed))
+
+    return run(jobs, uniform(1, 8), chosen, Steady(), judge=judge), said
+
+
+def begins(result: RunResult) -> list[Duration | None]:
+    return [job.began for job in result.jobs]
+
+
+def test_a_model_orders_the_queue_and_the_log_says_so() -> None:
+    result, said = played(settings())
+    assert begins(result) == list(map(seconds, (0, 160, 100, 110, 400)))
+    assert [(fact.follows, fact.why, fact.model) for fact in said] == [
+        (False, Reason.NO_ADVICE, MODEL),
+        (True, Reason.ADVISED, MODEL),
+    ]
+
+
+def test_late_advice_is_followed_when_it_comes() -> None:
+    result, _ = played(settings(delay_s=2))
+    assert begins(result) == list(map(seconds, (0, 160, 100, 110, 402)))
+
+
+def test_the_same_run_comes_to_the_same_facts() -> None:
+    once, again = (played(settings(delay_s=0.3)) for _ in range(2))
+    assert once[0].decisions == again[0].decisions
+    assert once[1] == again[1]
+
+
+def _raises(_seat: Follower, _now: object) -> Any:
+    text = "its weights are damaged"
+    raise ValueError(text)
+
+
+def _absurd(seat: Follower, _now: object) -> Wish:
+    return Wish([AdvisedMove(job=job.job, workers=99) for job in seat.waiting()])
+
+
+def _unreliable(seat: Follower, now: Any) -> Wish:
+    return Shortest.decide(seat, now)._replace(reliable=False)  # type: ignore[arg-type]
+
+
+def _not_finite(_seat: Follower, _now: object) -> Wish:
+    return Wish([AdvisedMove(job="j1", score_milli=float("nan"))])  # type: ignore[arg-type]
+
+
+class _Schema(Shortest):
+    schema = 0
+
+
+class _Deaf(Shortest):
+    def follow(self, _sight: object) -> bool:
+        text = "it cannot read this"
+        raise KeyError(text)
+
+
+@pytest.mark.parametrize(
+    "make, options, why",
+    [
+        (None, {}, Reason.NO_MODEL),
+        (lambda: Says(_raises), {}, Reason.ADVICE_BROKEN),
+        (_Deaf, {}, Reason.ADVICE_BROKEN),
+        (lambda: Says(_absurd), {}, Reason.ADVICE_BROKEN),
+        (lambda: Says(_unreliable), {}, Reason.BEYOND_TRAINING),
+        (_Schema, {}, Reason.OTHER_SCHEMA),
+        (Shortest, {"margin_milli": 10}, Reason.MARGIN_TOO_SMALL),
+        (Shortest, {"wait_bound_s": 30}, Reason.WAITED_TOO_LONG),
+        (Shortest, {"model": OTHER_MODEL}, Reason.NO_MODEL),
+    ],
+)
+def test_whatever_is_wrong_the_rule_plans_at_once(
+    make: Callable[[], Seat] | None, options: dict[str, Any], why: Reason
+) -> None:
+    result, said = played(settings(make, **options))
+    assert why in [fact.why for fact in said]
+    assert begins(result) == list(map(seconds, (0, 100, 190, 200, 400)))
+
+
+def test_a_model_that_holds_everything_starves_no_job() -> None:
+    result, said = played(settings(Follower, wait_bound_s=60))
+    assert not result.cut
+    assert [fact.why for fact in said][-1] in {Reason.ADVISED, Reason.WAITED_TOO_LONG}
+    assert all(job.waited is not None and job.waited <= seconds(260) for job in result.jobs)
