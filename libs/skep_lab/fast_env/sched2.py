@@ -150,6 +150,16 @@ class Sight(NamedTuple):
     finished: Floats
     """[B, 3] of the latest episode that ended: mean seconds from submission to end, mean execution
     effectiveness, and seconds until all had ended."""
+    times: Ints
+    """[B, J, 2] of the latest episode that ended: when each job first started, and when it ended."""
+
+
+class Jobs(NamedTuple):
+    """Where the jobs of episodes come from."""
+
+    workload: Workload
+    cycle: Ints
+    """Seeds of episodes after the first one; empty: random numbers go on."""
 
 
 def workload(options: Options) -> Workload:
@@ -170,12 +180,14 @@ def speeds(options: Options) -> Floats:
 class Batch:
     """Many environments, each with jobs of its own seed; an ended one begins its next episode."""
 
-    def __init__(self, envs: int, options: Options = PAPER) -> None:
+    def __init__(self, envs: int, options: Options = PAPER, cycle: Ints | None = None) -> None:
         """Allocate the arrays; `reset` begins the episodes.
 
         Args:
             envs: How many environments.
             options: The setting of all of them.
+            cycle: Seeds of the further episodes: environment b has those at b + envs, b + 2 envs and
+                so on, round and round; None: its random numbers go on.
 
         Raises:
             ValueError: An option makes no sense.
@@ -202,10 +214,12 @@ class Batch:
             np.zeros(envs),
             np.zeros(envs, np.bool_),
             np.zeros((envs, 3)),
+            np.zeros((envs, options.jobs, 2), np.int64),
         )
-        self.tally = np.zeros((envs, 1))
-        """Sum of the rewards of the running episode."""
+        self.tally = np.zeros((envs, 2))
+        """Sum of the rewards of the running episode, and how many episodes have ended."""
         self._none = np.zeros(envs, np.int64)
+        self._cycle = ints([]) if cycle is None else ints(cycle)
 
     def reset(self, seeds: Ints) -> Sight:
         """Begin an episode of each environment with a seed of its own."""
@@ -225,7 +239,14 @@ class Batch:
         return self._run(self._none, decisions)
 
     def _run(self, given: Ints, decisions: int) -> int:
-        return run_all(self.state, self.workload, ints(given), decisions, self.tally, self.sight)
+        return run_all(
+            self.state,
+            Jobs(self.workload, self._cycle),
+            ints(given),
+            decisions,
+            self.tally,
+            self.sight,
+        )
 
 
 @inner
@@ -358,13 +379,15 @@ def _finish(s: State, b: int, view: Sight, tally: Floats) -> None:
             ended += 1
             total += float(s.jobs[b, j, JOB.ended] - s.jobs[b, j, JOB.at])
             last = max(last, s.jobs[b, j, JOB.ended])
+        view.times[b, j, 0] = s.jobs[b, j, JOB.first]
+        view.times[b, j, 1] = s.jobs[b, j, JOB.ended]
     view.finished[b, 0] = total / max(ended, 1) / 1e9
     view.finished[b, 1] = tally[b, 0] / max(ended, 1)
     view.finished[b, 2] = last / 1e9
 
 
 @inner
-def _step(s: State, b: int, w: Workload, action: int, tally: Floats, view: Sight) -> None:
+def _step(s: State, b: int, w: Jobs, action: int, tally: Floats, view: Sight) -> None:
     window = view.mask.shape[1] - 1
     reward = decide(s, b, window, action)
     view.reward[b] = reward
@@ -373,7 +396,11 @@ def _step(s: State, b: int, w: Workload, action: int, tally: Floats, view: Sight
     if view.done[b]:
         _finish(s, b, view, tally)
         tally[b, 0] = 0.0
-        draw.draw_jobs(s, b, w)
+        tally[b, 1] += 1.0
+        if len(w.cycle) > 0:
+            at = b + np.int64(tally[b, 1]) * s.num.shape[0]
+            draw.seed_with(s.num, b, w.cycle[at % len(w.cycle)])
+        draw.draw_jobs(s, b, w.workload)
         until_a_job_waits(s, b)
     look(s, b, window, view)
 
@@ -394,14 +421,14 @@ def _random(s: State, b: int, view: Sight) -> int:
 
 
 @compiled
-def run_all(s: State, w: Workload, given: Ints, decisions: int, tally: Floats, view: Sight) -> int:
+def run_all(s: State, w: Jobs, given: Ints, decisions: int, tally: Floats, view: Sight) -> int:
     """Begin an episode in each environment, or take decisions there.
 
     All is one function, because each one that Python calls is compiled with all that it calls.
 
     Args:
         s: The batch.
-        w: The distribution of its jobs.
+        w: Its jobs.
         given: By environment: the seed, or the action.
         decisions: Below 0: episodes begin. 0: the given actions are taken. Above 0: as many random
             possible ones are taken in each environment.
@@ -415,7 +442,7 @@ def run_all(s: State, w: Workload, given: Ints, decisions: int, tally: Floats, v
     for b in range(envs):
         if decisions < 0:
             draw.seed_with(s.num, b, given[b])
-            draw.draw_jobs(s, b, w)
+            draw.draw_jobs(s, b, w.workload)
             until_a_job_waits(s, b)
             look(s, b, view.mask.shape[1] - 1, view)
             continue

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from skep.policy.api import Policy
 from skep.units import Duration
 from skep.wire.cluster import Cluster
 from skep_lab.outcome import RunResult
 from skep_lab.simulator.settings import Settings
 from skep_lab.simulator.specs import node_gpus, nodes_of
-from skep_lab.simulator.world import Judge, News, Watch, World
+from skep_lab.simulator.world import NONE_GIVEN, Judge, News, Watch, World
 from skep_lab.traces.job import Trace
 from skep_lab.workloads.situation import Speeds
 
@@ -27,6 +28,7 @@ def run(
     clock: Callable[[], float] | None = None,
     watch: Watch | None = None,
     judge: Judge | None = None,
+    policies: Mapping[str, Policy] = NONE_GIVEN,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster; equal arguments give equal results.
 
@@ -44,12 +46,14 @@ def run(
         watch: Is called at times with the number of ended jobs and of all jobs, and returns
             whether to continue.
         judge: Is called with every decision.
+        policies: By VC, policies that have no name in a cluster file (laboratory planners), instead
+            of the cluster's.
     """
     began = clock() if clock is not None else 0.0
     collects = gc.isenabled()
     gc.disable()  # There are no reference cycles here, and all objects live as long as the run.
     try:
-        world = World(trace, cluster, settings, speeds, news, judge)
+        world = World(trace, cluster, settings, speeds, news, judge, policies=policies)
         try:
             cut = not world.run(watch)
         except KeyboardInterrupt:
@@ -77,7 +81,7 @@ def _result(world: World, *, cut: bool) -> RunResult:
     return RunResult(
         trace=world.trace.name,
         cluster=name_of(world.cluster),
-        policy=policy_of(world.cluster),
+        policy=policy_of(world.cluster, world.policies),
         seed=world.settings.seed,
         gpus=sum(chain.topology.leaves for chain in cells.chains.values()),
         node_gpus=node_gpus(world.cluster),
@@ -101,7 +105,16 @@ def name_of(cluster: Cluster) -> str:
     return ", ".join(parts)
 
 
-def policy_of(cluster: Cluster) -> str:
-    """Return the policies of a run in words: a single name if all VCs have it."""
-    names = list(dict.fromkeys(vc.policy for vc in cluster.vcs.values()))
+def policy_of(cluster: Cluster, given: Mapping[str, Policy] = NONE_GIVEN) -> str:
+    """Return the policies of a run in words: a single name if all VCs have it.
+
+    Args:
+        cluster: The cluster.
+        given: Policies by VC instead of the cluster's.
+    """
+    names = list(
+        dict.fromkeys(
+            given[name].name if name in given else vc.policy for name, vc in cluster.vcs.items()
+        )
+    )
     return " + ".join(names)

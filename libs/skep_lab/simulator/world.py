@@ -13,6 +13,7 @@ from skep.ids import job_id
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policy.api import Policy
 from skep.policy.registry import make
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
@@ -64,6 +65,7 @@ LOOK_AT = 4000
 and a simulated day can take less than that."""
 WATCHED_EVERY = 16
 """Instants between two calls of `watch`."""
+NONE_GIVEN: Mapping[str, Policy] = {}
 QUIET = ("fifo", "backfill")
 """Policies that never change running jobs."""
 NODE_CPUS = 4096
@@ -95,6 +97,8 @@ class World:
         speeds: Speeds,
         news: Iterable[tuple[Duration, News]] = (),
         judge: Judge | None = None,
+        *,
+        policies: Mapping[str, Policy] = NONE_GIVEN,
     ) -> None:
         """Begin with nothing: the nodes join with the first step.
 
@@ -105,13 +109,19 @@ class World:
             speeds: The workload model.
             news: Other requests of operators and tenants, and when, in the order of time.
             judge: Is called after every decision, before it is carried out.
+            policies: By VC, policies that have no name in a cluster file, instead of the cluster's.
+
+        Raises:
+            ValueError: `settings` or `policies` name a VC that does not exist.
         """
         self.trace, self.settings = trace, settings
         self.cluster = _with_policies(cluster, settings)
+        _check_vcs(self.cluster, policies)
+        self.policies = policies
         self.now = Instant(BEGIN - NODES_JOIN)
         named = {str(job_id(number)): job for number, job in enumerate(trace.jobs, 1)}
         self.agents = Agents(
-            named, self.cluster, settings, speeds, abilities(self.cluster, settings)
+            named, self.cluster, settings, speeds, abilities(self.cluster, settings, policies)
         )
         self.ledger = Ledger(self.agents.works)
         self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
@@ -119,13 +129,15 @@ class World:
         self._at_once = AT_ONCE in settings.compat
         self._in_order = FIRST_NODE in settings.compat
         self._owners = Owners(self.cluster, settings, speeds)
-        self.reports = _reports(self.cluster, settings, self.agents)
+        made = _made(self.cluster, policies)
+        self.reports = _reports(made, settings, self.agents)
         self._inbox: deque[Any] = deque()
         """Events that the allocator is still to receive at this instant."""
         self._heap: list[tuple[Instant, int, Later]] = []
         self._pushed = 0
         self._next = 0
         """The next job of the trace to be submitted."""
+        self.allocator.settings.policies = {**policies}
         self.allocator.settings.node_lost_after = FOR_EVER
         self.allocator.settings.node_check_every = FOR_EVER
         self.allocator.settings.trial_rules.repeated = FOR_EVER
@@ -143,7 +155,7 @@ class World:
         self.stuck = False
         """Jobs wait, and nothing will ever happen."""
         self._circles = Circles()
-        keeps = any(make(vc.policy, vc.options).keeps_promises for vc in self.cluster.vcs.values())
+        keeps = any(policy.keeps_promises for policy in made)
         self._hears = PROMISES_HEAR if keeps else ADMISSION_HEARS
         self.hear: Callable[[AdmissionFact, Instant], None] | None = None
         """Is called with every fact of admission."""
@@ -420,36 +432,53 @@ def _with_policies(cluster: Cluster, settings: Settings) -> Cluster:
         ValueError: A VC does not exist.
     """
     vcs = dict(cluster.vcs)
+    _check_vcs(cluster, settings.policies)
     for vc, (policy, options) in settings.policies.items():
-        if vc not in vcs:
-            reason = f"no VC is called {vc!r}; there are: {', '.join(vcs)}"
-            raise ValueError(reason)
         vcs[vc] = msgspec.structs.replace(vcs[vc], policy=policy, options=options)
     return msgspec.structs.replace(cluster, vcs=vcs)
 
 
-def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
+def _check_vcs(cluster: Cluster, named: Iterable[str]) -> None:
+    """Check that VCs exist.
+
+    Raises:
+        ValueError: One does not.
+    """
+    for vc in named:
+        if vc not in cluster.vcs:
+            reason = f"no VC is called {vc!r}; there are: {', '.join(cluster.vcs)}"
+            raise ValueError(reason)
+
+
+def _made(cluster: Cluster, given: Mapping[str, Policy]) -> list[Policy]:
+    """Return the policies that are in force."""
+    return [given.get(name) or make(vc.policy, vc.options) for name, vc in cluster.vcs.items()]
+
+
+def abilities(
+    cluster: Cluster, settings: Settings, given: Mapping[str, Policy] = NONE_GIVEN
+) -> tuple[str, ...]:
     """Return what Skep can do with jobs: not empty only where it makes a difference.
 
     Args:
         cluster: Its policies are in force where `settings` name no other.
         settings: `can` is used if it is given.
+        given: Policies by VC instead of those.
     """
     if settings.can is not None:
         return settings.can
     named = {vc: policy for vc, (policy, _) in settings.policies.items()}
     acts = any(named.get(vc, each.policy) not in QUIET for vc, each in cluster.vcs.items())
-    return EVERYTHING if acts else ()
+    return EVERYTHING if acts or given else ()
 
 
-def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
+def _reports(policies: list[Policy], settings: Settings, agents: Agents) -> Reports | None:
     """Return the reports of a run; None: nothing reports."""
     wanted = settings.reports
-    policies = [make(vc.policy, vc.options) for vc in cluster.vcs.values()]
     if wanted == "none" and any(each.is_advised for each in policies):
         wanted = "on-change"
     if wanted == "auto":
-        goes = any(each.sees_rates for each in policies)
+        goes = any(policy.sees_rates for policy in policies)
         wanted = "on-change" if goes else "none"
     if wanted == "none":
         return None

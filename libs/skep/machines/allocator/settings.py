@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from skep.policy.api import Policy
 from skep.units import Duration, seconds
 
 NODE_CHECK_EVERY = seconds(1)
@@ -68,5 +69,7 @@ class Settings(msgspec.Struct):
     something happened."""
     runs_least: Duration = RUNS_LEAST
     """In a simulation like those of others, which have no such rule, 0."""
+    policies: dict[str, Policy] = {}
+    """In a simulation: by VC, a policy that has no name in a cluster file."""
     key: bytes = b""
     """What secrets of successors are derived from: a service's own, never recorded."""

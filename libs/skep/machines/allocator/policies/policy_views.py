@@ -183,14 +183,14 @@ def bring_up(tx: Transaction, now: Instant | None) -> None:
 
 def _take_up(tx: Transaction) -> None:
     """Follow the cluster: a VC whose policy is another than before begins anew."""
-    soft, cluster = tx.soft, tx.state.cells.cluster
+    soft, cluster, given = tx.soft, tx.state.cells.cluster, tx.settings.policies
     soft.planned_for = cluster
     before, soft.planned, soft.unmade = soft.planned, {}, {}
     for name, vc in cluster.vcs.items():
-        if vc.policy == FIFO:
+        if vc.policy == FIFO and name not in given:
             continue
         try:
-            policy = make(vc.policy, vc.options)
+            policy = given[name] if name in given else make(vc.policy, vc.options)
         except NoPolicy as error:
             # What another version took: its queue is served, and everybody is told.
             soft.unmade[name] = str(error)
