@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import needs
+from tests.driver_kit import Host
 from tests.gpu import kit
 
 LIMIT_S = 600.0 if kit.CPU else 115.0
@@ -57,7 +60,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Referenc
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, reference: kit.Reference
 ) -> Iterator[kit.Cluster]:
-    cluster = kit.Cluster(tmp_path_factory.mktemp("gpu") / "home", SKEP_DRIVER_CHECKPOINT="allow")
+    cluster = kit.Cluster(tmp_path_factory.mktemp("gpu") / "home")
     try:
         cluster.begin()  # PyTorch starts meanwhile.
         device = reference.device()
@@ -66,6 +69,31 @@ def cluster(
         yield cluster
     finally:
         cluster.down()
+
+
+@pytest.fixture(scope="session")
+def side(tmp_path_factory: pytest.TempPathFactory, cluster: kit.Cluster) -> Iterator[kit.Cluster]:
+    """Return a second cluster on the same GPU, with all that an operator has to allow."""
+    folder = tmp_path_factory.mktemp("side")
+    path = os.environ.get("PATH", "")
+    if kit.CPU:
+        path = f"{Host(folder, pid=0).tool.parent}:{path}"  # A stand-in for cuda-checkpoint.
+    side = kit.Cluster(folder / "home", SKEP_MPS="on", SKEP_DRIVER_CHECKPOINT="allow", PATH=path)
+    try:
+        side.begin()
+        yield side
+    finally:
+        side.down()
+
+
+@pytest.fixture(scope="session")
+def opaque(tmp_path_factory: pytest.TempPathFactory, side: kit.Cluster) -> kit.Job:
+    """Return a job without mini-batches. It takes Skep 30 s to be sure that there are none."""
+    folder = tmp_path_factory.mktemp("opaque")
+    files = str(folder / "opaque.notes"), str(folder / "opaque.end")
+    script = str(kit.JOBS / "opaque.py")
+    command = [sys.executable, "-I", script, *files, str(kit.OPAQUE_BYTES)]
+    return kit.Job(side, folder, "opaque", command=command)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ WIDTH = 64 if CPU else 2048
 STATE_BYTES_MIN = 0 if CPU else 4 * 4 * 4 * WIDTH**2
 """What training has on the device: weights, gradients and Adam's two sums of four square layers."""
 REFERENCE_STEPS = 3000
+OPAQUE_BYTES = GIB
 FAKE_MEMORY = 16 * GIB
 JOBS = Path(__file__).parent / "jobs"
 VC = "team"
@@ -126,14 +127,14 @@ class Job:
         """Return its mini-batches."""
         return read(self.notes)
 
-    def until(self, look: Callable[[], Any], what: str) -> Any:
+    def until(self, look: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
         """Return the first true value; raises with the job's log if it ends or takes too long."""
 
         def careful() -> Any:
             return look() or (self.row["state"] in {"failed", "cancelled"} and "over")
 
         try:
-            found = until(careful, f"{self.name} to {what}", PATIENCE_S)
+            found = until(careful, f"{self.name} to {what}", within_s)
         except TimeoutError as error:
             raise AssertionError(f"{error}: {self.row}\n{self.cluster.log(self.job)}") from None
         assert found != "over", f"{self.row}\n{self.cluster.log(self.job)}"

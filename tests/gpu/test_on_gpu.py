@@ -11,14 +11,12 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from skep.units import GIB
 from tests import needs
 from tests.gpu import kit
 from tests.gpu.conftest import Record
@@ -44,6 +42,7 @@ def pair(cluster: Cluster, folder: Path) -> Iterator[tuple[Job, Job]]:
     cluster.policy("fifo")
 
 
+@pytest.mark.usefixtures("opaque")  # It begins before all others.
 def test_the_inventory_is_what_the_driver_says(cluster: Cluster, record: Record) -> None:
     row = cluster.gpus()[0]
     record(up_s=cluster.up_s, **{name: row[name] for name in ("type", "memory", "uuid")})
@@ -180,7 +179,7 @@ class TestTwoJobsOnOneGpu:
         together, told = [job.rate() for job in pair], [job.has_rate() for job in pair]
         record(pack_s=pack_s, alone=round(alone, 1), rates=[round(each, 1) for each in together])
         record(told_rates=told)
-        assert given == dict.fromkeys(given, [True, False]), "less than its share, and not more"
+        assert {tuple(each) for each in given.values()} == {(True, False)}, "its share, and no more"
 
     def test_they_take_turns(
         self, cluster: Cluster, pair: tuple[Job, Job], reference: Reference, record: Record
@@ -228,58 +227,45 @@ def test_what_breaks_ends_with_its_own_error_and_the_next_job_gets_the_gpu(
     record(next_first_step_s=first.at - job.began)
 
 
-def test_the_driver_moves_an_opaque_job(
-    cluster: Cluster, folder: Path, driver: Driver, record: Record
-) -> None:
+def test_the_driver_moves_an_opaque_job(opaque: Job, driver: Driver, record: Record) -> None:
     if not kit.CPU:
         needs.require("cuda-checkpoint")
-    size = GIB
-    notes, end = folder / "opaque.notes", folder / "opaque.end"
-    command = [sys.executable, "-I", str(kit.JOBS / "opaque.py"), str(notes), str(end), str(size)]
-    job = Job(cluster, folder, "opaque", command=command)
-    pid = job.trains()[-1].pid
-    before = driver.look().memory
+    opaque.until(lambda: opaque.row["tier"] == "opaque", "be known as opaque", 40.0)
+    pid, before = opaque.trains()[-1].pid, driver.look().memory
     held = driver.on_it(pid)
-    if kit.CPU:
-        job.ask("suspend")
-    else:
-        suspend_s = job.ask("suspend", "--release")
-        record(suspend_s=suspend_s, held=held)
-        record(bytes_freed=before - driver.falls_to(before - size))
-        assert job.row["released"]
-    stood = job.steps()
-    resume_s = job.ask("resume")
-    went_on = job.trains()
+    suspend_s = opaque.ask("suspend", "--release")
+    record(suspend_s=suspend_s, held=held)
+    record(bytes_freed=before - driver.falls_to(before if kit.CPU else before - kit.OPAQUE_BYTES))
+    assert opaque.row["released"]
+    stood = opaque.steps()
+    resume_s = opaque.ask("resume")
+    went_on = opaque.trains()
     assert {(step.pid, step.loss) for step in [*stood, *went_on]} == {(pid, "intact")}
     record(resume_s=resume_s)
-    job.ends()
+    opaque.ends()
 
 
 def test_packed_jobs_run_under_mps(
-    tmp_path_factory: pytest.TempPathFactory, reference: Reference, record: Record
+    tmp_path_factory: pytest.TempPathFactory, side: Cluster, reference: Reference, record: Record
 ) -> None:
     if kit.CPU:
         needs.skip("MPS is the driver's")
     needs.require("nvidia-cuda-mps-control")
-    folder = tmp_path_factory.mktemp("mps")  # Paths of sockets have to be short.
-    cluster = Cluster(folder / "home", SKEP_MPS="on")
-    try:
-        cluster.begin()
-        host, guest = (Job(cluster, folder, name, over_quota="wait") for name in ("host", "guest"))
-        host.trains()
-        guest.ask("pack", "--with", host.job, "--share", str(SHARE))
-        guest.trains()
-        pipe = guest.about()["mps"]
-        assert pipe
-        servers = mps(pipe, "get_server_list").split()
-        clients = [mps(pipe, f"get_client_list {server}").split() for server in servers]
-        record(servers=len(servers), rates=[round(job.rate(), 1) for job in (host, guest)])
-        assert str(guest.steps()[-1].pid) in itertools.chain(*clients)
-        for job in (host, guest):
-            job.ends()
-        record(compared=reference.agrees(host.steps()))
-    finally:
-        cluster.down()
+    side.clear()
+    folder = tmp_path_factory.mktemp("mps")
+    host, guest = (Job(side, folder, name, over_quota="wait") for name in ("host", "guest"))
+    host.trains()
+    guest.ask("pack", "--with", host.job, "--share", str(SHARE))
+    guest.trains()
+    pipe = guest.about()["mps"]
+    assert pipe, "there is no daemon"
+    servers = mps(pipe, "get_server_list").split()
+    clients = [mps(pipe, f"get_client_list {server}").split() for server in servers]
+    record(servers=len(servers), rates=[round(job.rate(), 1) for job in (host, guest)])
+    assert str(guest.steps()[-1].pid) in itertools.chain(*clients)
+    for job in (host, guest):
+        job.ends()
+    record(compared=reference.agrees(host.steps()))
 
 
 def mps(pipe: str, word: str) -> str:
