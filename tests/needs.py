@@ -30,6 +30,7 @@ from typing import NoReturn
 
 import pytest
 
+from skep_services.adapters.devices import DeviceError, NvmlGpus
 from skep_services.adapters.docker_engine import Engine, EngineGoneError
 
 IMAGES = ("skep-base:bookworm", "python:3.11-slim-bookworm")
@@ -76,6 +77,17 @@ def _ray() -> str:
     return "" if importlib.util.find_spec("ray") else "Ray is not installed (the extra ray)"
 
 
+def _gpu() -> str:
+    """Return why there is no GPU to test on, if so. With SKEP_GPU_SUITE=cpu a fake one will do."""
+    if os.environ.get("SKEP_GPU_SUITE") == "cpu":
+        return ""
+    try:
+        NvmlGpus()
+    except DeviceError:
+        return "no NVIDIA GPU with its driver and nvidia-ml-py"
+    return ""
+
+
 def _module(name: str, called: str) -> str:
     return "" if importlib.util.find_spec(name) else f"{called} is not installed"
 
@@ -109,10 +121,11 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "lab": _lab,
     "ray": _ray,
     "data": _data,
+    "gpu": _gpu,
 }
 """Each returns why its need is missing, or nothing."""
 
-IMPLIED = {"docker": "engine", "torch": "torch"}
+IMPLIED = {"docker": "engine", "gpu": "gpu", "torch": "torch"}
 """Markers that say which tests to choose, and by that what they need."""
 
 

@@ -28,12 +28,12 @@ from skep_services.ports import Delivery
 from skep_services.supervisor import home as folder
 from tests.support.bare_client import address
 
-SKEP = str(Path(sys.executable).parent / "skep")
+SKEP = (sys.executable, "-m", "skep_services")
+"""The command, also where only the source is (`PYTHONPATH`) and nothing is installed."""
 GUARD = """
 import subprocess, sys
 sys.stdin.read()
-down = [sys.argv[1], "down", "--now", "--home", sys.argv[2]]
-sys.exit(subprocess.call(down, stdout=subprocess.DEVNULL))
+sys.exit(subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL))
 """
 DEADLINE_S = 60.0
 """Nothing here takes long unless something is wrong, or the machine is far too busy."""
@@ -81,7 +81,8 @@ class Embedded:
     def up(self, *options: str) -> float:
         """Run `skep up`; return how many seconds it took. Raises RuntimeError with its words."""
         if self._guard is None:
-            command = [sys.executable, "-c", GUARD, SKEP, str(self.home)]
+            down = [*SKEP, "down", "--now", "--home", str(self.home)]
+            command = [sys.executable, "-c", GUARD, *down]
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         began = time.monotonic()
         self.skep("up", *options)
@@ -103,7 +104,7 @@ class Embedded:
     def skep(self, *words: str) -> str:
         """Run the `skep` command; return what it printed. Raises RuntimeError."""
         done = subprocess.run(
-            [SKEP, *words], env=self.environment, check=False, text=True, capture_output=True
+            [*SKEP, *words], env=self.environment, check=False, text=True, capture_output=True
         )
         if done.returncode:
             text = f"`skep {' '.join(words)}` returned {done.returncode}: {done.stderr}"

@@ -46,6 +46,7 @@ def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
                     "index": gpu.index,
                     "type": gpu.type,
                     "memory": gpu.memory,
+                    "uuid": gpu.uuid,
                     "taken": first is not None,
                     "job": mine.job if mine is not None else None,
                     "vc": owner if mine is not None else None,

@@ -1,0 +1,132 @@
+"""Trains a model on the GPU (on the CPU where PyTorch has none), and notes every mini-batch.
+
+A note is one line: the attempt, the process, when (monotonic seconds), and the loss to its last
+bit. The losses do not depend on when the job stood still, nor on what shared its GPU. The log
+begins with a JSON line about the device. To ask for memory, write a number of bytes to NOTES.ask:
+NOTES.answer then says `given` or `refused`. Only with `--cooperative` the loop has code for Skep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Sums in one order, always.
+sys.path.insert(0, str(Path(__file__).parents[2] / "e2e" / "jobs"))
+
+import quick_torch  # noqa: F401 - PyTorch starts twice as fast
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+PAUSE_S = 0.004
+"""Between two mini-batches: a reference, which makes none, is soon ahead of every job."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("notes", type=Path)
+    parser.add_argument("--until", type=Path, required=True)
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=0, help="without pauses")
+    parser.add_argument("--cooperative", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    width = chosen.width
+    layers = [[nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1)] for _ in range(4)]
+    model = nn.Sequential(*itertools.chain(*layers), nn.Linear(width, 1)).to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    loader = DataLoader(TensorDataset(torch.randn(1024, width)), 64, shuffle=True)
+    print(json.dumps(about()), flush=True)
+    attempt, count = os.environ.get("SKEP_GEN", "1"), 0
+    with chosen.notes.open("a", buffering=1) as notes:
+        for x in batches(model, optimizer, loader, cooperative=chosen.cooperative):
+            optimizer.zero_grad()
+            loss = model(x.to(DEVICE)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            count += 1
+            now = time.monotonic()
+            notes.write(f"{attempt} {os.getpid()} {now:.4f} {loss.item().hex()}\n")
+            answer(chosen.notes)
+            if count == chosen.steps or chosen.until.exists():
+                return
+            if not chosen.steps:
+                # tidy: allow sleep because it bounds how many mini-batches are compared
+                time.sleep(PAUSE_S)
+
+
+def about() -> dict[str, object]:
+    """Return what this process sees of its device, and what it was told."""
+    cuda = DEVICE == "cuda"
+    return {
+        "device": DEVICE,
+        "name": torch.cuda.get_device_name() if cuda else "",
+        "count": torch.cuda.device_count() if cuda else 0,
+        "bytes": torch.cuda.memory_allocated() if cuda else 0,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "mps": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
+        "torch": torch.__version__,
+    }
+
+
+def batches(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[tuple[Tensor, ...]],
+    *,
+    cooperative: bool,
+) -> Iterator[Tensor]:
+    if not cooperative:
+        for _ in range(10_000):
+            for (x,) in loader:
+                yield x
+        return
+    import skep_job
+
+    run = skep_job.init()
+    run.track(model=model, opt=optimizer)
+    for _ in run.epochs(10_000):
+        for (x,) in run.batches(loader):
+            yield x
+
+
+def answer(notes: Path) -> None:
+    """Ask for as much memory as the file says, and write down what came of it."""
+    asked = notes.with_suffix(".ask")
+    if not asked.exists():
+        return
+    size = int(asked.read_text())
+    asked.unlink()
+    try:
+        take(size)
+    except torch.OutOfMemoryError:
+        word = "refused"
+    else:
+        word = "given"
+    notes.with_suffix(".answer").write_text(word)
+
+
+def take(size: int) -> None:
+    """Take device memory and give it back at once."""
+    from skep_job.devices import fake_gpus
+
+    for fake in fake_gpus.mine()[:1]:
+        fake.allocate(size)
+        fake.free(size)
+    if DEVICE == "cuda":
+        held = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+        del held
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
