@@ -62,6 +62,12 @@ class Options(NamedTuple):
     median_s: float = 4500.0
     sigma: float = 1.16
     """Of run times with 4 workers and 4 servers: a mean of 147 minutes (section 6.2)."""
+    arrivals: tuple[int, ...] = ()
+    """Jobs that come in each slot, over and over from a random slot on; empty: by intervals."""
+    lengths: tuple[float, ...] = ()
+    """Slots that a job takes with 4 workers and 4 servers, by model; empty: drawn."""
+    model_gpus: tuple[int, ...] = ()
+    """GPUs of a worker by model, 0 or `worker_gpus`; empty: all have `worker_gpus`."""
     shortest_s: float = 60.0
     longest_s: float = 864000.0
     bundle: bool = False
@@ -109,6 +115,10 @@ class Options(NamedTuple):
                 and 0 <= self.worker_cpus <= self.node_cpus
                 and 1 <= self.server_cpus <= self.node_cpus
             ),
+            "arrivals are 0 or more, with a job in some slot": bool(self.arrivals)
+            and (min(self.arrivals) < 0 or not any(self.arrivals)),
+            "lengths are above 0": min(self.lengths, default=1.0) <= 0,
+            "model_gpus are 0 or worker_gpus": not set(self.model_gpus) <= {0, self.worker_gpus},
             "slot_s, interval_s, median_s and shortest_s are above 0": min(
                 self.slot_s, self.interval_s, self.median_s, self.shortest_s
             )
@@ -173,8 +183,11 @@ class _Sum(NamedTuple):
     """The first job of the batch that is decided about."""
     open: int = 4
     room: int = 5
-    """What there is room for, as bits: a worker, a server, both."""
+    """What there is room for, as bits: a worker, a server, both; then the same for a worker that
+    has no GPU."""
     faults: int = 6
+    gpus: int = 7
+    """GPUs that were given, summed over slots."""
 
 
 JOB, WORK, SUM = _Job(), _Work(), _Sum()
@@ -203,6 +216,12 @@ class State(NamedTuple):
     """[T]"""
     needs: Ints
     """GPUs and CPUs of a worker, CPUs of a server."""
+    gpus: Ints
+    """[M] GPUs of a worker, by model."""
+    arrivals: Ints
+    """Jobs that come in each slot; empty: by intervals."""
+    lengths: Floats
+    """[M] slots of a job; empty: drawn."""
     rules: Floats
     """See `RULES`."""
 
@@ -240,8 +259,14 @@ class Sight(NamedTuple):
     slot_ended: np.ndarray[tuple[int], np.dtype[np.bool_]]
     """[B] the slot ended with this step: `reward` is that of all its decisions."""
     finished: Floats
-    """[B, 1] mean completion time in slots of the latest episode that ended, from the beginning of
-    the slot of arrival on."""
+    """[B, 3] of the latest episode that ended, in slots: mean completion time from the beginning of
+    the slot of arrival on; time until all had ended; part of the GPUs that were given meanwhile."""
+    job: Ints
+    """[B] the number of the job that the step gave something; -1: it stopped."""
+    gain: Floats
+    """[B] what the step added to the reward of its slot, by the table of speeds."""
+    shares: Floats
+    """[B, jobs] the part of its epochs that each job trained in the latest slot it was in."""
 
 
 COEFFICIENTS = (
@@ -302,6 +327,9 @@ class Batch:
         if table.ndim != 3 or table.shape[1:] != (options.most + 1,) * 2 or not len(table):
             reason = f"speed has the shape (models, {options.most + 1}, {options.most + 1})"
             raise ValueError(reason)
+        if {len(options.lengths), len(options.model_gpus)} - {0, len(table)}:
+            reason = f"lengths and model_gpus have a number for each of {len(table)} models"
+            raise ValueError(reason)
         self.options, self.models = options, len(table)
         rules = np.zeros(len(RULES))
         told = {"slot": options.slot_s, "bundle": options.bundle}
@@ -324,6 +352,9 @@ class Batch:
             kinds=np.array(options.kind_speeds, np.float64),
             nodes=ints(options.nodes),
             needs=ints([options.worker_gpus, options.worker_cpus, options.server_cpus]),
+            gpus=ints(options.model_gpus or [options.worker_gpus] * len(table)),
+            arrivals=ints(options.arrivals),
+            lengths=np.array(options.lengths, np.float64),
             rules=rules,
         )
         weights = np.ones(self.models)
@@ -334,7 +365,10 @@ class Batch:
             np.zeros(envs),
             np.zeros(envs, np.bool_),
             np.zeros(envs, np.bool_),
-            np.zeros((envs, 1)),
+            np.zeros((envs, 3)),
+            np.full(envs, -1, np.int64),
+            np.zeros(envs),
+            np.zeros((envs, options.jobs)),
         )
 
     def reset(self, seeds: Ints) -> Sight:
@@ -358,20 +392,29 @@ class Batch:
 @inner
 def _draw(s: State, b: int, w: Workload) -> None:
     """Fill an environment with random jobs, and begin its first slot."""
-    at, inside = 0.0, False
-    slot = s.rules[RULES.slot]
+    at, inside, come = 0.0, False, 0
+    slot, pattern = s.rules[RULES.slot], len(s.arrivals)
+    first = int(draw.uniform(s.num, b) * pattern) if pattern > 0 else 0
     for j in range(s.jobs.shape[1]):
         for i in range(s.jobs.shape[2]):
             s.jobs[b, j, i] = 0
         run = draw.run_time(s.num, b, w)
         wrong = 1.0 + s.rules[RULES.told_error] * (2.0 * draw.uniform(s.num, b) - 1.0)
-        s.jobs[b, j, JOB.model] = draw.choose(s.num, b, w.models)
+        model = draw.choose(s.num, b, w.models)
+        s.jobs[b, j, JOB.model] = model
+        if len(s.lengths) > 0:
+            run = s.lengths[model] * slot
+        if pattern > 0:
+            while come == s.arrivals[(first + int(at / slot)) % pattern]:
+                at, come = at + slot, 0
+            come += 1
         s.jobs[b, j, JOB.arrives] = int(at / slot)
         s.work[b, j, WORK.all], s.work[b, j, WORK.told] = run / slot, run / slot * wrong
         s.work[b, j, WORK.done] = s.work[b, j, WORK.stored] = 0.0
         s.work[b, j, WORK.ended] = -1.0
-        inside = draw.goes_on(s.num, b, w, inside)
-        at += draw.gap(s.num, b, w, inside)
+        if pattern == 0:
+            inside = draw.goes_on(s.num, b, w, inside)
+            at += draw.gap(s.num, b, w, inside)
     for i in range(s.sums.shape[1]):
         s.sums[b, i] = 0
     s.sums[b, SUM.open] = s.jobs.shape[1]
@@ -403,8 +446,8 @@ def _begin_slot(s: State, b: int) -> None:
     s.sums[b, SUM.base] = 0
     if s.rules[RULES.bundle] > 0.0:
         for i in range(s.sums[b, SUM.active]):
-            _add(s, b, s.active[b, i], True, True)
-    s.sums[b, SUM.room] = _room(s, b)
+            add(s, b, s.active[b, i], True, True)
+    s.sums[b, SUM.room] = room(s, b)
 
 
 # --- nodes ---------------------------------------------------------------------------------------
@@ -435,12 +478,12 @@ def _fits(s: State, b: int, gpus: int, cpus: int) -> bool:
 
 
 @inner
-def _room(s: State, b: int) -> int:
-    """Return what there is room for, as bits: a worker, a server, both.
+def _room_for(s: State, b: int, gpus: int) -> int:
+    """Return what there is room for, as bits: a worker with so many GPUs, a server, both.
 
     Both fit if they fit after one another as `_take` takes them: on two empty nodes they always do.
     """
-    gpus, cpus, own = s.needs[0], s.needs[1], s.needs[2]
+    cpus, own = s.needs[1], s.needs[2]
     top_gpus, top_cpus = s.alike.shape[2] - 1, s.alike.shape[3] - 1
     if s.alike[b, 0, top_gpus, top_cpus] > 1:
         return 7
@@ -460,10 +503,29 @@ def _room(s: State, b: int) -> int:
 
 
 @inner
-def _add(s: State, b: int, j: int, worker: bool, server: bool) -> None:
+def room(s: State, b: int) -> int:
+    """Return what there is room for, as the bits of `SUM.room`."""
+    return _room_for(s, b, s.needs[0]) + 8 * _room_for(s, b, 0)
+
+
+@inner
+def can(s: State, b: int, j: int, what: int) -> bool:
+    """Return whether a job can have a worker (0), a server (1), or both (2)."""
+    most, bits = s.speed.shape[1] - 1, s.sums[b, SUM.room]
+    if s.gpus[s.jobs[b, j, JOB.model]] == 0:
+        bits >>= 3
+    return bool(
+        (bits >> what) & 1
+        and (what == 1 or s.jobs[b, j, JOB.workers] < most)
+        and (what == 0 or s.jobs[b, j, JOB.servers] < most)
+    )
+
+
+@inner
+def add(s: State, b: int, j: int, worker: bool, server: bool) -> None:
     """Give a job a worker, a server, or both, as far as there is room."""
     if worker:
-        kind = _take(s, b, s.needs[0], s.needs[1])
+        kind = _take(s, b, s.gpus[s.jobs[b, j, JOB.model]], s.needs[1])
         if kind >= 0:
             s.jobs[b, j, JOB.workers] += 1
             s.jobs[b, j, JOB.kind] = max(s.jobs[b, j, JOB.kind], kind)
@@ -490,12 +552,19 @@ def _lost_s(s: State, b: int, j: int) -> float:
 
 
 @inner
+def speed_of(s: State, b: int, j: int) -> float:
+    """Return the epochs that a job trains in a slot as it is, by the table."""
+    rate = s.speed[s.jobs[b, j, JOB.model], s.jobs[b, j, JOB.workers], s.jobs[b, j, JOB.servers]]
+    return float(rate * s.kinds[s.jobs[b, j, JOB.kind]])
+
+
+@inner
 def _run(s: State, b: int, j: int) -> float:
     """Have a job train for a slot; return the part of its epochs that it trained."""
     workers, servers = s.jobs[b, j, JOB.workers], s.jobs[b, j, JOB.servers]
     trained, slot = 0.0, s.rules[RULES.slot]
     if workers > 0 and servers > 0:
-        rate = s.speed[s.jobs[b, j, JOB.model], workers, servers] * s.kinds[s.jobs[b, j, JOB.kind]]
+        rate = speed_of(s, b, j)
         if s.rules[RULES.speed_error] > 0.0:
             rate *= 1.0 + s.rules[RULES.speed_error] * (2.0 * draw.uniform(s.num, b) - 1.0)
         lost = min(_lost_s(s, b, j) / slot, 1.0)
@@ -519,12 +588,14 @@ def _run(s: State, b: int, j: int) -> float:
 
 
 @inner
-def _end_slot(s: State, b: int) -> float:
-    """Let a slot pass, and begin the next one; return the reward."""
+def end_slot(s: State, b: int, view: Sight) -> None:
+    """Let a slot pass, write what it brought, and begin the next one."""
     reward, left = 0.0, 0
     for i in range(s.sums[b, SUM.active]):
         j = s.active[b, i]
-        reward += _run(s, b, j)
+        s.sums[b, SUM.gpus] += s.jobs[b, j, JOB.workers] * s.gpus[s.jobs[b, j, JOB.model]]
+        view.shares[b, j] = _run(s, b, j)
+        reward += view.shares[b, j]
         if s.work[b, j, WORK.ended] < 0.0:
             s.active[b, left] = j
             left += 1
@@ -532,7 +603,22 @@ def _end_slot(s: State, b: int) -> float:
     s.sums[b, SUM.active] = left
     s.sums[b, SUM.slot] += 1
     _begin_slot(s, b)
-    return reward
+    view.reward[b], view.slot_ended[b] = reward, True
+
+
+@inner
+def finish(s: State, b: int, view: Sight) -> None:
+    """Write what an episode that ended was like."""
+    jobs, total, last, gpus = s.jobs.shape[1], 0.0, 0.0, 0
+    for j in range(jobs):
+        total += s.work[b, j, WORK.ended] - s.jobs[b, j, JOB.arrives]
+        last = max(last, s.work[b, j, WORK.ended])
+    for kind in range(len(s.nodes)):
+        gpus += s.nodes[kind] * (s.alike.shape[2] - 1)
+    took = last - s.jobs[b, 0, JOB.arrives]
+    view.finished[b, 0], view.finished[b, 1] = total / jobs, took
+    view.finished[b, 2] = s.sums[b, SUM.gpus] / (max(gpus, 1) * took)
+    view.done[b] = True
 
 
 # --- what is seen --------------------------------------------------------------------------------
@@ -547,7 +633,7 @@ def _show_size(s: State, b: int, view: Sight, i: int, j: int) -> None:
     nodes = 0
     for kind in range(len(s.nodes)):
         nodes += s.nodes[kind]
-    gpus = workers * s.needs[0] / float(nodes * max(s.alike.shape[2] - 1, 1))
+    gpus = workers * s.gpus[s.jobs[b, j, JOB.model]] / float(nodes * max(s.alike.shape[2] - 1, 1))
     cpus = (workers * s.needs[1] + servers * s.needs[2]) / float(nodes * (s.alike.shape[3] - 1))
     view.observation[b, at + 2] = max(gpus, cpus)
     view.observation[b, at + 3] = workers / most
@@ -557,12 +643,8 @@ def _show_size(s: State, b: int, view: Sight, i: int, j: int) -> None:
 @inner
 def _show_mask(s: State, b: int, view: Sight, i: int, j: int) -> None:
     """Write what is possible for a job."""
-    most, room = s.speed.shape[1] - 1, s.sums[b, SUM.room]
-    more_workers = s.jobs[b, j, JOB.workers] < most
-    more_servers = s.jobs[b, j, JOB.servers] < most
-    view.mask[b, 3 * i] = more_workers and (room & 1) != 0
-    view.mask[b, 3 * i + 1] = more_servers and (room & 2) != 0
-    view.mask[b, 3 * i + 2] = more_workers and more_servers and (room & 4) != 0
+    for what in range(3):
+        view.mask[b, 3 * i + what] = can(s, b, j, what)
 
 
 @inner
@@ -595,12 +677,14 @@ def _look(s: State, b: int, view: Sight) -> None:
 def _add_by(s: State, b: int, action: int, view: Sight) -> None:
     """Carry out an action that is possible, and write what it changed."""
     i, what = action // 3, action % 3
-    j, room = s.active[b, s.sums[b, SUM.base] + i], s.sums[b, SUM.room]
-    _add(s, b, j, what != 1, what != 0)
-    s.sums[b, SUM.room] = _room(s, b)
+    j, before = s.active[b, s.sums[b, SUM.base] + i], s.sums[b, SUM.room]
+    had = speed_of(s, b, j)
+    add(s, b, j, what != 1, what != 0)
+    view.job[b], view.gain[b] = j, (speed_of(s, b, j) - had) / s.work[b, j, WORK.all]
+    s.sums[b, SUM.room] = room(s, b)
     _show_size(s, b, view, i, j)
     _show_mask(s, b, view, i, j)
-    if s.sums[b, SUM.room] != room:
+    if s.sums[b, SUM.room] != before:
         there = min(view.mask.shape[1] // 3, s.sums[b, SUM.active] - s.sums[b, SUM.base])
         for k in range(there):
             _show_mask(s, b, view, k, s.active[b, s.sums[b, SUM.base] + k])
@@ -610,20 +694,16 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
 def _step(s: State, b: int, w: Workload, action: int, view: Sight) -> None:
     window = view.mask.shape[1] // 3
     view.reward[b], view.done[b], view.slot_ended[b] = 0.0, False, False
+    view.job[b], view.gain[b] = -1, 0.0
     if 0 <= action < 3 * window and view.mask[b, action]:
         _add_by(s, b, action, view)
         if s.sums[b, SUM.room] != 0:
             return
     s.sums[b, SUM.base] += window if s.sums[b, SUM.room] != 0 else s.sums[b, SUM.active]
     if s.sums[b, SUM.base] >= s.sums[b, SUM.active]:
-        view.reward[b] = _end_slot(s, b)
-        view.slot_ended[b] = True
+        end_slot(s, b, view)
     if s.sums[b, SUM.open] == 0:
-        total = 0.0
-        for j in range(s.jobs.shape[1]):
-            total += s.work[b, j, WORK.ended] - s.jobs[b, j, JOB.arrives]
-        view.finished[b, 0] = total / s.jobs.shape[1]
-        view.done[b] = True
+        finish(s, b, view)
         _draw(s, b, w)
     _look(s, b, view)
 
