@@ -18,8 +18,8 @@ from skep.policy.schedulers.gandiva import Gandiva
 from skep.policy.schedulers.genie import Genie
 from skep.policy.schedulers.hold import Hold
 from skep.policy.schedulers.las import Las
-from skep.policy.schedulers.lookahead import LookAhead
 from skep.policy.schedulers.learned import Learned
+from skep.policy.schedulers.lookahead import LookAhead
 from skep.policy.schedulers.optimus import Optimus
 from skep.policy.schedulers.packing import Packing
 from skep.policy.schedulers.pollux import Pollux
