@@ -148,7 +148,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
     def run(*words: str) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = main(["models", *words])
+        code = main(["speeds", *words])
         out, err = capfd.readouterr()
         return code, out, err
 

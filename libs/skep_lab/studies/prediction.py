@@ -3,7 +3,7 @@
 Prints, for each data set and profile, the mean error over models and the 95th percentile of
 held-out points for GENIE's, Optimus' and Pollux' forms, theta with a prior, the Gaussian process
 and the blend; then how often P10 to P90 held. `skep_lab.measures.protocol` has the rules, which
-were fixed before the first result. `skep models --errors` runs it.
+were fixed before the first result. `skep speeds --errors` runs it.
 """
 
 from __future__ import annotations

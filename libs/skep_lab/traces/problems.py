@@ -149,5 +149,5 @@ def _unfit(
         return RowProblem(row, text, "gpus", "it could only borrow, and is not opportunistic")
     if job.model in unknown:
         text = f"is not known to the workload model: {job.model!r}"
-        return RowProblem(row, text, "model", "`skep models` lists what is; --models steady")
+        return RowProblem(row, text, "model", "`skep speeds` lists what is; --models steady")
     return None

@@ -1,4 +1,4 @@
-"""`skep models --errors`: how wrong predictions of mini-batches are on public measurements."""
+"""`skep speeds --errors`: how wrong predictions of mini-batches are on public measurements."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("replay", "make a live run's decisions again: as they were, or otherwise"),
         "sim": ("sim", "run | compare | sweep: what a trace would do here, or elsewhere"),
         "experiment": ("experiment", "run one of the papers' experiments end to end"),
-        "models": ("models", "which models' speeds are known; those of one by placement"),
+        "speeds": ("speeds", "how fast models are, as published or measured, by placement"),
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },
     "about": {"version": ("about", "print the version")},

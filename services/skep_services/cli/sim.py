@@ -98,7 +98,7 @@ def options(parser: ArgumentParser) -> None:
         metavar="NAME",
         default="steady",
         help="how fast jobs go where: steady (as in the trace; default), papers, "
-        "measured, or one table's (`skep models`)",
+        "measured, or one table's (`skep speeds`)",
     )
     parser.add_argument(
         "--elastic",

@@ -1,4 +1,4 @@
-"""`skep models`: what it lists, prints, draws and refuses."""
+"""`skep speeds`: what it lists, prints, draws and refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from skep_lab.simulator.build import of_types
 from skep_services import workload_tables
 from skep_services.cli.main import main
-from skep_services.cli.models import splits
+from skep_services.cli.speeds import splits
 from skep_services.simulations.inputs import WrongError
 from skep_services.simulations.models import speeds as simulated
 from tests import workload_kit as kit
@@ -27,7 +27,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
     def run(*words: str) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = main(["models", *words])
+        code = main(["speeds", *words])
         out, err = capfd.readouterr()
         return code, out, err
 

@@ -1,4 +1,4 @@
-"""`skep models`: which models' speeds are known and from where; the speeds of one by placement.
+"""`skep speeds`: which models' speeds are known and from where; the speeds of one by placement.
 
 The tables are those of papers and of public measurements. `--measured` asks the cluster instead,
 for what its own jobs took. With `--errors`, how wrong predictions of such speeds are.
@@ -30,7 +30,7 @@ GPUS_MAX = 1024
 
 
 def options(parser: ArgumentParser) -> None:
-    """Add what `models` takes."""
+    """Add what `speeds` takes."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="such as resnet50; else a list")
     parser.add_argument(
         "--data",
@@ -148,7 +148,7 @@ def _unknown(model: str, models: Models) -> CommandError:
 
     known = list(models.sources())
     close = difflib.get_close_matches(normalised(model).model, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "`skep models` lists those that are known"
+    hint = f"did you mean {close[0]}?" if close else "`skep speeds` lists those that are known"
     return CommandError(exits.NOT_FOUND, f"no table knows {model!r}: {hint}", "unknown-model")
 
 
@@ -444,4 +444,4 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value else "-"
 
 
-COMMANDS = {"models": Command(options, run)}
+COMMANDS = {"speeds": Command(options, run)}
