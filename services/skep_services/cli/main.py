@@ -75,6 +75,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "speeds": ("speeds", "how fast models are, as published or measured, by placement"),
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },
+    "learning": {
+        "learn": ("learn", "list | train | curves: models that advise, and how they come to be"),
+        "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
+    },
     "about": {"version": ("about", "print the version")},
 }
 """Command to the module that holds it and its line in the help: no module is imported for those."""

@@ -1,0 +1,270 @@
+"""`skep learn`: train models, draw their curves, and learn from what a cluster did."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep_services.cli import exits, on, render
+from skep_services.cli.exits import CommandError
+from skep_services.cli.models import problems
+from skep_services.cli.options import Command, print_json, say
+from skep_services.cli.progress import Progress, time_text
+from skep_services.cli.render import Column
+
+if TYPE_CHECKING:
+    from skep_services.engines.stop import Stop
+    from skep_services.learning.runs import Point, Trained
+
+VERBS = {
+    "list": "the learners and their settings; with a name, of this one",
+    "train": "LEARNER: train it, or with --resume go on",
+    "curves": "DIR...: the curves of runs, as a table or (--svg) a picture",
+}
+ABOUT = f"""\
+  skep learn list
+  skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1
+  skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1 --resume
+  skep learn curves runs/1 runs/2 --svg curves.svg
+  skep models add runs/1/MODEL.safetensors
+
+A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
+and resumed or not, the same settings and seed give the same model on one machine.
+
+{on.HELP}"""
+ROWS = 20
+SHOWN = 4
+"""Values on the line that tells how far a run is."""
+
+
+def options(parser: ArgumentParser) -> None:
+    """Add what `learn` takes."""
+    parser.epilog = f"{ABOUT}\n{exits.HELP}"
+    verbs = "; ".join(f"{verb}: {text}" for verb, text in VERBS.items())
+    parser.add_argument("verb", choices=tuple(VERBS), help=verbs)
+    parser.add_argument("what", metavar="LEARNER|DIR", nargs="*", help="what the verb is about")
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting (`skep learn list LEARNER`); repeatable",
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where the files of a run are")
+    parser.add_argument("--resume", action="store_true", help="train: go on with the run in --out")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="train: also write events for TensorBoard"
+    )
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="curves: draw them into a file")
+    on.options(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Do what the verb says.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: The command line, a file or a folder is wrong.
+    """
+    with problems(), on.errors():
+        return _VERBS[arguments.verb](arguments)
+
+
+def _one(arguments: Namespace, what: str) -> str:
+    if len(arguments.what) != 1:
+        raise CommandError(exits.USAGE, f"{arguments.verb} takes one {what}")
+    name: str = arguments.what[0]
+    return name
+
+
+# --- list -----------------------------------------------------------------------------------------
+
+
+def _list(arguments: Namespace) -> int:
+    from skep_services.learning import learners
+    from skep_services.learning.problems import LearningError
+
+    names = arguments.what or list(learners.LEARNERS)
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"learner": name}
+        try:
+            row["settings"] = learners.fields(learners.find(name).settings)
+        except LearningError as error:
+            if arguments.what:
+                raise
+            row["unusable"] = error.text
+        rows.append({**row, "about": learners.LEARNERS[name].about})
+    if arguments.json:
+        print_json({"learners": rows})
+    elif arguments.what:
+        for row in rows:
+            print(f"{row['learner']}: {row['about']}")
+            for key, value in row["settings"].items():
+                print(f"  {key}={_text(value)}")
+    else:
+        render.show_table(
+            [
+                Column("LEARNER", [row["learner"] for row in rows]),
+                Column("WHAT", [row.get("unusable") or row["about"] for row in rows], narrow=20),
+            ]
+        )
+    return exits.OK
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --- train ----------------------------------------------------------------------------------------
+
+
+def _train(arguments: Namespace) -> int:
+    from skep_services.engines.stop import Stop
+    from skep_services.learning import curves, learners, runs
+
+    name = _one(arguments, "LEARNER")
+    learner = learners.find(name)
+    settings = learners.plain(learners.chosen(learner.settings, arguments.assignments))
+    elsewhere = arguments.on != on.HERE or arguments.processes
+    if elsewhere and not learner.spreads:
+        text = f"{name} plays in this process only: leave --on and --processes out"
+        raise CommandError(exits.USAGE, text, "not-offered")
+    head = runs.Head(name, settings, arguments.seed)
+    folder: Path = arguments.out or Path(f"{name}-{arguments.seed}")
+    runs.begin(folder, head, resume=arguments.resume)
+    events = curves.tensorboard(folder) if arguments.tensorboard else None
+    with Stop().on_interrupt() as stop:
+        shown = Progress([f"{name}, seed {arguments.seed}"])
+        try:
+            done = runs.train(
+                learner,
+                head,
+                folder,
+                clock=time.monotonic,
+                tell=_tell(shown, stop, events),
+                spread=_spread(arguments, stop, shown) if learner.spreads else None,
+            )
+        finally:
+            shown.end()
+        _draw(folder, f"{name}, seed {arguments.seed}")
+    return _over(arguments, folder, done, shown.passed_s(), stop)
+
+
+def _spread(arguments: Namespace, stop: Stop, shown: Progress) -> Any:
+    from skep_services.engines.deal import Ear
+    from skep_services.learning import rollouts
+
+    if arguments.on == on.HERE and not arguments.processes:
+        return rollouts.here
+    ear = Ear(lambda _place, _data: None, lambda _parts: None, shown.say)
+    return rollouts.spread(on.engine(arguments), ear, stop)
+
+
+def _tell(
+    shown: Progress, stop: Stop, events: Callable[[Point], None] | None
+) -> Callable[[Point], bool]:
+    first = shown.labels[0]
+
+    def tell(point: Point) -> bool:
+        values = [(key, value) for key, value in point.values.items() if value is not None]
+        said = ", ".join(f"{key} {value:.4g}" for key, value in values[:SHOWN])
+        shown.labels = [f"{first}: {said}" if said else first]
+        shown.tell([min(point.step / max(point.of, 1), 1.0)])
+        if events is not None:
+            events(point)
+        return not stop.asked
+
+    return tell
+
+
+def _draw(folder: Path, title: str) -> None:
+    from skep_services import durable
+    from skep_services.learning import curves, runs
+
+    points = runs.read_curve(folder)
+    if points:
+        text = curves.picture(title, {title: points})
+        durable.write(str(folder / "curves.svg"), text.encode(), 0o644, sync=False)
+
+
+def _over(arguments: Namespace, folder: Path, done: Trained, passed_s: float, stop: Stop) -> int:
+    result = done.result
+    if arguments.json:
+        print_json(
+            {
+                "folder": str(folder),
+                "model": result.model if result is not None else None,
+                "step": done.step,
+                "of": done.of,
+                "values": result.values if result is not None else {},
+                "interrupted": result is None and stop.asked,
+            }
+        )
+    elif result is not None:
+        print(f"{result.model}  {folder / result.model}.safetensors")
+        say(f"{done.step} steps in {time_text(passed_s)}; curves: {folder / 'curves.svg'}")
+    else:
+        say(f"{folder}: {done.step} of {done.of} steps; --resume goes on from there")
+    if result is None:
+        return exits.INTERRUPTED if stop.asked else exits.FAILED
+    return exits.OK
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def _curves(arguments: Namespace) -> int:
+    from skep_services.learning import curves, runs
+
+    if not arguments.what:
+        raise CommandError(exits.USAGE, "curves takes the folders of runs")
+    found: dict[str, list[Point]] = {}
+    for name in arguments.what:
+        runs.read_head(Path(name))
+        found[name] = runs.read_curve(Path(name))
+    if arguments.svg is not None:
+        title = ", ".join(found) if len(found) < 4 else f"{len(found)} runs"
+        arguments.svg.write_text(curves.picture(title, found), encoding="utf-8")
+        say(f"wrote {arguments.svg}")
+    elif arguments.json:
+        print_json({name: _plain(points) for name, points in found.items()})
+    else:
+        for name, points in found.items():
+            _table(name, points)
+    return exits.OK
+
+
+def _plain(points: Sequence[Point]) -> list[dict[str, Any]]:
+    return [{"step": each.step, "of": each.of, "values": each.values} for each in points]
+
+
+def _table(name: str, points: Sequence[Point]) -> None:
+    print(f"{name}: {render.plural(len(points), 'point')}")
+    every = -(-len(points) // ROWS) or 1
+    rows = [*points[::every], *(points[-1:] if points and (len(points) - 1) % every else [])]
+    names = list(dict.fromkeys(key for point in points for key in point.values))
+    render.show_table(
+        [
+            Column("STEP", [str(point.step) for point in rows], right=True),
+            *(
+                Column(key.upper(), [_number(point.values.get(key)) for point in rows], right=True)
+                for key in names
+            ),
+        ]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+_VERBS = {"list": _list, "train": _train, "curves": _curves}
+COMMANDS = {"learn": Command(options, run)}

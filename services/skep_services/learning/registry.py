@@ -1,0 +1,240 @@
+"""Learned models as files that are named by their content, and which of them may advise.
+
+    HOME/models/<sha256 of the content>.safetensors     never changed, never written twice
+    HOME/models/states.jsonl                            one line for each change of state
+
+Lines are only ever added, under a lock, each by one write. The last line about a model is its
+state. A line that a power failure cut short is passed over. A file of which no line tells is a
+candidate.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from skep_services import durable
+from skep_services.learning.problems import LearningError, Why, writing
+
+FOLDER = "models"
+SUFFIX = ".safetensors"
+STATES = "states.jsonl"
+NAME = re.compile(r"[0-9a-f]{64}")
+PREFIX = re.compile(r"[0-9a-f]{4,64}")
+"""A part of a name that a person writes: four digits are as easy to copy as fewer."""
+WHY_MAX = 500
+"""Characters of a reason: a line about a report, not the report."""
+BYTES_MAX = 64 * 1024 * 1024
+"""Of a model: a network over sets has kilobytes, and every service that advises holds one."""
+
+
+class State(StrEnum):
+    """Whether a model may be named by a VC's policy."""
+
+    CANDIDATE = "candidate"
+    PROMOTED = "promoted"
+    RETIRED = "retired"
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of state. `at`: nanoseconds since 1970."""
+
+    model: str
+    state: State
+    at: int
+    why: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A model of the registry, and how it came to its state.
+
+    `size`: bytes of its file; -1: the file is missing.
+    """
+
+    model: str
+    size: int
+    state: State
+    at: int
+    why: str
+    history: tuple[Line, ...]
+
+
+def folder_of(home: str) -> Path:
+    """Return where the models of a cluster are.
+
+    Args:
+        home: The cluster's folder.
+    """
+    return Path(home) / FOLDER
+
+
+def name_of(data: bytes) -> str:
+    """Return the name of a model: the SHA-256 of its file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_registry(folder: Path) -> dict[str, Entry]:
+    """Return the models of a folder by name, in the order in which they came.
+
+    No model's file is opened. A folder that is not there has no models.
+
+    Args:
+        folder: The folder of the models.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    try:
+        files = {
+            each.stem: each.stat().st_size
+            for each in folder.iterdir()
+            if each.suffix == SUFFIX and NAME.fullmatch(each.stem)
+        }
+    except FileNotFoundError:
+        return {}
+    told: dict[str, list[Line]] = {}
+    for line in _lines(folder):
+        told.setdefault(line.model, []).append(line)
+    return {name: _entry(name, files, told) for name in [*told, *sorted(set(files) - set(told))]}
+
+
+def _entry(name: str, files: dict[str, int], told: dict[str, list[Line]]) -> Entry:
+    history = tuple(told.get(name, ()))
+    last = history[-1] if history else Line(name, State.CANDIDATE, 0)
+    return Entry(name, files.get(name, -1), last.state, last.at, last.why, history)
+
+
+def _lines(folder: Path) -> list[Line]:
+    try:
+        data = (folder / STATES).read_bytes()
+    except FileNotFoundError:
+        return []
+    found = []
+    for text in data.split(b"\n"):
+        try:
+            line = msgspec.json.decode(text, type=Line)
+        except msgspec.DecodeError:
+            continue  # It was cut short, or is empty.
+        if NAME.fullmatch(line.model):
+            found.append(line)
+    return found
+
+
+def promoted(folder: Path) -> tuple[str, ...]:
+    """Return the models that may advise, the one promoted last at the end.
+
+    Args:
+        folder: The folder of the models.
+    """
+    found = [each for each in read_registry(folder).values() if each.state is State.PROMOTED]
+    return tuple(each.model for each in sorted(found, key=lambda each: each.at) if each.size >= 0)
+
+
+def read_model(folder: Path, model: str) -> bytes:
+    """Return the content of a model's file, which is what its name says.
+
+    Args:
+        folder: The folder of the models.
+        model: Its whole name.
+
+    Raises:
+        LearningError: The file is missing, too large, or has other content.
+    """
+    path = folder / f"{model}{SUFFIX}"
+    try:
+        with path.open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        text = f"the file of model {model[:12]} is missing: {path}"
+        raise LearningError(Why.NO_MODEL, text) from None
+    if len(data) > BYTES_MAX:
+        text = f"{path} has more than {BYTES_MAX >> 20} MiB, and is no model of Skep's"
+        raise LearningError(Why.DAMAGED_MODEL, text)
+    if name_of(data) != model:
+        text = f"{path} is damaged: its content is not what its name says; add it again, or retire"
+        raise LearningError(Why.DAMAGED_MODEL, f"{text} it")
+    return data
+
+
+def find(registry: dict[str, Entry], prefix: str) -> Entry:
+    """Return the only model whose name begins with some digits.
+
+    Args:
+        registry: The models.
+        prefix: At least four digits of its name.
+
+    Raises:
+        LearningError: There is none, or more than one.
+    """
+    if not PREFIX.fullmatch(prefix):
+        text = f"{prefix!r} is no model: write at least four of the digits that `skep models ls`"
+        raise LearningError(Why.NO_MODEL, f"{text} shows")
+    found = [each for name, each in registry.items() if name.startswith(prefix)]
+    if not found:
+        text = f"no model begins with {prefix}: `skep models ls` lists those that there are"
+        raise LearningError(Why.NO_MODEL, text)
+    if len(found) > 1:
+        names = ", ".join(each.model[: len(prefix) + 4] for each in found[:4])
+        text = f"{len(found)} models begin with {prefix}: {names}; write more digits"
+        raise LearningError(Why.AMBIGUOUS, text)
+    return found[0]
+
+
+def add(folder: Path, data: bytes, at: int, why: str = "") -> str:
+    """Put a model into the registry as a candidate; one that is there stays as it is.
+
+    Args:
+        folder: The folder of the models; it is made if there is none.
+        data: The content of the model's file.
+        at: Nanoseconds since 1970.
+        why: Where it is from.
+
+    Returns:
+        The model's name.
+
+    Raises:
+        LearningError: The folder cannot be written.
+    """
+    name = name_of(data)
+    with writing(folder):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        known = read_registry(folder).get(name)
+        if known is None or known.size != len(data):
+            durable.write(str(folder / f"{name}{SUFFIX}"), data, 0o644)
+        if known is None or not known.history:
+            _append(folder, Line(name, State.CANDIDATE, at, why[:WHY_MAX]))
+    return name
+
+
+def change(folder: Path, model: str, state: State, at: int, why: str = "") -> None:
+    """Note that a model has another state.
+
+    Args:
+        folder: The folder of the models.
+        model: Its whole name.
+        state: Its new state.
+        at: Nanoseconds since 1970.
+        why: The reason that a person gives.
+
+    Raises:
+        LearningError: The folder cannot be written.
+    """
+    with writing(folder):
+        _append(folder, Line(model, state, at, why[:WHY_MAX]))
+
+
+def _append(folder: Path, line: Line) -> None:
+    descriptor = os.open(folder / STATES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    with open(descriptor, "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        length = file.seek(0, os.SEEK_END)
+        whole = length == 0 or os.pread(file.fileno(), 1, length - 1) == b"\n"
+        file.write((b"" if whole else b"\n") + msgspec.json.encode(line) + b"\n")
+        os.fsync(file.fileno())
+    durable.sync_folder(str(folder))

@@ -1,0 +1,46 @@
+"""A learner that needs nothing but numpy: it walks towards a point by random steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skep_lab.learn.progress import Progress, Saved, numbers_of, rng_of
+
+PLAY = f"{__name__}:play"
+
+
+class Settings(NamedTuple):
+    """What it takes."""
+
+    steps: int = 6
+    rate: float = 0.5
+    goal: str = "near"
+    sizes: tuple[int, ...] = (2, 3)
+    fails_at: int = 0
+
+
+def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator[Progress]:
+    """Yield a point a step."""
+    rng, at, first = np.random.default_rng(seed), np.zeros(settings.sizes), 0
+    if saved is not None:
+        rng, at, first = rng_of(saved.numbers["rng"]), saved.tensors["at"].copy(), saved.step
+    for step in range(first + 1, settings.steps + 1):
+        at = at + settings.rate * (rng.normal(size=at.shape) - at)
+        saved = Saved(step, {"at": at.copy()}, {"rng": numbers_of(rng)})
+        worst = float("nan") if step == settings.fails_at else float(np.abs(at).max())
+        yield Progress(step, settings.steps, {"worst": worst}, partial(_same, saved))
+
+
+def _same(saved: Saved) -> Saved:
+    return saved
+
+
+def play(options: Mapping[str, Any], weights: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return what an episode comes to."""
+    rng = np.random.default_rng(seed)
+    total = float((weights["at"] * rng.normal(size=weights["at"].shape)).sum())
+    return {"seed": seed, "return": total * options["scale"]}
