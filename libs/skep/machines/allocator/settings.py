@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
+from skep.machines.base import Effect
+from skep.policy.plan import Plan
+from skep.policy.view import VcView
 from skep.units import Duration, seconds
 
 NODE_CHECK_EVERY = seconds(1)
@@ -34,6 +39,10 @@ REPEAT = seconds(2.0)
 """As often as any command is repeated."""
 
 
+Witness = Callable[[VcView, Plan, Sequence[Effect]], None]
+"""Is shown a VC with its nodes, the plan that its policy made, and what came of it at once."""
+
+
 class Rules(msgspec.Struct):
     """The rules of trials."""
 
@@ -62,5 +71,7 @@ class Settings(msgspec.Struct):
     something happened."""
     runs_least: Duration = RUNS_LEAST
     """In a simulation like those of others, which have no such rule, 0."""
+    witness: Witness | None = None
+    """Is shown every plan, for learning from it. A service has none; no decision depends on it."""
     key: bytes = b""
     """What secrets of successors are derived from: a service's own, never recorded."""
