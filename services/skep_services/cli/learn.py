@@ -143,7 +143,7 @@ def _list(arguments: Namespace) -> int:
     elif arguments.what:
         for row in rows:
             print(f"{row['learner']}: {row['about']}")
-            for key, value in row["settings"].items():
+            for key, value in learners.flat(row["settings"]).items():
                 print(f"  {key}={_text(value)}")
     else:
         render.show_table(
