@@ -425,7 +425,9 @@ class _Run:
         for name, model in (("model", self.model), ("target", self.target)):
             tensors |= {f"{name}/{key}": each for key, each in weights_of(model).items()}
         for at, each in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam/{at}/{key}": value.cpu().numpy() for key, value in each.items()}
+            tensors |= {
+                f"adam/{at}/{key}": value.cpu().numpy().copy() for key, value in each.items()
+            }
         numbers = {
             "rng": numbers_of(self.rng),
             "updates": self.updates,
