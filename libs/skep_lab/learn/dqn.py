@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: int = 256
     decisions: int = 120
     """Of all environments, for each update."""
-    target_every: int = 500
+    target_every: int = 200
     memory: int = 200_000
     """Decisions in the replay memory."""
     alpha: float = 0.6
@@ -296,7 +296,9 @@ class _Run:
         self.model = network(settings.environment).to(settings.device)
         self.target = network(settings.environment).to(settings.device)
         self.target.load_state_dict(self.model.state_dict())
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=settings.rate)
+        self.optimiser = torch.optim.Adam(
+            self.model.parameters(), lr=settings.rate, fused=settings.device == "cuda"
+        )
         cycle = np.array(self.rng.permutation(settings.traces), np.int64)
         self.batch = Batch(settings.envs, settings.environment, cycle)
         first = (

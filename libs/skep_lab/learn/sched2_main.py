@@ -21,27 +21,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from skep_lab.fast_env.sched2 import Batch
 from skep_lab.learn import sched2_play
 from skep_lab.learn.dqn import Settings, train
 from skep_lab.learn.sched2_protocol import JUDGED, TRAINING_SEEDS, TUNING
 
-PAPER = Settings(envs=120, decisions=240, batch=512)
+BASE = Settings(envs=120, decisions=360, batch=512, tells=200, ahead=10, double=True)
 CANDIDATES: dict[str, Settings] = {
-    "gamma 0.99": PAPER,
-    "gamma 0.97, 10 ahead, double": msgspec.structs.replace(
-        PAPER, gamma=0.97, ahead=10, double=True
-    ),
-    "horizon 2 h, 10 ahead, double": msgspec.structs.replace(
-        PAPER, horizon_s=7200.0, ahead=10, double=True
-    ),
-    "horizon 8 h, 20 ahead, double": msgspec.structs.replace(
-        PAPER, horizon_s=28800.0, ahead=20, double=True
-    ),
-    "waiting, horizon 2 h, 10 ahead, double": msgspec.structs.replace(
-        PAPER, horizon_s=7200.0, ahead=10, double=True, reward="waiting"
-    ),
+    "gamma 0.99, 1 ahead, not double": replace(BASE, ahead=1, double=False),
+    "gamma 0.97, 10 ahead": replace(BASE, gamma=0.97),
+    "horizon 2 h, 10 ahead": replace(BASE, horizon_s=7200.0),
+    "horizon 8 h, 20 ahead": replace(BASE, horizon_s=28800.0, ahead=20),
+    "waiting, horizon 2 h, 10 ahead": replace(BASE, horizon_s=7200.0, reward="waiting"),
 }
 TRIED_ON = 20
 """Tuning traces that a candidate is judged on."""
@@ -99,8 +92,8 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sched2_main", description="train SCHED²")
     parser.add_argument("--out", required=True, help="where models.npz and runs.json go")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds in all")
-    parser.add_argument("--try-episodes", type=int, default=500, help="of each candidate")
-    parser.add_argument("--try-part", type=float, default=0.3, help="of the time, at most")
+    parser.add_argument("--try-episodes", type=int, default=300, help="of each candidate")
+    parser.add_argument("--try-part", type=float, default=0.25, help="of the time, at most")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="few jobs, to see that it works")
     given = parser.parse_args(words)
@@ -115,7 +108,7 @@ def main(words: list[str] | None = None) -> int:
         [
             (
                 f"try-{number}",
-                msgspec.structs.replace(each, episodes=min(given.try_episodes, each.episodes)),
+                replace(each, episodes=min(given.try_episodes, each.episodes)),
                 0,
                 tries,
                 str(folder),
@@ -140,11 +133,11 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _asked(settings: Settings, given: argparse.Namespace) -> Settings:
-    settings = msgspec.structs.replace(settings, device=given.device)
+    settings = replace(settings, device=given.device)
     if not given.quick:
         return settings
     options = settings.environment._replace(jobs=30)
-    return msgspec.structs.replace(settings, environment=options, episodes=300, tells=5)
+    return replace(settings, environment=options, episodes=300, tells=5)
 
 
 def _pack(folder: Path, runs: list[dict[str, Any]]) -> None:

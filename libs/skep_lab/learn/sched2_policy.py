@@ -124,7 +124,7 @@ class Sched2Policy(Policy, frozen=True):
         may[0, : min(len(jobs), self.window)] = [
             capacity.fit(job) is not None for job in jobs[: self.window]
         ]
-        may[0, self.window] = True
+        may[0, self.window] = view.free < view.gpus
         action = int(self.act(seen[None], may)[0])
         return action if action < self.window and may[0, action] else -1
 
