@@ -1,13 +1,13 @@
 """SCHED²'s learner: a deep Q network with shared weights, a target network and prioritised replay.
 
-Sources: SCHED², sections III-B to III-F; Mnih et al. 2015 (target network, epsilon-greedy); Schaul et
-al. 2016 (proportional prioritised replay on a sum tree); van Hasselt et al. 2016 (double DQN).
+Sources: SCHED², sections III-B to III-F; Mnih et al. 2015 (target network, epsilon-greedy); Schaul
+et al. 2016 (proportional prioritised replay on a sum tree); van Hasselt et al. 2016 (double DQN).
 
-The paper gives the state, the actions, the reward, the form of the network (figure 6, equations 3 to
-5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Settings` chooses:
+The paper gives the state, the actions, the reward, the form of the network (figure 6, equations 3
+to 5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Settings` chooses:
 
     discount            by decision, or by the time that passes (`horizon_s`)
-    layers              64 and 32 for each server, 128 for jobs and statistics, 256 before the values
+    layers              64 and 32 for each server, 128 for jobs and statistics, then 256
     learning rate       Adam; the loss is Huber's
     target network      replaced every `target_every` updates
     epsilon             from 1 to `epsilon_last`, over the first `explores` part of the decisions
@@ -15,8 +15,8 @@ The paper gives the state, the actions, the reward, the form of the network (fig
                         `ahead` decisions, how many decisions there are to an update
     impossible actions  masked, when acting and in the target
 
-One decision of each environment is a row of the replay memory, which holds observations as 16-bit
-numbers and makes returns when it is sampled.
+One decision of each environment is a row of the replay memory, which holds observations as
+16-bit numbers and makes returns when it is sampled.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     envs: int = 60
     """Environments that are played beside one another."""
     reward: Literal["effectiveness", "waiting"] = "effectiveness"
-    """`effectiveness`: of each job that is started (equation 2). `waiting`: less the hours that jobs
-    wait, and less those that a job will run beyond its ideal time."""
+    """`effectiveness`: of each job that is started (equation 2). `waiting`: less the hours that
+    jobs wait, and less those that a job will run beyond its ideal time."""
     scale: float = 0.1
     """By what rewards are multiplied."""
     gamma: float = 0.99
@@ -349,7 +349,7 @@ class _Run:
         reward = sight.reward.copy()
         if self.settings.reward == "waiting":
             run, effect = chosen[:, JOB.run], np.maximum(sight.reward, 1e-9)
-            # No job waits once the last one that did has started, so time goes on only after a hold.
+            # Time goes on with a hold, or when no job waits any more: then nothing is counted.
             beyond = np.where(
                 sight.reward > 0, run / effect - (before - chosen[:, JOB.at]) - run, passed * queued
             )
@@ -476,7 +476,7 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         saved: What an earlier run with the same settings and seed had come to; None: nothing.
 
     Yields:
-        Progress in updates: episodes, loss, epsilon, and means over the episodes since the last one.
+        Progress in updates: episodes, loss, epsilon, and means over the episodes since then.
         `of` is an estimate until the last one.
     """
     torch.set_num_threads(1)

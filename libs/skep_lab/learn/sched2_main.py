@@ -77,7 +77,7 @@ def _one(name: str, settings: Settings, seed: int, until: float, folder: str) ->
 
 
 def _all(runs: list[tuple[str, Settings, int, float, str]]) -> list[dict[str, Any]]:
-    """Return what came of runs in processes of their own, which have the compiled kernels already."""
+    """Return what came of runs in processes of their own, which have the compiled kernels."""
     with multiprocessing.get_context("fork").Pool(len(runs)) as pool:
         return pool.starmap(_one, runs)
 

@@ -234,7 +234,7 @@ class RulePolicy(Policy, frozen=True):
 
 
 _Passed = tuple[int, tuple[int, int]]
-"""How often a job was passed over, and at which event last: which job had come last, and how many there were."""
+"""How often a job was passed over, and at which event last: the latest job, and their number."""
 
 
 class _Places:
