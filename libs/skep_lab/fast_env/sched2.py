@@ -151,7 +151,7 @@ class Sight(NamedTuple):
     """[B, 3] of the latest episode that ended: mean seconds from submission to end, mean execution
     effectiveness, and seconds until all had ended."""
     times: Ints
-    """[B, J, 2] of the latest episode that ended: when each job first started, and when it ended."""
+    """[B, J, 2] of the latest episode that ended: when each job first started, and ended."""
 
 
 class Jobs(NamedTuple):
@@ -186,8 +186,8 @@ class Batch:
         Args:
             envs: How many environments.
             options: The setting of all of them.
-            cycle: Seeds of the further episodes: environment b has those at b + envs, b + 2 envs and
-                so on, round and round; None: its random numbers go on.
+            cycle: Seeds of the further episodes: environment b has those at b + envs, b + 2 envs
+                and so on, round and round; None: its random numbers go on.
 
         Raises:
             ValueError: An option makes no sense.
