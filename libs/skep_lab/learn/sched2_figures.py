@@ -252,7 +252,7 @@ def figures(
         progress: Is told what has been done.
     """
     seeds = np.array(JUDGED[:traces])
-    tables, charts = [], []
+    tables: list[Table] = []
     for single in SINGLE:
         judged = _judge(models, realistic(single), seeds)
         tables.append(_figure_7(judged, single))
@@ -261,7 +261,7 @@ def figures(
             tables += [_against(judged), _all_rules(judged), _figure_10(judged), _table_3(judged)]
     tables_8, chart = _figure_8(models, seeds[:FEW], progress)
     more, chart_9 = _figure_9(models, seeds[:IN_PRODUCTION], progress)
-    return Report([*tables, tables_8, *more], [*charts, chart, chart_9])
+    return Report([*tables, tables_8, *more], [chart, chart_9])
 
 
 def _over_models(values: Iterable[float], digits: int = 0) -> str:
