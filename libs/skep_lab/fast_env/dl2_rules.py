@@ -27,7 +27,19 @@ import numpy as np
 from skep_lab.fast_env import draw
 from skep_lab.fast_env.arrays import Floats, Ints
 from skep_lab.fast_env.compiled import compiled, inner
-from skep_lab.fast_env.dl2 import JOB, SUM, WORK, Batch, Sight, State, add, can, end_slot, finish, room
+from skep_lab.fast_env.dl2 import (
+    JOB,
+    SUM,
+    WORK,
+    Batch,
+    Sight,
+    State,
+    add,
+    can,
+    end_slot,
+    finish,
+    room,
+)
 
 NAMES = (
     "drf",
