@@ -19,7 +19,6 @@ from skep.learn.candidates import (
     GROW,
     KIND,
     KINDS,
-    LOCAL,
     OPTION,
     SPREAD,
     WORKERS,
@@ -32,15 +31,19 @@ from skep.learn.candidates import (
     write_free,
     write_there,
 )
-from skep.learn.columns import Flags, Floats, Integers
+from skep.learn.columns import Floats, Integers
+from skep.learn.curves import curves_of
 from skep.learn.features import (
     JOB_PLACES,
+    LOG_WORK,
+    LONG,
+    WAITED_RATIO,
     Matrix,
     cluster_features,
     holding,
-    job_features,
     queued,
     times,
+    write_steady,
     write_timed,
 )
 from skep.learn.modelfile import Model
@@ -50,6 +53,7 @@ from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
 """Candidates that are looked at again after a pick: twice as many as there are picks."""
+WORK = JOB_PLACES["work"]
 STARTED = np.array([JOB_PLACES[name] for name in ("in_phase", "waits", "away", "starts")])
 """Features that change when a job is started in the size that it asks for."""
 STARTED_VALUES = np.array([0.0, 0.0, 0.0, 1.0], dtype=np.float32)
@@ -69,19 +73,20 @@ class Decision(NamedTuple):
     """All features are in the ranges of the training."""
 
 
-def decide(model: Model, scene: Scene, now: float) -> Decision:
+def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Decision:
     """Return what a model would do, best move first.
 
     Args:
         model: The model.
         scene: What it sees.
         now: The time, in seconds.
+        most: No more moves than these.
     """
     if not scene.names:
         return Decision((), (), reliable=True)
     search = _Search(model, scene, now)
     moves: list[AdvisedMove] = []
-    while len(moves) < MOVES_MAX:
+    while len(moves) < most:
         move = search.pick()
         if move is None:
             break
@@ -103,26 +108,27 @@ class _Search:
         self._waits = queued(self._raw)
         self._pools = Pools(embedded, self._waits, holding(self._raw))
 
-        self._fit = fit(self._cluster, self._demands)
+        self._set_fit()
         codes = self._codes.ravel()
-        chosen = np.flatnonzero(self._fitting(later=True)[codes])
+        chosen = np.flatnonzero(self._later[codes])
         numbers, features = scene.options
         self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
         self._features = features.reshape(-1, A).take(chosen, axis=0)
         self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
         placed = self._placed()
         self._nodes = placed.nodes
-        write_there(self._numbers, placed, self._when.at(self._rows), self._features)
+        left, waited = self._when.remaining[self._rows], self._jobs[self._rows, WAITED_RATIO]
+        write_there(self._numbers, placed, left, waited, self._features)
         self._look()
-        ranges = model.header.ranges
-        self.reliable = (
-            within(self._jobs, ranges.job)
-            and within(cluster_features(self._cluster)[None], ranges.cluster)
-            and within(self._features, ranges.candidate)
-        )
         if len(self._rows) > RANKED:
             self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
         self._close()
+        ranges = model.header.ranges
+        self.reliable = (
+            within(self._jobs, ranges.job)
+            and within(self._seen[None], ranges.cluster)
+            and within(self._features, ranges.candidate)
+        )
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
@@ -151,24 +157,24 @@ class _Search:
 
     def held(self) -> tuple[str, ...]:
         """Return the waiting jobs that still fit on as few nodes as they need, oldest first."""
-        fits = self._fitting()[self._codes] & (self._codes % KINDS == LOCAL)
+        fits = self._open[self._codes[:, : c.SIZES]]
         held = np.flatnonzero(fits.any(-1) & self._waits)
         oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
         return tuple(self._names[row] for row in oldest.tolist())
 
-    def _fitting(self, *, later: bool = False) -> Flags:
-        """Return whether candidates fit, by their codes; the last one is of no candidate.
+    def _set_fit(self) -> None:
+        """Find how all demands would be placed now, and by their codes which candidates fit.
 
-        Args:
-            later: Also those that are spread once they do not fit on as few nodes as they need.
+        The last of these is of no candidate. Later a gang may be spread that fits on as few nodes
+        as it needs.
         """
+        self._fit = fit(self._cluster, self._demands)
         kinds = able(self._fit)
-        made = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
+        self._open = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
         for kind, fits in enumerate(kinds):
-            made[kind:-1:KINDS] = fits
-        if later:
-            made[SPREAD:-1:KINDS] = kinds[GROW]
-        return made
+            self._open[kind:-1:KINDS] = fits
+        self._later = self._open.copy()
+        self._later[SPREAD:-1:KINDS] = kinds[GROW]
 
     def _placed(self) -> Placed:
         """Return where the candidates that are left would go."""
@@ -195,15 +201,10 @@ class _Search:
             cluster[c.HELD_WORK] += work * workers
         else:
             cluster[c.HELD_WORK] += work * (workers - before)
-        if starts and workers == before:
-            job = self._jobs[row : row + 1].copy()
-            job[:, STARTED] = STARTED_VALUES
-        else:
-            job = job_features(raw[None], cluster, self._now)
-        self._pools.change(row, self._net.embed(job)[0])
+        self._pools.change(row, self._net.embed(self._job_after(row, raw, starts=starts))[0])
 
-        self._fit = fit(cluster, self._demands)
-        fits = self._fitting(later=True)[self._codes_left]
+        self._set_fit()
+        fits = self._later[self._codes_left]
         self._keep(np.flatnonzero(fits & (self._rows != row)))
         self._move()
         self._look()
@@ -211,7 +212,18 @@ class _Search:
 
     def _close(self) -> None:
         """Let no candidate be picked that does not fit now."""
-        self._scores[~self._fitting()[self._codes_left]] = -np.inf
+        self._scores[~self._open[self._codes_left]] = -np.inf
+
+    def _job_after(self, row: int, raw: Floats, *, starts: bool) -> Matrix:
+        """Return the features of a job whose row is changed to `raw` by its move."""
+        job = self._jobs[row : row + 1].copy()
+        if raw[c.WORKERS] != self._raw[row, c.WORKERS]:
+            write_steady(raw[None], self._cluster, curves_of(raw[None]), job)
+            work = float(self._when.remaining[row] * raw[c.WORKERS] * raw[c.EACH])
+            job[0, WORK] = min(math.log1p(work) / LOG_WORK, LONG[1])
+        if starts:
+            job[:, STARTED] = STARTED_VALUES
+        return job
 
     def _move(self) -> None:
         """Write the features of the candidates that would go on another number of nodes now."""
@@ -223,15 +235,16 @@ class _Search:
         if not len(moved):
             return
         self._nodes = placed.nodes
-        features = self._features.take(moved, axis=0)
-        when = self._when.at(self._rows[moved])
-        write_there(self._numbers.take(moved, axis=0), placed.at(moved), when, features)
+        rows, features = self._rows[moved], self._features.take(moved, axis=0)
+        left, waited = self._when.remaining[rows], self._jobs[rows, WAITED_RATIO]
+        write_there(self._numbers.take(moved, axis=0), placed.at(moved), left, waited, features)
         self._features[moved] = features
 
     def _look(self) -> None:
         """Score the candidates, and doing nothing more."""
         write_free(self._numbers, self._cluster, self._features)
-        shared = self._net.context(self._pools.read(), cluster_features(self._cluster))
+        self._seen = cluster_features(self._cluster)
+        shared = self._net.context(self._pools.read(), self._seen)
         self._hold = float(self._net.hold(shared))
         self._scores = self._net.score(
             self._of_jobs[self._rows], self._net.of_context(shared), self._features
