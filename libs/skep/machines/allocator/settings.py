@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from skep.policy.api import Policy
 from skep.machines.base import Effect
+from skep.policy.api import Policy
 from skep.policy.plan import Plan
 from skep.policy.view import VcView
 from skep.units import Duration, seconds
