@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from skep.learn import columns as c
 from skep.learn.columns import Flags, Floats
+from skep.learn.curves import EDGE, GAIN, SIZE, SPEED, Curves, curves_of
 from skep.learn.features import (
     FLAG,
     LOG_SECONDS,
@@ -26,11 +27,20 @@ from skep.learn.features import (
     LONG,
     SHARE,
     SIGNED,
+    WAITED_RATIO,
+    F,
     Matrix,
     Times,
+    cluster_features,
+    empty,
+    holding,
+    job_features,
     nodes_needed,
     queued,
     times,
+    write_steady,
+    write_sums,
+    write_timed,
 )
 
 LOCAL, SPREAD, GROW, SHRINK = range(4)
@@ -61,15 +71,16 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
     "shrinks": FLAG,
     "takes": FLAG,  # share of the cluster's GPUs
     "size": SIGNED,  # log: workers over those that it has or asks for
-    "remaining_known": FLAG,
     "speed": SIGNED,  # log: its rate there over that now
     "gain": SIGNED,  # rate added per size added, as parts of now
     "ahead_gain": SIGNED,  # the most of that for this size and all beyond
+    "remaining_known": FLAG,
     "doubt": FLAG,
 }
 """Features of a candidate with their ranges, in order."""
 A = len(CANDIDATE_FEATURES)
-_PLACE = {name: place for place, name in enumerate(CANDIDATE_FEATURES)}
+NOW = 11
+"""The first features of a candidate change with time and with what is free."""
 _LOW, _HIGH = np.array([*CANDIDATE_FEATURES.values()], dtype=np.float32).T
 _ROOMS = np.arange(c.NODE_MAX, 0.0, -1.0)
 """Free GPUs of nodes, most first."""
@@ -103,99 +114,78 @@ class Options(NamedTuple):
     """`[.., n, CHOICES, A]`: those that change with the job only; the others are 0."""
 
 
-def options(raw: Floats, cluster: Floats) -> Options:
+def options(raw: Floats, cluster: Floats, curves: Curves) -> Options:
     """Return the candidates of jobs.
 
     Args:
         raw: Rows of jobs, `[.., n, RAW]`.
         cluster: Rows of their clusters; only their numbers of GPUs matter.
+        curves: What the jobs make of other sizes.
     """
     numbers = np.zeros((*raw.shape[:-1], CHOICES, OPTION))
     features = np.zeros((*raw.shape[:-1], CHOICES, A), dtype=np.float32)
-    _choose(raw, numbers)
-    job = raw[..., None, :]
-    now, each = np.maximum(job[..., c.WORKERS], 1.0), job[..., c.EACH]
-    workers, kind = numbers[..., WORKERS], numbers[..., KIND]
-    size, resize = np.maximum(workers, 1.0), kind >= GROW
+    now, each = np.maximum(raw[..., c.WORKERS], 1.0), raw[..., c.EACH]
+    waits = queued(raw)
+    runs = (raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)
+    state = np.where(waits, np.where(now > 1, 1, 2), runs * 3)
+    found = curves.at(
+        _FIRST.take(state, axis=0) + _STEP.take(state, axis=0) * curves.here[..., None]
+    )
+    kinds = _KINDS.take(runs.astype(np.int64), axis=0)
+    workers, speeds = found[..., SIZE], found[..., SPEED]
+    now, each, resize = now[..., None], each[..., None], runs[..., None]
+    size, rated = np.maximum(workers, 1.0), speeds > 0
     node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)[..., None, None]
-    numbers[..., EACH] = each
-    more = np.where(resize, workers - now, workers)
+    near = np.maximum(raw[..., c.SLOW_NEAR], 1.0)
+    more = workers - now * resize
+    need = nodes_needed(size, each, node_gpus)
+    before = np.where(runs, np.maximum(raw[..., c.SLOW_NOW], 1.0), 1.0)[..., None]
+    numbers[..., WORKERS], numbers[..., KIND], numbers[..., EACH] = workers, kinds, each
     numbers[..., MORE] = np.maximum(more, 0.0)
     numbers[..., TAKES] = takes = more * each
-    numbers[..., NEED] = need = nodes_needed(size, each, node_gpus)
-    numbers[..., ON] = np.maximum(job[..., c.NODES], 1.0)
-    rated, speed, gain, ahead = _speeds(job, size, now)
-    before = np.where(resize, np.maximum(job[..., c.SLOW_NOW], 1.0), 1.0)
-    numbers[..., FACTOR] = 1.0 / (speed * before)
+    numbers[..., NEED] = need
+    numbers[..., ON] = np.maximum(raw[..., c.NODES], 1.0)[..., None]
+    numbers[..., FACTOR] = 1.0 / (np.where(rated, speeds, 1.0) * before)
     numbers[..., WORK] = size * each
-    numbers[..., NEAR] = near = np.maximum(job[..., c.SLOW_NEAR], 1.0)
-    numbers[..., FAR] = np.maximum(job[..., c.SLOW_FAR], near)
-    numbers[..., REACH] = np.maximum(job[..., c.FAR_NODES] - need - 1.0, 1.0)
-    numbers[..., PAUSE] = np.where(resize, job[..., c.PAUSE], 0.0)
-    numbers[..., KNOWN] = known = (job[..., c.LEFT] >= 0) & ((size == now) | rated)
+    numbers[..., NEAR] = near[..., None]
+    numbers[..., FAR] = np.maximum(raw[..., c.SLOW_FAR], near)[..., None]
+    numbers[..., REACH] = np.maximum(raw[..., c.FAR_NODES][..., None] - need - 1.0, 1.0)
+    numbers[..., PAUSE] = raw[..., c.PAUSE][..., None] * resize
+    numbers[..., KNOWN] = known = (raw[..., c.LEFT] >= 0)[..., None] & ((size == now) | rated)
 
-    def put(name: str, values: Floats | Flags) -> None:
-        features[..., _PLACE[name]] = values
-
-    put("local", kind == LOCAL)
-    put("spread", kind == SPREAD)
-    put("grows", kind == GROW)
-    put("shrinks", kind == SHRINK)
-    put("takes", np.abs(takes) / np.maximum(cluster[..., c.GPUS], 1.0)[..., None, None])
-    put("size", np.log2(size / now) / LOG_SIZE)
-    put("remaining_known", known)
-    put("speed", np.log2(speed) / LOG_SIZE)
-    put("gain", gain)
-    put("ahead_gain", ahead)
-    put("doubt", job[..., c.DOUBT])
-    np.minimum(features, _HIGH, out=features)
-    np.maximum(features, _LOW, out=features)
+    features[..., 11:15] = _KIND_FLAGS.take(kinds, axis=0)
+    features[..., 15] = np.abs(takes) / np.maximum(cluster[..., c.GPUS], 1.0)[..., None, None]
+    features[..., 16], features[..., 17] = size / now, np.where(rated, speeds, 1.0)
+    logs = features[..., 16:18]
+    np.log2(logs, out=logs)
+    logs /= LOG_SIZE
+    features[..., 18:20] = found[..., GAIN:]
+    features[..., 20], features[..., 21] = known, raw[..., c.DOUBT][..., None]
+    steady = features[..., NOW:]
+    np.minimum(steady, _HIGH[NOW:], out=steady)
+    np.maximum(steady, _LOW[NOW:], out=steady)
     return Options(numbers, features)
 
 
-def _choose(raw: Floats, numbers: Floats) -> None:
-    """Write the workers and the kinds of the candidates of jobs."""
-    sizes, workers = raw[..., c.SIZE : c.SIZE + c.SIZES], raw[..., c.WORKERS]
-    made, kind = numbers[..., WORKERS], numbers[..., KIND]
-    waits = queued(raw)
-    made[..., : c.SIZES] = sizes * waits[..., None]
-    made[..., c.SIZES] = np.where(waits & (workers > 1), workers, 0.0)
-    kind[..., c.SIZES] = SPREAD
-    runs = (raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)
-    if not runs.any():
-        return
-    here = np.argmax(sizes == workers[..., None], axis=-1)
-    for place, step in enumerate(STEPS):
-        at = here + step
-        inside = runs & (at >= 0) & (at < c.SIZES)
-        size = np.take_along_axis(sizes, np.clip(at, 0, c.SIZES - 1)[..., None], -1)[..., 0]
-        made[..., place] = np.where(inside, size, made[..., place])
-        kind[..., place] = np.where(runs, GROW if step > 0 else SHRINK, kind[..., place])
-
-
-def _speeds(job: Floats, size: Floats, now: Floats) -> tuple[Flags, Floats, Floats, Floats]:
-    """Return whether the rate of candidates is known, over that now, and what they gain."""
-    sizes = job[..., c.SIZE : c.SIZE + c.SIZES]
-    rates = job[..., c.RATE : c.RATE + c.SIZES]
-    if not rates.any():
-        one, nothing = np.ones(size.shape), np.zeros(size.shape)
-        return nothing > 0, one, nothing, nothing
-    rate = (rates * (sizes == now[..., None])).max(-1)[..., None]
-    speeds = rates / np.where(rate > 0, rate, np.inf)
-    same = sizes == size[..., None]
-    chosen = (speeds * same).max(-1)
-    change = sizes / now[..., None] - 1.0
-    some = (speeds > 0) & (change != 0)
-    gains = (speeds - 1.0) * some / np.where(some, change, 1.0)
-    gain = (gains * same).sum(-1)
-    ahead = np.where(sizes >= size[..., None], gains, -np.inf).max(-1)
-    rated = chosen > 0
-    return (
-        rated,
-        np.where(rated, chosen, 1.0),
-        np.where(rated, gain, 0.0),
-        np.where(rated & np.isfinite(ahead), ahead, 0.0),
-    )
+_FIRST = np.array(
+    [
+        [0] * CHOICES,
+        [*range(EDGE, EDGE + c.SIZES), 0],
+        [*range(EDGE, EDGE + c.SIZES), 0],
+        [*STEPS, 0, 0, 0],
+    ]
+)
+"""Where in the table of a job its candidates are, if it has none; if it waits, with several workers
+or one; if it runs: a place, plus that of its present size where _STEP is 1."""
+_STEP = np.array([[0] * CHOICES, [0] * c.SIZES + [1], [0] * CHOICES, [1] * len(STEPS) + [0, 0, 0]])
+_KINDS = np.array(
+    [
+        [LOCAL] * c.SIZES + [SPREAD],
+        [*(GROW if step > 0 else SHRINK for step in STEPS), LOCAL, LOCAL, LOCAL],
+    ]
+)
+"""Kinds of the candidates of a job that waits, or runs."""
+_KIND_FLAGS = np.eye(KINDS, dtype=np.float32)
 
 
 class Fit(NamedTuple):
@@ -308,44 +298,43 @@ def write_free(numbers: Floats, cluster: Floats, features: Matrix) -> None:
     features[..., 1] = (takes <= in_use) | (np.remainder(takes, node_gpus) == 0)
 
 
-def write_there(numbers: Floats, placed: Placed, when: Times, features: Matrix) -> None:
+def write_there(
+    numbers: Floats, placed: Placed, left: Floats, waited: Matrix, features: Matrix
+) -> None:
     """Write the features of candidates that change with time and with where they would go.
 
     Args:
         numbers: Of the candidates, `[.., OPTION]`.
         placed: Where they would go, `[..]`.
-        when: The times of their jobs, `[..]`; axes of length 1 are broadcast.
+        left: Remaining seconds of their jobs, `[..]`; axes of length 1 are broadcast.
+        waited: The feature `waited_ratio` of their jobs.
         features: `[.., A]`.
     """
     need, kind, near = numbers[..., NEED], numbers[..., KIND], numbers[..., NEAR]
     over = placed.nodes - need
     far = np.minimum((over - 1.0) / numbers[..., REACH], 1.0)
     slow = np.where(over > 0, near + (numbers[..., FAR] - near) * far, 1.0)
-    remaining = when.remaining * numbers[..., FACTOR] * slow
-    saved = (when.remaining - remaining) * (kind >= GROW)
-    total = np.maximum(when.ran + when.remaining, 1.0)
-    waited = np.maximum(when.age - when.ran, 0.0) / total * when.known
+    remaining = left * numbers[..., FACTOR] * slow
+    saved = (left - remaining) * (kind >= GROW)
     features[..., 2], features[..., 3] = placed.nodes / need, slow
     ratios = features[..., 2:4]
     np.log2(ratios, out=ratios)
     ratios /= LOG_SIZE
     features[..., 4], features[..., 5] = remaining, remaining * numbers[..., WORK]
     features[..., 6] = np.abs(saved) / np.maximum(np.abs(numbers[..., TAKES]), 1.0)
-    features[..., 7], features[..., 8] = waited, waited * (kind == SPREAD)
-    logs = features[..., 4:9]
+    logs = features[..., 4:7]
     np.log1p(logs, out=logs)
     logs *= _SCALES
     features[..., 6] *= np.sign(saved)
-    pause = numbers[..., PAUSE] / np.maximum(when.remaining, 1.0)
+    features[..., 7], features[..., 8] = waited, waited * (kind == SPREAD)
+    pause = numbers[..., PAUSE] / np.maximum(left, 1.0)
     features[..., 9], features[..., 10] = pause * numbers[..., KNOWN], placed.possible
     now = features[..., 2:NOW]
     np.minimum(now, _HIGH[2:NOW], out=now)
     np.maximum(now, _LOW[2:NOW], out=now)
 
 
-NOW = 11
-"""The first features of a candidate change with time and with what is free."""
-_SCALES = np.array([1 / LOG_SECONDS, -1 / LOG_WORK, 1 / LOG_SECONDS, 1.0, 1.0], dtype=np.float32)
+_SCALES = np.array([1 / LOG_SECONDS, -1 / LOG_WORK, 1 / LOG_SECONDS], dtype=np.float32)
 
 
 class Candidates(NamedTuple):
@@ -368,10 +357,50 @@ def candidates(raw: Floats, cluster: Floats, now: ArrayLike) -> Candidates:
         cluster: Rows of their clusters, `[.., CLUSTER]`.
         now: Times, `[..]`.
     """
-    numbers, features = options(raw, cluster)
+    jobs = job_features(raw, cluster, now)
+    return candidates_of(raw, cluster, times(raw, now), curves_of(raw), jobs)
+
+
+def candidates_of(
+    raw: Floats, cluster: Floats, when: Times, curves: Curves, jobs: Matrix
+) -> Candidates:
+    """Do what `candidates` does, where the rest is known already."""
+    numbers, features = options(raw, cluster, curves)
     here = cluster[..., None, None, :]
     wanted = demands(numbers[..., MORE], numbers[..., EACH], here[..., c.NODE_GPUS])
     placed = place(numbers, fit(here, wanted))
     write_free(numbers, here, features)
-    write_there(numbers, placed, times(raw, now).at((..., None)), features)
+    waited = jobs[..., WAITED_RATIO, None]
+    write_there(numbers, placed, when.remaining[..., None], waited, features)
     return Candidates(features, numbers[..., WORKERS], numbers[..., KIND], placed.possible)
+
+
+class Seen(NamedTuple):
+    """All that a network takes of jobs, clusters and candidates."""
+
+    jobs: Matrix
+    """`[.., n, F]`."""
+    cluster: Matrix
+    """`[.., G]`."""
+    candidates: Candidates
+    waits: Flags
+    """Which jobs may be placed, `[.., n]`."""
+    holds: Flags
+    """Which jobs have GPUs."""
+
+
+def look(raw: Floats, cluster: Floats, now: ArrayLike) -> Seen:
+    """Return all features at once, which costs less than one after the other.
+
+    Args:
+        raw: Rows of jobs, `[.., n, RAW]`.
+        cluster: Rows of their clusters, `[.., CLUSTER]`; their sums over jobs are written.
+        now: Times, `[..]`.
+    """
+    when, curves = times(raw, now), curves_of(raw)
+    write_sums(raw, when, cluster)
+    jobs = empty(raw.shape[:-1], F)
+    write_steady(raw, cluster, curves, jobs)
+    write_timed(raw, when, now, jobs)
+    found = candidates_of(raw, cluster, when, curves, jobs)
+    return Seen(jobs, cluster_features(cluster), found, queued(raw), holding(raw))

@@ -62,17 +62,22 @@ RAW = RATE + SIZES
     ARRIVED,  # jobs in the last hour
     ARRIVED_BEFORE,  # jobs in the hour before
     ARRIVED_WORK,  # GPU-seconds of the jobs that came in the last hour, as far as known
+    # Of waiting jobs: how many, their GPUs, GPU-seconds that they need as far as known, of how many
+    # that is known, and the sum of seconds since they came.
     QUEUED_JOBS,
     QUEUED_GPUS,
-    QUEUED_WORK,  # GPU-seconds, as far as known
-    QUEUED_KNOWN,  # jobs of which they are known
-    QUEUED_AGE,  # sum of seconds since they came
+    QUEUED_WORK,
+    QUEUED_KNOWN,
+    QUEUED_AGE,
+    # The same of jobs with GPUs.
     HELD_JOBS,
-    HELD_WORK,  # GPU-seconds that jobs with GPUs still need, as far as known
+    HELD_GPUS,
+    HELD_WORK,
     HELD_KNOWN,
+    HELD_AGE,
     JOBS,  # waiting or with GPUs
-) = range(18)
-ROOM = 18
+) = range(20)
+ROOM = 20
 """The first of NODE_MAX + 1 counts: nodes with 0, 1, ... free GPUs."""
 CLUSTER = ROOM + NODE_MAX + 1
 

@@ -35,6 +35,7 @@ from skep.learn.candidates import (
 from skep.learn.columns import Flags, Floats, Integers
 from skep.learn.features import (
     JOB_PLACES,
+    WAITED_RATIO,
     Matrix,
     cluster_features,
     holding,
@@ -112,17 +113,18 @@ class _Search:
         self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
         placed = self._placed()
         self._nodes = placed.nodes
-        write_there(self._numbers, placed, self._when.at(self._rows), self._features)
+        left, waited = self._when.remaining[self._rows], self._jobs[self._rows, WAITED_RATIO]
+        write_there(self._numbers, placed, left, waited, self._features)
         self._look()
-        ranges = model.header.ranges
-        self.reliable = (
-            within(self._jobs, ranges.job)
-            and within(cluster_features(self._cluster)[None], ranges.cluster)
-            and within(self._features, ranges.candidate)
-        )
         if len(self._rows) > RANKED:
             self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
         self._close()
+        ranges = model.header.ranges
+        self.reliable = (
+            within(self._jobs, ranges.job)
+            and within(self._seen[None], ranges.cluster)
+            and within(self._features, ranges.candidate)
+        )
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
@@ -223,15 +225,16 @@ class _Search:
         if not len(moved):
             return
         self._nodes = placed.nodes
-        features = self._features.take(moved, axis=0)
-        when = self._when.at(self._rows[moved])
-        write_there(self._numbers.take(moved, axis=0), placed.at(moved), when, features)
+        rows, features = self._rows[moved], self._features.take(moved, axis=0)
+        left, waited = self._when.remaining[rows], self._jobs[rows, WAITED_RATIO]
+        write_there(self._numbers.take(moved, axis=0), placed.at(moved), left, waited, features)
         self._features[moved] = features
 
     def _look(self) -> None:
         """Score the candidates, and doing nothing more."""
         write_free(self._numbers, self._cluster, self._features)
-        shared = self._net.context(self._pools.read(), cluster_features(self._cluster))
+        self._seen = cluster_features(self._cluster)
+        shared = self._net.context(self._pools.read(), self._seen)
         self._hold = float(self._net.hold(shared))
         self._scores = self._net.score(
             self._of_jobs[self._rows], self._net.of_context(shared), self._features

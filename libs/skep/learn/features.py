@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from skep.learn import columns as c
 from skep.learn.columns import Flags, Floats
+from skep.learn.curves import Curves, curves_of
 
 SCHEMA = 1
 """Counts the meanings of features, of candidates, and of what a network makes of them."""
@@ -100,6 +101,7 @@ G = len(CLUSTER_FEATURES)
 TIMED = 8
 """The first features of a job change with time alone."""
 JOB_PLACES = {name: place for place, name in enumerate(JOB_FEATURES)}
+WAITED_RATIO = JOB_PLACES["waited_ratio"]
 _JOB_HIGH = np.array([high for _, high in JOB_FEATURES.values()], dtype=np.float32)
 _JOB_LOW = np.array([low for low, _ in JOB_FEATURES.values()], dtype=np.float32)
 _CLUSTER_LOW, _CLUSTER_HIGH = np.array([*CLUSTER_FEATURES.values()], dtype=np.float32).T
@@ -179,19 +181,16 @@ def sums(raw: Floats, cluster: Floats, now: ArrayLike) -> Floats:
 def write_sums(raw: Floats, when: Times, cluster: Floats) -> Floats:
     """Do what `sums` does, where the times are known already."""
     gpus = raw[..., c.EACH] * raw[..., c.WORKERS]
-    work = when.remaining * gpus
-    waits, holds = queued(raw).astype(np.float64), holding(raw).astype(np.float64)
-    for column, values, chosen in (
-        (c.QUEUED_GPUS, gpus, waits),
-        (c.QUEUED_WORK, work, waits),
-        (c.QUEUED_KNOWN, when.known, waits),
-        (c.QUEUED_AGE, when.age, waits),
-        (c.HELD_WORK, work, holds),
-        (c.HELD_KNOWN, when.known, holds),
-    ):
-        cluster[..., column] = (values * chosen).sum(-1)
-    cluster[..., c.QUEUED_JOBS], cluster[..., c.HELD_JOBS] = waits.sum(-1), holds.sum(-1)
-    cluster[..., c.JOBS] = cluster[..., c.QUEUED_JOBS] + cluster[..., c.HELD_JOBS]
+    values = np.empty((*raw.shape[:-2], 5, raw.shape[-2]))
+    values[..., 0, :], values[..., 1, :] = 1.0, gpus
+    values[..., 2, :], values[..., 3, :] = when.remaining * gpus, when.known
+    values[..., 4, :] = when.age
+    chosen = np.empty((*raw.shape[:-1], 2))
+    chosen[..., 0], chosen[..., 1] = queued(raw), holding(raw)
+    found = values @ chosen
+    cluster[..., c.QUEUED_JOBS : c.QUEUED_JOBS + 5] = found[..., 0]
+    cluster[..., c.HELD_JOBS : c.HELD_JOBS + 5] = found[..., 1]
+    cluster[..., c.JOBS] = found[..., 0, 0] + found[..., 0, 1]
     return cluster
 
 
@@ -209,7 +208,7 @@ def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
         now: Times.
     """
     made = empty(raw.shape[:-1], F)
-    write_steady(raw, cluster, made)
+    write_steady(raw, cluster, curves_of(raw), made)
     write_timed(raw, times(raw, now), now, made)
     return made
 
@@ -234,20 +233,19 @@ def write_timed(raw: Floats, when: Times, now: ArrayLike, out: Matrix) -> None:
     np.minimum(timed, _JOB_HIGH[:TIMED], out=timed)
 
 
-def write_steady(raw: Floats, cluster: Floats, out: Matrix) -> None:
+def write_steady(raw: Floats, cluster: Floats, curves: Curves, out: Matrix) -> None:
     """Write the features of jobs that do not change with time."""
     workers, each = np.maximum(raw[..., c.WORKERS], 1.0), np.maximum(raw[..., c.EACH], 1.0)
     gpus = workers * each
     node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)[..., None]
     least, most = raw[..., c.LEAST], raw[..., c.MOST]
-    gains = rate_gains(raw)
     out[..., 8:13] = _PHASE_FLAGS.take(raw[..., c.PHASE].astype(np.int64), axis=0)
     out[..., 13], out[..., 14] = gpus, gpus / node_gpus
     out[..., 15], out[..., 16] = most / workers, workers / np.maximum(least, 1.0)
     out[..., 17:20] = raw[..., c.SLOW_NEAR : c.SLOW_NOW + 1].take(_SLOW, axis=-1)
     out[..., 20] = raw[..., c.NODES] / nodes_needed(workers, each, node_gpus)
     np.maximum(out[..., 13:21], 1.0, out=out[..., 13:21])
-    out[..., 21], out[..., 22] = gains.best_speed, gains.best_size
+    out[..., 21], out[..., 22] = curves.best_speed, curves.best_size
     logs = out[..., 13:23]
     np.log2(logs, out=logs)
     logs /= LOG_SIZE
@@ -257,8 +255,8 @@ def write_steady(raw: Floats, cluster: Floats, out: Matrix) -> None:
     out[..., 30], out[..., 31] = raw[..., c.LEFT] >= 0, most > least
     out[..., 32] = each / node_gpus
     out[..., 33] = gpus / np.maximum(cluster[..., c.GPUS], 1.0)[..., None]
-    out[..., 34], out[..., 35] = gains.known, gains.next
-    out[..., 36], out[..., 37] = gains.ahead, gains.efficiency
+    out[..., 34], out[..., 35] = curves.known, curves.next_gain
+    out[..., 36], out[..., 37] = curves.ahead_gain, curves.efficiency
     steady = out[..., TIMED:]
     np.minimum(steady, _JOB_HIGH[TIMED:], out=steady)
     np.maximum(steady, _JOB_LOW[TIMED:], out=steady)
@@ -279,57 +277,6 @@ for _phase, _flag in (
     (c.STOPPING, 4),
 ):
     _PHASE_FLAGS[_phase, _flag] = 1.0
-
-
-class Gains(NamedTuple):
-    """What other sizes make of jobs, by their rates `[.., n]`; neutral where they are unknown."""
-
-    known: Flags
-    """Its rate now and another one are known."""
-    best_speed: Floats
-    """The highest rate over that now."""
-    best_size: Floats
-    """The size with it over that now."""
-    next: Floats
-    """What the next larger size adds to its rate, per size that it adds; both as parts of now."""
-    ahead: Floats
-    """The most of that over all larger sizes: one that does not pay may be followed by one that
-    does."""
-    efficiency: Floats
-    """Its rate per worker, over that at the fewest workers with a known rate."""
-
-
-def rate_gains(raw: Floats) -> Gains:
-    """Return what other sizes make of jobs."""
-    sizes = raw[..., c.SIZE : c.SIZE + c.SIZES]
-    rates = raw[..., c.RATE : c.RATE + c.SIZES]
-    workers = np.maximum(raw[..., c.WORKERS], 1.0)[..., None]
-    there = rates > 0
-    if not there.any():
-        one, nothing = np.ones(raw.shape[:-1]), np.zeros(raw.shape[:-1])
-        return Gains(nothing > 0, one, one, nothing, nothing, one)
-    rate = (rates * (sizes == workers)).max(-1)
-    known = (rate > 0) & (there.sum(-1) > 1)
-    scale = known / np.where(known, rate, 1.0)
-    speeds = rates * scale[..., None]
-    best = speeds.max(-1)
-    best_size = (sizes * (speeds == best[..., None])).max(-1)
-    larger = (sizes > workers) & (speeds > 0)
-    more = sizes / workers - 1.0
-    gains = (speeds - 1.0) / np.where(larger, more, 1.0)
-    some = larger.any(-1)
-    ahead = np.where(larger, gains, -np.inf).max(-1)
-    following = sizes == np.where(larger, sizes, np.inf).min(-1)[..., None]
-    fewest = np.where(there, sizes, np.inf).min(-1)
-    slowest = (speeds * (sizes == fewest[..., None])).max(-1)
-    return Gains(
-        known,
-        np.where(known, best, 1.0),
-        np.where(known, best_size / workers[..., 0], 1.0),
-        (gains * following).sum(-1),
-        np.where(some, ahead, 0.0),
-        np.where(known, fewest, 1.0) / np.where(known, slowest * workers[..., 0], 1.0),
-    )
 
 
 def nodes_needed(workers: Floats, each: Floats, node_gpus: Floats) -> Floats:

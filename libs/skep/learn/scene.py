@@ -22,6 +22,7 @@ from skep.learn.candidates import (
     options,
 )
 from skep.learn.columns import Floats, Integers
+from skep.learn.curves import curves_of
 from skep.learn.features import F, Matrix, Times, empty, write_steady, write_sums
 from skep.policy.sight import sight_of
 from skep.policy.view import VcView
@@ -187,10 +188,10 @@ class Scene:
         rows = np.fromiter(self._changed, np.int64, len(self._changed))
         self._changed = {}
         raw = self._table.take(rows, axis=0)
-        made = empty((len(rows),), F)
-        write_steady(raw, self._cluster, made)
+        curves, made = curves_of(raw), empty((len(rows),), F)
+        write_steady(raw, self._cluster, curves, made)
         self._jobs[rows] = made
-        numbers, features = options(raw, self._cluster)
+        numbers, features = options(raw, self._cluster, curves)
         self._numbers[rows], self._options[rows] = numbers, features
         wanted = (numbers[..., EACH] * DEMAND_MAX + numbers[..., MORE]).astype(np.int64)
         distinct, which = np.unique(wanted, return_inverse=True)

@@ -1,0 +1,165 @@
+"""What the advice of a learned model costs: following a sight, features, inference, decoding.
+
+    python -m benchmarks advice [--jobs 40 200 1000] [--changed 1 10 all] [--moves 1] [--times 300]
+
+A VC of nodes with 8 GPUs has so many jobs by chance, of which a third wait; some GPUs of some nodes
+are free. In each round so many jobs have changed since the sight before. All times are CPU time of
+this process, on one thread of BLAS, and one number of a round is all that an advisor does once the
+sight is decoded: `Scene.follow`, then `decide`, which ends after `--moves` moves (0: when the model
+ends, after up to 32). The model has the shipped sizes and random weights. `follow_us` is the first
+part of `ms`. `features_us` and `scores_us` are parts of one more run: rows to features, and all
+scores once.
+
+`within_limit`: the 99th percentile is at most 1 ms for 200 jobs and 3 ms for 1,000.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Read when numpy is loaded.
+
+import argparse
+import random
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks._sample import percentiles, say
+from skep.learn import decide as decoding
+from skep.learn.features import times, write_timed
+from skep.learn.modelfile import Header, Model, dump, load
+from skep.learn.net import random_weights
+from skep.learn.scene import Scene
+from skep.units import Duration, Instant
+from skep.wire.learned import JobSight, RoomSight, Sight
+
+NOW_S = 1_760_000_000
+NS = 10**9
+LIMITS_MS = {200: 1.0, 1000: 3.0}
+WARM = 30
+"""Rounds before those that are counted."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be chosen."""
+    parser.add_argument("--jobs", type=int, nargs="+", default=[40, 200, 1000])
+    parser.add_argument("--changed", nargs="+", default=["1", "10", "all"])
+    parser.add_argument("--moves", type=int, nargs="+", default=[1])
+    parser.add_argument("--times", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return figures."""
+    model = load(dump(random_weights(given.seed), Header()))
+    figures: dict[str, Any] = {}
+    limits = []
+    for jobs in given.jobs:
+        for changed in given.changed:
+            for moves in given.moves:
+                count = jobs if changed == "all" else min(int(changed), jobs)
+                found = measured(
+                    model, random.Random(given.seed), (jobs, count, moves), given.times
+                )
+                figures[f"{jobs} jobs, {changed} changed, {moves or 'all'} moves"] = found
+                say(f"{jobs} jobs, {changed} changed, {moves} moves: {found['ms']}")
+                limit = LIMITS_MS.get(jobs)
+                if limit and moves == 1 and changed != "all":
+                    limits.append(found["ms"]["p99"] <= limit)
+    return {**figures, "within_limit": all(limits)}
+
+
+def measured(
+    model: Model, rng: random.Random, case: tuple[int, int, int], rounds: int
+) -> dict[str, Any]:
+    """Return what rounds of advice take."""
+    jobs, changed, moves = case
+    known = [job(rng, number) for number in range(1, jobs + 1)]
+    scene, now = Scene(), float(NOW_S)
+    scene.follow(sight(rng, 0, known, whole=True))
+    taken, follow, made = list[float](), list[float](), list[int]()
+    before, decoding.MOVES_MAX = decoding.MOVES_MAX, moves or decoding.MOVES_MAX
+    for number in range(1, rounds + WARM + 1):
+        now += 7
+        news = [job(rng, at) for at in rng.sample(range(1, jobs + 1), changed)]
+        seen = sight(rng, number, news, whole=False)
+        began = time.process_time_ns()
+        scene.follow(seen)
+        between = time.process_time_ns()
+        advice = decoding.decide(model, scene, now)
+        ended = time.process_time_ns()
+        if number > WARM:
+            taken.append((ended - began) / 1e6)
+            follow.append((between - began) / 1e3)
+            made.append(len(advice.moves))
+    decoding.MOVES_MAX = before
+    return {
+        "ms": {"min": round(min(taken), 3), **percentiles(taken, 3)},
+        "follow_us": percentiles(follow, 1),
+        "moves_mean": round(float(np.mean(made)), 2),
+        "moves_max": max(made),
+        **parts(model, scene, now),
+    }
+
+
+def parts(model: Model, scene: Scene, now: float) -> dict[str, Any]:
+    """Return what making the timed features of all jobs, and their embeddings, take."""
+    features, scores = list[float](), list[float]()
+    for _ in range(50):
+        began = time.process_time_ns()
+        when = times(scene.raw, now)
+        write_timed(scene.raw, when, now, scene.jobs)
+        between = time.process_time_ns()
+        model.net.embed(scene.jobs)
+        ended = time.process_time_ns()
+        features.append((between - began) / 1e3)
+        scores.append((ended - between) / 1e3)
+    return {"features_us": percentiles(features, 1), "embed_us": percentiles(scores, 1)}
+
+
+def job(rng: random.Random, number: int) -> JobSight:
+    """Return a job by chance, of which everything is known."""
+    workers = rng.choice((1, 1, 1, 1, 2, 4, 8))
+    elastic, runs = rng.random() < 0.3, rng.random() < 0.67
+    submitted = NOW_S - rng.randrange(1, 40_000)
+    blank = JobSight(
+        job=f"j{number}",
+        sequence=number,
+        phase="running" if runs else "waiting",
+        each=1,
+        workers=workers,
+        least=workers,
+        most=workers,
+        submitted_at=Instant(submitted * NS),
+        since=Instant(rng.randrange(submitted, NOW_S) * NS if runs else 0),
+        expected=Duration(int(rng.lognormvariate(8, 1.4)) * NS),
+        slowdown=((1, 1000), (2, 1200), (4, 1700)),
+        doubt=200,
+        nodes=int(runs),
+        pause=Duration(3 * NS),
+    )
+    if not elastic:
+        return blank
+    rates = tuple((size, int(1000 * size**0.8)) for size in range(1, 17))
+    return msgspec.structs.replace(blank, least=1, most=16, rates=rates, resizable=runs)
+
+
+def sight(rng: random.Random, number: int, jobs: list[JobSight], *, whole: bool) -> Sight:
+    """Return a sight of a VC where most nodes are full."""
+    free = [rng.choice((0, 0, 0, 0, 1, 2, 4)) for _ in range(64)]
+    return Sight(
+        vc="a",
+        number=number,
+        whole=whole,
+        at=Instant(NOW_S * NS + number * NS),
+        gpus=512,
+        free=sum(free),
+        node_gpus=8,
+        room=tuple(
+            RoomSight(gpus=8, free=each, count=free.count(each)) for each in sorted({*free})
+        ),
+        jobs=tuple(jobs),
+    )
