@@ -31,8 +31,8 @@ from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import random_weights
 from skep.learn.scene import Scene
 from skep.policy.sight import changes
-from skep.units import Instant
-from skep.wire.learned import Sight
+from skep.units import Duration, Instant
+from skep.wire.learned import JobSight, Sight
 from tests.learn_kit import NOW, decided_slowly, followed, job_sight, model, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -53,6 +53,14 @@ def seen(scene: Scene, now: float) -> dict[str, tuple[bytes, ...]]:
         parts = (scene.raw[row], scene.jobs[row, 8:], numbers[row], features[row])
         found[name] = (*(each.tobytes() for each in parts), repr(there).encode())
     return found
+
+
+def changed(rng: random.Random, job: JobSight) -> JobSight:
+    """Return another job of the same name, or the same job a while later."""
+    if rng.random() < 0.5:
+        return job_sight(rng, job.sequence)
+    left = None if job.left is None or rng.random() < 0.2 else Duration(job.left // 2)
+    return msgspec.structs.replace(job, left=left, served=Duration(job.served + 10**9))
 
 
 @given(seed=SEEDS)

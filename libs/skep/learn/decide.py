@@ -19,7 +19,6 @@ from skep.learn.candidates import (
     GROW,
     KIND,
     KINDS,
-    LOCAL,
     OPTION,
     SPREAD,
     WORKERS,
@@ -32,16 +31,19 @@ from skep.learn.candidates import (
     write_free,
     write_there,
 )
-from skep.learn.columns import Flags, Floats, Integers
+from skep.learn.columns import Floats, Integers
+from skep.learn.curves import curves_of
 from skep.learn.features import (
     JOB_PLACES,
+    LOG_WORK,
+    LONG,
     WAITED_RATIO,
     Matrix,
     cluster_features,
     holding,
-    job_features,
     queued,
     times,
+    write_steady,
     write_timed,
 )
 from skep.learn.modelfile import Model
@@ -51,6 +53,7 @@ from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
 """Candidates that are looked at again after a pick: twice as many as there are picks."""
+WORK = JOB_PLACES["work"]
 STARTED = np.array([JOB_PLACES[name] for name in ("in_phase", "waits", "away", "starts")])
 """Features that change when a job is started in the size that it asks for."""
 STARTED_VALUES = np.array([0.0, 0.0, 0.0, 1.0], dtype=np.float32)
@@ -104,9 +107,9 @@ class _Search:
         self._waits = queued(self._raw)
         self._pools = Pools(embedded, self._waits, holding(self._raw))
 
-        self._fit = fit(self._cluster, self._demands)
+        self._set_fit()
         codes = self._codes.ravel()
-        chosen = np.flatnonzero(self._fitting(later=True)[codes])
+        chosen = np.flatnonzero(self._later[codes])
         numbers, features = scene.options
         self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
         self._features = features.reshape(-1, A).take(chosen, axis=0)
@@ -153,24 +156,24 @@ class _Search:
 
     def held(self) -> tuple[str, ...]:
         """Return the waiting jobs that still fit on as few nodes as they need, oldest first."""
-        fits = self._fitting()[self._codes] & (self._codes % KINDS == LOCAL)
+        fits = self._open[self._codes[:, : c.SIZES]]
         held = np.flatnonzero(fits.any(-1) & self._waits)
         oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
         return tuple(self._names[row] for row in oldest.tolist())
 
-    def _fitting(self, *, later: bool = False) -> Flags:
-        """Return whether candidates fit, by their codes; the last one is of no candidate.
+    def _set_fit(self) -> None:
+        """Find how all demands would be placed now, and by their codes which candidates fit.
 
-        Args:
-            later: Also those that are spread once they do not fit on as few nodes as they need.
+        The last of these is of no candidate. Later a gang may be spread that fits on as few nodes
+        as it needs.
         """
+        self._fit = fit(self._cluster, self._demands)
         kinds = able(self._fit)
-        made = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
+        self._open = np.zeros(len(kinds[0]) * KINDS + 1, dtype=bool)
         for kind, fits in enumerate(kinds):
-            made[kind:-1:KINDS] = fits
-        if later:
-            made[SPREAD:-1:KINDS] = kinds[GROW]
-        return made
+            self._open[kind:-1:KINDS] = fits
+        self._later = self._open.copy()
+        self._later[SPREAD:-1:KINDS] = kinds[GROW]
 
     def _placed(self) -> Placed:
         """Return where the candidates that are left would go."""
@@ -197,15 +200,10 @@ class _Search:
             cluster[c.HELD_WORK] += work * workers
         else:
             cluster[c.HELD_WORK] += work * (workers - before)
-        if starts and workers == before:
-            job = self._jobs[row : row + 1].copy()
-            job[:, STARTED] = STARTED_VALUES
-        else:
-            job = job_features(raw[None], cluster, self._now)
-        self._pools.change(row, self._net.embed(job)[0])
+        self._pools.change(row, self._net.embed(self._job_after(row, raw, starts=starts))[0])
 
-        self._fit = fit(cluster, self._demands)
-        fits = self._fitting(later=True)[self._codes_left]
+        self._set_fit()
+        fits = self._later[self._codes_left]
         self._keep(np.flatnonzero(fits & (self._rows != row)))
         self._move()
         self._look()
@@ -213,7 +211,18 @@ class _Search:
 
     def _close(self) -> None:
         """Let no candidate be picked that does not fit now."""
-        self._scores[~self._fitting()[self._codes_left]] = -np.inf
+        self._scores[~self._open[self._codes_left]] = -np.inf
+
+    def _job_after(self, row: int, raw: Floats, *, starts: bool) -> Matrix:
+        """Return the features of a job whose row is changed to `raw` by its move."""
+        job = self._jobs[row : row + 1].copy()
+        if raw[c.WORKERS] != self._raw[row, c.WORKERS]:
+            write_steady(raw[None], self._cluster, curves_of(raw[None]), job)
+            work = float(self._when.remaining[row] * raw[c.WORKERS] * raw[c.EACH])
+            job[0, WORK] = min(math.log1p(work) / LOG_WORK, LONG[1])
+        if starts:
+            job[:, STARTED] = STARTED_VALUES
+        return job
 
     def _move(self) -> None:
         """Write the features of the candidates that would go on another number of nodes now."""

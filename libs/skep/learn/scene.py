@@ -53,6 +53,8 @@ class Scene:
         self.names: list[str] = []
         """Jobs, by row. The order is of no matter to a model."""
         self._rows: dict[str, int] = {}
+        self._lists: dict[str, list[float]] = {}
+        """The row of each job again: lists are quicker to compare."""
         self._changed: dict[int, None] = {}
         """Rows whose derived numbers are not made yet."""
         self._cluster = np.zeros(c.CLUSTER)
@@ -123,7 +125,7 @@ class Scene:
             self._arrivals.began = at
         self.number, self.at = sight.number, at
         if sight.whole:
-            self.names, self._rows = [], {}
+            self.names, self._rows, self._lists = [], {}, {}
             self._forget_demands()
         for name in sight.gone:
             self._remove(name)
@@ -153,8 +155,12 @@ class Scene:
                 self._grow(2 * row)
             self._rows[job.job] = row
             self.names.append(job.job)
-        self._changed[row] = None
-        self._table[row] = row_of(job)
+        numbers = row_of(job)
+        old = self._lists.get(job.job)
+        if old is None or not _only_times(old, numbers):
+            self._changed[row] = None
+        self._lists[job.job] = numbers
+        self._table[row] = numbers
         if job.sequence > self._latest:
             self._latest = job.sequence
             expected = 0 if job.expected is None else job.expected
@@ -164,6 +170,7 @@ class Scene:
         row = self._rows.pop(name, None)
         if row is None:
             return
+        del self._lists[name]
         last = self.names.pop()
         self._changed.pop(len(self.names), None)
         if last != name:
@@ -210,22 +217,33 @@ class _Arrivals:
     def __init__(self) -> None:
         self.began = 0.0
         """Since when they are followed."""
-        self._hour: deque[tuple[float, float]] = deque(maxlen=ARRIVALS_MAX)
-        self._before: deque[tuple[float, float]] = deque(maxlen=ARRIVALS_MAX)
+        self._hour: deque[tuple[float, float]] = deque()
+        self._before: deque[tuple[float, float]] = deque()
+        self._work = 0.0
 
     def add(self, came: float, work: float) -> None:
         """Note a job."""
         self._hour.append((came, work))
+        self._work += work
+        while len(self._hour) > ARRIVALS_MAX:
+            self._age()
+        while len(self._before) > ARRIVALS_MAX:
+            self._before.popleft()
+
+    def _age(self) -> None:
+        oldest = self._hour.popleft()
+        self._before.append(oldest)
+        self._work = self._work - oldest[1] if self._hour else 0.0
 
     def write(self, row: Floats, now: float) -> None:
         """Write what came into the row of a cluster."""
         while self._hour and self._hour[0][0] < now - c.HOUR:
-            self._before.append(self._hour.popleft())
+            self._age()
         while self._before and self._before[0][0] < now - 2 * c.HOUR:
             self._before.popleft()
         row[c.HISTORY] = now - self.began
         row[c.ARRIVED], row[c.ARRIVED_BEFORE] = len(self._hour), len(self._before)
-        row[c.ARRIVED_WORK] = sum(work for _, work in self._hour)
+        row[c.ARRIVED_WORK] = self._work
 
 
 def add_room(row: Floats, room: Sequence[RoomSight]) -> None:
@@ -234,6 +252,12 @@ def add_room(row: Floats, room: Sequence[RoomSight]) -> None:
         row[c.NODE_COUNT] += each.count
         row[c.WHOLE] += each.count if each.free == each.gpus else 0
         row[c.ROOM + min(each.free, c.NODE_MAX)] += each.count
+
+
+def _only_times(old: list[float], new: list[float]) -> bool:
+    """Return whether two rows of a job differ in times alone, and both or none have a length."""
+    known = (old[c.LEFT] >= 0) == (new[c.LEFT] >= 0)
+    return known and old[: c.SUBMITTED] == new[: c.SUBMITTED] and old[c.DOUBT :] == new[c.DOUBT :]
 
 
 def row_of(job: JobSight) -> list[float]:
