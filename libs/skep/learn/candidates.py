@@ -228,7 +228,7 @@ def fit(cluster: Floats, wanted: Demands) -> Fit:
     """Return how gangs would be placed on nodes by their room, the emptiest nodes first.
 
     Args:
-        cluster: Rows of clusters, of the same leading axes as the demands, or with axes of length 1.
+        cluster: Rows of clusters, of the leading axes of the demands, or with axes of length 1.
         wanted: Demands.
     """
     room = cluster[..., c.ROOM + c.NODE_MAX : c.ROOM : -1]

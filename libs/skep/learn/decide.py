@@ -73,19 +73,20 @@ class Decision(NamedTuple):
     """All features are in the ranges of the training."""
 
 
-def decide(model: Model, scene: Scene, now: float) -> Decision:
+def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Decision:
     """Return what a model would do, best move first.
 
     Args:
         model: The model.
         scene: What it sees.
         now: The time, in seconds.
+        most: No more moves than these.
     """
     if not scene.names:
         return Decision((), (), reliable=True)
     search = _Search(model, scene, now)
     moves: list[AdvisedMove] = []
-    while len(moves) < MOVES_MAX:
+    while len(moves) < most:
         move = search.pick()
         if move is None:
             break

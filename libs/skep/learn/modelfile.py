@@ -34,7 +34,7 @@ class ModelError(Exception):
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True):
-    """The least and the most that each feature was in training, in their order; empty: not known."""
+    """The least and the most that each feature was in training, in order; empty: not known."""
 
     job: tuple[tuple[float, float], ...] = ()
     cluster: tuple[tuple[float, float], ...] = ()

@@ -1,4 +1,4 @@
-"""The set network in numpy: a score for every candidate of every job, and one of doing nothing more.
+"""The set network in numpy: a score for each candidate of a job, and one of doing nothing more.
 
     job features      -> job encoder     -> e, one per job
     e of waiting jobs -> mean, max -> context

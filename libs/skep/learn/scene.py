@@ -106,9 +106,9 @@ class Scene:
 
     @property
     def codes(self) -> Integers:
-        """Return of each candidate `[n, CHOICES]` which of `demands` it has, times 4, plus its kind.
+        """Return for candidates `[n, CHOICES]` which of `demands` they have, times 4, plus kind.
 
-        A candidate that there is not has -1.
+        Where there is no candidate it is -1.
         """
         return self._codes[: len(self.names)]
 
