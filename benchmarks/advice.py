@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Read when numpy is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # Read when numpy is loaded.
 
 import argparse
 import random
