@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skep.learn import columns as c
-from skep.learn.columns import Floats
+from skep.learn.columns import Flags, Floats, Integers
 from skep.learn.features import Times, queued
 
 SOON = 60.0
@@ -41,62 +41,85 @@ def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
         cluster: Rows of their clusters, `[.., CLUSTER]`.
         when: The times of the jobs.
     """
-    waits = queued(raw)
-    changes = (raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)
-    takes_part = (waits | changes) & when.known
-    sizes, each = raw[..., c.SIZE : c.SIZE + c.SIZES], np.maximum(raw[..., c.EACH], 1.0)
-    worth = np.where(takes_part[..., None], _worths(raw, when.remaining), 0.0)
-    # A running job keeps its smallest size; a waiting one begins with none.
-    least = np.argmax(worth > 0, axis=-1)[..., None]
-    keeps = takes_part & changes
-    base = np.where(keeps, np.take_along_axis(sizes, least, -1)[..., 0], 0.0)
-    have = np.where(keeps, np.take_along_axis(worth, least, -1)[..., 0], 0.0)
-    given = np.where(keeps, (raw[..., c.WORKERS] - base) * each, 0.0).sum(-1)
+    waits, workers = queued(raw), raw[..., c.WORKERS]
+    each = np.maximum(raw[..., c.EACH], 1.0)
+    gpus = workers * each
+    part = when.known & (waits | ((raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)))
+    several = part & (raw[..., c.SIZE + 1] > 0)
+    single = part & waits & ~several
+    slopes, takes = np.zeros((2, *part.shape, c.SIZES))
+    takes[..., 0] = gpus * single
+    slopes[..., 0] = single / ((when.remaining + SOON) * np.maximum(gpus, 1.0))
+    base = np.where(part & ~waits, workers, 0.0)
+    at = np.nonzero(several)
+    if len(at[0]):
+        slopes[at], takes[at], base[at] = _steps(raw[at], when.remaining[at], waits[at])
+    given = ((workers - base) * each * (part & ~waits)).sum(-1)
     budget = cluster[..., c.FREE] + given
-    slopes, takes = _steps(sizes * each[..., None], worth, base * each, have)
-    shape = (*slopes.shape[:-2], -1)
-    flat, used = slopes.reshape(shape), takes.reshape(shape)
-    order = np.argsort(-flat, axis=-1, kind="stable")
-    filled = np.cumsum(np.take_along_axis(used, order, -1), axis=-1)
-    ordered = np.take_along_axis(flat, order, -1)
-    given_out = (filled <= budget[..., None]) & (ordered > 0)
-    taken = np.zeros_like(given_out)
-    np.put_along_axis(taken, order, given_out, -1)
-    more = np.where(taken.reshape(takes.shape), takes, 0.0).sum(-1) / each
-    last = np.where(given_out, ordered, np.inf).min(-1)
-    scarce = ((ordered > 0) & ~given_out).any(-1) & np.isfinite(last)
-    price = np.where(scarce, last, 0.0)[..., None]
-    workers = np.where(takes_part, base + more, raw[..., c.WORKERS])
-    return Shares(workers, np.broadcast_to(price, workers.shape))
+    made, price = np.where(part, base, workers), np.zeros((*part.shape[:-1], 1))
+    for lead in np.ndindex(part.shape[:-1]):
+        chosen, price[lead] = _fill(slopes[lead].ravel(), takes[lead].ravel(), float(budget[lead]))
+        more = takes[lead].ravel()[chosen]
+        made[lead] += np.bincount(chosen // c.SIZES, more, part.shape[-1]) / each[lead]
+    return Shares(made, np.broadcast_to(price, made.shape))
 
 
-def _worths(raw: Floats, remaining: Floats) -> Floats:
-    """Return what jobs count at each of their sizes, `[.., n, SIZES]`; 0: not known."""
-    sizes = raw[..., c.SIZE : c.SIZE + c.SIZES]
-    rates = raw[..., c.RATE : c.RATE + c.SIZES]
-    here = sizes == raw[..., c.WORKERS, None]
-    rate = (rates * here).max(-1)[..., None]
+def _fill(slopes: Floats, takes: Floats, budget: float) -> tuple[Integers, float]:
+    """Return the steps that are taken, the best first, and what the last of them adds per GPU.
+
+    That is 0 if all are taken, or none.
+    """
+    chosen = np.flatnonzero(slopes > 0)
+    most = int(max(budget, 0.0)) + 1  # Every step takes a GPU: more are not looked at.
+    if len(chosen) > most:
+        worths = slopes[chosen]
+        chosen = chosen[worths >= np.partition(worths, -most)[-most]]
+    chosen = chosen[np.argsort(-slopes[chosen], kind="stable")]
+    count = int(np.searchsorted(takes[chosen].cumsum(), budget, side="right"))
+    price = float(slopes[chosen[count - 1]]) if 0 < count < len(chosen) else 0.0
+    return chosen[:count], price
+
+
+def _steps(raw: Floats, remaining: Floats, waits: Flags) -> tuple[Floats, Floats, Floats]:
+    """Return the steps of the concave envelopes of jobs with several sizes, and where they begin.
+
+    Args:
+        raw: Rows of jobs, `[m, RAW]`.
+        remaining: Seconds that they have left.
+        waits: Whether they wait: then they begin with nothing, else with their smallest size.
+
+    Returns:
+        What each step adds per GPU and the GPUs that it takes, `[m, SIZES]`, 0 beyond the last; and
+        the workers that a job has before.
+    """
+    sizes = raw[:, c.SIZE : c.SIZE + c.SIZES]
+    rates = raw[:, c.RATE : c.RATE + c.SIZES]
+    here = sizes == raw[:, c.WORKERS, None]
+    rate = (rates * here).max(-1)[:, None]
     speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
-    left = remaining[..., None] / np.where(speeds > 0, speeds, 1.0) + SOON
-    runs = raw[..., c.PHASE, None] == c.RUNNING
-    left += np.where(here, 0.0, raw[..., c.PAUSE, None] * runs)
-    made: Floats = ((sizes > 0) & (speeds > 0)) / left
-    return made
-
-
-def _steps(gpus: Floats, worth: Floats, base: Floats, have: Floats) -> tuple[Floats, Floats]:
-    """Return the steps of the concave envelopes: what each adds per GPU, and the GPUs it takes."""
-    slopes, takes = np.zeros(gpus.shape), np.zeros(gpus.shape)
-    for step in range(gpus.shape[-1]):
-        more = gpus - base[..., None]
-        able = (more > 0) & (worth > have[..., None])
-        if not able.any():
+    able = (sizes > 0) & (speeds > 0)
+    left = remaining[:, None] / np.where(able, speeds, 1.0) + SOON
+    left += ~here * (raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING))[:, None]
+    gpus, worth = np.zeros((2, len(raw), c.SIZES + 1))  # The first is to have nothing.
+    gpus[:, 1:] = sizes * np.maximum(raw[:, c.EACH], 1.0)[:, None]
+    worth[:, 1:] = able / left
+    more = gpus[:, None, :] - gpus[:, :, None]
+    adds = worth[:, None, :] - worth[:, :, None]
+    slope = np.where((more > 0) & (adds > 0), adds / np.where(more > 0, more, 1.0), 0.0)
+    # From each size the step with the highest slope leads to the next one on the envelope.
+    following, best = slope.argmax(-1), slope.max(-1).ravel()
+    places = np.arange(following.size)
+    needs = more.ravel().take(places * (c.SIZES + 1) + following.ravel())
+    rows = np.arange(len(raw)) * (c.SIZES + 1)
+    at = rows + np.where(waits, 0, able.argmax(-1) + 1)
+    then = (following + rows[:, None]).ravel()
+    base = gpus.ravel().take(at) / np.maximum(raw[:, c.EACH], 1.0)
+    slopes, takes = np.zeros((2, c.SIZES, len(raw)))
+    for step in range(c.SIZES):
+        slopes[step] = found = best.take(at)
+        gains = found > 0
+        if not gains.any():
             break
-        slope = (worth - have[..., None]) * able / np.where(able, more, 1.0)
-        best = np.argmax(slope, axis=-1)[..., None]
-        slopes[..., step] = np.take_along_axis(slope, best, -1)[..., 0]
-        gains = slopes[..., step] > 0
-        takes[..., step] = np.where(gains, np.take_along_axis(more, best, -1)[..., 0], 0.0)
-        base = np.where(gains, np.take_along_axis(gpus, best, -1)[..., 0], base)
-        have = np.where(gains, np.take_along_axis(worth, best, -1)[..., 0], have)
-    return slopes, takes
+        takes[step] = needs.take(at) * gains
+        at = np.where(gains, then.take(at), at)
+    return slopes.T, takes.T, base
