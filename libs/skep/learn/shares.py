@@ -1,0 +1,125 @@
+"""How many workers each job would have if GPUs went to where they gain the most.
+
+It is the rule `look-ahead` in arrays: a job that is left with time T at a size counts 1 / T; steps
+of the concave envelope of each job's sizes are taken by what they add per GPU, until the GPUs are
+used up. Waiting jobs may have none; running ones that cannot change take no part. A model sees how
+far each candidate is from this share, and what it adds over what the last GPU adds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skep.learn import columns as c
+from skep.learn.columns import Flags, Floats, Integers
+from skep.learn.features import Times, queued
+
+SOON = 60.0
+"""Seconds that are added to what is left: a job that is about to end does not take everything."""
+
+
+class Shares(NamedTuple):
+    """Shares of jobs, `[.., n]`."""
+
+    workers: Floats
+    """0: it had better wait."""
+    price: Floats
+    """What the last GPU that is shared out adds; 0: there are enough."""
+
+    def at(self, index: Any) -> Shares:
+        """Return some of them, or with other axes."""
+        return Shares(self.workers[index], self.price[index])
+
+
+def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
+    """Return the shares of jobs.
+
+    Args:
+        raw: Rows of jobs, `[.., n, RAW]`.
+        cluster: Rows of their clusters, `[.., CLUSTER]`.
+        when: The times of the jobs.
+    """
+    waits, workers = queued(raw), raw[..., c.WORKERS]
+    each = np.maximum(raw[..., c.EACH], 1.0)
+    gpus = workers * each
+    part = when.known & (waits | ((raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)))
+    several = part & (raw[..., c.SIZE + 1] > 0)
+    single = part & waits & ~several
+    slopes, takes = np.zeros((2, *part.shape, c.SIZES))
+    takes[..., 0] = gpus * single
+    slopes[..., 0] = single / ((when.remaining + SOON) * np.maximum(gpus, 1.0))
+    base = np.where(part & ~waits, workers, 0.0)
+    at = np.nonzero(several)
+    if len(at[0]):
+        slopes[at], takes[at], base[at] = _steps(raw[at], when.remaining[at], waits[at])
+    given = ((workers - base) * each * (part & ~waits)).sum(-1)
+    budget = cluster[..., c.FREE] + given
+    made, price = np.where(part, base, workers), np.zeros((*part.shape[:-1], 1))
+    for lead in np.ndindex(part.shape[:-1]):
+        chosen, price[lead] = _fill(slopes[lead].ravel(), takes[lead].ravel(), float(budget[lead]))
+        more = takes[lead].ravel()[chosen]
+        made[lead] += np.bincount(chosen // c.SIZES, more, part.shape[-1]) / each[lead]
+    return Shares(made, np.broadcast_to(price, made.shape))
+
+
+def _fill(slopes: Floats, takes: Floats, budget: float) -> tuple[Integers, float]:
+    """Return the steps that are taken, the best first, and what the last of them adds per GPU.
+
+    That is 0 if all are taken, or none.
+    """
+    chosen = np.flatnonzero(slopes > 0)
+    most = int(max(budget, 0.0)) + 1  # Every step takes a GPU: more are not looked at.
+    if len(chosen) > most:
+        worths = slopes[chosen]
+        chosen = chosen[worths >= np.partition(worths, -most)[-most]]
+    chosen = chosen[np.argsort(-slopes[chosen], kind="stable")]
+    count = int(np.searchsorted(takes[chosen].cumsum(), budget, side="right"))
+    price = float(slopes[chosen[count - 1]]) if 0 < count < len(chosen) else 0.0
+    return chosen[:count], price
+
+
+def _steps(raw: Floats, remaining: Floats, waits: Flags) -> tuple[Floats, Floats, Floats]:
+    """Return the steps of the concave envelopes of jobs with several sizes, and where they begin.
+
+    Args:
+        raw: Rows of jobs, `[m, RAW]`.
+        remaining: Seconds that they have left.
+        waits: Whether they wait: then they begin with nothing, else with their smallest size.
+
+    Returns:
+        What each step adds per GPU and the GPUs that it takes, `[m, SIZES]`, 0 beyond the last; and
+        the workers that a job has before.
+    """
+    sizes = raw[:, c.SIZE : c.SIZE + c.SIZES]
+    rates = raw[:, c.RATE : c.RATE + c.SIZES]
+    here = sizes == raw[:, c.WORKERS, None]
+    rate = (rates * here).max(-1)[:, None]
+    speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
+    able = (sizes > 0) & (speeds > 0)
+    left = remaining[:, None] / np.where(able, speeds, 1.0) + SOON
+    left += ~here * (raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING))[:, None]
+    gpus, worth = np.zeros((2, len(raw), c.SIZES + 1))  # The first is to have nothing.
+    gpus[:, 1:] = sizes * np.maximum(raw[:, c.EACH], 1.0)[:, None]
+    worth[:, 1:] = able / left
+    more = gpus[:, None, :] - gpus[:, :, None]
+    adds = worth[:, None, :] - worth[:, :, None]
+    slope = np.where((more > 0) & (adds > 0), adds / np.where(more > 0, more, 1.0), 0.0)
+    # From each size the step with the highest slope leads to the next one on the envelope.
+    following, best = slope.argmax(-1), slope.max(-1).ravel()
+    places = np.arange(following.size)
+    needs = more.ravel().take(places * (c.SIZES + 1) + following.ravel())
+    rows = np.arange(len(raw)) * (c.SIZES + 1)
+    at = rows + np.where(waits, 0, able.argmax(-1) + 1)
+    then = (following + rows[:, None]).ravel()
+    base = gpus.ravel().take(at) / np.maximum(raw[:, c.EACH], 1.0)
+    slopes, takes = np.zeros((2, c.SIZES, len(raw)))
+    for step in range(c.SIZES):
+        slopes[step] = found = best.take(at)
+        gains = found > 0
+        if not gains.any():
+            break
+        takes[step] = needs.take(at) * gains
+        at = np.where(gains, then.take(at), at)
+    return slopes.T, takes.T, base
