@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from skep.learn import columns as c
 from skep.learn.candidates import GROW, LOCAL, SHRINK, SPREAD, Candidates, candidates
-from skep.learn.features import SCHEMA, times
+from skep.learn.features import times
 from skep.learn.scene import Scene
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.policies.policy_memory import Planned
@@ -38,6 +38,7 @@ from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging
 from skep.wire.commands import Resize
 from skep.wire.facts import CellsReserved, JobBound, JobPromoted, JobStopping, ReservationDropped
+from skep.wire.learned import SCHEMA
 from skep.wire.member import Member
 from skep.wire.moves import SuccessorBound
 

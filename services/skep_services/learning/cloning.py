@@ -17,11 +17,11 @@ import numpy as np
 
 from skep.learn import columns
 from skep.learn.candidates import CHOICES
-from skep.learn.features import SCHEMA
 from skep.units import Instant
 from skep.wire.changes import JobChanging
 from skep.wire.cluster import Cluster
 from skep.wire.facts import JobStopping
+from skep.wire.learned import SCHEMA
 from skep.wire.reasons import Reason
 from skep_lab.learn.pairs import VERSION, Mark, Pairs, Recorder
 from skep_lab.live_log.decide_again import Again
