@@ -1,4 +1,4 @@
-"""`look-ahead` and `hold` in the simulated cluster, where advice comes late and changes cost time."""
+"""`look-ahead` and `hold` in the simulated cluster, where advice is late and changes take time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skep.units import Duration, in_seconds, seconds
 from skep_lab.outcome import JobOutcome
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.run import run
-from skep_lab.simulator.settings import EVERYTHING, Costs, Settings
+from skep_lab.simulator.settings import EVERYTHING, IDEAL, Costs, Settings
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Situation, Steady
 
@@ -29,9 +29,9 @@ class Humped(Steady):
 
 
 def played(
-    jobs: list[TraceJob], nodes: int, policy: str, options: dict[str, Any] = {}, **more: Any
+    jobs: list[TraceJob], nodes: int, policy: str, costs: Costs = IDEAL, **options: Any
 ) -> list[JobOutcome]:
-    settings = Settings(policies={"all": (policy, options)}, can=EVERYTHING, **more)
+    settings = Settings(policies={"all": (policy, options)}, can=EVERYTHING, costs=costs)
     outcomes = run(Trace(name="t", jobs=tuple(jobs)), uniform(nodes, 4), settings, Humped()).jobs
     assert all(each.ended is not None for each in outcomes)
     return list(outcomes)
@@ -92,16 +92,16 @@ def test_a_job_grows_beyond_a_step_that_gains_nothing_and_makes_room_again() -> 
 
 
 def test_sizes_settle_where_nothing_comes_or_goes() -> None:
-    (only,) = played([elastic("a", 0, 100_000)], 1, "look-ahead", {"every_s": 60})
+    (only,) = played([elastic("a", 0, 100_000)], 1, "look-ahead", every_s=60)
     changed_at = [in_seconds(span.began) for span in only.spans]
     assert len(changed_at) <= 4, only.spans
     assert changed_at[-1] < 1000
 
 
 def test_a_gang_is_held_until_it_fits_on_a_node_and_small_jobs_pass() -> None:
-    """Two GPUs of a node are free and one of the other, which a gang of three would be spread on."""
+    """Two GPUs of a node are free and one of the other: a gang of three would be spread."""
     jobs = [gang("a", 0, 2), gang("b", 0, 3, 3000), gang("c", 10, 3, 4000), gang("d", 20, 1, 500)]
-    spread = played(jobs, 2, "sif", {"strict": False})[2]
+    spread = played(jobs, 2, "sif", strict=False)[2]
     assert len(spread.spans[0].nodes) == 2
     a, _, held, small = played(jobs, 2, "hold")
     assert len(held.spans[0].nodes) == 1
@@ -111,6 +111,6 @@ def test_a_gang_is_held_until_it_fits_on_a_node_and_small_jobs_pass() -> None:
 
 def test_a_gang_that_waits_for_too_long_is_spread() -> None:
     jobs = [gang("a", 0, 2, 5000), gang("b", 0, 3, 5000), gang("c", 10, 3, 100)]
-    _, _, spread = played(jobs, 2, "hold", {"drain": 0})
+    _, _, spread = played(jobs, 2, "hold", drain=0)
     assert in_seconds(spread.began or Duration(0)) == 510
     assert len(spread.spans[0].nodes) == 2
