@@ -73,7 +73,8 @@ def test_gpus_go_where_they_gain_the_most_time() -> None:
     scales, hardly = elastic("j1", on=1), elastic("j2", on=1, rates=((1, 1000), (2, 1010)), most=2)
     assert ahead(at(scales, hardly)) == "j1=7"
     short, long = elastic("j1", on=1, needs=600), elastic("j2", on=1, needs=60000)
-    assert ahead(at(short, long)) == "j2=7", "its time falls more"
+    assert ahead(at(short, long)) == "j1=4 j2=4", "each by as large a part of it"
+    assert ahead(at(short, long), power=-1) == "j2=7", "its time falls more"
     assert ahead(at(short, long), power=1) == "j1=7", "it does more of its work in a second"
 
 

@@ -28,8 +28,9 @@ HOUR = 3600 * NS_PER_SECOND
 class LookAhead(Policy, frozen=True):
     """Every `every_s` seconds GPUs are shared out anew by what they gain in completion.
 
-    A job that is left with time T at a size counts T to the power of -`power`: with 1 it is the
-    part of its work that it does in a second (DL²'s reward), with -1 its time itself (Optimus).
+    A job that is left with time T at a size counts T to the power of -`power`. With -1 that is the
+    time itself (Optimus' gain), with 1 the part of its work that it does in a second (DL²'s
+    reward), and with 0 the logarithm of the time: then it is no matter how well lengths are known.
     For each job every larger size is considered, and not only the next one: the step that gains
     the most per GPU comes first, whatever sizes it passes over. A size other than the present one
     costs the time of a change (`JobView.pause`), so that no job changes for less than it costs.
@@ -46,7 +47,7 @@ class LookAhead(Policy, frozen=True):
     name: ClassVar[str] = "look-ahead"
     source: ClassVar[str] = "Skep; Optimus, section 4.1; DL², section 4.1"
     every_s: float = 300
-    power: float = -1
+    power: float = 0
     wait_max_s: float = 86400
 
     def __post_init__(self) -> None:
