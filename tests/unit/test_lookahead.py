@@ -45,7 +45,7 @@ def at(*jobs: JobView, gpus: int = 8, into_s: float = 0, nodes: int = 1) -> VcVi
 def test_time_left_at_a_size_is_the_work_left_by_its_speed() -> None:
     assert times(elastic("j1", needs=1000), NOW)[4] == 250 * NS_PER_SECOND
     runs = elastic("j1", on=4, ran=100, since=100, needs=1000)
-    assert times(runs, NOW)[1] == 600 * NS_PER_SECOND, "its length is said for one worker"
+    assert times(runs, NOW)[1] == 900 * NS_PER_SECOND, "its length is said for one worker"
     told_so = replace(runs, left=Duration(300 * NS_PER_SECOND))
     assert times(told_so, NOW)[4] == 200 * NS_PER_SECOND
     assert times(told_so, NOW)[1] == 800 * NS_PER_SECOND
