@@ -19,7 +19,7 @@ from tests.property.test_policies import PLANS_MAX, views
 def test_sizes_settle_in_an_instant(seen: VcView, power: float, pause: float) -> None:
     jobs = tuple(replace(job, pause=seconds(pause)) for job in seen.jobs)
     seen = replace(seen, now=Instant(seen.now // seconds(300) * seconds(300)), jobs=jobs)
-    policy = make("look-ahead", {"power": power})
+    policy = make("look-ahead", {"power": power, "pause_s": 0})
     story = []
     for _ in range(PLANS_MAX + 1):
         plan = policy.plan(seen)

@@ -80,7 +80,8 @@ def test_gpus_go_where_they_gain_the_most_time() -> None:
 
 def test_no_job_changes_for_less_than_that_costs() -> None:
     soon = elastic("j1", on=1, needs=100)
-    assert ahead(at(soon)) == "j1=8"
+    assert ahead(at(soon), pause_s=0) == "j1=8"
+    assert ahead(at(soon), pause_s=90) == "", "unless a move was measured"
     costly = replace(soon, pause=seconds(90))
     assert ahead(at(costly)) == "", "100 s with one, or 90 s and 12 s with eight"
     assert ahead(at(replace(costly, expected=seconds(200)))) == "j1=8"
@@ -149,7 +150,9 @@ def test_a_job_with_parameter_servers_grows_on_its_own_node_only() -> None:
     assert ahead(at(two, nodes=2)) == "", "and on two nodes it cannot be changed"
 
 
-@pytest.mark.parametrize("wrong", [{"every_s": 0}, {"wait_max_s": 0}, {"power": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"every_s": 0}, {"wait_max_s": 0}, {"power": 3}, {"pause_s": -1}]
+)
 def test_wrong_options_of_look_ahead_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         make("look-ahead", wrong)
