@@ -18,6 +18,7 @@ from skep_services.cli.render import Column
 if TYPE_CHECKING:
     from skep_lab.learn.pairs import Pairs
     from skep_services.engines.stop import Stop
+    from skep_services.learning.learners import Learner
     from skep_services.learning.runs import Point, Trained
 
 VERBS = {
@@ -37,7 +38,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "policy": ("clone",),
     "trace": ("clone",),
     "cluster": ("clone",),
-    "pairs": ("judge",),
+    "pairs": ("train", "judge"),
 }
 """Options that belong to some verbs only."""
 ABOUT = f"""\
@@ -48,6 +49,7 @@ ABOUT = f"""\
   skep models add runs/1/MODEL.safetensors
   skep learn clone --from week.jsonl.gz --out pairs
   skep learn clone --policy srtf --trace hived:days=1 --cluster 40x8 --out pairs
+  skep learn train imitate --pairs pairs --out runs/clone
   skep learn judge MODEL --pairs pairs
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
@@ -91,7 +93,9 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="NAME", default="steady", help="clone: as in `skep sim`; default steady"
     )
-    parser.add_argument("--pairs", metavar="DIR", type=Path, help="judge: what `clone` wrote")
+    parser.add_argument(
+        "--pairs", metavar="DIR", type=Path, help="train, judge: what `clone` wrote"
+    )
     on.options(parser)
 
 
@@ -170,15 +174,18 @@ def _train(arguments: Namespace) -> int:
     learner = learners.find(name)
     settings = learners.plain(learners.chosen(learner.settings, arguments.assignments))
     elsewhere = arguments.on != on.HERE or arguments.processes
-    if elsewhere and not learner.spreads:
+    if elsewhere and learners.SPREAD not in learner.takes:
         text = f"{name} plays in this process only: leave --on and --processes out"
         raise CommandError(exits.USAGE, text, "not-offered")
-    head = runs.Head(name, settings, arguments.seed)
+    given, digest = _pairs(arguments, learner)
+    head = runs.Head(name, settings, arguments.seed, digest)
     folder: Path = arguments.out or Path(f"{name}-{arguments.seed}")
     runs.begin(folder, head, resume=arguments.resume)
     events = curves.tensorboard(folder) if arguments.tensorboard else None
     with Stop().on_interrupt() as stop:
         shown = Progress([f"{name}, seed {arguments.seed}"])
+        if learners.SPREAD in learner.takes:
+            given[learners.SPREAD] = _spread(arguments, stop, shown)
         try:
             done = runs.train(
                 learner,
@@ -186,12 +193,32 @@ def _train(arguments: Namespace) -> int:
                 folder,
                 clock=time.monotonic,
                 tell=_tell(shown, stop, events),
-                spread=_spread(arguments, stop, shown) if learner.spreads else None,
+                given=given,
             )
         finally:
             shown.end()
         _draw(folder, f"{name}, seed {arguments.seed}")
     return _over(arguments, folder, done, shown.passed_s(), stop)
+
+
+def _pairs(arguments: Namespace, learner: Learner) -> tuple[dict[str, Any], str]:
+    """Return the pairs that a learner takes, and their digest.
+
+    Raises:
+        CommandError: It takes pairs and there are none, or the other way round.
+    """
+    from skep_services.learning import cloning, learners
+
+    wants = learners.PAIRS in learner.takes
+    if wants != (arguments.pairs is not None):
+        text = f"{learner.name} learns from pairs: --pairs DIR has what `skep learn clone` wrote"
+        if not wants:
+            text = f"{learner.name} learns from no pairs: leave --pairs out"
+        raise CommandError(exits.USAGE, text, "not-offered")
+    if not wants:
+        return {}, ""
+    pairs = cloning.load(arguments.pairs)
+    return {learners.PAIRS: pairs}, cloning.digest(pairs)
 
 
 def _spread(arguments: Namespace, stop: Stop, shown: Progress) -> Any:

@@ -5,6 +5,7 @@ A learner is a module with `Settings`, a class whose fields have defaults, and `
 
     model_of(saved, settings, seed) -> bytes   the file of its model; else its tensors are the model
     train(..., spread=...)                     rollouts that an engine may play (`rollouts.Spread`)
+    train(..., pairs=...)                      what a scheduler saw and did (`skep_lab.learn.pairs`)
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from skep_lab.learn.progress import Progress
 from skep_services.learning.problems import LearningError, Why
 
 EXTRA = "pip install 'skep[learn]'"
-SPREAD = "spread"
-"""The parameter of a learner whose rollouts may be played elsewhere."""
+SPREAD, PAIRS = "spread", "pairs"
+"""Parameters of a learner whose rollouts may be played elsewhere, and of one that learns from
+pairs."""
 
 
 class About(NamedTuple):
@@ -35,6 +37,7 @@ class About(NamedTuple):
 LEARNERS: dict[str, About] = {
     "dqn": About("skep_lab.learn.dqn", "SCHED²: a deep Q-network on its environment"),
     "dl2": About("skep_lab.learn.dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
+    "imitate": About("skep_lab.learn.imitate", "a set network that does what --pairs show"),
     "evolve": About("skep_lab.learn.evolve", "a set network that begins as a rule, by CMA-ES"),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
@@ -50,8 +53,8 @@ class Learner(NamedTuple):
     settings: type[Any]
     train: Callable[..., Iterator[Progress]]
     model_of: Callable[..., bytes] | None
-    spreads: bool
-    """Whether engines may play its rollouts."""
+    takes: frozenset[str]
+    """What its `train` takes beside settings and seed: `spread`, `pairs`."""
 
 
 def find(name: str) -> Learner:
@@ -68,9 +71,9 @@ def find(name: str) -> Learner:
         hint = f"did you mean {close[0]}?" if close else "`skep learn list` lists those there are"
         raise LearningError(Why.NO_LEARNER, f"no learner is called {name}: {hint}")
     module = imported(LEARNERS[name].module, name)
-    spreads = SPREAD in inspect.signature(module.train).parameters
+    takes = frozenset(inspect.signature(module.train).parameters) & {SPREAD, PAIRS}
     model_of = getattr(module, "model_of", None)
-    return Learner(name, module.Settings, module.train, model_of, spreads)
+    return Learner(name, module.Settings, module.train, model_of, takes)
 
 
 def imported(module: str, what: str) -> Any:

@@ -24,7 +24,7 @@ class Why(StrEnum):
     DAMAGED_RUN = "damaged-run"
     CANNOT_WRITE = "cannot-write"
     LACKS_FACTS = "lacks-facts"
-    OTHER_ENVIRONMENT = "other-environment"
+    UNFIT = "unfit-input"
     DAMAGED_PAIRS = "damaged-pairs"
     NOT_OFFERED = "not-offered"
 
