@@ -93,14 +93,15 @@ class Network(nn.Module):
             only = embedded * chosen[..., None]
             parts += [only.sum(1) / chosen.sum(1).clamp(min=1)[:, None], only.amax(1)]
         context = torch.cat([*parts, self.cluster(batch.cluster)], -1)
-        first, last = self.head[0], self.head[2]
+        first = self.head[0]
+        assert isinstance(first, nn.Linear)
         of_job, of_context, of_option = first.weight.split(
             [embedded.shape[-1], context.shape[-1], A], 1
         )
         # The same as of one long row for each candidate, without making it.
         hidden = batch.candidates @ of_option.T + (embedded @ of_job.T)[:, :, None, :]
         hidden = (hidden + (context @ of_context.T + first.bias)[:, None, None, :]).relu()
-        scores = last(hidden)[..., 0] + self.skip(batch.candidates)[..., 0]
+        scores = self.head[2](hidden)[..., 0] + self.skip(batch.candidates)[..., 0]
         scores = scores.masked_fill(~batch.possible, IMPOSSIBLE).flatten(1)
         return torch.cat([scores, self.hold(context)], 1).log_softmax(1)
 
