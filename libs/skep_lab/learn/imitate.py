@@ -95,9 +95,8 @@ class Network(nn.Module):
         context = torch.cat([*parts, self.cluster(batch.cluster)], -1)
         first = self.head[0]
         assert isinstance(first, nn.Linear)
-        of_job, of_context, of_option = first.weight.split(
-            [embedded.shape[-1], context.shape[-1], A], 1
-        )
+        sizes = [embedded.shape[-1], context.shape[-1], A]
+        of_job, of_context, of_option = torch.split(first.weight, sizes, 1)
         # The same as of one long row for each candidate, without making it.
         hidden = batch.candidates @ of_option.T + (embedded @ of_job.T)[:, :, None, :]
         hidden = (hidden + (context @ of_context.T + first.bias)[:, None, None, :]).relu()
