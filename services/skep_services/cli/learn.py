@@ -26,6 +26,7 @@ VERBS = {
     "train": "LEARNER: train it, or with --resume go on",
     "curves": "DIR...: the curves of runs, as a table or (--svg) a picture",
     "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
+    "figures": "NAME [-- OPTIONS]: train and judge as a paper's figures need it; alone: which",
     "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
 }
 ONLY: dict[str, tuple[str, ...]] = {
@@ -51,6 +52,7 @@ ABOUT = f"""\
   skep learn clone --policy srtf --trace hived:days=1 --cluster 40x8 --out pairs
   skep learn train imitate --pairs pairs --out runs/clone
   skep learn judge MODEL --pairs pairs
+  skep learn figures dl2 -- --help
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
 and resumed or not, the same settings and seed give the same model on one machine.
@@ -463,5 +465,39 @@ def _model(arguments: Namespace) -> tuple[str, bytes]:
     return entry.model[:12], registry.read_model(folder, entry.model)
 
 
-_VERBS = {"list": _list, "train": _train, "curves": _curves, "clone": _clone, "judge": _judge}
+# --- figures --------------------------------------------------------------------------------------
+
+
+def _figures(arguments: Namespace) -> int:
+    from skep_services.learning import learners
+    from skep_services.learning.problems import LearningError, Why
+
+    if not arguments.what:
+        names = list(learners.FIGURES)
+        if arguments.json:
+            print_json({"figures": {name: learners.FIGURES[name].about for name in names}})
+            return exits.OK
+        render.show_table(
+            [
+                Column("FIGURES", names),
+                Column("WHAT", [each.about for each in learners.FIGURES.values()], narrow=20),
+            ]
+        )
+        return exits.OK
+    name, *words = arguments.what
+    if name not in learners.FIGURES:
+        text = f"no figures are called {name}: there are {', '.join(learners.FIGURES)}"
+        raise LearningError(Why.NO_FIGURES, text)
+    module = learners.imported(learners.FIGURES[name].module, name)
+    return int(module.main(words) or exits.OK)
+
+
+_VERBS = {
+    "list": _list,
+    "train": _train,
+    "curves": _curves,
+    "clone": _clone,
+    "figures": _figures,
+    "judge": _judge,
+}
 COMMANDS = {"learn": Command(options, run)}

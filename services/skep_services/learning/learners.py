@@ -42,8 +42,13 @@ LEARNERS: dict[str, About] = {
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 
-FIGURES: dict[str, About] = {}
-"""What compares learners with rules: modules with `lines() -> Iterator[str]` and `Settings`."""
+FIGURES: dict[str, About] = {
+    "sched2": About("skep_lab.learn.sched2_main", "SCHED²'s, with its network and its rules"),
+    "dl2": About("skep_lab.learn.dl2_main", "DL²'s, with its networks and its rules"),
+    "learned": About("skep_lab.learn.beat_main", "Skep's own model against the best rules"),
+}
+"""What trains and judges for a paper's figures: modules with `main(words)`, which takes options of
+its own."""
 
 
 class Learner(NamedTuple):
