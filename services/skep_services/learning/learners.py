@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
@@ -21,6 +22,7 @@ import msgspec
 from skep_lab.learn.progress import Progress
 from skep_services.learning.problems import LearningError, Why
 
+PACKAGE = "skep_lab.learn"
 EXTRA = "pip install 'skep[learn]'"
 SPREAD, PAIRS = "spread", "pairs"
 """Parameters of a learner whose rollouts may be played elsewhere, and of one that learns from
@@ -31,21 +33,22 @@ class About(NamedTuple):
     """Where a learner is, and what it learns."""
 
     module: str
+    """Its full name; with a dot at the beginning, in PACKAGE."""
     about: str
 
 
 LEARNERS: dict[str, About] = {
-    "dqn": About("skep_lab.learn.dqn", "SCHED²: a deep Q-network on its environment"),
-    "dl2": About("skep_lab.learn.dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
-    "imitate": About("skep_lab.learn.imitate", "a set network that does what --pairs show"),
-    "evolve": About("skep_lab.learn.evolve", "a set network that begins as a rule, by CMA-ES"),
+    "dqn": About(".dqn", "SCHED²: a deep Q-network on its environment"),
+    "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
+    "imitate": About(".imitate", "a set network that does what --pairs show"),
+    "evolve": About(".evolve", "a set network that begins as a rule, by CMA-ES"),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 
 FIGURES: dict[str, About] = {
-    "sched2": About("skep_lab.learn.sched2_main", "SCHED²'s, with its network and its rules"),
-    "dl2": About("skep_lab.learn.dl2_main", "DL²'s, with its networks and its rules"),
-    "learned": About("skep_lab.learn.beat_main", "Skep's own model against the best rules"),
+    "sched2": About(".sched2_main", "SCHED²'s, with its network and its rules"),
+    "dl2": About(".dl2_main", "DL²'s, with its networks and its rules"),
+    "learned": About(".beat_main", "Skep's own model against the best rules"),
 }
 """What trains and judges for a paper's figures: modules with `main(words)`, which takes options of
 its own."""
@@ -85,12 +88,13 @@ def imported(module: str, what: str) -> Any:
     """Return a module of the laboratory.
 
     Args:
-        module: Its full name.
+        module: Its name, as in `About`.
         what: What a person calls it.
 
     Raises:
         LearningError: It is not there, or what it needs is not installed.
     """
+    module = importlib.util.resolve_name(module, PACKAGE)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
