@@ -16,7 +16,8 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
-from skep_lab.learn import dqn, sched2_figures, sched2_play, sched2_policy  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_figures  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402
 from skep_lab.simulator.run import run  # isort: skip  # noqa: E402

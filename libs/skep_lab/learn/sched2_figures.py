@@ -1,8 +1,8 @@
 """SCHED²'s figures 7 to 10 and Table III: trained networks beside the baselines, and the paper.
 
-Starts and ends of jobs come from the fast environment, which starts the same jobs at the same times
-as the production simulator (`check` shows it for the traces of figure 9). Which GPUs jobs had, and so
-fragmentation and reuse of locality, comes from the production simulator.
+Starts and ends of jobs come from the fast environment, which starts the same jobs at the same
+times as the production simulator: the table of figure 9 says of how many. Which GPUs jobs had, and
+so fragmentation and reuse of locality, comes from the production simulator.
 """
 
 from __future__ import annotations
