@@ -121,8 +121,9 @@ class Sched2Policy(Policy, frozen=True):
     def _choose(self, view: VcView, jobs: Sequence[JobView], capacity: FreeCapacity) -> int:
         seen = observe(view, jobs, self)
         may = np.zeros((1, self.window + 1), np.bool_)
+        places = _Places(capacity, self.profiles)
         may[0, : min(len(jobs), self.window)] = [
-            capacity.fit(job) is not None for job in jobs[: self.window]
+            places.beyond(job) >= 0 for job in jobs[: self.window]
         ]
         may[0, self.window] = view.free < view.gpus
         action = int(self.act(seen[None], may)[0])
