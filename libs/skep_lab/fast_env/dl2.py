@@ -678,9 +678,11 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
     """Carry out an action that is possible, and write what it changed."""
     i, what = action // 3, action % 3
     j, before = s.active[b, s.sums[b, SUM.base] + i], s.sums[b, SUM.room]
-    had = speed_of(s, b, j)
+    rest = s.work[b, j, WORK.all] - s.work[b, j, WORK.done]
+    had = min(speed_of(s, b, j), rest)
     add(s, b, j, what != 1, what != 0)
-    view.job[b], view.gain[b] = j, (speed_of(s, b, j) - had) / s.work[b, j, WORK.all]
+    view.job[b] = j
+    view.gain[b] = (min(speed_of(s, b, j), rest) - had) / s.work[b, j, WORK.all]
     s.sums[b, SUM.room] = room(s, b)
     _show_size(s, b, view, i, j)
     _show_mask(s, b, view, i, j)
