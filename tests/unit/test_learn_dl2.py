@@ -15,7 +15,8 @@ needs.require("torch")
 import torch  # isort: skip  # noqa: E402
 from skep_lab.fast_env import dl2, dl2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.dl2 import JOB, SUM, WORK  # isort: skip  # noqa: E402
-from skep_lab.learn import dl2_agent, dl2_protocol, dl2_runs  # isort: skip  # noqa: E402
+from skep_lab.learn import dl2_agent, dl2_figures, dl2_main  # isort: skip  # noqa: E402
+from skep_lab.learn import dl2_protocol, dl2_runs  # isort: skip  # noqa: E402
 
 TINY = dl2.Options(jobs=5, window=3, nodes=(2,), most=3, median_s=3000.0, sigma=0.5)
 RUN = dl2_agent.PAPER._replace(
@@ -103,7 +104,8 @@ def test_what_actions_gain_adds_up_to_the_reward_of_their_slot() -> None:
     sight, gained = batch.reset(np.array([4])), 0.0
     for action in (2, 5, 3, 0, 15):
         sight = batch.step(np.array([action if sight.mask[0, action] else 15]))
-        gained += sight.gain[0]
+        gained += sight.gain[0, 1]
+        assert sight.gain[0, 0] == pytest.approx(50.0 * sight.gain[0, 1])
         if sight.slot_ended[0]:
             break
     assert sight.slot_ended[0]
@@ -244,3 +246,27 @@ def test_every_run_and_condition_has_a_setting_that_makes_sense() -> None:
         assert settings.world == world.options
     for condition in dl2_runs.CONDITIONS:
         dl2_runs.under(worlds["small"], condition).options.check()
+
+
+def test_the_command_stores_what_the_figures_are_made_of(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds = {size: dl2_protocol.chosen(TINY) for size in ("large", "small")}
+    monkeypatch.setattr(dl2_main, "worlds_of", lambda _folder: worlds)
+    monkeypatch.setattr(dl2_protocol, "HELD_OUT", (10000, 10001))
+    monkeypatch.setattr(dl2_figures, "HELD_OUT", (10000, 10001))
+    monkeypatch.setattr(dl2_runs, "CONDITIONS", ("poisson",))
+    monkeypatch.setattr(dl2_protocol, "TUNING", (100, 101))
+    monkeypatch.setattr(dl2_runs, "RUNS", {"small": dl2_runs.Run("small", RUN, "9")})
+    words = ["--out", str(tmp_path), "--steps", "4", "--time-limit", "9999"]
+    results = []
+    for seed in ("0", "1"):
+        dl2_main.main([*words, "--seed", seed])
+        results.append(json.loads((tmp_path / f"seed-{seed}.json").read_text()))
+        with np.load(tmp_path / f"seed-{seed}.npz") as weights:
+            assert "small/policy.0.weight" in weights
+    assert [step for step, _ in results[0]["small"]["points"]] == [0, 4]
+    told = list(dl2_figures.lines(results, worlds))
+    assert any(line.startswith("| learned: small, sampled") and "2 seeds" in line for line in told)
+    assert any(line.startswith("| poisson | ") for line in told)
+    assert list(dl2_figures.curves(results, ["small"], "sampled")["small"][0])[0] == 0.0

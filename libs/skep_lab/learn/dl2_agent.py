@@ -19,8 +19,9 @@ Where the paper is silent, or the public code does something else, there is an o
   had with it. `stored` is what the public code does: the gradient of the logarithm at the
   probabilities of then.
 - Reward: the slot's for each of its decisions (equation 1); `job`, the part that the action's job
-  trained (section 6.5.2); `gain`, what the action itself added by the table of speeds (a shaped
-  reward, which the paper does not have: it needs the speeds).
+  trained (section 6.5.2); `gain`, what the action itself added to the slot's by the table of speeds,
+  and `epochs`, the same in slots of work (shaped rewards, which the paper does not have: they need
+  the speeds). With `epochs` a long job's size counts as much as a short one's.
 - Exploration replaces an action in a poor state with probability `explore`; the paper has no value.
 """
 
@@ -37,7 +38,7 @@ from torch import nn
 from skep_lab.fast_env import dl2, dl2_rules
 from skep_lab.fast_env.arrays import Floats, Ints
 from skep_lab.learn.dl2_protocol import SMALL, TRAINING
-from skep_lab.learn.progress import Progress, Saved, numbers_of, rng_of
+from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
 
 Singles = NDArray[np.float32]
 Flags = NDArray[np.bool_]
@@ -79,12 +80,12 @@ class Settings(NamedTuple):
     teacher: str = "drf"
     """A rule of `fast_env.dl2_rules`; empty: no warm-up."""
     samples: int = 8192
-    passes: int = 200
+    passes: int = 100
     warm_rate: float = 0.005
     loss: str = "cross-entropy"
     """Or `square`, `absolute` (section 6.5.2)."""
     # Reinforcement learning.
-    steps: int = 3000
+    steps: int = 2000
     """Slots; one update each."""
     rate: float = 0.0001
     batch: int = 256
@@ -108,7 +109,7 @@ class Settings(NamedTuple):
     bundle_action: bool = True
     models_at: tuple[tuple[int, int], ...] = ()
     """From a step on, so many models are drawn (Figure 17)."""
-    report_every: int = 250
+    report_every: int = 500
 
 
 PAPER = Settings()
@@ -233,7 +234,7 @@ class Columns:
         """Of the probabilities with which the action was chosen."""
         self.action = np.zeros(lead, np.int64)
         self.job = np.zeros(lead, np.int64)
-        self.gain = np.zeros(lead)
+        self.gain = np.zeros((*lead, 2))
 
 
 class Sample(NamedTuple):
@@ -368,7 +369,9 @@ class Cluster:
         self.begun[b] = self.turns
         parts = {name: part[rows, b] for name, part in vars(self.open).items()}
         if settings.reward == "gain":
-            reward = parts["gain"]
+            reward = parts["gain"][:, 1]
+        elif settings.reward == "epochs":
+            reward = parts["gain"][:, 0]
         elif settings.reward == "job":
             jobs = parts["job"]
             reward = np.where(jobs >= 0, self.sight.shares[b, np.maximum(jobs, 0)], 0.0)
@@ -627,17 +630,23 @@ def _policy_loss(
     return -(now * advantage).mean()
 
 
-def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator[Progress]:
+def train(
+    settings: Settings, seed: int, saved: Saved | None = None, *, warmed: Tensors | None = None
+) -> Iterator[Progress]:
     """Train, and yield the progress after the warm-up and each `report_every` steps.
 
     Args:
         settings: Of the run.
         seed: Of weights, episodes, samples and exploration.
         saved: What an earlier run with the same settings and seed goes on from.
+        warmed: What another run had after the same warm-up; this one has none of its own then.
     """
     learner = Learner(settings, seed)
     if saved is not None:
         learner.load(saved)
+    elif warmed is not None:
+        learner.policy.net.load_state_dict(_weights(learner.policy.net, warmed))
+        yield _progress(learner, {"loss": learner.loss})
     elif settings.teacher and settings.passes:
         for loss in learner.warm(seed):
             learner.loss = loss
@@ -678,15 +687,17 @@ def _progress(learner: Learner, values: Mapping[str, float]) -> Progress:
 # --- use -----------------------------------------------------------------------------------------
 
 
+def _weights(net: nn.Sequential, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the weights of a policy as its network takes them."""
+    return {key: torch.from_numpy(np.array(tensors[f"policy.{key}"])) for key in net.state_dict()}
+
+
 def policy_of(settings: Settings, saved: Saved) -> Policy:
     """Return the policy of a run."""
     models = batch_of(settings, 1).models
     inputs = Inputs(settings.world.window, models, settings.type_number)
     net = network(settings, inputs.size, _actions(settings))
-    state = {
-        key: torch.from_numpy(np.array(saved.tensors[f"policy.{key}"])) for key in net.state_dict()
-    }
-    net.load_state_dict(state)
+    net.load_state_dict(_weights(net, saved.tensors))
     return Policy(net, inputs, settings.bundle_action)
 
 
@@ -712,3 +723,28 @@ def judge(
         new = sight.done & left
         found[new], left = sight.finished[new], left & ~sight.done
     return found
+
+
+def sizes(policy: Policy, world: dl2.Options, speed: Floats | None, seed: int, model: int) -> Ints:
+    """Return workers and servers in each slot of the first job of a model: [slots, 2].
+
+    Args:
+        policy: What decides, by its most likely actions.
+        world: The setting.
+        speed: Its speeds.
+        seed: Of the episode.
+        model: The job's; it is one of the episode's.
+    """
+    batch = dl2.Batch(1, world, speed)
+    sight, found = batch.reset(np.array([seed])), []
+    jobs = batch.state.jobs[0]
+    job = int(np.argmax(jobs[:, dl2.JOB.model] == model))
+    arrives = int(jobs[job, dl2.JOB.arrives])
+    while batch.state.work[0, job, dl2.WORK.ended] < 0:
+        slot = int(batch.state.sums[0, dl2.SUM.slot])
+        sight = batch.step(policy.choose(sight.observation, policy.possible(sight.mask), None)[0])
+        if sight.done[0]:
+            break
+        if sight.slot_ended[0] and slot >= arrives:
+            found.append(jobs[job, dl2.JOB.workers_before : dl2.JOB.servers_before + 1].copy())
+    return np.array(found, np.int64).reshape(-1, 2)

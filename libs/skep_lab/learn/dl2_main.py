@@ -18,9 +18,10 @@ import numpy as np
 
 from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import LARGE, SMALL, World
+from skep_lab.learn.progress import Tensors
 
-KEPT = 4
-"""Policies of so many runs are stored."""
+KEPT = ("small", "small-shaped")
+"""The policies of these runs are stored."""
 LEAST_S = 40.0
 """A run does not begin with less time left."""
 
@@ -49,26 +50,31 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=0, help="instead of each run's own")
     parser.add_argument("--runs", nargs="*", default=list(dl2_runs.RUNS), choices=dl2_runs.RUNS)
     given = parser.parse_args(words)
-    end = time.monotonic() + given.time_limit
-    worlds, told, weights = worlds_of(given.data), {}, {}
+    worlds, end = worlds_of(given.data), time.monotonic() + given.time_limit
+    warmed: dict[str, Tensors] = {}
+    told, weights = {}, {}
     given.out.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(given.runs):
+    for name in given.runs:
         if end - time.monotonic() < LEAST_S:
             break
-        told[name] = _run(name, given, worlds, end)
+        told[name] = _run(name, given, worlds, warmed, end)
         saved = told[name].pop("policy")
-        if number < KEPT:
+        if name in KEPT:
             weights |= {f"{name}/{key}": part for key, part in saved.items()}
         (given.out / f"seed-{given.seed}.json").write_text(json.dumps(told))
         np.savez_compressed(given.out / f"seed-{given.seed}.npz", **weights)
 
 
 def _run(
-    name: str, given: argparse.Namespace, worlds: dict[str, World], end: float
+    name: str,
+    given: argparse.Namespace,
+    worlds: dict[str, World],
+    warmed: dict[str, Tensors],
+    end: float,
 ) -> dict[str, Any]:
     """Train and judge a run, while there is time."""
     began, points, cpu = time.monotonic(), [], time.process_time()
-    for point in dl2_runs.play(name, given.seed, worlds, given.steps):
+    for point in dl2_runs.play(name, given.seed, worlds, given.steps, warmed):
         points.append([point.step, point.values])
         # What is left must be enough to judge it: as long as a third of what it took so far.
         if end - time.monotonic() < (time.monotonic() - began) / 3:

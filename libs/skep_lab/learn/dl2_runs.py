@@ -17,7 +17,7 @@ from skep_lab.fast_env.arrays import Floats
 from skep_lab.learn import dl2_agent, dl2_protocol
 from skep_lab.learn.dl2_agent import Policy, Settings
 from skep_lab.learn.dl2_protocol import World
-from skep_lab.learn.progress import Saved
+from skep_lab.learn.progress import Saved, Tensors
 
 Scores = dict[str, list[list[float]]]
 """`Sight.finished` of each episode, by how it was judged."""
@@ -59,10 +59,10 @@ RUNS: dict[str, Run] = {
     "small-no-critic": _small("Table 2", critic=False),
     "small-no-exploration": _small("Table 2", explore=0.0),
     "small-no-replay": _small("Table 2", replay=0),
-    "small-offline": _small("9", steps=3000)._replace(fitted=True),
+    "small-offline": _small("9", teacher="drf")._replace(fitted=True),
     "small-fifo": _small("18", teacher="fifo"),
     "small-srtf": _small("18", teacher="srtf"),
-    "small-types": _small("17", models_at=((0, 4), (1000, 6), (2000, 8))),
+    "small-types": _small("17", models_at=((0, 4), (500, 6), (1000, 8))),
     "small-job-reward": _small("6.5.2", reward="job"),
     "small-two-clusters": _small("19, federated", clusters=2, envs=4),
     "small-four-clusters": _small("19, federated", clusters=4, envs=2),
@@ -91,12 +91,17 @@ def worlds_for(name: str, worlds: Mapping[str, World]) -> tuple[World, Settings]
     run = RUNS[name]
     world, settings = worlds[run.world], run.settings
     options = world.options._replace(bundle=settings.world.bundle)
-    if "-window-" in name:
-        options = options._replace(window=int(name.rpartition("-")[2]))
+    for window in _window_of(name):
+        options = options._replace(window=window)
     speed = dl2_protocol.fitted(world.speed) if run.fitted else world.speed
     return world._replace(options=options), settings._replace(
         world=options, speed=dl2_agent.table_of(speed)
     )
+
+
+def _window_of(name: str) -> tuple[int, ...]:
+    """Return J as the name of a run says it, if it does."""
+    return (int(name.rpartition("-")[2]),) if "-window-" in name else ()
 
 
 CONDITIONS = (
@@ -106,6 +111,7 @@ CONDITIONS = (
 )
 """Arrivals of Figure 12, and errors in percent of Figures 15 (speeds) and 16 (epochs)."""
 UNIFORM_SLOTS = 1000
+SEQ2SEQ = dl2.MODELS.index("seq2seq")
 
 
 def under(world: World, condition: str) -> World:
@@ -155,7 +161,25 @@ class Point(NamedTuple):
     scores: Scores
 
 
-def play(name: str, seed: int, worlds: Mapping[str, World], steps: int = 0) -> Iterator[Point]:
+WARM_UP = ("neurons", "layers", "norm", "type_number", "teacher", "samples", "passes", "loss")
+
+
+def warm_up_of(name: str) -> str:
+    """Return what tells runs with different warm-ups apart; empty: there is none."""
+    run = RUNS[name]
+    if not run.settings.teacher:
+        return ""
+    told = [getattr(run.settings, field) for field in WARM_UP]
+    return repr([run.world, run.fitted, *told, run.settings.models_at, *_window_of(name)])
+
+
+def play(
+    name: str,
+    seed: int,
+    worlds: Mapping[str, World],
+    steps: int = 0,
+    warmed: dict[str, Tensors] | None = None,
+) -> Iterator[Point]:
     """Train a run and judge each point on the tuning episodes, sampled and by the likeliest action.
 
     Args:
@@ -163,12 +187,16 @@ def play(name: str, seed: int, worlds: Mapping[str, World], steps: int = 0) -> I
         seed: Of the training.
         worlds: By `large` and `small`.
         steps: Instead of the run's own, if above 0.
+        warmed: Policies after their warm-up, by what it was; new ones are added.
     """
+    known, key = {} if warmed is None else warmed, warm_up_of(name)
     world, settings = worlds_for(name, worlds)
     settings = settings._replace(steps=steps or settings.steps)
     seeds = dl2_protocol.VALIDATION if RUNS[name].world == "large" else dl2_protocol.TUNING[:10]
-    for progress in dl2_agent.train(settings, seed):
+    for progress in dl2_agent.train(settings, seed, warmed=known.get(key)):
         saved = progress.save()
+        if progress.step == 0 and key:
+            known[key] = saved.tensors
         policy = dl2_agent.policy_of(settings, saved)
         scores = judged(policy, world, seeds, ("sampled", "likeliest"))
         values = {way: float(np.mean(np.array(rows)[:, 0])) for way, rows in scores.items()}
@@ -185,4 +213,7 @@ def ended(name: str, worlds: Mapping[str, World], saved: Saved) -> Scores:
             there = under(world, condition)
             scores = judged(policy, there, dl2_protocol.HELD_OUT, ("sampled",))
             found[condition] = scores["sampled"]
+    if name in {"large", "large-shaped"}:
+        seen = dl2_agent.sizes(policy, world.options, world.speed, dl2_protocol.TUNING[0], SEQ2SEQ)
+        found["sizes"] = seen.tolist()
     return found
