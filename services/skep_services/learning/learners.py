@@ -32,7 +32,9 @@ class About(NamedTuple):
     about: str
 
 
-LEARNERS: dict[str, About] = {}
+LEARNERS: dict[str, About] = {
+    "dl2": About("skep_lab.learn.dl2_agent", "DL²: warm-up from a scheduler, then actor and critic")
+}
 """By name. Modules are named and not imported: most need PyTorch."""
 
 FIGURES: dict[str, About] = {}
