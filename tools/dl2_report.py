@@ -15,9 +15,14 @@ from skep_lab.learn import dl2_figures, dl2_main
 from skep_services.simulations import plots
 
 PICTURES = {
-    "dl2-fig10": ("Figure 10: completion time while it learns", ("small", "small-online-only")),
-    "dl2-shaped": ("Beyond the paper: a reward for each action", ("small", "small-shaped")),
-    "dl2-fig17": ("Figure 17: models are added at steps 500 and 1,000", ("small", "small-types")),
+    "dl2-fig10": (
+        "Figure 10: completion time while it learns",
+        ("small", "small-bandit", "small-online-only", "small-shaped"),
+    ),
+    "dl2-fig17": (
+        "Figure 17: models are added at steps 700 and 1,400",
+        ("small-shaped", "small-shaped-types"),
+    ),
 }
 
 
@@ -36,7 +41,7 @@ def main() -> None:
         for name, (title, runs) in PICTURES.items()
     }
     title = "Figure 11: a Seq2Seq job"
-    drawn["dl2-fig11"] = (title, dl2_figures.sizes(results, "large"), "slots", "number")
+    drawn["dl2-fig11"] = (title, dl2_figures.sizes(results, "large-shaped"), "slots", "number")
     for name, (title, curves, x_title, y_title) in drawn.items():
         lines = [plots.Line(each, points) for each, points in curves.items()]
         if not lines:

@@ -51,42 +51,48 @@ SHAPED: dict[str, Any] = {
     "teacher": "",
     "critic_first": 0,
     "rate": 5e-4,
-    "steps": 6000,
+    "steps": 2000,
 }
-"""Tuned beyond the paper: a reward for each action, and what goes with it."""
+"""Tuned beyond the paper: a reward for each action, and what goes with it. The ablations of Table 2
+are taken of this learner, because it learns."""
+
+
+def _shaped(figure: str, **changed: Any) -> Run:
+    return _small(figure, **SHAPED | changed)
+
 
 RUNS: dict[str, Run] = {
-    "small": _small("9, 10, 12, 15, 16, Table 2"),
-    "small-shaped": _small("beyond the paper", **SHAPED),
+    "small": _small("9, 10"),
+    "small-shaped": _shaped("9, 12, 15, 16, Table 2"),
     "large": _large("9, 10, 11"),
-    "small-look-ahead": _small("18, with the best rule as teacher", teacher="look-ahead"),
+    "small-bandit": _small("10", value="slot", correction="ratio", prioritised=False),
     "small-online-only": _small("10", teacher=""),
-    "small-no-bundle": _small("Table 2", bundle_action=False),
-    "small-no-critic": _small("Table 2", critic=False),
-    "small-no-exploration": _small("Table 2", explore=0.0),
-    "small-no-replay": _small("Table 2", replay=0),
-    "small-offline": _small("9")._replace(fitted=True),
+    "small-shaped-no-bundle": _shaped("Table 2", bundle_action=False),
+    "small-shaped-no-critic": _shaped("Table 2", critic=False),
+    "small-shaped-no-exploration": _shaped("Table 2", explore=0.0),
+    "small-shaped-no-replay": _shaped("Table 2", replay=0),
+    "small-shaped-offline": _shaped("9")._replace(fitted=True),
+    "large-shaped": _large("9, 11", **SHAPED | {"steps": 1000}),
+    "small-look-ahead": _small("18, with the best rule as teacher", teacher="look-ahead"),
     "small-code": Run("small", dl2_agent.CODE._replace(steps=1500), "the public code"),
-    "large-shaped": _large("beyond the paper", **SHAPED | {"steps": 1000}),
     "small-fifo": _small("18", teacher="fifo"),
     "small-srtf": _small("18", teacher="srtf"),
-    "small-types": _small("17", models_at=((0, 4), (500, 6), (1000, 8))),
+    "small-shaped-types": _shaped("17", models_at=((0, 4), (700, 6), (1400, 8))),
     "small-job-reward": _small("6.5.2", reward="job"),
-    "small-two-clusters": _small("19, federated", clusters=2, envs=4),
-    "small-four-clusters": _small("19, federated", clusters=4, envs=2),
-    "small-window-10": _small("19a"),
-    "small-window-30": _small("19a"),
-    "small-neurons-64": _small("19b", layers=1, neurons=64),
-    "small-neurons-128": _small("19b, 19c", layers=1, neurons=128),
-    "small-neurons-512": _small("19b", layers=1, neurons=512),
-    "small-layers-2": _small("19c", layers=2, neurons=128),
-    "small-layers-3": _small("19c", layers=3, neurons=128),
+    "small-shaped-two-clusters": _shaped("19, federated", clusters=2, envs=4),
+    "small-shaped-four-clusters": _shaped("19, federated", clusters=4, envs=2),
+    "small-shaped-window-10": _shaped("19a"),
+    "small-shaped-window-30": _shaped("19a"),
+    "small-shaped-neurons-64": _shaped("19b", layers=1, neurons=64),
+    "small-shaped-neurons-128": _shaped("19b, 19c", layers=1, neurons=128),
+    "small-shaped-neurons-512": _shaped("19b", layers=1, neurons=512),
+    "small-shaped-layers-2": _shaped("19c", layers=2, neurons=128),
+    "small-shaped-layers-3": _shaped("19c", layers=3, neurons=128),
     "small-square": _small("19e", loss="square"),
     "small-absolute": _small("19e", loss="absolute"),
-    "large-offline": _large("9")._replace(fitted=True),
     "large-code": Run("large", dl2_agent.CODE._replace(steps=1000), "the public code"),
 }
-FIRST = 10
+FIRST = 9
 """All seeds train so many runs first, in this order; then each begins elsewhere in the rest, so
 that where time is short different seeds reach different ones."""
 
@@ -95,7 +101,7 @@ def order(seed: int) -> list[str]:
     """Return the runs in the order in which a seed trains them."""
     names = list(RUNS)
     first, rest = names[:FIRST], names[FIRST:]
-    begin = seed * len(rest) // len(dl2_protocol.SEEDS) % len(rest)
+    begin = seed * len(rest) // len(dl2_protocol.SEEDS) % max(len(rest), 1)
     return [*first, *rest[begin:], *rest[:begin]]
 
 
