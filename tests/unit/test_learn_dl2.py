@@ -274,7 +274,7 @@ def test_the_command_stores_what_the_figures_are_made_of(
         with np.load(tmp_path / f"seed-{seed}.npz") as weights:
             assert "small/policy.0.weight" in weights
     assert [step for step, _ in results[0]["small"]["points"]] == [0, 4]
-    told = list(dl2_figures.lines(results, worlds))
+    told = list(dl2_figures.lines(results, dl2_figures.ruled(worlds)))
     assert any(line.startswith("| learned: small, sampled") and "2 seeds" in line for line in told)
     assert any(line.startswith("| poisson | ") for line in told)
     curve = dl2_figures.curves(results, ["small"], "sampled")["small"]

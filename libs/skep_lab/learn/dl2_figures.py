@@ -1,7 +1,7 @@
 """DL²'s figures and Table 2: the paper's numbers beside those of runs here, as text and as curves.
 
-`lines` takes what `dl2_main` stored, one result for each training seed, and plays the baselines on
-the same held-out episodes. Figures 13 and 14, the cost of scaling, are no matter of learning: they
+`lines` takes what `dl2_main` stored, one result for each training seed, and what the baselines
+reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no matter of learning: they
 are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
 """
 
@@ -19,10 +19,14 @@ from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import HELD_OUT, World
 from skep_lab.measures.paired import Paired, paired
 
+Ruled = Mapping[str, Mapping[str, list[list[float]]]]
+"""Scores by rule, by `large`, `small` and the conditions of `dl2_runs`."""
 Result = Mapping[str, Any]
 """What `dl2_main` stored of a seed: by run, `points` and `scores`."""
 Curves = dict[str, list[tuple[float, float]]]
 
+COMPARED = ("drf", "optimus", "look-ahead")
+"""Rules under other conditions."""
 WAYS = ("sampled", "likeliest")
 ERRORS = (0.05, 0.1, 0.3)
 """Of the speeds that Optimus and look-ahead believe."""
@@ -58,6 +62,15 @@ def rules(world: World) -> dict[str, list[list[float]]]:
     return found
 
 
+def ruled(worlds: Mapping[str, World]) -> Ruled:
+    """Return the scores of all rules everywhere: some minutes."""
+    found = {size: rules(world) for size, world in worlds.items()}
+    for condition in dl2_runs.CONDITIONS:
+        there = dl2_runs.under(worlds["small"], condition)
+        found[condition] = {name: dl2_runs.ruled(name, there, HELD_OUT) for name in COMPARED}
+    return found
+
+
 def gain(before: Sequence[Sequence[float]], after: Sequence[Sequence[Sequence[float]]]) -> Paired:
     """Return how much longer the jobs of an episode take than before, with an interval.
 
@@ -77,14 +90,14 @@ def _interval(found: Paired) -> str:
 
 
 def comparison(
-    results: Sequence[Result], size: str, ruled: Mapping[str, list[list[float]]]
+    results: Sequence[Result], size: str, known: Mapping[str, list[list[float]]]
 ) -> Iterator[str]:
     """Yield Figure 9's table of a setting: rules and learners, with intervals against DRF."""
     yield f"| {SIZES[size]} | JCT (slots) | against DRF | makespan (slots) | GPUs given |"
     yield "| --- | --- | --- | --- | --- |"
-    for name, scores in ruled.items():
+    for name, scores in known.items():
         row = np.mean(scores, axis=0)
-        told = _interval(paired(completions(ruled["drf"]), completions(scores)))
+        told = _interval(paired(completions(known["drf"]), completions(scores)))
         yield f"| {name} | {row[0]:.2f} | {told} | {row[1]:.1f} | {row[2]:.1%} |"
     for run in dl2_runs.RUNS:
         if run != size and not run.startswith(f"{size}-"):
@@ -93,7 +106,7 @@ def comparison(
             if by_seed := seeds_of(results, run, way):
                 ours = Line(run, "", learned(results, run, way))
                 row = np.mean(by_seed, axis=(0, 1))
-                told = _interval(gain(ruled["drf"], by_seed))
+                told = _interval(gain(known["drf"], by_seed))
                 yield (
                     f"| learned: {run}, {way} | {ours.spread()}, {len(by_seed)} seeds "
                     f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
@@ -123,32 +136,27 @@ def ablations(results: Sequence[Result]) -> Iterator[str]:
             yield f"| {run} | {told} | {slower} % | {ours.spread()} | {found} |"
 
 
-def conditions(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield Figures 12, 15 and 16: the small setting's policies under other conditions."""
-    names = ("drf", "optimus", "look-ahead")
     runs = [run for run in ("small", "small-shaped") if seeds_of(results, run, "poisson")]
-    yield f"| condition | {' | '.join([*names, *runs])} |"
-    yield "| --- " * (1 + len(names) + len(runs)) + "|"
+    yield f"| condition | {' | '.join([*COMPARED, *runs])} |"
+    yield "| --- " * (1 + len(COMPARED) + len(runs)) + "|"
     for condition in ("as trained", *dl2_runs.CONDITIONS):
-        there, way = worlds["small"], "sampled"
-        if condition != "as trained":
-            there, way = dl2_runs.under(there, condition), condition
-        cells = [
-            f"{fmean(completions(dl2_runs.ruled(name, there, HELD_OUT))):.2f}" for name in names
-        ]
+        there, way = ("small", "sampled") if condition == "as trained" else (condition,) * 2
+        cells = [f"{fmean(completions(known[there][name])):.2f}" for name in COMPARED]
         cells += [Line(run, "", learned(results, run, way)).spread() for run in runs]
         yield f"| {condition} | {' | '.join(cells)} |"
 
 
-def lines(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield all tables as Markdown."""
-    for size, world in worlds.items():
+    for size in SIZES:
         yield from ["", f"### Figure 9: {SIZES[size]}", ""]
-        yield from comparison(results, size, rules(world))
+        yield from comparison(results, size, known[size])
     yield from ["", "### Table 2", ""]
     yield from ablations(results)
     yield from ["", "### Figures 12, 15 and 16", ""]
-    yield from conditions(results, worlds)
+    yield from conditions(results, known)
 
 
 def curves(results: Sequence[Result], runs: Sequence[str], way: str) -> Curves:

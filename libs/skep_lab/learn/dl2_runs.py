@@ -51,7 +51,7 @@ SHAPED: dict[str, Any] = {
     "teacher": "",
     "critic_first": 0,
     "rate": 5e-4,
-    "steps": 2000,
+    "steps": 3000,
 }
 """Tuned beyond the paper: a reward for each action, and what goes with it. The ablations of Table 2
 are taken of this learner, because it learns."""
@@ -77,7 +77,7 @@ RUNS: dict[str, Run] = {
     "small-code": Run("small", dl2_agent.CODE._replace(steps=1500), "the public code"),
     "small-fifo": _small("18", teacher="fifo"),
     "small-srtf": _small("18", teacher="srtf"),
-    "small-shaped-types": _shaped("17", models_at=((0, 4), (700, 6), (1400, 8))),
+    "small-shaped-types": _shaped("17", models_at=((0, 4), (1000, 6), (2000, 8))),
     "small-job-reward": _small("6.5.2", reward="job"),
     "small-shaped-two-clusters": _shaped("19, federated", clusters=2, envs=4),
     "small-shaped-four-clusters": _shaped("19, federated", clusters=4, envs=2),
