@@ -150,8 +150,8 @@ def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
 
 def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield all tables as Markdown."""
-    for size in SIZES:
-        yield from ["", f"### Figure 9: {SIZES[size]}", ""]
+    for size, told in SIZES.items():
+        yield from ["", f"### Figure 9: {told}", ""]
         yield from comparison(results, size, known[size])
     yield from ["", "### Table 2", ""]
     yield from ablations(results)
