@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import FreeCapacity
-from skep.policy.parts import queued
+from skep.policy.parts import check_one_or_more, queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
 from skep.policy.sizes import gpus_per_worker, resizable
@@ -41,6 +41,7 @@ STAGES: Mapping[str, Reason] = {
     "rest": Reason.STAGE_SWITCHBACK,
 }
 """Stages in which the rule is in force."""
+WANTED = ("auto", "off", "shadow", "on")
 CALM = frozenset((Reason.NO_ADVICE, *STAGES.values()))
 """Why a VC follows its rule though nothing is wrong with its model."""
 
@@ -56,6 +57,9 @@ class Learned(Policy, frozen=True, kw_only=True):
     the VC is not to act. A VC that turned to its rule because of something wrong stays with it for
     `cool_s`.
 
+    How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
+    shadow, then in turns of `period_s` with the rule. Another `stage` forces it.
+
     No job is stopped for another: a model places waiting jobs and changes sizes of elastic ones.
     """
 
@@ -69,6 +73,9 @@ class Learned(Policy, frozen=True, kw_only=True):
     wait_bound_s: float = 21_600
     margin_milli: int = 0
     cool_s: float = 30
+    stage: str = "auto"
+    shadow_s: float = 86_400
+    period_s: float = 14_400
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -84,9 +91,13 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.rule == self.name or self.rule not in self.kinds:
             reason = f"rule is the name of another policy: not {self.rule!r}"
             raise ValueError(reason)
-        if min(self.wait_bound_s, self.margin_milli, self.cool_s) < 0:
-            reason = "wait_bound_s, margin_milli and cool_s are 0 or more"
+        if min(self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
+            reason = "wait_bound_s, margin_milli, cool_s and shadow_s are 0 or more"
             raise ValueError(reason)
+        if self.stage not in WANTED:
+            reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
+            raise ValueError(reason)
+        check_one_or_more("period_s", self.period_s, "seconds")
 
     def fallback(self) -> Policy:
         """Return the rule."""
