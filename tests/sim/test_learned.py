@@ -88,8 +88,9 @@ def _absurd(seat: Follower, _now: object) -> Wish:
     return Wish([AdvisedMove(job=job.job, workers=99) for job in seat.waiting()])
 
 
-def _unreliable(seat: Follower, now: Any) -> Wish:
-    return Shortest.decide(seat, now)._replace(reliable=False)  # type: ignore[arg-type]
+class _Unreliable(Shortest):
+    def decide(self, now: Any) -> Wish:
+        return super().decide(now)._replace(reliable=False)
 
 
 def _not_finite(_seat: Follower, _now: object) -> Wish:
@@ -113,7 +114,7 @@ class _Deaf(Shortest):
         (lambda: Says(_raises), {}, Reason.ADVICE_BROKEN),
         (_Deaf, {}, Reason.ADVICE_BROKEN),
         (lambda: Says(_absurd), {}, Reason.ADVICE_BROKEN),
-        (lambda: Says(_unreliable), {}, Reason.BEYOND_TRAINING),
+        (_Unreliable, {}, Reason.BEYOND_TRAINING),
         (_Schema, {}, Reason.OTHER_SCHEMA),
         (Shortest, {"margin_milli": 10}, Reason.MARGIN_TOO_SMALL),
         (Shortest, {"wait_bound_s": 30}, Reason.WAITED_TOO_LONG),

@@ -56,8 +56,9 @@ JOBS_MIN = 3
 """Jobs of a block under the model, and under the rule, without which it says nothing."""
 WORSE_MILLI = 20
 """By how much worse a model may be and count as not worse: 2 %."""
-DECISIONS_MIN = 20
-"""Decisions of the rule that are compared before a model leaves the shadow."""
+DECISIONS_MIN, DECISIONS_ALIKE = 20, 200
+"""Decisions of the rule that are compared before a model leaves the shadow, with PAIRS_MIN choices
+that differ, or without: a model that hardly ever differs does no harm."""
 TOLD_EVERY = 10
 """Compared decisions between two facts about them: what a crash may forget."""
 COOLS_PERIODS = 6
@@ -77,7 +78,7 @@ FAULTS = frozenset(
 JOBS_KEPT = 100_000
 PAIRS_KEPT = 1000
 PAIRS_MIN = 10
-"""Pairs without which hindsight ends nothing: a few may all be alike."""
+"""Pairs without which hindsight says nothing: a few may all be alike."""
 KNOWN_MAX = 200
 """Models in VCs that are remembered beside those that VCs name now."""
 T_975 = (
@@ -207,6 +208,12 @@ class Watched:
         text = f"{self.vc}/{self.model}/{self.since}/{block}"
         drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % self.turns
         return place != drawn
+
+    @property
+    def compares_enough(self) -> bool:
+        """Return whether enough of its choices were compared with the rule's to leave the shadow."""
+        least = DECISIONS_MIN if self.seen.pairs >= PAIRS_MIN else DECISIONS_ALIKE
+        return self.seen.decisions >= least
 
     # --- shadow ----------------------------------------------------------------------------------
 
@@ -457,8 +464,7 @@ def _due_at(known: Watched) -> Instant | None:
         return max(known.said.until, Instant(1)) if known.wanted == "auto" else None
     if known.stage == "shadow":
         due = max(known.said.until, after(known.since, known.shadow))
-        enough = known.seen.decisions >= DECISIONS_MIN and known.wanted == "auto"
-        return due if enough else None
+        return due if known.compares_enough and known.wanted == "auto" else None
     return known.block_due()
 
 
@@ -486,10 +492,10 @@ def _leaves_shadow(known: Watched, now: Instant) -> StageSet | None:
     said = known.said
     assert said is not None, known.vc
     long = now >= max(said.until, after(known.since, known.shadow))
-    if not long or known.seen.decisions < DECISIONS_MIN:
+    if not long or not known.compares_enough:
         return None
     found = known.hindsight()
-    if found.high < 0 and found.samples >= PAIRS_MIN:
+    if found.high < 0:
         return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
     return _set(known, "switchback", Reason.SHADOW_PASSED, now, found)
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
-from skep.policy.capacity import FreeCapacity
+from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
 from skep.policy.parts import check_one_or_more, queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
@@ -28,7 +28,6 @@ from skep.units import Instant, after, seconds
 from skep.wire.following import LEARNED
 from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
 from skep.wire.reasons import Reason
-from skep.wire.spec import suits
 
 LEAST = seconds(1.0)
 """For how long a VC is planned in one way at least, whatever its model's stage: each turn from one
@@ -69,7 +68,7 @@ class Learned(Policy, frozen=True, kw_only=True):
     kinds: ClassVar[dict[str, type[Policy]]] = {}
     """The policies that `rule` may name: set by the registry, which knows them."""
     model: str = ""
-    rule: str = "packing"
+    rule: str = "look-ahead"
     wait_bound_s: float = 21_600
     margin_milli: int = 0
     cool_s: float = 30
@@ -302,17 +301,13 @@ def _turn(view: VcView, capacity: FreeCapacity, job: JobView, move: AdvisedMove)
     """Return the turn of a waiting job where it fits; None if it had better wait for such nodes."""
     workers = move.workers if job.phase is Phase.WAITING and job.spec.elastic is not None else 0
     asks = replace(job, workers=workers, gpus=workers * gpus_per_worker(job)) if workers else job
-    place, anywhere = capacity.fit(asks), move.spread or job.at_home
-    if place is None:
-        return Turn(job.job, Reason.ADVISED, workers=workers) if anywhere else None
-    if not anywhere and len(place) > _fewest(view, asks):
-        return None
+    if move.spread or job.at_home:
+        place = capacity.fit(asks)
+        if place is None:
+            return Turn(job.job, Reason.ADVISED, workers=workers)
+    else:
+        place = fit_close(asks, capacity, fewest_nodes(asks, view))
+        if place is None:
+            return None
     capacity.take_gpus(asks, asks.gpus, place)
     return Turn(job.job, Reason.ADVISED, tuple(node for node, _ in place), workers=workers)
-
-
-def _fewest(view: VcView, job: JobView) -> int:
-    """Return on how many nodes a gang is at least, if nothing else runs."""
-    wanted = job.spec.resources.gpu_type
-    largest = max((node.gpus for node in view.nodes if suits(wanted, node.gpu_type)), default=1)
-    return -(-job.workers // max(largest // gpus_per_worker(job), 1))
