@@ -87,7 +87,9 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
 
 def is_due(tx: Transaction, now: Instant) -> bool:
     """Return whether some model has to be told something, or it has to be said when."""
-    return any(_is_stale(tx, each, now) for each in tx.soft.planned.values())
+    at = tx.soft.sights_at
+    late = at is not None and at <= now  # Even if nothing is new any more: the timer is to go.
+    return late or any(_is_stale(tx, each, now) for each in tx.soft.planned.values())
 
 
 def _is_stale(tx: Transaction, planned: Planned, now: Instant) -> bool:
