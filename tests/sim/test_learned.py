@@ -69,8 +69,17 @@ def test_a_model_orders_the_queue_and_the_log_says_so() -> None:
 
 
 def test_late_advice_is_followed_when_it_comes() -> None:
-    result, _ = played(settings(delay_s=2))
-    assert begins(result) == list(map(seconds, (0, 166, 102, 114, 402)))
+    result, _ = played(settings(delay_s=1))
+    assert begins(result) == list(map(seconds, (1, 164, 102, 113, 401)))
+
+
+def test_where_the_model_does_not_answer_the_rule_plans() -> None:
+    result, said = played(settings(delay_s=1000))
+    assert begins(result) == list(map(seconds, (0, 100, 190, 200, 400)))
+    assert {fact.follows for fact in said} == {False}
+    result, said = played(settings(delay_s=60))
+    assert Reason.ADVICE_LATE in [fact.why for fact in said]
+    assert all(job.waited is not None and job.waited <= seconds(260) for job in result.jobs)
 
 
 def test_the_same_run_comes_to_the_same_facts() -> None:

@@ -24,7 +24,7 @@ from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
 from skep.policy.sizes import gpus_per_worker, resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire.following import LEARNED
 from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
 from skep.wire.reasons import Reason
@@ -49,8 +49,8 @@ class Learned(Policy, frozen=True, kw_only=True):
     """The moves of a learned model, or the plan of a rule wherever the model may not be followed.
 
     The model is named by the hash of its file, and no other one may act. The rule is any other
-    policy, with its default options. It is in force where nothing was heard of the model or its
-    advice is late, damaged, of another model, made for other features or beyond what the model was
+    policy, with its default options. It is in force where nothing was heard of the model, or it has
+    not answered for `answer_s`, or its advice is damaged, of another model, made for other features or beyond what the model was
     trained on; where the model hardly prefers what it proposes (`margin_milli`, thousandths); where
     a job has waited for longer than `wait_bound_s`, which then comes first; and where its stage in
     the VC is not to act. A VC that turned to its rule because of something wrong stays with it for
@@ -64,11 +64,11 @@ class Learned(Policy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = LEARNED
     source: ClassVar[str] = "Skep's own (docs/explanation/learned.md), after SCHED² and DL²"
-    is_advised: ClassVar[bool] = True
     kinds: ClassVar[dict[str, type[Policy]]] = {}
     """The policies that `rule` may name: set by the registry, which knows them."""
     model: str = ""
     rule: str = "look-ahead"
+    answer_s: float = 2
     wait_bound_s: float = 21_600
     margin_milli: int = 0
     cool_s: float = 30
@@ -90,8 +90,8 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.rule == self.name or self.rule not in self.kinds:
             reason = f"rule is the name of another policy: not {self.rule!r}"
             raise ValueError(reason)
-        if min(self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
-            reason = "wait_bound_s, margin_milli, cool_s and shadow_s are 0 or more"
+        if min(self.answer_s, self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
+            reason = "answer_s, wait_bound_s, margin_milli, cool_s, shadow_s are 0 or more"
             raise ValueError(reason)
         if self.stage not in WANTED:
             reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
@@ -101,6 +101,11 @@ class Learned(Policy, frozen=True, kw_only=True):
     def fallback(self) -> Policy:
         """Return the rule."""
         return self.kinds[self.rule]()
+
+    @property
+    def answers_within(self) -> Duration:
+        """Return `answer_s`."""
+        return seconds(self.answer_s)
 
     @property
     def sees_nodes(self) -> bool:
@@ -142,7 +147,8 @@ class Learned(Policy, frozen=True, kw_only=True):
             advised = view.advised
             if following.model and advised is not None:
                 made = follow(view, advised)
-                look_at = _soonest(advised.expires_at, self._overdue_at(view))
+                times = advised.expires_at, self._late_at(view), self._overdue_at(view)
+                look_at = _soonest(*times)
                 return replace(made, following=following, look_at=look_at)
             made = rule(view)
             if following.why is Reason.WAITED_TOO_LONG:
@@ -159,7 +165,8 @@ class Learned(Policy, frozen=True, kw_only=True):
         advised = view.advised
         if advised is None or not self.model:
             return Reason.NO_ADVICE
-        if advised.expires_at <= view.now:
+        late = self._late_at(view)
+        if advised.expires_at <= view.now or (late is not None and late <= view.now):
             return Reason.ADVICE_LATE
         if advised.model != self.model:
             return Reason.OTHER_MODEL
@@ -189,6 +196,10 @@ class Learned(Policy, frozen=True, kw_only=True):
         if until <= view.now or made.why is said.why:
             return made, None
         return Following(model=False, why=said.why), until
+
+    def _late_at(self, view: VcView) -> Instant | None:
+        """Return when what the model has not answered yet will be late; None: it has answered."""
+        return after(view.unanswered, self.answers_within) if view.unanswered else None
 
     def _overdue(self, view: VcView) -> JobView | None:
         """Return the job that has waited the longest, if that is beyond its bound."""
