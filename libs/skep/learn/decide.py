@@ -122,8 +122,8 @@ class _Search:
         self._waits = queued(self._raw)
         self._pools = Pools(embedded, self._waits, holding(self._raw))
         numbers, features = scene.options
-        self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
-        self._features = features.reshape(-1, A).take(chosen, axis=0)
+        self._numbers = np.asfortranarray(numbers.reshape(-1, OPTION).take(chosen, axis=0))
+        self._features = np.asfortranarray(features.reshape(-1, A).take(chosen, axis=0))
         self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
         placed = self._placed()
         self._nodes = placed.nodes
