@@ -42,6 +42,7 @@ from skep.learn.features import (
     write_sums,
     write_timed,
 )
+from skep.learn.shares import SOON, Shares, share_out
 
 LOCAL, SPREAD, GROW, SHRINK = range(4)
 KINDS = 4
@@ -76,6 +77,12 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
     "ahead_gain": SIGNED,  # the most of that for this size and all beyond
     "remaining_known": FLAG,
     "doubt": FLAG,
+    # These compare it with what the job would have if GPUs went to where they gain the most.
+    "no_share": FLAG,  # others gain more from its GPUs
+    "over_share": SHARE,  # log: its size over its share
+    "under_share": SHARE,  # log: its share over its size
+    "to_share": SIGNED,  # log: by how much a change brings it nearer to its share
+    "worth": SIGNED,  # log: what growing adds per GPU, over what the last GPU shared out adds
 }
 """Features of a candidate with their ranges, in order."""
 A = len(CANDIDATE_FEATURES)
@@ -161,9 +168,9 @@ def options(raw: Floats, cluster: Floats, curves: Curves) -> Options:
     logs /= LOG_SIZE
     features[..., 18:20] = found[..., GAIN:]
     features[..., 20], features[..., 21] = known, raw[..., c.DOUBT][..., None]
-    steady = features[..., NOW:]
-    np.minimum(steady, _HIGH[NOW:], out=steady)
-    np.maximum(steady, _LOW[NOW:], out=steady)
+    steady = features[..., NOW:SHARES]
+    np.minimum(steady, _HIGH[NOW:SHARES], out=steady)
+    np.maximum(steady, _LOW[NOW:SHARES], out=steady)
     return Options(numbers, features)
 
 
@@ -334,6 +341,34 @@ def write_there(
     np.maximum(now, _LOW[2:NOW], out=now)
 
 
+def write_shares(numbers: Floats, shares: Shares, left: Floats, features: Matrix) -> None:
+    """Write the features of candidates that compare them with the shares of their jobs.
+
+    Args:
+        numbers: Of the candidates, `[.., OPTION]`.
+        shares: Of their jobs, `[..]`; axes of length 1 are broadcast.
+        left: Remaining seconds of their jobs.
+        features: `[.., A]`.
+    """
+    resize, size = numbers[..., KIND] >= GROW, np.maximum(numbers[..., WORKERS], 1.0)
+    share, price = shares.workers, shares.price
+    takes, has = numbers[..., TAKES], share > 0
+    now = size - takes / np.maximum(numbers[..., EACH], 1.0) * resize
+    off = np.log2(size / np.where(has, share, size)) / LOG_SIZE
+    before = np.log2(now / np.where(has, share, now)) / LOG_SIZE
+    adds = np.log((left + SOON) / (left * numbers[..., FACTOR] + SOON))
+    pays = resize & (price > 0) & (adds > 0) & (takes > 0) & (numbers[..., KNOWN] > 0)
+    worth = np.where(pays, adds, 1.0) / np.where(pays, takes * price, 1.0)
+    made = features[..., SHARES:]
+    made[..., 0], made[..., 1], made[..., 2] = ~has, off, -off
+    made[..., 3] = (np.abs(before) - np.abs(off)) * resize
+    made[..., 4] = np.log2(worth) / LOG_SIZE
+    np.minimum(made, _HIGH[SHARES:], out=made)
+    np.maximum(made, _LOW[SHARES:], out=made)
+
+
+SHARES = A - 5
+"""The last features of a candidate compare it with the share of its job."""
 _SCALES = np.array([1 / LOG_SECONDS, -1 / LOG_WORK, 1 / LOG_SECONDS], dtype=np.float32)
 
 
@@ -371,7 +406,9 @@ def candidates_of(
     placed = place(numbers, fit(here, wanted))
     write_free(numbers, here, features)
     waited = jobs[..., WAITED_RATIO, None]
-    write_there(numbers, placed, when.remaining[..., None], waited, features)
+    left = when.remaining[..., None]
+    write_there(numbers, placed, left, waited, features)
+    write_shares(numbers, share_out(raw, cluster, when).at((..., None)), left, features)
     return Candidates(features, numbers[..., WORKERS], numbers[..., KIND], placed.possible)
 
 

@@ -29,6 +29,7 @@ from skep.learn.candidates import (
     fit,
     place,
     write_free,
+    write_shares,
     write_there,
 )
 from skep.learn.columns import Floats, Integers
@@ -49,6 +50,7 @@ from skep.learn.features import (
 from skep.learn.modelfile import Model
 from skep.learn.net import Pools
 from skep.learn.scene import Scene
+from skep.learn.shares import share_out
 from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
@@ -119,6 +121,8 @@ class _Search:
         self._nodes = placed.nodes
         left, waited = self._when.remaining[self._rows], self._jobs[self._rows, WAITED_RATIO]
         write_there(self._numbers, placed, left, waited, self._features)
+        shares = share_out(self._raw, self._cluster, self._when)
+        write_shares(self._numbers, shares.at(self._rows), left, self._features)
         self._look()
         if len(self._rows) > RANKED:
             self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
