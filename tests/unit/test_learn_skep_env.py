@@ -42,8 +42,8 @@ def test_a_trace_is_the_same_for_both_simulators_and_states_what_it_states() -> 
     assert [job.run_time for job in trace.jobs] == drawn.run.tolist()
     assert [job.said_time for job in trace.jobs] == drawn.told_run.tolist()
     off = drawn.told_run / drawn.run
-    assert 0.7 <= off.min() < 0.8
-    assert 1.2 < off.max() <= 1.3
+    assert 0.69 < off.min() < 0.8
+    assert 1.2 < off.max() < 1.31
     for number, job in enumerate(trace.jobs[:20]):
         spread = fewest(job.gpus, protocol.NODE_GPUS)
         where = Situation("v100", spread, job.workers)
