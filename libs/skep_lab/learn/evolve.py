@@ -21,7 +21,7 @@ import numpy as np
 
 from skep.learn.candidates import CANDIDATE_FEATURES
 from skep.learn.features import CLUSTER_FEATURES, G
-from skep.learn.net import shapes
+from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
 from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
