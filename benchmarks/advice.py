@@ -1,23 +1,25 @@
 """What the advice of a learned model costs: following a sight, features, inference, decoding.
 
-    python -m benchmarks advice [--jobs 40 200 1000] [--changed 1 10 all] [--moves 1] [--times 300]
+    python -m benchmarks advice [--jobs 40 200 1000] [--changed 1 10 all] [--moves 0] [--open 2]
+                                [--times 300]
 
-A VC of nodes with 8 GPUs has so many jobs by chance, of which a third wait; some GPUs of some nodes
-are free. In each round so many jobs have changed since the sight before. All times are CPU time of
-this process, on one thread of BLAS, and one number of a round is all that an advisor does once the
-sight is decoded: `Scene.follow`, then `decide`, which ends after `--moves` moves (0: when the model
-ends, after up to 32). The model has the shipped sizes and random weights. `follow_us` is the first
-part of `ms`. `features_us` and `scores_us` are parts of one more run: rows to features, and all
-scores once.
+A VC of 64 nodes with 8 GPUs has so many jobs by chance, of which a third wait; `--open` nodes have
+0, 1, 2 or 4 free GPUs, the others none. In each round so many jobs are others than in the sight
+before. All times are CPU time of this process, with one thread of BLAS. `ms` is all that an advisor
+does in a round once the sight is decoded: `Scene.follow`, then `decide`, which ends after `--moves`
+moves (0: when the model ends). The model has the shipped sizes and random weights, so it fills what
+is free. `follow_us` is the first part of `ms`. `features_us` and `embed_us` are parts of one more
+run: the timed features of all jobs, and their embeddings.
 
-`within_limit`: the 99th percentile is at most 1 ms for 200 jobs and 3 ms for 1,000.
+`within_limit`: where not all jobs changed, the 99th percentile is at most 1 ms for 200 jobs and 3 ms
+for 1,000.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Read when numpy is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # Read when numpy is loaded.
 
 import argparse
 import random
@@ -47,7 +49,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add what may be chosen."""
     parser.add_argument("--jobs", type=int, nargs="+", default=[40, 200, 1000])
     parser.add_argument("--changed", nargs="+", default=["1", "10", "all"])
-    parser.add_argument("--moves", type=int, nargs="+", default=[1])
+    parser.add_argument("--moves", type=int, nargs="+", default=[0])
+    parser.add_argument("--open", type=int, default=2)
     parser.add_argument("--times", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
 
@@ -62,29 +65,29 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             for moves in given.moves:
                 count = jobs if changed == "all" else min(int(changed), jobs)
                 found = measured(
-                    model, random.Random(given.seed), (jobs, count, moves), given.times
+                    model, random.Random(given.seed), (jobs, count, moves, given.open), given.times
                 )
                 figures[f"{jobs} jobs, {changed} changed, {moves or 'all'} moves"] = found
                 say(f"{jobs} jobs, {changed} changed, {moves} moves: {found['ms']}")
                 limit = LIMITS_MS.get(jobs)
-                if limit and moves == 1 and changed != "all":
+                if limit and changed != "all":
                     limits.append(found["ms"]["p99"] <= limit)
     return {**figures, "within_limit": all(limits)}
 
 
 def measured(
-    model: Model, rng: random.Random, case: tuple[int, int, int], rounds: int
+    model: Model, rng: random.Random, case: tuple[int, int, int, int], rounds: int
 ) -> dict[str, Any]:
     """Return what rounds of advice take."""
-    jobs, changed, moves = case
+    jobs, changed, moves, nodes = case
     known = [job(rng, number) for number in range(1, jobs + 1)]
     scene, now = Scene(), float(NOW_S)
-    scene.follow(sight(rng, 0, known, whole=True))
+    scene.follow(sight(rng, 0, known, nodes, whole=True))
     taken, follow, made = list[float](), list[float](), list[int]()
     for number in range(1, rounds + WARM + 1):
         now += 7
         news = [job(rng, at) for at in rng.sample(range(1, jobs + 1), changed)]
-        seen = sight(rng, number, news, whole=False)
+        seen = sight(rng, number, news, nodes, whole=False)
         began = time.process_time_ns()
         scene.follow(seen)
         between = time.process_time_ns()
@@ -145,9 +148,11 @@ def job(rng: random.Random, number: int) -> JobSight:
     return msgspec.structs.replace(blank, least=1, most=16, rates=rates, resizable=runs)
 
 
-def sight(rng: random.Random, number: int, jobs: list[JobSight], *, whole: bool) -> Sight:
-    """Return a sight of a VC where most nodes are full."""
-    free = [rng.choice((0, 0, 0, 0, 1, 2, 4)) for _ in range(64)]
+def sight(
+    rng: random.Random, number: int, jobs: list[JobSight], nodes: int, *, whole: bool
+) -> Sight:
+    """Return a sight of a VC where at most so many of its nodes have free GPUs."""
+    free = [rng.choice((0, 0, 0, 0, 1, 2, 4)) if at < nodes else 0 for at in range(64)]
     return Sight(
         vc="a",
         number=number,

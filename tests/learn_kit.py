@@ -10,10 +10,11 @@ from skep.learn import columns as c
 from skep.learn.candidates import SPREAD, candidates
 from skep.learn.columns import Floats
 from skep.learn.decide import take
-from skep.learn.features import cluster_features, holding, job_features, queued, sums
+from skep.learn.features import cluster_features, holding, job_features, queued, sums, times
 from skep.learn.modelfile import Header, Model, dump, load
 from skep.learn.net import Sizes, random_weights
 from skep.learn.scene import Scene
+from skep.learn.shares import share_out
 from skep.units import Duration, Instant
 from skep.wire.learned import MOVES_MAX, JobSight, PhaseName, RoomSight, Sight
 
@@ -108,10 +109,11 @@ def decided_slowly(model: Model, raw: Floats, cluster: Floats, now: float) -> li
         now: The time.
     """
     raw, cluster, moves = raw.copy(), cluster.copy(), list[Move]()
+    shares = share_out(raw, cluster, times(raw, now))
     free = np.ones(len(raw), dtype=bool)
     while len(moves) < MOVES_MAX:
         sums(raw, cluster, now)
-        found = candidates(raw, cluster, now)
+        found = candidates(raw, cluster, now, shares)
         scores, hold = model.net.forward(
             job_features(raw, cluster, now),
             cluster_features(cluster),

@@ -13,6 +13,13 @@ from skep_lab.learn.progress import Progress, Saved, numbers_of, rng_of
 PLAY = f"{__name__}:play"
 
 
+class World(NamedTuple):
+    """Settings within settings."""
+
+    scale: float = 1.0
+    name: str = ""
+
+
 class Settings(NamedTuple):
     """What it takes."""
 
@@ -21,6 +28,7 @@ class Settings(NamedTuple):
     goal: str = "near"
     sizes: tuple[int, ...] = (2, 3)
     fails_at: int = 0
+    world: World = World()
 
 
 def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator[Progress]:
@@ -29,7 +37,7 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
     if saved is not None:
         rng, at, first = rng_of(saved.numbers["rng"]), saved.tensors["at"].copy(), saved.step
     for step in range(first + 1, settings.steps + 1):
-        at = at + settings.rate * (rng.normal(size=at.shape) - at)
+        at = at + settings.rate * (settings.world.scale * rng.normal(size=at.shape) - at)
         saved = Saved(step, {"at": at.copy()}, {"rng": numbers_of(rng)})
         worst = float("nan") if step == settings.fails_at else float(np.abs(at).max())
         yield Progress(step, settings.steps, {"worst": worst}, partial(_same, saved))

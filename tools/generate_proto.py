@@ -22,7 +22,7 @@ from skep.wire.advice import Advice
 from skep.wire.changes import Ask
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
-from skep.wire.learned import Learned
+from skep.wire.learned import Sight
 from skep.wire.node import NodeEvent
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
@@ -42,7 +42,7 @@ UNIONS: dict[str, Any] = {
     "reports": Heartbeat | NodeReport,
     "findings": Finding,
     "advice": Advice,
-    "learned": Learned,
+    "sights": Sight,
     "trials": Trials,
     "drafts": drafts.Asked | drafts.Told,
     "admin": Admin,
@@ -145,6 +145,8 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
     ("trials", subjects.TRIALS_OPEN, "trials", "", "What is tried and has to be judged."),
     ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),
+    ("learned", subjects.ADVICE_LEARNED, "advice", "", "What a learned model would do in a VC."),
+    ("sights", subjects.SIGHTS, "sights", "", "What the policy of a VC with a model sees."),
     (
         "admission-facts",
         subjects.ADMISSION_FACTS,

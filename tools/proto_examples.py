@@ -17,6 +17,7 @@ from skep.wire import (
     estimates,
     facts,
     findings,
+    following,
     learned,
     moves,
     node,
@@ -372,7 +373,7 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
         at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
     ),
 )
-LEARNED: tuple[msgspec.Struct, ...] = (
+SIGHTS: tuple[msgspec.Struct, ...] = (
     learned.Sight(
         vc="nlp",
         number=41,
@@ -402,17 +403,6 @@ LEARNED: tuple[msgspec.Struct, ...] = (
             ),
         ),
         gone=("j17",),
-    ),
-    learned.LearnedAdvice(
-        vc="nlp",
-        model="9f" * 32,
-        schema=1,
-        number=41,
-        at=AT,
-        expires_at=LATER,
-        stage="on",
-        moves=(learned.AdvisedMove(job="j19", workers=4, score_milli=812, margin_milli=95),),
-        holds=("j21",),
     ),
 )
 ADVICE: tuple[msgspec.Struct, ...] = (
@@ -469,6 +459,18 @@ ADVICE: tuple[msgspec.Struct, ...] = (
             ),
         ),
     ),
+    learned.LearnedAdvice(
+        vc="nlp",
+        model="9f" * 32,
+        schema=1,
+        number=41,
+        at=AT,
+        expires_at=LATER,
+        stage="on",
+        moves=(learned.AdvisedMove(job="j19", workers=4, score_milli=812, margin_milli=95),),
+        holds=("j21",),
+    ),
+    learned.SightWanted(vc="nlp", at=AT),
 )
 ADMIN: tuple[msgspec.Struct, ...] = (
     admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),
@@ -677,6 +679,9 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
         trace=TRACE,
     ),
     resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
+    following.AdviceFollowed(
+        vc="nlp", follows=True, why=Reason.ADVISED, at=AT, model="9f" * 32, rule="look-ahead"
+    ),
     trials.TrialBegun(
         trial=3,
         kind=trials.Kind.PACK,
@@ -829,7 +834,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "reports": REPORTS,
     "findings": FINDINGS,
     "advice": ADVICE,
-    "learned": LEARNED,
+    "sights": SIGHTS,
     "trials": TRIALS,
     "drafts": DRAFTS,
     "admin": ADMIN,

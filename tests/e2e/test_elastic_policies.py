@@ -1,4 +1,4 @@
-"""`pollux` and `elasticflow` on a cluster of real processes: they resize jobs that train."""
+"""`pollux`, `elasticflow` and `look-ahead` on real processes: they resize jobs that train."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ends(cluster: Embedded, job: str, notes: Path) -> list[int]:
     return list(dict.fromkeys(world for _, world in made))
 
 
-@pytest.mark.parametrize("name", ["pollux", "elasticflow"])
+@pytest.mark.parametrize("name", ["pollux", "elasticflow", "look-ahead"])
 def test_a_job_grows_on_idle_gpus_and_makes_room_for_another(
     name: str, policy: Under, cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ FOLDERS = {
     "finding": "findings",
     "advice": "advice",
     "trial": "trials",
+    "sight": "sights",
     "ask": "asks",
     "search": "search-requests",
     "admission": "admission-facts",

@@ -13,7 +13,7 @@ from skep.learn.scene import Scene
 from skep.policy.sight import changes, job_sight, sight_of
 from skep.policy.view import Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, seconds
-from skep.wire.learned import CURVE_MAX, SEEN_MAX, Learned, PhaseName, RoomSight, Sight
+from skep.wire.learned import CURVE_MAX, SEEN_MAX, PhaseName, RoomSight, Sight
 from tests.policy_kit import NOW, job, view
 
 HOUR = 3600.0
@@ -56,7 +56,7 @@ def test_a_sight_says_what_the_view_does() -> None:
     assert (third.each, third.workers, third.phase, third.nodes) == (4, 2, "waiting", 0)
     assert fourth.phase == "away"
     raw = msgspec.json.encode(made)
-    assert msgspec.json.decode(raw, type=Learned) == made
+    assert msgspec.json.decode(raw, type=Sight) == made
 
 
 def test_rows_say_how_long_jobs_ran_and_have_left() -> None:

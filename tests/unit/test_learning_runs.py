@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def test_equal_seeds_make_equal_models(run: Run) -> None:
         for seed, out in (("4", "a"), ("4", "b"), ("5", "c"))
     ]
     assert models[0] == models[1] != models[2]
+    scaled = (*words, "--seed", "4", "--set", "world.scale=2", "--out", "d")
+    assert json.loads(run(*scaled)[1])["model"] not in models
     assert (Path("a") / f"{models[0]}.safetensors").is_file()
 
 
@@ -116,6 +119,7 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(2, "train", "walk", "--set", "ratte=1") == "wrong-setting"
     assert "did you mean rate?" in run("train", "walk", "--set", "ratte=1")[2]
     assert reason(2, "train", "walk", "--set", "steps=many") == "wrong-setting"
+    assert "--set world.scale=x: " in run("train", "walk", "--set", "world.scale=x")[2]
     assert reason(2, "train", "walk", "--set", "steps") == "wrong-setting"
     assert reason(2, "train", "walk", "--processes", "2") == "not-offered"
     assert reason(3, "curves", "none") == "no-run"
@@ -166,10 +170,14 @@ def test_what_is_not_installed_is_said_in_a_line(
         curves.tensorboard(tmp_path)
 
 
-def test_every_learner_that_is_named_is_there() -> None:
-    for name in (each for each in learners.LEARNERS if each != "walk"):
-        learner = learners.find(name)
-        assert learners.fields(learner.settings), name
+def test_every_learner_that_is_named_has_settings_that_come_back() -> None:
+    for name, (module, _) in learners.LEARNERS.items():
+        if importlib.util.find_spec(module) is None:
+            continue
+        settings = learners.find(name).settings
+        known = learners.fields(settings)
+        assert learners.made(settings, known) == settings(), name
+        assert learners.plain(learners.chosen(settings, [])) == known, name
 
 
 def test_rollouts_come_to_the_same_here_and_in_processes() -> None:

@@ -148,7 +148,7 @@ class Advising:
             return
         if post.seat is None:
             post.number = sight.number
-            yield self._off(post, Reason.NO_MODEL, now)
+            yield self._advise(post, now)
             return
         try:
             follows = post.seat.follow(sight)
@@ -159,10 +159,8 @@ class Advising:
         if follows:
             post.number, post.asked_at = sight.number, None
             yield self._advise(post, now)
-        else:
-            post.number = -1
-            if post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
-                yield self._ask(post, now)
+        elif post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
+            yield self._ask(post, now)
 
     def due(self, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
         """Yield what is to be said again, and asked for."""
@@ -182,13 +180,16 @@ class Advising:
         return after(post.said.at, self.resend_after) if post.said is not None else None
 
     def _ask(self, post: Post, now: Instant) -> SightWanted:
-        post.asked_at = now
+        post.number, post.asked_at = -1, now
         return SightWanted(vc=post.vc, at=now)
 
-    def _advise(self, post: Post, now: Instant) -> LearnedAdvice:
-        """Return what a model says now."""
+    def _advise(self, post: Post, now: Instant) -> LearnedAdvice | SightWanted:
+        """Return what a model says now, or that a whole sight is needed as it has just come."""
         if post.seat is None:
-            return self._off(post, Reason.NO_MODEL, now)
+            post.seat = self.models.seat(post.model)
+            if post.seat is None:
+                return self._off(post, Reason.NO_MODEL, now)
+            return self._ask(post, now)
         if post.seat.schema != SCHEMA:
             return self._off(post, Reason.OTHER_SCHEMA, now)
         try:

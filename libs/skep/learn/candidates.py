@@ -72,10 +72,10 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
     "shrinks": FLAG,
     "takes": FLAG,  # share of the cluster's GPUs
     "size": SIGNED,  # log: workers over those that it has or asks for
+    "remaining_known": FLAG,
     "speed": SIGNED,  # log: its rate there over that now
     "gain": SIGNED,  # rate added per size added, as parts of now
     "ahead_gain": SIGNED,  # the most of that for this size and all beyond
-    "remaining_known": FLAG,
     "doubt": FLAG,
     # These compare it with what the job would have if GPUs went to where they gain the most.
     "no_share": FLAG,  # others gain more from its GPUs
@@ -86,6 +86,8 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
 }
 """Features of a candidate with their ranges, in order."""
 A = len(CANDIDATE_FEATURES)
+SHARES = A - 5
+"""The last features of a candidate compare it with the share of its job."""
 NOW = 11
 """The first features of a candidate change with time and with what is free."""
 _LOW, _HIGH = np.array([*CANDIDATE_FEATURES.values()], dtype=np.float32).T
@@ -166,8 +168,9 @@ def options(raw: Floats, cluster: Floats, curves: Curves) -> Options:
     logs = features[..., 16:18]
     np.log2(logs, out=logs)
     logs /= LOG_SIZE
-    features[..., 18:20] = found[..., GAIN:]
-    features[..., 20], features[..., 21] = known, raw[..., c.DOUBT][..., None]
+    features[..., 18] = features[..., 17]
+    features[..., 17], features[..., 21] = known, raw[..., c.DOUBT][..., None]
+    features[..., 19:21] = found[..., GAIN:]
     steady = features[..., NOW:SHARES]
     np.minimum(steady, _HIGH[NOW:SHARES], out=steady)
     np.maximum(steady, _LOW[NOW:SHARES], out=steady)
@@ -351,24 +354,22 @@ def write_shares(numbers: Floats, shares: Shares, left: Floats, features: Matrix
         features: `[.., A]`.
     """
     resize, size = numbers[..., KIND] >= GROW, np.maximum(numbers[..., WORKERS], 1.0)
-    share, price = shares.workers, shares.price
-    takes, has = numbers[..., TAKES], share > 0
+    share, price, takes = shares.workers, shares.price, numbers[..., TAKES]
+    has = share > 0
     now = size - takes / np.maximum(numbers[..., EACH], 1.0) * resize
-    off = np.log2(size / np.where(has, share, size)) / LOG_SIZE
-    before = np.log2(now / np.where(has, share, now)) / LOG_SIZE
+    off = np.log2(np.where(has, size / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
+    before = np.log2(np.where(has, now / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
+    nearer = np.abs(before) - np.abs(off)
     adds = np.log((left + SOON) / (left * numbers[..., FACTOR] + SOON))
     pays = resize & (price > 0) & (adds > 0) & (takes > 0) & (numbers[..., KNOWN] > 0)
-    worth = np.where(pays, adds, 1.0) / np.where(pays, takes * price, 1.0)
+    rate = np.where(pays, adds, 1.0) / np.where(pays, takes * price, 1.0)
     made = features[..., SHARES:]
     made[..., 0], made[..., 1], made[..., 2] = ~has, off, -off
-    made[..., 3] = (np.abs(before) - np.abs(off)) * resize
-    made[..., 4] = np.log2(worth) / LOG_SIZE
+    made[..., 3], made[..., 4] = nearer * resize, np.log2(rate) / LOG_SIZE
     np.minimum(made, _HIGH[SHARES:], out=made)
     np.maximum(made, _LOW[SHARES:], out=made)
 
 
-SHARES = A - 5
-"""The last features of a candidate compare it with the share of its job."""
 _SCALES = np.array([1 / LOG_SECONDS, -1 / LOG_WORK, 1 / LOG_SECONDS], dtype=np.float32)
 
 
@@ -384,31 +385,36 @@ class Candidates(NamedTuple):
     """It exists and fits now."""
 
 
-def candidates(raw: Floats, cluster: Floats, now: ArrayLike) -> Candidates:
+def candidates(
+    raw: Floats, cluster: Floats, now: ArrayLike, shares: Shares | None = None
+) -> Candidates:
     """Return all candidates of jobs with their features.
 
     Args:
         raw: Rows of jobs, `[.., n, RAW]`.
         cluster: Rows of their clusters, `[.., CLUSTER]`.
         now: Times, `[..]`.
+        shares: Of the jobs; None: they are found now.
     """
-    jobs = job_features(raw, cluster, now)
-    return candidates_of(raw, cluster, times(raw, now), curves_of(raw), jobs)
+    when, jobs = times(raw, now), job_features(raw, cluster, now)
+    return candidates_of(
+        raw, cluster, (when, curves_of(raw), shares or share_out(raw, cluster, when)), jobs
+    )
 
 
 def candidates_of(
-    raw: Floats, cluster: Floats, when: Times, curves: Curves, jobs: Matrix
+    raw: Floats, cluster: Floats, known: tuple[Times, Curves, Shares], jobs: Matrix
 ) -> Candidates:
     """Do what `candidates` does, where the rest is known already."""
+    when, curves, shares = known
     numbers, features = options(raw, cluster, curves)
     here = cluster[..., None, None, :]
     wanted = demands(numbers[..., MORE], numbers[..., EACH], here[..., c.NODE_GPUS])
     placed = place(numbers, fit(here, wanted))
     write_free(numbers, here, features)
-    waited = jobs[..., WAITED_RATIO, None]
-    left = when.remaining[..., None]
+    waited, left = jobs[..., WAITED_RATIO, None], when.remaining[..., None]
     write_there(numbers, placed, left, waited, features)
-    write_shares(numbers, share_out(raw, cluster, when).at((..., None)), left, features)
+    write_shares(numbers, shares.at((..., None)), left, features)
     return Candidates(features, numbers[..., WORKERS], numbers[..., KIND], placed.possible)
 
 
@@ -439,5 +445,6 @@ def look(raw: Floats, cluster: Floats, now: ArrayLike) -> Seen:
     jobs = empty(raw.shape[:-1], F)
     write_steady(raw, cluster, curves, jobs)
     write_timed(raw, when, now, jobs)
-    found = candidates_of(raw, cluster, when, curves, jobs)
+    shares = share_out(raw, cluster, when)
+    found = candidates_of(raw, cluster, (when, curves, shares), jobs)
     return Seen(jobs, cluster_features(cluster), found, queued(raw), holding(raw))

@@ -84,10 +84,9 @@ def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Dec
         now: The time, in seconds.
         most: No more moves than these.
     """
-    if not scene.names:
+    search, moves = _Search(model, scene), list[AdvisedMove]()
+    if not search.begin(scene, now):
         return Decision((), (), reliable=True)
-    search = _Search(model, scene, now)
-    moves: list[AdvisedMove] = []
     while len(moves) < most:
         move = search.pick()
         if move is None:
@@ -99,20 +98,27 @@ def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Dec
 class _Search:
     """A scene after the moves that were picked so far, and the candidates for the next one."""
 
-    def __init__(self, model: Model, scene: Scene, now: float) -> None:
-        self._net, self._names, self._now = model.net, scene.names, now
-        self._raw, self._demands, self._codes = scene.raw, scene.demands, scene.codes
-        self._jobs, self._when = scene.jobs, times(scene.raw, now)
+    def __init__(self, model: Model, scene: Scene) -> None:
+        self._net, self._ranges, self._names = model.net, model.header.ranges, scene.names
+        self._raw, self._jobs = scene.raw, scene.jobs
+        self._demands, self._codes = scene.demands, scene.codes
+        self.reliable = True
+
+    def begin(self, scene: Scene, now: float) -> bool:
+        """Look at all candidates; return False if none fits: then nothing else is of any use."""
+        self._cluster = scene.room
+        self._set_fit()
+        codes = self._codes.ravel()
+        chosen = self._later[codes].nonzero()[0]
+        if not len(chosen):
+            return False
+        self._now, self._when = now, times(self._raw, now)
         self._cluster = scene.cluster(now, self._when)
         write_timed(self._raw, self._when, now, self._jobs)
         embedded = self._net.embed(self._jobs)
         self._of_jobs = self._net.of_jobs(embedded)
         self._waits = queued(self._raw)
         self._pools = Pools(embedded, self._waits, holding(self._raw))
-
-        self._set_fit()
-        codes = self._codes.ravel()
-        chosen = np.flatnonzero(self._later[codes])
         numbers, features = scene.options
         self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
         self._features = features.reshape(-1, A).take(chosen, axis=0)
@@ -127,12 +133,12 @@ class _Search:
         if len(self._rows) > RANKED:
             self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
         self._close()
-        ranges = model.header.ranges
         self.reliable = (
-            within(self._jobs, ranges.job)
-            and within(self._seen[None], ranges.cluster)
-            and within(self._features, ranges.candidate)
+            within(self._jobs, self._ranges.job)
+            and within(self._seen[None], self._ranges.cluster)
+            and within(self._features, self._ranges.candidate)
         )
+        return True
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
@@ -162,7 +168,9 @@ class _Search:
     def held(self) -> tuple[str, ...]:
         """Return the waiting jobs that still fit on as few nodes as they need, oldest first."""
         fits = self._open[self._codes[:, : c.SIZES]]
-        held = np.flatnonzero(fits.any(-1) & self._waits)
+        held = (fits.any(-1) & self._waits).nonzero()[0]
+        if not len(held):
+            return ()
         oldest = held[np.argsort(self._raw[held, c.SUBMITTED], kind="stable")][:HOLDS_MAX]
         return tuple(self._names[row] for row in oldest.tolist())
 
@@ -187,32 +195,39 @@ class _Search:
 
     def _suppose(self, row: int, workers: int, *, starts: bool) -> None:
         """Change the rows of a job and of the cluster to what they are after its move."""
-        raw, cluster = self._raw[row].copy(), self._cluster
+        raw = self._raw[row].copy()
         before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
         if starts or workers > before:  # What a smaller gang gives back is not free at once.
-            take(cluster, workers if starts else workers - before, each)
-        work, known = float(self._when.remaining[row]) * each, float(self._when.known[row])
-        raw[c.WORKERS] = workers
-        if starts:
-            raw[c.PHASE], raw[c.SINCE] = c.STARTING, self._now
-            cluster[c.QUEUED_JOBS] -= 1
-            cluster[c.QUEUED_GPUS] -= before * each
-            cluster[c.QUEUED_WORK] -= work * before
-            cluster[c.QUEUED_KNOWN] -= known
-            cluster[c.QUEUED_AGE] -= float(self._when.age[row])
-            cluster[c.HELD_JOBS] += 1
-            cluster[c.HELD_KNOWN] += known
-            cluster[c.HELD_WORK] += work * workers
-        else:
-            cluster[c.HELD_WORK] += work * (workers - before)
-        self._pools.change(row, self._net.embed(self._job_after(row, raw, starts=starts))[0])
-
+            take(self._cluster, workers if starts else workers - before, each)
+        self._waits[row] &= not starts
         self._set_fit()
         fits = self._later[self._codes_left]
-        self._keep(np.flatnonzero(fits & (self._rows != row)))
+        self._keep((fits & (self._rows != row)).nonzero()[0])
+        if not len(self._rows):
+            return
+        self._add_up(row, workers, starts=starts)
+        raw[c.WORKERS] = workers
+        self._pools.change(row, self._net.embed(self._job_after(row, raw, starts=starts))[0])
         self._move()
         self._look()
         self._close()
+
+    def _add_up(self, row: int, workers: int, *, starts: bool) -> None:
+        """Change the sums over jobs to what they are after a move."""
+        cluster, raw, when = self._cluster, self._raw[row], self._when
+        before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
+        work, known = float(when.remaining[row]) * each, float(when.known[row])
+        if not starts:
+            cluster[c.HELD_WORK] += work * (workers - before)
+            return
+        cluster[c.QUEUED_JOBS] -= 1
+        cluster[c.QUEUED_GPUS] -= before * each
+        cluster[c.QUEUED_WORK] -= work * before
+        cluster[c.QUEUED_KNOWN] -= known
+        cluster[c.QUEUED_AGE] -= float(when.age[row])
+        cluster[c.HELD_JOBS] += 1
+        cluster[c.HELD_KNOWN] += known
+        cluster[c.HELD_WORK] += work * workers
 
     def _close(self) -> None:
         """Let no candidate be picked that does not fit now."""

@@ -20,9 +20,6 @@ from skep.learn import columns as c
 from skep.learn.columns import Flags, Floats
 from skep.learn.curves import Curves, curves_of
 
-SCHEMA = 1
-"""Counts the meanings of features, of candidates, and of what a network makes of them."""
-
 Matrix = NDArray[np.float32]
 FLAG, SHARE, SIGNED, LONG = (0.0, 1.0), (0.0, 2.0), (-2.0, 2.0), (0.0, 2.5)
 LOG_SECONDS = 10.0

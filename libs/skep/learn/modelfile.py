@@ -17,9 +17,10 @@ import safetensors.numpy
 from msgspec import Meta
 
 from skep.learn.candidates import CANDIDATE_FEATURES
-from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, SCHEMA, Matrix
+from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, Matrix
 from skep.learn.net import WIDTH_MAX, SetNet, Sizes, shapes
 from skep.wire.bounds import one_line
+from skep.wire.learned import SCHEMA
 
 BYTES_MAX = 8 * 1024 * 1024
 """A network of the widest layers has 2 MB."""
@@ -48,7 +49,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is and what it comes from."""
 
     schema: int = SCHEMA
-    """Of the features that it was trained on (`features.SCHEMA`)."""
+    """Of the features that it was trained on (`wire.learned.SCHEMA`)."""
     job: Width = 32
     head: Width = 32
     """Widths of its layers (`net.Sizes`)."""

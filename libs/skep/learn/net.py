@@ -195,7 +195,7 @@ class Pools:
 
     def __init__(self, embedded: Matrix, waits: Flags, holds: Flags) -> None:
         """Begin with embeddings `[n, job]` of jobs that wait, or have GPUs."""
-        self._embedded, self._chosen = embedded, (waits, holds)
+        self._embedded, self._chosen = embedded, (waits.copy(), holds)
         masks = [each.astype(np.float32) for each in self._chosen]
         self._counts = [int(each.sum()) for each in masks]
         self._sums = [embedded.T @ each for each in masks]

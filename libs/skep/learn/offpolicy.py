@@ -1,4 +1,4 @@
-"""What another policy would have come to, estimated from what one did: with intervals, or not at all.
+"""What another policy would have come to, estimated from what one did, with intervals.
 
 Every decision of a log has a reward, the probability with which it was taken (propensity), and the
 probability with which the judged policy would have taken it. Where the logging policy always takes

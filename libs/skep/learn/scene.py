@@ -136,6 +136,11 @@ class Scene:
         self._derive()
         return True
 
+    @property
+    def room(self) -> Floats:
+        """Return the row of the cluster without anything that depends on time or on jobs."""
+        return self._cluster
+
     def cluster(self, now: float, when: Times) -> Floats:
         """Return the row of the cluster at a time, with its sums over the jobs.
 

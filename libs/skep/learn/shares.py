@@ -4,7 +4,7 @@ It is the rule `look-ahead` in arrays, with its power 0. Every waiting job first
 workers, the shortest first; running ones that can change keep their fewest. Then a job that is left
 with time T at a size counts -log T: steps of the concave envelope of each job's sizes are taken by
 what they add per GPU, until the GPUs are used up. A model sees how far each candidate is from this
-share, and what it adds over what the last GPU adds.
+share, and what growing adds over what the last GPU adds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skep.learn import columns as c
-from skep.learn.columns import Floats
+from skep.learn.columns import Flags, Floats, Integers
 from skep.learn.features import Times, queued
 
 SOON = 60.0
 """Seconds that are added to what is left: a job that is about to end does not take everything."""
-
-
+LONGEST = 100.0
+"""Beyond the logarithm of any time."""
 FIRST = 1e12
-"""What the first workers of a waiting job count, over its remaining GPU-seconds: more than any step
+"""What the first workers of a waiting job add, over its remaining GPU-seconds: more than any step
 of a job that has some."""
 
 
@@ -47,66 +47,90 @@ def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
         cluster: Rows of their clusters, `[.., CLUSTER]`.
         when: The times of the jobs.
     """
-    waits = queued(raw)
-    changes = (raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)
-    takes_part = (waits | changes) & when.known
-    sizes, each = raw[..., c.SIZE : c.SIZE + c.SIZES], np.maximum(raw[..., c.EACH], 1.0)
-    worth = np.where(takes_part[..., None], _worths(raw, when.remaining), -np.inf)
-    least = np.argmax(worth > -np.inf, axis=-1)[..., None]
-    base = np.where(takes_part, np.take_along_axis(sizes, least, -1)[..., 0] * each, 0.0)
-    have = np.where(takes_part, np.take_along_axis(worth, least, -1)[..., 0], 0.0)
-    keeps = takes_part & changes
-    given = np.where(keeps, raw[..., c.WORKERS] * each - base, 0.0).sum(-1)
+    waits, workers = queued(raw), raw[..., c.WORKERS]
+    each = np.maximum(raw[..., c.EACH], 1.0)
+    gpus = workers * each
+    part = when.known & (waits | ((raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)))
+    several = part & (raw[..., c.SIZE + 1] > 0)
+    single = part & waits & ~several
+    slopes, takes = np.zeros((2, *part.shape, c.SIZES))
+    takes[..., 0] = gpus * single
+    slopes[..., 0] = single * FIRST / ((when.remaining + SOON) * np.maximum(gpus, 1.0))
+    base = np.where(part & ~waits, workers, 0.0)
+    at = np.nonzero(several)
+    if len(at[0]):
+        slopes[at], takes[at], base[at] = _steps(raw[at], when.remaining[at], waits[at])
+    given = ((workers - base) * each * (part & ~waits)).sum(-1)
     budget = cluster[..., c.FREE] + given
-    begins = takes_part & waits & (base > 0)
-    first = np.where(begins, FIRST / np.maximum(np.exp(-have) * base, 1.0), 0.0)
-    slopes, takes = _steps(sizes * each[..., None], worth, base, have)
-    slopes = np.concatenate([first[..., None], slopes], axis=-1)
-    takes = np.concatenate([np.where(begins, base, 0.0)[..., None], takes], axis=-1)
-    shape = (*slopes.shape[:-2], -1)
-    flat, used = slopes.reshape(shape), takes.reshape(shape)
-    order = np.argsort(-flat, axis=-1, kind="stable")
-    filled = np.cumsum(np.take_along_axis(used, order, -1), axis=-1)
-    ordered = np.take_along_axis(flat, order, -1)
-    given_out = (filled <= budget[..., None]) & (ordered > 0)
-    taken = np.zeros_like(given_out)
-    np.put_along_axis(taken, order, given_out, -1)
-    more = np.where(taken.reshape(takes.shape), takes, 0.0).sum(-1) / each
-    last = np.where(given_out, ordered, np.inf).min(-1)
-    scarce = ((ordered > 0) & ~given_out).any(-1) & np.isfinite(last)
-    price = np.where(scarce, last, 0.0)[..., None]
-    kept = np.where(keeps, base / each, 0.0)
-    workers = np.where(takes_part, kept + more, raw[..., c.WORKERS])
-    return Shares(workers, np.broadcast_to(price, workers.shape))
+    made, price = np.where(part, base, workers), np.zeros((*part.shape[:-1], 1))
+    for lead in np.ndindex(part.shape[:-1]):
+        chosen, price[lead] = _fill(slopes[lead].ravel(), takes[lead].ravel(), float(budget[lead]))
+        more = takes[lead].ravel()[chosen]
+        made[lead] += np.bincount(chosen // c.SIZES, more, part.shape[-1]) / each[lead]
+    return Shares(made, np.broadcast_to(price, made.shape))
 
 
-def _worths(raw: Floats, remaining: Floats) -> Floats:
-    """Return what jobs count at each of their sizes, `[.., n, SIZES]`; -inf: not known."""
-    sizes = raw[..., c.SIZE : c.SIZE + c.SIZES]
-    rates = raw[..., c.RATE : c.RATE + c.SIZES]
-    here = sizes == raw[..., c.WORKERS, None]
-    rate = (rates * here).max(-1)[..., None]
+def _fill(slopes: Floats, takes: Floats, budget: float) -> tuple[Integers, float]:
+    """Return the steps that are taken, the best first, and what the last of them adds per GPU.
+
+    That is 0 if all are taken, or none.
+    """
+    chosen = np.flatnonzero(slopes > 0)
+    most = int(max(budget, 0.0)) + 1  # Every step takes a GPU: more are not looked at.
+    if len(chosen) > most:
+        worths = slopes[chosen]
+        chosen = chosen[worths >= np.partition(worths, -most)[-most]]
+    chosen = chosen[np.argsort(-slopes[chosen], kind="stable")]
+    count = int(np.searchsorted(takes[chosen].cumsum(), budget, side="right"))
+    price = float(slopes[chosen[count - 1]]) if 0 < count < len(chosen) else 0.0
+    return chosen[:count], price
+
+
+def _steps(raw: Floats, remaining: Floats, waits: Flags) -> tuple[Floats, Floats, Floats]:
+    """Return the steps of the concave envelopes of jobs with several sizes, and where they begin.
+
+    Args:
+        raw: Rows of jobs, `[m, RAW]`.
+        remaining: Seconds that they have left.
+        waits: Whether they wait: then they begin with nothing, else with their smallest size.
+
+    Returns:
+        What each step adds per GPU and the GPUs that it takes, `[m, SIZES]`, 0 beyond the last; and
+        the workers that a job has before.
+    """
+    sizes = raw[:, c.SIZE : c.SIZE + c.SIZES]
+    rates = raw[:, c.RATE : c.RATE + c.SIZES]
+    here = sizes == raw[:, c.WORKERS, None]
+    rate = (rates * here).max(-1)[:, None]
     speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
-    left = remaining[..., None] / np.where(speeds > 0, speeds, 1.0) + SOON
-    runs = raw[..., c.PHASE, None] == c.RUNNING
-    left += np.where(here, 0.0, raw[..., c.PAUSE, None] * runs)
-    made: Floats = np.where((sizes > 0) & (speeds > 0), -np.log(left), -np.inf)
-    return made
-
-
-def _steps(gpus: Floats, worth: Floats, base: Floats, have: Floats) -> tuple[Floats, Floats]:
-    """Return the steps of the concave envelopes: what each adds per GPU, and the GPUs it takes."""
-    slopes, takes = np.zeros(gpus.shape), np.zeros(gpus.shape)
-    for step in range(gpus.shape[-1]):
-        more = gpus - base[..., None]
-        able = (more > 0) & (worth > have[..., None])
-        if not able.any():
+    able = (sizes > 0) & (speeds > 0)
+    left = remaining[:, None] / np.where(able, speeds, 1.0) + SOON
+    left += ~here * (raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING))[:, None]
+    gpus, worth = np.zeros((2, len(raw), c.SIZES + 1))  # The first is to have nothing.
+    gpus[:, 1:] = sizes * np.maximum(raw[:, c.EACH], 1.0)[:, None]
+    worth[:, 1:] = np.where(able, -np.log(left), -LONGEST)
+    worth[:, 0] = LONGEST  # No step leads from nothing, but the one that is made below.
+    more = gpus[:, None, :] - gpus[:, :, None]
+    adds = worth[:, None, :] - worth[:, :, None]
+    slope = np.where((more > 0) & (adds > 0), adds / np.where(more > 0, more, 1.0), 0.0)
+    # From each size the step with the highest slope leads to the next one on the envelope.
+    following, best = slope.argmax(-1), slope.max(-1)
+    following[:, 0] = least = able.argmax(-1) + 1
+    work = left[np.arange(len(raw)), least - 1] * gpus[np.arange(len(raw)), least]
+    best[:, 0] = np.where(able.any(-1), FIRST / np.maximum(work, 1.0), 0.0)
+    best = best.ravel()
+    places = np.arange(following.size)
+    needs = more.ravel().take(places * (c.SIZES + 1) + following.ravel())
+    rows = np.arange(len(raw)) * (c.SIZES + 1)
+    at = rows + np.where(waits, 0, least)
+    then = (following + rows[:, None]).ravel()
+    base = gpus.ravel().take(at) / np.maximum(raw[:, c.EACH], 1.0)
+    slopes, takes = np.zeros((2, c.SIZES, len(raw)))
+    for step in range(c.SIZES):
+        slopes[step] = found = best.take(at)
+        gains = found > 0
+        if not gains.any():
             break
-        slope = np.where(able, worth - have[..., None], 0.0) / np.where(able, more, 1.0)
-        best = np.argmax(slope, axis=-1)[..., None]
-        slopes[..., step] = np.take_along_axis(slope, best, -1)[..., 0]
-        gains = slopes[..., step] > 0
-        takes[..., step] = np.where(gains, np.take_along_axis(more, best, -1)[..., 0], 0.0)
-        base = np.where(gains, np.take_along_axis(gpus, best, -1)[..., 0], base)
-        have = np.where(gains, np.take_along_axis(worth, best, -1)[..., 0], have)
-    return slopes, takes
+        takes[step] = needs.take(at) * gains
+        at = np.where(gains, then.take(at), at)
+    return slopes.T, takes.T, base

@@ -29,8 +29,13 @@ def resizable(job: JobView) -> bool:
 
 
 def changeable(job: JobView) -> bool:
-    """Return whether the size of a job can be changed, and its speed is known."""
-    return job.spec.elastic is not None and resizable(job) and job.workers in dict(job.rates)
+    """Return whether the size of a job can be changed, and its speed is known.
+
+    One that has just changed is left alone until it was measured: what is told of it is of before,
+    and by that it might change back and forth.
+    """
+    known = job.workers in dict(job.rates) and job.rate_workers in (0, job.workers)
+    return job.spec.elastic is not None and resizable(job) and known
 
 
 def fewest_workers(job: JobView) -> int:

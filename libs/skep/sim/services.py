@@ -35,10 +35,11 @@ LISTENS: dict[str, tuple[str, ...]] = {
         subjects.HEARTBEATS,
         subjects.ADVICE_QUEUE,
         subjects.ADVICE_OUTLOOK,
+        subjects.ADVICE_LEARNED,
         subjects.JUDGED,
     ),
     "introspector": (subjects.REPORTS, subjects.TRIALS_OPEN),
-    "advisor": (subjects.FINDINGS,),
+    "advisor": (subjects.FINDINGS, subjects.SIGHTS),
 }
 
 

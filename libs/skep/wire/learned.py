@@ -111,7 +111,7 @@ class AdvisedMove(Message, frozen=True):
     """Place a waiting job, or change the size of a running one, to so many workers.
 
     Without `spread` it is placed on as few nodes as it needs, or not at all. `score_milli` is by
-    how much the model prefers the move to doing nothing more, `margin_milli` to the next best one.
+    how much the model prefers the move to doing nothing more, and `margin_milli` to the next best.
     """
 
     job: JobName
@@ -148,6 +148,3 @@ class SightWanted(Message, frozen=True, tag="sight-wanted"):
 
     vc: Short
     at: Moment
-
-
-Learned = Sight | LearnedAdvice | SightWanted

@@ -264,7 +264,7 @@ class Sight(NamedTuple):
     job: Ints
     """[B] the number of the job that the step gave something; -1: it stopped."""
     gain: Floats
-    """[B] what the step added to the reward of its slot, by the table of speeds."""
+    """[B, 2] what the step added to its slot by the table of speeds: epochs, and reward."""
     shares: Floats
     """[B, jobs] the part of its epochs that each job trained in the latest slot it was in."""
 
@@ -367,7 +367,7 @@ class Batch:
             np.zeros(envs, np.bool_),
             np.zeros((envs, 3)),
             np.full(envs, -1, np.int64),
-            np.zeros(envs),
+            np.zeros((envs, 2)),
             np.zeros((envs, options.jobs)),
         )
 
@@ -678,9 +678,12 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
     """Carry out an action that is possible, and write what it changed."""
     i, what = action // 3, action % 3
     j, before = s.active[b, s.sums[b, SUM.base] + i], s.sums[b, SUM.room]
-    had = speed_of(s, b, j)
+    rest = s.work[b, j, WORK.all] - s.work[b, j, WORK.done]
+    had = min(speed_of(s, b, j), rest)
     add(s, b, j, what != 1, what != 0)
-    view.job[b], view.gain[b] = j, (speed_of(s, b, j) - had) / s.work[b, j, WORK.all]
+    view.job[b] = j
+    view.gain[b, 0] = min(speed_of(s, b, j), rest) - had
+    view.gain[b, 1] = view.gain[b, 0] / s.work[b, j, WORK.all]
     s.sums[b, SUM.room] = room(s, b)
     _show_size(s, b, view, i, j)
     _show_mask(s, b, view, i, j)
@@ -694,7 +697,7 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
 def _step(s: State, b: int, w: Workload, action: int, view: Sight) -> None:
     window = view.mask.shape[1] // 3
     view.reward[b], view.done[b], view.slot_ended[b] = 0.0, False, False
-    view.job[b], view.gain[b] = -1, 0.0
+    view.job[b], view.gain[b, 0], view.gain[b, 1] = -1, 0.0, 0.0
     if 0 <= action < 3 * window and view.mask[b, action]:
         _add_by(s, b, action, view)
         if s.sums[b, SUM.room] != 0:

@@ -11,7 +11,7 @@ agent holds, or no job waits.
 A time t is observed as t / (t + 1 h): the paper does not say how it scales; an unknown one is 1.
 The GPUs of a server are in descending order of remaining time, because which GPU of a server a job
 has does not matter. A job that does not fit cannot be chosen: the mask says so, and to choose it
-is to hold.
+is to hold. While every GPU is free a job has to be chosen: no event might come that ends a hold.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Sight(NamedTuple):
     observation: np.ndarray[tuple[int, int], np.dtype[np.float32]]
     """[B, D]"""
     mask: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
-    """[B, J + 1] actions that are possible; to hold always is."""
+    """[B, J + 1] actions that are possible; to hold is, unless every GPU is free."""
     reward: Floats
     """[B]"""
     done: np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -151,7 +151,7 @@ class Sight(NamedTuple):
     """[B, 3] of the latest episode that ended: mean seconds from submission to end, mean execution
     effectiveness, and seconds until all had ended."""
     times: Ints
-    """[B, J, 2] of the latest episode that ended: when each job first started, and when it ended."""
+    """[B, J, 2] of the latest episode that ended: when each job first started, and ended."""
 
 
 class Jobs(NamedTuple):
@@ -186,8 +186,8 @@ class Batch:
         Args:
             envs: How many environments.
             options: The setting of all of them.
-            cycle: Seeds of the further episodes: environment b has those at b + envs, b + 2 envs and
-                so on, round and round; None: its random numbers go on.
+            cycle: Seeds of the further episodes: environment b has those at b + envs, b + 2 envs
+                and so on, round and round; None: its random numbers go on.
 
         Raises:
             ValueError: An option makes no sense.
@@ -309,8 +309,9 @@ def _show_mask(s: State, b: int, view: Sight, window: int, there: int) -> None:
     """Write which jobs fit: where one did not, none with as many workers does."""
     for i in range(window):
         view.mask[b, i] = False
-    view.mask[b, window] = True
-    misfit = 1 << 60
+    misfit, all_free, one_fits = 1 << 60, True, False
+    for n in range(s.nodes.shape[1]):
+        all_free = all_free and s.nodes[b, n, NODE.free] == s.nodes[b, n, NODE.size]
     for i in range(there):
         j = s.queue[b, i]
         workers = s.jobs[b, j, JOB.size_now]  # Of one GPU each: they fit wherever GPUs are free.
@@ -320,8 +321,10 @@ def _show_mask(s: State, b: int, view: Sight, window: int, there: int) -> None:
             s.speed.shape[1] == 1 or engine.find_packed(s, b, j) > 0
         )
         view.mask[b, i] = fits
+        one_fits = one_fits or fits
         if not fits:
             misfit = workers
+    view.mask[b, window] = not (all_free and one_fits)
 
 
 @inner

@@ -81,7 +81,7 @@ def _key(s: State, b: int, j: int, order: int, seen: Ints) -> float:
     if order == LRF:
         return float(s.jobs[b, j, JOB.size_now])
     if order == SPF:
-        return told * s.jobs[b, j, JOB.size_now]
+        return float(told * s.jobs[b, j, JOB.size_now])
     return float(uniform(s.num, b)) if order == RANDOM else 0.0
 
 

@@ -1,13 +1,13 @@
 """SCHED²'s learner: a deep Q network with shared weights, a target network and prioritised replay.
 
-Sources: SCHED², sections III-B to III-F; Mnih et al. 2015 (target network, epsilon-greedy); Schaul et
-al. 2016 (proportional prioritised replay on a sum tree); van Hasselt et al. 2016 (double DQN).
+Sources: SCHED², sections III-B to III-F; Mnih et al. 2015 (target network, epsilon-greedy); Schaul
+et al. 2016 (proportional prioritised replay on a sum tree); van Hasselt et al. 2016 (double DQN).
 
-The paper gives the state, the actions, the reward, the form of the network (figure 6, equations 3 to
-5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Settings` chooses:
+The paper gives the state, the actions, the reward, the form of the network (figure 6, equations 3
+to 5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Settings` chooses:
 
     discount            by decision, or by the time that passes (`horizon_s`)
-    layers              64 and 32 for each server, 128 for jobs and statistics, 256 before the values
+    layers              64 and 32 for each server, 128 for jobs and statistics, then 256
     learning rate       Adam; the loss is Huber's
     target network      replaced every `target_every` updates
     epsilon             from 1 to `epsilon_last`, over the first `explores` part of the decisions
@@ -15,8 +15,8 @@ The paper gives the state, the actions, the reward, the form of the network (fig
                         `ahead` decisions, how many decisions there are to an update
     impossible actions  masked, when acting and in the target
 
-One decision of each environment is a row of the replay memory, which holds observations as 16-bit
-numbers and makes returns when it is sampled.
+One decision of each environment is a row of the replay memory, which holds observations as
+16-bit numbers and makes returns when it is sampled.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     envs: int = 60
     """Environments that are played beside one another."""
     reward: Literal["effectiveness", "waiting"] = "effectiveness"
-    """`effectiveness`: of each job that is started (equation 2). `waiting`: less the hours that jobs
-    wait, and less those that a job will run beyond its ideal time."""
+    """`effectiveness`: of each job that is started (equation 2). `waiting`: less the hours that
+    jobs wait, and less those that a job will run beyond its ideal time."""
     scale: float = 0.1
     """By what rewards are multiplied."""
     gamma: float = 0.99
@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: int = 256
     decisions: int = 120
     """Of all environments, for each update."""
-    target_every: int = 500
+    target_every: int = 200
     memory: int = 200_000
     """Decisions in the replay memory."""
     alpha: float = 0.6
@@ -296,7 +296,9 @@ class _Run:
         self.model = network(settings.environment).to(settings.device)
         self.target = network(settings.environment).to(settings.device)
         self.target.load_state_dict(self.model.state_dict())
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=settings.rate)
+        self.optimiser = torch.optim.Adam(
+            self.model.parameters(), lr=settings.rate, fused=settings.device == "cuda"
+        )
         cycle = np.array(self.rng.permutation(settings.traces), np.int64)
         self.batch = Batch(settings.envs, settings.environment, cycle)
         first = (
@@ -347,7 +349,7 @@ class _Run:
         reward = sight.reward.copy()
         if self.settings.reward == "waiting":
             run, effect = chosen[:, JOB.run], np.maximum(sight.reward, 1e-9)
-            # No job waits once the last one that did has started, so time goes on only after a hold.
+            # Time goes on with a hold, or when no job waits any more: then nothing is counted.
             beyond = np.where(
                 sight.reward > 0, run / effect - (before - chosen[:, JOB.at]) - run, passed * queued
             )
@@ -425,7 +427,9 @@ class _Run:
         for name, model in (("model", self.model), ("target", self.target)):
             tensors |= {f"{name}/{key}": each for key, each in weights_of(model).items()}
         for at, each in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam/{at}/{key}": value.cpu().numpy() for key, value in each.items()}
+            tensors |= {
+                f"adam/{at}/{key}": value.cpu().numpy().copy() for key, value in each.items()
+            }
         numbers = {
             "rng": numbers_of(self.rng),
             "updates": self.updates,
@@ -472,7 +476,7 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         saved: What an earlier run with the same settings and seed had come to; None: nothing.
 
     Yields:
-        Progress in updates: episodes, loss, epsilon, and means over the episodes since the last one.
+        Progress in updates: episodes, loss, epsilon, and means over the episodes since then.
         `of` is an estimate until the last one.
     """
     torch.set_num_threads(1)

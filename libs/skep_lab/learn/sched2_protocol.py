@@ -1,25 +1,28 @@
 """How SCHED² is judged here: traces, seeds, measures and baselines, fixed before any judged run.
 
-- The setting is that of section IV of the paper. What it leaves open was chosen on tuning seeds with
-  rules only, before anything was trained: jobs of 16 GPUs beside those of 2, 4 and 8, and a median run
-  time of 2,100 s. Then the rule `hold` has jobs run for about as long as SCHED² had in the paper
-  (5,422 s) and wait for about as long (557 s), and rules fall into the overload that it describes.
-- Trained on: 30 traces of 1,000 jobs (the paper's 30 episodes), again and again. Options of the learner
-  are tuned on TUNING only. Judged on: 30 traces that nothing else saw.
-- Five training seeds; the mean over traces is told for each, and their spread. What a run ends with is
-  judged: no checkpoint is chosen.
-- Measures: mean completion time, makespan, mean execution effectiveness (equation 2), mean waiting and
-  running time; the part of the jobs with more than one GPU that are on more nodes than necessary, and
-  their waiting time, by sensitivity; reuse of locality; fragmentation (equation 1) over time.
-- Differences are paired by trace, with a bootstrap interval (`measures.paired`): learned less best
-  baseline. Sure means that the interval of 95 % is on one side of 0.
-- Baselines: the paper's six, random and `hold`, each in both readings (the first 10 jobs, or the whole
-  queue), blocking and skipping. The best of a reading is the one with the lowest mean completion time.
-- A job is sensitive if its model is more than twice as slow on one more node than necessary: AlexNet,
-  VGG16 and Transformer. The paper's bound is not given.
-- Reuse: a job with several GPUs is on as few nodes as possible, on GPUs that one job with several GPUs
-  left and no smaller job has had since. GPUs of a node are alike, so jobs count as given those that
-  make most reuse possible.
+- The setting is that of section IV of the paper. What it leaves open was chosen on tuning seeds
+  with rules only, before anything was trained: jobs of 16 GPUs beside those of 2, 4 and 8, and a
+  median run time of 2,100 s. Then the rule `hold` has jobs run for about as long as SCHED² had
+  in the paper (5,422 s) and wait for about as long (557 s), and rules fall into the overload
+  that it describes.
+- Trained on: 30 traces of 1,000 jobs (the paper's 30 episodes), again and again. Options of the
+  learner are tuned on TUNING only. Judged on: 30 traces that nothing else saw.
+- Five training seeds; the mean over traces is told for each, and their spread. What a run ends
+  with is judged: no checkpoint is chosen.
+- Measures: mean completion time, makespan, mean execution effectiveness (equation 2), mean
+  waiting and running time; the part of the jobs with more than one GPU that are on more nodes
+  than necessary, and their waiting time, by sensitivity; reuse of locality; fragmentation
+  (equation 1) over time.
+- Differences are paired by trace, with a bootstrap interval (`measures.paired`): learned less
+  best baseline. Sure means that the interval of 95 % is on one side of 0.
+- Baselines: the paper's six, random and `hold`, each in both readings (the first 10 jobs, or the
+  whole queue), blocking and skipping. The best of a reading is the one with the lowest mean
+  completion time.
+- A job is sensitive if its model is more than twice as slow on one more node than necessary:
+  AlexNet, VGG16 and Transformer. The paper's bound is not given.
+- Reuse: a job with several GPUs is on as few nodes as possible, on GPUs that one job with
+  several GPUs left and no smaller job has had since. GPUs of a node are alike, so jobs count as
+  given those that make most reuse possible.
 """
 
 from __future__ import annotations

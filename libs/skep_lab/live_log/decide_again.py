@@ -20,7 +20,7 @@ from skep.machines import admission, allocator
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.nodes import TAKE_OVER_AFTER
-from skep.machines.base import AnyMachine, Record, Restarted, Tick
+from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
@@ -38,6 +38,8 @@ takes as long as all of it until there."""
 Change = Callable[[Any], Any]
 """What is different in the world that decides again: takes an event or a fact, returns its own."""
 
+Told = Callable[[Any, Sequence[Effect], Instant], None]
+"""Takes the machine after a decision, what followed from it, and its time."""
 
 Made = tuple[Input, Any, tuple[Any, ...]]
 """An input, its event, and the facts that follow from it now."""
@@ -114,14 +116,16 @@ class Again:
         *,
         change: Change | None = None,
         window: tuple[Instant, Instant] | None = None,
+        told: Told | None = None,
     ) -> None:
         """Take how to make the machine; with `change` events and facts are others than they were.
 
-        Outside the `window` of times nothing is compared, though all is decided.
+        Outside the `window` of times nothing is compared, though all is decided. `told` is called
+        after each decision.
         """
         self._make, self._log = make, log
         self._change: Change = change or _same
-        self._window = window
+        self._window, self._told = window, told
         self._machine: Any = None
         self._history: list[tuple[int, tuple[Any, ...]]] = []
         """What was recorded so far, by record."""
@@ -237,6 +241,8 @@ class Again:
             if isinstance(self._machine, AllocatorMachine):
                 assume_heard(self._machine, _silent_at(one, event, silent), one.at)
             effects = self._machine.decide(event, one.at)
+            if self._told is not None:
+                self._told(self._machine, effects, one.at)
             yield one, event, tuple(each.fact for each in effects if isinstance(each, Record))
 
     def _count_missing(self, why: str) -> None:

@@ -344,11 +344,12 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, ADMIN)
                 + _follows(identity, NODE)
                 + says(
-                    (subjects.command("*"), subjects.TRIALS_OPEN),
+                    (subjects.command("*"), subjects.TRIALS_OPEN, subjects.SIGHTS),
                     (
                         subjects.HEARTBEATS,
                         subjects.ADVICE_QUEUE,
                         subjects.ADVICE_OUTLOOK,
+                        subjects.ADVICE_LEARNED,
                         subjects.JUDGED,
                         subjects.draft(service),
                     ),
@@ -361,7 +362,10 @@ def _work(service: str, identity: str) -> Grants:
                 _writes(identity, PROFILES)
                 + _follows(identity, ADMISSION)
                 + _follows(identity, ALLOC)
-                + says((subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK), (subjects.FINDINGS,))
+                + says(
+                    (subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK, subjects.ADVICE_LEARNED),
+                    (subjects.FINDINGS, subjects.SIGHTS),
+                )
             )
         case "searches":
             return _searches(identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from skep.machines.advisor import AdvisorMachine
@@ -20,6 +21,7 @@ from skep.wire.packs import GpusShared
 from skep.wire.profile import AdvisorFact
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep_services.adapters.wiring import Log, serve
+from skep_services.advisor.models import ModelFolder
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
@@ -42,7 +44,13 @@ FOLLOW = (
     Follow(subjects.ALLOC, facts=FACTS, anew=True),
     Follow(subjects.ADMISSION, facts=(EpochBegan,)),
 )
-LISTEN = (subjects.FINDINGS,)
+LISTEN = (subjects.FINDINGS, subjects.SIGHTS)
+
+
+def _models(chosen: Settings) -> Path:
+    """Return the folder of the learned models."""
+    named = chosen.environment.get("SKEP_MODELS", "")
+    return Path(named) if named else Path(chosen.environment.get("SKEP_HOME", "")) / "models"
 
 
 async def main(chosen: Settings, log: Any) -> None:
@@ -51,7 +59,7 @@ async def main(chosen: Settings, log: Any) -> None:
     await serve(
         chosen,
         log,
-        AdvisorMachine(judges=True),
+        AdvisorMachine(judges=True, models=ModelFolder(_models(chosen), log)),
         follow=FOLLOW,
         listen=LISTEN,
         keeps=keeps,

@@ -20,7 +20,13 @@ FOLLOW = (
     Follow(subjects.NODE),
     Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked)),
 )
-LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK, subjects.JUDGED)
+LISTEN = (
+    subjects.HEARTBEATS,
+    subjects.ADVICE_QUEUE,
+    subjects.ADVICE_OUTLOOK,
+    subjects.ADVICE_LEARNED,
+    subjects.JUDGED,
+)
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -16,6 +16,7 @@ from skep_services.cli.progress import Progress, time_text
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
+    from skep_lab.learn.pairs import Pairs
     from skep_services.engines.stop import Stop
     from skep_services.learning.runs import Point, Trained
 
@@ -23,13 +24,31 @@ VERBS = {
     "list": "the learners and their settings; with a name, of this one",
     "train": "LEARNER: train it, or with --resume go on",
     "curves": "DIR...: the curves of runs, as a table or (--svg) a picture",
+    "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
+    "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
 }
+ONLY: dict[str, tuple[str, ...]] = {
+    "assignments": ("train",),
+    "resume": ("train",),
+    "tensorboard": ("train",),
+    "out": ("train", "clone"),
+    "svg": ("curves",),
+    "source": ("clone",),
+    "policy": ("clone",),
+    "trace": ("clone",),
+    "cluster": ("clone",),
+    "pairs": ("judge",),
+}
+"""Options that belong to some verbs only."""
 ABOUT = f"""\
   skep learn list
   skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1
   skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1 --resume
   skep learn curves runs/1 runs/2 --svg curves.svg
   skep models add runs/1/MODEL.safetensors
+  skep learn clone --from week.jsonl.gz --out pairs
+  skep learn clone --policy srtf --trace hived:days=1 --cluster 40x8 --out pairs
+  skep learn judge MODEL --pairs pairs
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
 and resumed or not, the same settings and seed give the same model on one machine.
@@ -45,7 +64,9 @@ def options(parser: ArgumentParser) -> None:
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     verbs = "; ".join(f"{verb}: {text}" for verb, text in VERBS.items())
     parser.add_argument("verb", choices=tuple(VERBS), help=verbs)
-    parser.add_argument("what", metavar="LEARNER|DIR", nargs="*", help="what the verb is about")
+    parser.add_argument(
+        "what", metavar="LEARNER|DIR|MODEL", nargs="*", help="what the verb is about"
+    )
     parser.add_argument(
         "--set",
         dest="assignments",
@@ -55,12 +76,22 @@ def options(parser: ArgumentParser) -> None:
         help="a setting (`skep learn list LEARNER`); repeatable",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where the files of a run are")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where the files go")
     parser.add_argument("--resume", action="store_true", help="train: go on with the run in --out")
     parser.add_argument(
         "--tensorboard", action="store_true", help="train: also write events for TensorBoard"
     )
     parser.add_argument("--svg", metavar="FILE", type=Path, help="curves: draw them into a file")
+    parser.add_argument(
+        "--from", dest="source", metavar="live|FILE", help="clone: the cluster here, or an export"
+    )
+    parser.add_argument("--policy", help="clone: a simulated policy, as in `skep sim`")
+    parser.add_argument("--trace", metavar="FILE|GENERATOR", help="clone: its jobs")
+    parser.add_argument("--cluster", metavar="FILE|SHAPE", help="clone: where they run")
+    parser.add_argument(
+        "--models", metavar="NAME", default="steady", help="clone: as in `skep sim`; default steady"
+    )
+    parser.add_argument("--pairs", metavar="DIR", type=Path, help="judge: what `clone` wrote")
     on.options(parser)
 
 
@@ -73,6 +104,11 @@ def run(arguments: Namespace) -> int:
     Raises:
         CommandError: The command line, a file or a folder is wrong.
     """
+    for name, verbs in ONLY.items():
+        if getattr(arguments, name) and arguments.verb not in verbs:
+            option = {"assignments": "set", "source": "from"}.get(name, name)
+            text = f"--{option} is of {' and '.join(verbs)}, not of {arguments.verb}"
+            raise CommandError(exits.USAGE, text)
     with problems(), on.errors():
         return _VERBS[arguments.verb](arguments)
 
@@ -107,7 +143,7 @@ def _list(arguments: Namespace) -> int:
     elif arguments.what:
         for row in rows:
             print(f"{row['learner']}: {row['about']}")
-            for key, value in row["settings"].items():
+            for key, value in learners.flat(row["settings"]).items():
                 print(f"  {key}={_text(value)}")
     else:
         render.show_table(
@@ -266,5 +302,139 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
-_VERBS = {"list": _list, "train": _train, "curves": _curves}
+# --- clone ----------------------------------------------------------------------------------------
+
+
+def _clone(arguments: Namespace) -> int:
+    """Make pairs out of a log or a simulation, and keep them.
+
+    Raises:
+        CommandError: The command line is wrong, or the log or the trace cannot be used.
+        refused: A CommandError: the trace cannot be used.
+    """
+    from skep_lab.traces.problems import BadTraceError
+    from skep_services.cli import badtraces
+    from skep_services.learning import cloning
+    from skep_services.replaying import UNREADABLE, UnreachableError
+    from skep_services.simulations.inputs import WrongError
+    from skep_services.simulations.sources import LiveError
+
+    simulated = bool(arguments.policy or arguments.trace or arguments.cluster)
+    if bool(arguments.source) == simulated or arguments.what:
+        text = "clone takes --from live|FILE, or --policy, --trace and --cluster"
+        raise CommandError(exits.USAGE, text)
+    try:
+        pairs = _simulated(arguments) if simulated else _logged(arguments)
+    except WrongError as error:
+        raise CommandError(exits.USAGE, str(error)) from None
+    except UnreachableError as error:
+        raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
+    except (*UNREADABLE, LiveError) as error:
+        raise CommandError(exits.FAILED, str(error), "bad-log") from None
+    except BadTraceError as error:
+        raise badtraces.refused(error) from None
+    folder: Path = arguments.out or Path("pairs")
+    digest = cloning.keep(pairs, folder)
+    told = cloning.counts(pairs)
+    if arguments.json:
+        print_json({"folder": str(folder), "sha256": digest, **told, "about": pairs.about})
+    else:
+        print(f"{folder}: {_counted(told)}")
+    return exits.OK
+
+
+def _counted(told: dict[str, Any]) -> str:
+    marks = ", ".join(f"{count} {name}" for name, count in told["marks"].items())
+    words = f"{told['pairs']} pairs with {told['moves']} moves, {told['clean']} of them a policy's"
+    return f"{words} own choice" + (f"; marked: {marks}" if marks else "")
+
+
+def _logged(arguments: Namespace) -> Pairs:
+    from skep_services import replaying
+    from skep_services.learning import cloning
+
+    streams = replaying.read_from(arguments.source, arguments.home)
+    return cloning.of_log(streams, arguments.source, say)
+
+
+def _simulated(arguments: Namespace) -> Pairs:
+    from skep_lab.simulator.settings import Settings
+    from skep_services.cli.sim import place
+    from skep_services.learning import cloning
+    from skep_services.simulations import inputs, models, order, sources
+
+    if not (arguments.trace and arguments.cluster):
+        raise CommandError(exits.USAGE, "clone --policy: --trace has the jobs, --cluster the nodes")
+    where = place(arguments.cluster, arguments.home)
+    trace = sources.load(
+        arguments.trace, form=None, seed=arguments.seed, lenient=True, home=arguments.home
+    )
+    if where.pooled:
+        trace = order.pooled(trace)
+    chosen = inputs.policies(arguments.policy, where.cluster.vcs) if arguments.policy else {}
+    shown = Progress([arguments.policy or "the cluster's policies"])
+
+    def watch(ended: int, jobs: int) -> bool:
+        shown.tell([ended / max(jobs, 1)])
+        return True
+
+    try:
+        return cloning.of_policy(
+            trace,
+            where.cluster,
+            Settings(seed=arguments.seed, policies=chosen),
+            models.speeds(arguments.models, where.cluster),
+            watch=watch,
+        )
+    finally:
+        shown.end()
+
+
+# --- judge ----------------------------------------------------------------------------------------
+
+
+def _judge(arguments: Namespace) -> int:
+    from skep.learn import modelfile
+    from skep_services.learning import cloning, judging, modelfiles
+
+    if arguments.pairs is None:
+        raise CommandError(exits.USAGE, "judge needs --pairs, which `skep learn clone` makes")
+    name, data = _model(arguments)
+    modelfiles.check(data, name)
+    pairs = cloning.load(arguments.pairs)
+    found = judging.by_vc(pairs, modelfile.load(data))
+    rows = [(vc or "all", each) for vc, estimates in found.items() for each in estimates]
+    if arguments.json:
+        told = [{"vc": vc or None, **each._asdict()} for vc, each in rows]
+        print_json({"model": modelfile.name_of(data), "estimates": told, "about": pairs.about})
+        return exits.OK
+    render.show_table(
+        [
+            Column("VC", [vc for vc, _ in rows]),
+            Column("METHOD", [each.method.value for _, each in rows]),
+            Column("VALUE", [_number(each.value) for _, each in rows], right=True),
+            Column("LOW", [_number(each.low) for _, each in rows], right=True),
+            Column("HIGH", [_number(each.high) for _, each in rows], right=True),
+            Column("DECISIONS", [str(each.decisions) for _, each in rows], right=True),
+            Column("BLOCKS", [str(each.blocks) for _, each in rows], right=True, drop=1),
+            Column("WHY NOT", [each.why.value if each.why else "-" for _, each in rows]),
+        ]
+    )
+    return exits.OK
+
+
+def _model(arguments: Namespace) -> tuple[str, bytes]:
+    """Return a model by its file or by its name in the registry."""
+    from skep_services.learning import registry
+    from skep_services.supervisor.home import home_folder
+
+    name = _one(arguments, "MODEL")
+    if Path(name).is_file():
+        return name, Path(name).read_bytes()
+    folder = registry.folder_of(home_folder(arguments.home))
+    entry = registry.find(registry.read_registry(folder), name)
+    return entry.model[:12], registry.read_model(folder, entry.model)
+
+
+_VERBS = {"list": _list, "train": _train, "curves": _curves, "clone": _clone, "judge": _judge}
 COMMANDS = {"learn": Command(options, run)}

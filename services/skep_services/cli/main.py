@@ -76,7 +76,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },
     "learning": {
-        "learn": ("learn", "list | train | curves: models that advise, and how they come to be"),
+        "learn": (
+            "learn",
+            "list | train | curves | clone | judge: models that advise, and what they learn from",
+        ),
         "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
     },
     "about": {"version": ("about", "print the version")},

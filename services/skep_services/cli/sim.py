@@ -185,7 +185,7 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
 
     asked = _asked(arguments)
     engine = on.engine(arguments)
-    places = [_place(each, arguments.home) for each in arguments.cluster]
+    places = [place(each, arguments.home) for each in arguments.cluster]
     traces = ordering.traces_for(asked, places)
     trace = traces[asked.seeds[0]]
     orders, changes = ordering.orders(asked, places, traces)
@@ -292,7 +292,7 @@ def _asked(arguments: Namespace) -> Any:
     )
 
 
-def _place(text: str, home: str | None) -> Any:
+def place(text: str, home: str | None) -> Any:
     """Return the cluster of a shape or file.
 
     Raises:

@@ -66,6 +66,7 @@ from skep.wire.facts import (
     Repeated,
     ReservationDropped,
 )
+from skep.wire.following import AdviceFollowed
 from skep.wire.moves import MoveFact
 from skep.wire.node import JOIN_DELAY_MAX, MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
@@ -383,6 +384,7 @@ class Fold:
                 | EpochBegan()
                 | ClusterRefused()
                 | CellsAlarm()
+                | AdviceFollowed()
             ):
                 self.note(fact, at, describe(fact), None)
             case CellsSet():

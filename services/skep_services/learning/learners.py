@@ -32,7 +32,11 @@ class About(NamedTuple):
     about: str
 
 
-LEARNERS: dict[str, About] = {}
+LEARNERS: dict[str, About] = {
+    "dqn": About("skep_lab.learn.dqn", "SCHED²: a deep Q-network on its environment"),
+    "dl2": About("skep_lab.learn.dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
+    "evolve": About("skep_lab.learn.evolve", "a set network that begins as a rule, by CMA-ES"),
+}
 """By name. Modules are named and not imported: most need PyTorch."""
 
 FIGURES: dict[str, About] = {}
@@ -99,13 +103,37 @@ def fields(settings: type[Any]) -> dict[str, Any]:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """Return settings as JSON has them.
+    """Return settings as JSON has them; settings within settings are objects, too.
 
     Args:
         settings: What `chosen` returned.
     """
-    whole = settings._asdict() if hasattr(settings, "_asdict") else settings
-    return msgspec.json.decode(msgspec.json.encode(whole), type=dict[str, Any])
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_named(settings)))
+    return found
+
+
+def _named(value: Any) -> Any:
+    """Return a value whose NamedTuples are objects: to msgspec they are lists."""
+    if hasattr(value, "_asdict"):
+        return {name: _named(part) for name, part in value._asdict().items()}
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    return value
+
+
+def flat(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a person writes them: those within settings after a dot.
+
+    Args:
+        known: What `fields` or `plain` returned.
+    """
+    found: dict[str, Any] = {}
+    for name, value in known.items():
+        if isinstance(value, dict) and value:
+            found |= {f"{name}.{part}": each for part, each in flat(value).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def chosen(settings: type[Any], words: Sequence[str]) -> Any:
@@ -118,8 +146,9 @@ def chosen(settings: type[Any], words: Sequence[str]) -> Any:
     Raises:
         LearningError: A key or a value is wrong.
     """
-    known = fields(settings)
-    given: dict[str, Any] = {}
+    whole = fields(settings)
+    known = flat(whole)
+    found = made(settings, whole)
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
@@ -128,9 +157,13 @@ def chosen(settings: type[Any], words: Sequence[str]) -> Any:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
             raise LearningError(Why.WRONG_SETTING, f"no setting is called {key}: {hint}")
-        given[key] = _value(text, known[key])
-        made(settings, {key: given[key]})
-    return made(settings, given)
+        *path, last = key.split(".")
+        inner = whole
+        for part in path:
+            inner = inner[part]
+        inner[last] = _value(text, known[key])
+        found = made(settings, whole, f"--set {word}: ")
+    return found
 
 
 def _value(text: str, default: Any) -> Any:
@@ -142,27 +175,34 @@ def _value(text: str, default: Any) -> Any:
                 return msgspec.json.decode(text.encode())
             except msgspec.DecodeError as error:
                 raise LearningError(Why.WRONG_SETTING, f"{text}: no JSON: {error}") from None
-        return text.split(",")
+        return text.split(",") if text else []
     return None if text in {"none", "null"} else text
 
 
-def made(settings: type[Any], given: Mapping[str, Any]) -> Any:
+def made(settings: type[Any], given: Mapping[str, Any], where: str = "") -> Any:
     """Return settings out of what a file or a person gives; the rest are the defaults.
 
     Args:
         settings: The class of the settings.
         given: Values by name.
+        where: What stands before an error.
 
     Raises:
         LearningError: A value is wrong.
     """
     try:
-        whole = {**fields(settings), **given}
-        if not hasattr(settings, "_asdict"):
-            return msgspec.convert(whole, settings, strict=False)
-        hints = get_type_hints(settings)  # To msgspec, a NamedTuple is a list.
-        kinds = {key: msgspec.convert(whole[key], hints[key], strict=False) for key in whole}
-        return settings(**kinds)
-    except (msgspec.ValidationError, ValueError) as error:
-        shown = ", ".join(f"{key}={value}" for key, value in given.items())
-        raise LearningError(Why.WRONG_SETTING, f"--set {shown}: {error}") from None
+        return _made(settings, {**fields(settings), **given})
+    except (TypeError, ValueError) as error:
+        raise LearningError(Why.WRONG_SETTING, f"{where}{error}") from None
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """Return a value as its type has it; raises ValueError or TypeError."""
+    if not isinstance(value, dict) or not _is_named(kind):
+        return msgspec.convert(value, kind, strict=False)
+    hints = get_type_hints(kind)
+    return kind(**{name: _made(hints[name], part) for name, part in value.items()})
+
+
+def _is_named(kind: Any) -> bool:
+    return isinstance(kind, type) and (hasattr(kind, "_fields") or issubclass(kind, msgspec.Struct))

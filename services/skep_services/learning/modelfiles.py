@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from skep.learn import modelfile
-from skep.learn.features import SCHEMA
+from skep.wire.learned import SCHEMA
 from skep_services.learning.problems import LearningError, Why
 
 LENGTH_BYTES = 8

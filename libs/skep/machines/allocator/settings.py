@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
+from skep.machines.base import Effect
 from skep.policy.api import Policy
+from skep.policy.plan import Plan
+from skep.policy.view import VcView
 from skep.units import Duration, seconds
 
 NODE_CHECK_EVERY = seconds(1)
@@ -37,6 +42,8 @@ REPEAT = seconds(2.0)
 
 SIGHTS_WHOLE_EVERY = seconds(60.0)
 """So a model that has missed something without knowing it is right again within a minute."""
+Witness = Callable[[VcView, Plan, Sequence[Effect]], None]
+"""Is shown a VC with its nodes, the plan that its policy made, and what came of it at once."""
 
 
 class Rules(msgspec.Struct):
@@ -71,5 +78,7 @@ class Settings(msgspec.Struct):
     """In a simulation like those of others, which have no such rule, 0."""
     policies: dict[str, Policy] = {}
     """In a simulation: by VC, a policy that has no name in a cluster file."""
+    witness: Witness | None = None
+    """Is shown every plan, for learning from it. A service has none; no decision depends on it."""
     key: bytes = b""
     """What secrets of successors are derived from: a service's own, never recorded."""

@@ -28,10 +28,11 @@ class Hold(Policy, frozen=True):
     """Shortest job first (time multiplied by GPUs), each on as few nodes as possible.
 
     A job that fits only on more nodes is held back, and those behind it are tried. It may be spread
-    once it has waited for `relax` times its ideal time, and as long as the queue would take
-    beside that: what is spread in a burst makes the burst longer. It is not held if it is slower
-    there by `slower` at most, as measured or by the P90 of a prediction (`JobView.slowdown_high`). With `narrower` an elastic job
-    begins with fewer workers, if that is how it fits close together.
+    once it has waited for `relax` times its ideal time, and for `drain` times as long as all GPUs
+    would take for the queue: what is spread in a burst makes the burst longer. It is not held if it
+    is slower there by `slower` at most, as measured or by the P90 of what is predicted
+    (`JobView.slowdown_high`). With `narrower` an elastic job begins with fewer workers, if that is
+    how it fits close together.
 
     One that has waited for `wait_max_s` comes before all others, and blocks them. No job is
     stopped. Unknown lengths count as an hour.

@@ -118,7 +118,7 @@ class LookAhead(Policy, frozen=True):
         waiting = [job for job in queued(view) if job.pin == pin]
         if not (waiting or opens):
             return [], [], []
-        running = [job for job in view.jobs if job.pin == pin and _may_change(job)]
+        running = [job for job in view.jobs if job.pin == pin and changeable(job)]
         left = {job.job: times(job, view.now) for job in (*running, *waiting)}
         waiting.sort(key=lambda job: self._place(job, left[job.job], view.now))
         reach = _reach(running, view)
@@ -196,11 +196,6 @@ class LookAhead(Policy, frozen=True):
                 ]
             left -= least if least <= left else 0
         return [*waiting], []
-
-
-def _may_change(job: JobView) -> bool:
-    """Return whether a job may change its size: not before it was measured at the present one."""
-    return changeable(job) and job.rate_workers in (0, job.workers)
 
 
 def _least(running: Sequence[JobView], choices: Mapping[str, Sequence[Choice]]) -> int:

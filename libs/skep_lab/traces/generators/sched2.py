@@ -6,7 +6,8 @@ The paper says:
 - "The mean interval of arrival times is 172s", and arrivals do not obey a Poisson process (V);
 - 68 % of the jobs have one GPU (II-B); further sets have 60 % and 75 % (IV-B);
 - computer vision is 10 %, natural language processing 60 %, speech 30 % (IV-A); models of Table II;
-- execution times range "from several minutes to hours" (II-B).
+- execution times range "from several minutes to hours" (II-B);
+- a job may be on several servers, where it is slower (II-A): each of its GPUs has a worker.
 
 Left open, and chosen here (Figure 3 has no numbers): of every 32 jobs with more GPUs, 10 have 2, 10
 have 4 and 12 have 8. Run times at the best locality are log-normal of median 1,800 s and mean
@@ -79,5 +80,6 @@ def _job(rng: random.Random, at: float, options: Options) -> TraceJob:
         at=seconds(round(at)),
         run_time=whole_seconds(run_s),
         gpus=gpus,
+        workers=gpus,
         model=rng.choice(models),
     )

@@ -185,6 +185,8 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
         cell_watch.policy_right(tx, planned.vc, Reason.NOT_ITS_JOB, now)
     if len(tx.effects) == before and planned.whole and not planned.due:
         planned.vain = now, tx.soft.changes, tx.soft.stirred
+    if tx.settings.witness is not None:
+        tx.settings.witness(view, plan, tx.effects[before:])
     return taken
 
 

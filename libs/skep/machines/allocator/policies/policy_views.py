@@ -400,6 +400,7 @@ def nodes_of(tx: Transaction, planned: Planned) -> tuple[NodeView, ...]:
 def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
     whole = 0
+    sees_nodes = planned.policy.sees_nodes or tx.settings.witness is not None
     parts: dict[str, PinView] = {}
     for chain in tx.state.cells.chains.values():
         for (vc, pin), pool in chain.pools.items():
@@ -419,7 +420,7 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
         free=sum(part.free for part in parts.values()),
         pins=tuple(part for pin, part in parts.items() if pin),
         node_gpus=whole or 8,
-        nodes=nodes_of(tx, planned) if planned.policy.sees_nodes else (),
+        nodes=nodes_of(tx, planned) if sees_nodes else (),
         free_cells=cell_views.free_cells(tx.state, planned.vc) if planned.policy.sees_cells else {},
         changed=freed(tx.state, planned.vc),
         ended=tuple(tx.state.served.get(planned.vc, ())),

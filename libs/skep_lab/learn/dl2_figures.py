@@ -1,0 +1,176 @@
+"""DL²'s figures and Table 2: the paper's numbers beside those of runs here, as text and as curves.
+
+`lines` takes what `dl2_main` stored, one result for each training seed, and plays the baselines on
+the same held-out episodes. Figures 13 and 14, the cost of scaling, are no matter of learning: they
+are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from skep_lab.experiments.report import Line
+from skep_lab.fast_env import dl2_rules
+from skep_lab.learn import dl2_protocol, dl2_runs
+from skep_lab.learn.dl2_protocol import HELD_OUT, World
+from skep_lab.measures.paired import Paired, paired
+
+Result = Mapping[str, Any]
+"""What `dl2_main` stored of a seed: by run, `points` and `scores`."""
+Curves = dict[str, list[tuple[float, float]]]
+
+WAYS = ("sampled", "likeliest")
+ERRORS = (0.05, 0.1, 0.3)
+"""Of the speeds that Optimus and look-ahead believe."""
+SIZES = {"large": "500 servers, 200 jobs", "small": "24 servers, 60 jobs"}
+
+
+def completions(scores: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean completion time of each episode."""
+    return [row[0] for row in scores]
+
+
+def seeds_of(results: Sequence[Result], run: str, way: str) -> list[list[list[float]]]:
+    """Return the scores of a run by seed, of the seeds that reached it."""
+    return [each[run]["scores"][way] for each in results if run in each]
+
+
+def learned(results: Sequence[Result], run: str, way: str) -> list[float]:
+    """Return the mean completion time of a run for each seed."""
+    return [fmean(completions(scores)) for scores in seeds_of(results, run, way)]
+
+
+def rules(world: World) -> dict[str, list[list[float]]]:
+    """Return the scores of every rule on the held-out episodes; wrong beliefs, of five seeds."""
+    found = {name: dl2_runs.ruled(name, world, HELD_OUT) for name in dl2_rules.NAMES}
+    for name in ("optimus", "look-ahead"):
+        for error in ERRORS:
+            tables = [dl2_rules.misestimated(world.speed, error, seed) for seed in range(5)]
+            played = [dl2_runs.ruled(name, world, HELD_OUT, table) for table in tables]
+            found[f"{name}, speeds wrong by {error:.0%}"] = np.mean(played, axis=0).tolist()
+    table = dl2_protocol.fitted(world.speed)
+    found["optimus, its form fitted"] = dl2_runs.ruled("optimus", world, HELD_OUT, table)
+    return found
+
+
+def gain(before: Sequence[Sequence[float]], after: Sequence[Sequence[Sequence[float]]]) -> Paired:
+    """Return how much longer the jobs of an episode take than before, with an interval.
+
+    Args:
+        before: Scores of a rule.
+        after: Scores of a learner by seed; an episode's is their mean.
+    """
+    means = np.mean([completions(each) for each in after], axis=0)
+    return paired(completions(before), means.tolist())
+
+
+def _interval(found: Paired) -> str:
+    low, high = (None if each is None else each / found.base for each in (found.low, found.high))
+    if low is None or high is None:
+        return f"{found.mean / found.base:+.1%}"
+    return f"{found.mean / found.base:+.1%} ({low:+.1%} to {high:+.1%})"
+
+
+def comparison(
+    results: Sequence[Result], size: str, ruled: Mapping[str, list[list[float]]]
+) -> Iterator[str]:
+    """Yield Figure 9's table of a setting: rules and learners, with intervals against DRF."""
+    yield f"| {SIZES[size]} | JCT (slots) | against DRF | makespan (slots) | GPUs given |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, scores in ruled.items():
+        row = np.mean(scores, axis=0)
+        told = _interval(paired(completions(ruled["drf"]), completions(scores)))
+        yield f"| {name} | {row[0]:.2f} | {told} | {row[1]:.1f} | {row[2]:.1%} |"
+    for run in dl2_runs.RUNS:
+        if run != size and not run.startswith(f"{size}-"):
+            continue
+        for way in WAYS:
+            if by_seed := seeds_of(results, run, way):
+                ours = Line(run, "", learned(results, run, way))
+                row = np.mean(by_seed, axis=(0, 1))
+                told = _interval(gain(ruled["drf"], by_seed))
+                yield (
+                    f"| learned: {run}, {way} | {ours.spread()}, {len(by_seed)} seeds "
+                    f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
+                )
+
+
+TABLE_2 = (
+    ("small", "5.724 ± 0.844", 0.0),
+    ("small-no-bundle", "7.734 ± 0.339", 35.1),
+    ("small-no-critic", "6.929 ± 0.477", 21.1),
+    ("small-no-exploration", "7.372 ± 0.548", 28.8),
+    ("small-no-replay", "7.988 ± 0.102", 39.6),
+    ("small-job-reward", "", 29.1),
+)
+"""Runs, and the paper's completion times and slowdowns in percent."""
+
+
+def ablations(results: Sequence[Result]) -> Iterator[str]:
+    """Yield Table 2: what training without a technique costs; sampled actions."""
+    yield "| run | paper: JCT | paper: slower by | JCT here | slower by |"
+    yield "| --- | --- | --- | --- | --- |"
+    whole = seeds_of(results, "small", "sampled")
+    for run, told, slower in TABLE_2:
+        if by_seed := seeds_of(results, run, "sampled"):
+            ours = Line(run, told, learned(results, run, "sampled"))
+            base = np.mean(whole, axis=0).tolist()
+            found = _interval(gain(base, by_seed)) if whole and run != "small" else ""
+            yield f"| {run} | {told} | {slower} % | {ours.spread()} | {found} |"
+
+
+def conditions(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+    """Yield Figures 12, 15 and 16: the small setting's policies under other conditions."""
+    names = ("drf", "optimus", "look-ahead")
+    runs = [run for run in ("small", "small-shaped") if seeds_of(results, run, "sampled")]
+    yield f"| condition | {' | '.join([*names, *runs])} |"
+    yield "| --- " * (1 + len(names) + len(runs)) + "|"
+    for condition in ("as trained", *dl2_runs.CONDITIONS):
+        there, way = worlds["small"], "sampled"
+        if condition != "as trained":
+            there, way = dl2_runs.under(there, condition), condition
+        cells = [
+            f"{fmean(completions(dl2_runs.ruled(name, there, HELD_OUT))):.2f}" for name in names
+        ]
+        cells += [Line(run, "", learned(results, run, way)).spread() for run in runs]
+        yield f"| {condition} | {' | '.join(cells)} |"
+
+
+def lines(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+    """Yield all tables as Markdown."""
+    for size, world in worlds.items():
+        yield from ["", f"### Figure 9: {SIZES[size]}", ""]
+        yield from comparison(results, size, rules(world))
+    yield from ["", "### Table 2", ""]
+    yield from ablations(results)
+    yield from ["", "### Figures 12, 15 and 16", ""]
+    yield from conditions(results, worlds)
+
+
+def curves(results: Sequence[Result], runs: Sequence[str], way: str) -> Curves:
+    """Return the completion time over steps of runs, the mean over seeds: Figures 10 and 17."""
+    found: Curves = {}
+    for run in runs:
+        by_step: dict[float, list[float]] = {}
+        for each in results:
+            for step, values in each.get(run, {}).get("points", []):
+                by_step.setdefault(float(step), []).append(values[way])
+        if by_step:
+            found[run] = [(step, fmean(each)) for step, each in sorted(by_step.items())]
+    return found
+
+
+def sizes(results: Sequence[Result], run: str) -> Curves:
+    """Return workers and servers of a Seq2Seq job over time, of the first seed: Figure 11."""
+    for each in results:
+        rows = each.get(run, {}).get("scores", {}).get("sizes", [])
+        if rows:
+            return {
+                name: [(float(slot), float(row[at])) for slot, row in enumerate(rows)]
+                for at, name in enumerate(("workers", "servers"))
+            }
+    return {}

@@ -1,0 +1,63 @@
+"""The learned models of a folder: each file is named by the SHA-256 of its content."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from skep.learn.modelfile import BYTES_MAX, Model, ModelError, load
+from skep.learn.seat import ModelSeat
+
+SUFFIX = ".safetensors"
+NAME = re.compile(r"[0-9a-f]{64}")
+KEPT_MAX = 32
+"""Models that are in memory at a time: 2 MB each at most."""
+
+
+class ModelFolder:
+    """Reads models when a VC names them; what cannot be read is said once, in one line."""
+
+    def __init__(self, folder: Path, log: Any) -> None:
+        """Begin with none read.
+
+        Args:
+            folder: Where the files are.
+            log: The logger of the service.
+        """
+        self._folder, self._log = folder, log
+        self._read: dict[str, Model] = {}
+        self._said: dict[str, str] = {}
+
+    def seat(self, model: str) -> ModelSeat | None:
+        """Return a new seat of a model; None: there is no such file, or it is no such model."""
+        try:
+            known = self._read.get(model) or self._load(model)
+        except (ModelError, OSError) as error:
+            text = str(error)
+            if self._said.get(model) != text:
+                self._said[model] = text
+                self._log.error("a learned model cannot be used", model=model[:12], why=text)
+            return None
+        self._said.pop(model, None)
+        return ModelSeat(known)
+
+    def _load(self, model: str) -> Model:
+        """Read a model's file.
+
+        Raises:
+            OSError: The file cannot be read.
+            ModelError: It is no model, or not the one of this name.
+        """
+        if not NAME.fullmatch(model):
+            text = f"{model[:80]!r} is not the SHA-256 of a file"
+            raise ModelError(text)
+        with (self._folder / f"{model}{SUFFIX}").open("rb") as file:
+            made = load(file.read(BYTES_MAX + 1))
+        if made.name != model:
+            text = f"the file is damaged: its content is that of {made.name[:12]}"
+            raise ModelError(text)
+        while len(self._read) >= KEPT_MAX:
+            del self._read[next(iter(self._read))]
+        self._read[model] = made
+        return made

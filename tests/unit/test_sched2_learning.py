@@ -1,0 +1,162 @@
+"""SCHED²: its learner, its baselines, and both in the production simulator as in the fast one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests import needs
+
+needs.require("torch")
+
+from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
+
+from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
+from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_play, sched2_policy  # isort: skip  # noqa: E402
+from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
+from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402
+from skep_lab.simulator.run import run  # isort: skip  # noqa: E402
+from skep_lab.simulator.settings import Settings  # isort: skip  # noqa: E402
+import torch  # isort: skip  # noqa: E402
+
+TIGHT = Options(
+    jobs=60,
+    window=4,
+    nodes=(3,),
+    node_gpus=4,
+    interval_s=260.0,
+    sizes=(1, 2, 4, 8),
+    size_weights=(0.5, 0.2, 0.2, 0.1),
+)
+"""Jobs wait, and gangs are spread: each rule has jobs start at other times."""
+SMALL = dqn.Settings(
+    environment=TIGHT._replace(jobs=12),
+    traces=(0, 1, 2),
+    episodes=6,
+    envs=2,
+    decisions=4,
+    batch=8,
+    memory=64,
+    ahead=2,
+    target_every=5,
+    tells=10,
+)
+
+
+def in_production(jobs: Any, policy: Any) -> np.ndarray[Any, Any]:
+    trace = sched2_policy.trace_of(jobs, "tight")
+    found = run(
+        trace,
+        sched2_policy.cluster_of(TIGHT),
+        Settings(),
+        sched2_policy.table_of(TIGHT),
+        policies={ALL: policy},
+    )
+    assert not found.cut
+    return np.array([[job.began or 0, job.ended or 0] for job in found.jobs]) / 1e9
+
+
+def assert_equal(played: sched2_rules.Played, policy: Any, seed: int) -> None:
+    jobs = sched2_rules.jobs_of(Batch(1, TIGHT), np.array([seed]))[0]
+    found = in_production(jobs, policy)
+    wrong = np.flatnonzero(np.abs(found[:, 0] - played.first[0]) > 1e-6)
+    assert not len(wrong), (seed, wrong, found[wrong, 0], played.first[0, wrong])
+    assert np.abs(found[:, 1] - played.ended[0]).max() < 1e-6
+
+
+@pytest.mark.parametrize("window", [4, 0])
+@pytest.mark.parametrize("skips", [False, True])
+def test_rules_start_the_same_jobs_at_the_same_times_in_production(
+    window: int, skips: bool
+) -> None:
+    starts = set()
+    for name, each in sched2_rules.NAMES.items():
+        if name == "random" or (name == "hold" and not skips):
+            continue
+        rule = each._replace(window=window, skips=skips)
+        played = sched2_rules.play(rule, np.array([3]), TIGHT)
+        assert_equal(played, sched2_policy.rule_policy(TIGHT, rule), 3)
+        starts.add(played.first.tobytes())
+    assert len(starts) >= 5, "rules differ"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_network_starts_the_same_jobs_at_the_same_times_in_production(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = dqn.network(TIGHT)
+    weights = dqn.weights_of(model)
+    weights["values.2.bias"][-1] -= 1.0  # It rarely holds: else there are thousands of decisions.
+    act = sched2_play.greedy(TIGHT, weights)
+    played = sched2_play.play(act, np.array([seed]), TIGHT)
+    assert_equal(played, sched2_policy.sched2_policy(TIGHT, act), seed)
+
+
+def weights_after(settings: dqn.Settings, seed: int, saved: Saved | None = None) -> list[Any]:
+    return [progress.save() for progress in dqn.train(settings, seed, saved)]
+
+
+def assert_same(left: Saved, right: Saved) -> None:
+    assert left.tensors.keys() == right.tensors.keys()
+    for name, each in left.tensors.items():
+        np.testing.assert_array_equal(each, right.tensors[name], err_msg=name)
+    assert left.numbers == right.numbers
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"double": True, "horizon_s": 3600.0, "reward": "waiting", "traces": ()}],
+    ids=["paper", "all options"],
+)
+def test_equal_seeds_give_equal_weights_stopped_and_resumed_or_not(more: dict[str, Any]) -> None:
+    settings = msgspec.structs.replace(SMALL, **more)
+    once = weights_after(settings, 5)
+    assert len(once) >= 3
+    assert_same(once[-1], weights_after(settings, 5)[-1])
+    middle = once[len(once) // 2 - 1]
+    assert_same(once[-1], weights_after(settings, 5, middle)[-1])
+    other = weights_after(settings, 6)[-1].tensors
+    assert (other["model/jobs.0.weight"] != once[-1].tensors["model/jobs.0.weight"]).any()
+
+
+def test_places_are_drawn_by_their_weights() -> None:
+    tree = dqn.SumTree(5)
+    tree.put(np.arange(5), np.array([1.0, 0.0, 2.0, 0.0, 1.0]))
+    tree.put(np.array([0, 4]), np.array([3.0, 5.0]))
+    assert tree.total == 10.0
+    found = tree.find(np.linspace(0.5, 9.5, 10))
+    assert found.tolist() == [0, 0, 0, 2, 2, 4, 4, 4, 4, 4]
+
+
+def test_a_return_adds_the_rewards_ahead_up_to_the_end_of_an_episode() -> None:
+    settings = msgspec.structs.replace(SMALL, ahead=3, envs=1, decisions=1, memory=16, alpha=1.0)
+    memory = dqn.Memory(settings, 1, 2)
+    over = 4
+    for step in range(12):
+        memory.see(np.full((1, 1), step, np.float32), np.ones((1, 2), np.bool_))
+        keeps = np.array([0.0 if step == over else 0.5])
+        memory.add(np.array([0]), np.array([1.0]), keeps)
+    drawn = memory.draw(40, 1.0, np.random.default_rng(0))
+    by_step = {int(seen[0]): at for at, seen in enumerate(drawn.seen)}
+    assert sorted(by_step) == list(range(9)), "the latest three have no return yet"
+    assert drawn.reward[by_step[0]] == 1.75
+    assert drawn.keeps[by_step[0]] == 0.125
+    assert drawn.then[by_step[0]][0] == 3.0
+    assert (drawn.reward[by_step[3]], drawn.keeps[by_step[3]]) == (1.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("decisions", 3, "multiple of envs"),
+        ("gamma", 1.5, "gamma is from 0 to 1"),
+        ("memory", 4, "memory has room"),
+        ("episodes", 0, "1 or more"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        msgspec.structs.replace(SMALL, **{field: value})
