@@ -82,7 +82,7 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
     "over_share": SHARE,  # log: its size over its share
     "under_share": SHARE,  # log: its share over its size
     "to_share": SIGNED,  # log: by how much a change brings it nearer to its share
-    "worth": SIGNED,  # log: what it adds per GPU, over what the last GPU that is shared out adds
+    "worth": SIGNED,  # log: what growing adds per GPU, over what the last GPU shared out adds
 }
 """Features of a candidate with their ranges, in order."""
 A = len(CANDIDATE_FEATURES)
@@ -360,8 +360,8 @@ def write_shares(numbers: Floats, shares: Shares, left: Floats, features: Matrix
     off = np.log2(np.where(has, size / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
     before = np.log2(np.where(has, now / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
     nearer = np.abs(before) - np.abs(off)
-    adds = 1.0 / (left * numbers[..., FACTOR] + SOON) - resize / (left + SOON)
-    pays = (price > 0) & (adds > 0) & (takes > 0) & (numbers[..., KNOWN] > 0)
+    adds = np.log((left + SOON) / (left * numbers[..., FACTOR] + SOON))
+    pays = resize & (price > 0) & (adds > 0) & (takes > 0) & (numbers[..., KNOWN] > 0)
     rate = np.where(pays, adds, 1.0) / np.where(pays, takes * price, 1.0)
     made = features[..., SHARES:]
     made[..., 0], made[..., 1], made[..., 2] = ~has, off, -off

@@ -240,14 +240,7 @@ def draw(setting: Setting, number: int) -> Drawn:
     Raises:
         ValueError: It is none of these.
     """
-    if number in HELD_OUT:
-        seed = evaluation_seed(number)
-    elif number in TRAINING or number in TUNING:
-        seed = training_seed(number)
-    else:
-        reason = f"trace {number} is neither of training nor of tuning nor held out"
-        raise ValueError(reason)
-    rng = np.random.default_rng([seed, FAMILIES.index(setting.family)])
+    rng = np.random.default_rng([seed_of(number), FAMILIES.index(setting.family)])
     pool, jobs = pool_of(setting.family, unseen=setting.unseen), setting.jobs
     fixed = setting.family == "locality"
     sizes, weights = (SIZES, SIZE_WEIGHTS) if fixed else (STARTS, START_WEIGHTS)
@@ -284,6 +277,20 @@ def draw(setting: Setting, number: int) -> Drawn:
 def whole(values: NDArray[Any]) -> Ints:
     """Return numbers without what is behind their points."""
     return values.astype(np.int64)
+
+
+def seed_of(number: int) -> int:
+    """Return the seed of a trace.
+
+    Raises:
+        ValueError: The number is none of TRAINING, TUNING or HELD_OUT.
+    """
+    if number in HELD_OUT:
+        return evaluation_seed(number)
+    if number in TRAINING or number in TUNING:
+        return training_seed(number)
+    reason = f"trace {number} is neither of training nor of tuning nor held out"
+    raise ValueError(reason)
 
 
 def mean_run_s() -> float:

@@ -1,0 +1,188 @@
+"""Train Skep's own model with five seeds, and judge it: one command, a process for each core.
+
+    python -m skep_lab.learn.beat_main --out DIR [--time-limit S] [--train S] [--processes N]
+
+The kernels are compiled once, before processes are forked. Then each training seed has a process, and
+further ones judge the rules. At `--train` seconds the model that is best on tuning traces is taken,
+and all processes judge it on held-out traces, the most important first, until the limit. It leaves
+`beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import sys
+import time  # noqa: TID251  an entry: it measures its own time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skep.learn import modelfile
+from skep.policy.api import Policy
+from skep.policy.registry import make
+from skep_lab.learn import evolve, judge, protocol, skep_env
+from skep_lab.learn.protocol import Floats, Setting
+
+Work = tuple[str, Setting, int]
+MARGIN_S = 12.0
+"""Left for what is slow at the end."""
+
+
+def judged() -> list[Setting]:
+    """Return the scenarios of the judgement, those of the bars first, the largest clusters last."""
+    settings = dict.fromkeys(
+        [
+            *protocol.BARS["bursts"],
+            *protocol.BARS["30 % error"],
+            *protocol.BARS["unseen cluster sizes"],
+            *protocol.SCENARIOS,
+        ]
+    )
+    return sorted(settings, key=lambda each: each.nodes > 32)
+
+
+def works(policies: tuple[str, ...]) -> list[Work]:
+    """Return what is to be played, a few traces of every scenario before more of any."""
+    held = protocol.HELD_OUT
+    rounds = [held[at : at + 10] for at in range(0, len(held), 10)]
+    return [
+        (policy, setting, number)
+        for numbers in rounds
+        for setting in judged()
+        for number in numbers
+        for policy in policies
+    ]
+
+
+def policy_of(name: str, numbers: Floats) -> Policy:
+    """Return a policy by name; `learned` is the network of these numbers."""
+    if name != "learned":
+        return make(name)
+    return judge.Network(model=modelfile.load(file_of(numbers)))
+
+
+def file_of(numbers: Floats, header: modelfile.Header | None = None) -> bytes:
+    """Return the file of a network."""
+    sizes = evolve.SIZES
+    return modelfile.dump(
+        evolve.weights_of(numbers), header or modelfile.Header(job=sizes.job, head=sizes.head)
+    )
+
+
+def play(work: Work, numbers: Floats) -> dict[str, Any]:
+    """Return the row of one trace under one policy."""
+    name, setting, number = work
+    played = judge.play(setting, number, policy_of(name, numbers))
+    made: dict[str, Any] = {"policy": name, "number": number, "scenario": setting._asdict()}
+    for field in played.__struct_fields__:
+        made[field] = getattr(played, field)
+    return made
+
+
+def _train(seed: int, settings: evolve.Settings, until: float, out: Any) -> None:
+    """Train with a seed until a time, and put what came of it."""
+    curve: list[dict[str, float]] = []
+    saved = None
+    began = time.process_time()
+    for progress in evolve.train(settings, seed):
+        point = {"step": float(progress.step), "cpu_s": time.process_time() - began}
+        curve.append(point | dict(progress.values))
+        if "tuning" in progress.values:
+            saved = progress.save()
+        if time.monotonic() > until:
+            break
+    best = saved.tensors["best"] if saved else np.array([p.start for p in evolve.places()])
+    score = saved.numbers["score"] if saved else 0.0
+    out.put(("trained", seed, best, score, curve))
+
+
+def _judge(mine: Iterator[Work], numbers: Floats, until: float, out: Any) -> None:
+    """Judge what is mine until a time."""
+    slowest = 1.0
+    for work in mine:
+        began = time.monotonic()
+        if began + 1.5 * slowest > until:
+            break
+        out.put(("judged", play(work, numbers)))
+        slowest = max(time.monotonic() - began, 0.9 * slowest)
+    out.put(("over",))
+
+
+def _warm() -> None:
+    """Compile the kernels."""
+    start = np.array([place.start for place in evolve.places()])
+    skep_env.mean_jct_s([skep_env.net(evolve.weights_of(start))], [(Setting(nodes=6), 0)])
+
+
+def main(words: list[str] | None = None) -> int:
+    """Train and judge; return the exit status."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--time-limit", type=float, default=530.0)
+    parser.add_argument("--train", type=float, default=300.0, help="when training ends, seconds")
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=len(protocol.TRAINING_SEEDS))
+    parser.add_argument("--generations", type=int, default=10_000)
+    given = parser.parse_args(words)
+    until = began + given.time_limit - MARGIN_S
+    _warm()
+    _say(f"compiled after {time.monotonic() - began:.0f} s")
+    context = mp.get_context("fork")
+    out: Any = context.Queue()
+    settings = evolve.Settings(generations=given.generations)
+    stop = began + given.train
+    rules = works(protocol.RULES)
+    judges = max(given.processes - given.seeds, 0)
+    none = np.zeros(0)
+    processes = [
+        context.Process(target=_train, args=(seed, settings, stop, out))
+        for seed in range(given.seeds)
+    ] + [
+        context.Process(target=_judge, args=(iter(rules[at::judges]), none, until, out))
+        for at in range(judges)
+    ]
+    for each in processes:
+        each.start()
+    rows: list[dict[str, Any]] = []
+    trained: dict[int, tuple[Floats, float, Any]] = {}
+    over = 0
+    learners = 0
+    while over < judges + learners or len(trained) < given.seeds:
+        told = out.get()
+        if told[0] == "judged":
+            rows.append(told[1])
+        elif told[0] == "over":
+            over += 1
+        else:
+            trained[told[1]] = told[2:]
+            _say(f"seed {told[1]}: {told[3]:+.4f} after {len(told[4])} generations")
+        if len(trained) == given.seeds and not learners:
+            best = min(trained, key=lambda seed: trained[seed][1])
+            learned, learners = works(("learned",)), given.seeds
+            for at in range(learners):
+                args = (iter(learned[at::learners]), trained[best][0], until, out)
+                processes.append(context.Process(target=_judge, args=args))
+                processes[-1].start()
+    for each in processes:
+        each.join()
+    given.out.mkdir(parents=True, exist_ok=True)
+    found = np.stack([trained[seed][0] for seed in sorted(trained)])
+    np.savez(given.out / "beat.npz", found=found)
+    curves = {str(seed): {"score": each[1], "curve": each[2]} for seed, each in trained.items()}
+    (given.out / "beat.json").write_text(json.dumps({"curves": curves, "rows": rows}))
+    _say(f"{len(rows)} traces judged, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Evolution of a set network that begins as a rule: CMA-ES on the weights that a rule would set.
+
+A generation draws networks around the present one, plays all of them on the same traces (common
+random numbers), and moves towards those with the least mean logarithm of mean JCT. Nothing is
+assigned to single decisions: what a long queue costs later counts by itself.
+
+The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
+and of what is linear in the features of the cluster: of holding, and of how much `skip` counts. The
+encoder of jobs stays 0. A few hundred generations on one core are enough for so few weights.
+
+Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skep.learn.candidates import CANDIDATE_FEATURES
+from skep.learn.features import CLUSTER_FEATURES, G
+from skep.learn.net import Sizes, shapes
+from skep_lab.learn import protocol
+from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
+from skep_lab.learn.protocol import Floats
+from skep_lab.learn.skep_env import jobs_of, mean_jct_s, net, training_cases, tuning_cases
+
+RULE: Mapping[str, float] = {
+    "local": 3.0,
+    "spread": 1.0,
+    "shortest": 1.0,
+    "slowdown": -6.0,
+    "spread_waited": 1.5,
+    "no_share": -1.5,
+    "over_share": -4.0,
+    "under_share": -4.0,
+    "to_share": 3.0,
+    "grows": -0.3,
+    "shrinks": -0.3,
+}
+"""Where evolution begins: the shortest first, close together, with the size of its share; that is
+`hold` for fixed gangs and `look-ahead` for elastic ones."""
+EVOLVES: tuple[str, ...] = (
+    *RULE,
+    "nodes",
+    "remaining",
+    "saved",
+    "pause",
+    "takes",
+    "takes_free",
+    "size",
+    "gain",
+    "worth",
+)
+"""Features of candidates whose weights evolve; the others stay 0."""
+HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
+"""Features of the cluster by which doing nothing more is scored."""
+
+
+SIZES = Sizes(job=G, head=G)
+
+
+class Settings(NamedTuple):
+    """What a run may choose."""
+
+    generations: int = 100
+    population: int = 14
+    traces: int = 12
+    """Of each generation; every network plays all of them."""
+    sigma: float = 0.3
+    tuning: int = 48
+    """Cases of tuning by which the best network is chosen."""
+    every: int = 10
+    """Generations between two looks at the tuning cases."""
+
+
+class Place(NamedTuple):
+    """One number that evolves: a weight by its name and its place."""
+
+    name: str
+    at: tuple[int, int]
+    start: float
+
+
+def places() -> list[Place]:
+    """Return the weights that evolve."""
+    skip, cluster = [*CANDIDATE_FEATURES], [*CLUSTER_FEATURES]
+    return [
+        *(Place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
+        *(Place("hold.2.weight", (0, cluster.index(name)), 0.0) for name in HOLDS),
+    ]
+
+
+class Best(NamedTuple):
+    """The best network so far by the tuning cases."""
+
+    score: float
+    mean: Floats
+
+
+def weights_of(numbers: Floats) -> dict[str, Any]:
+    """Return the weights of the network that these numbers stand for."""
+    made = {name: np.zeros(shape, np.float32) for name, shape in shapes(SIZES).items()}
+    made["cluster.0.weight"][:] = np.eye(G)
+    made["hold.0.weight"][:, 4 * G :] = np.eye(G)
+    for place, number in zip(places(), numbers, strict=True):
+        made[place.name][place.at] = number
+    return made
+
+
+class _Cma:
+    """The state of CMA-ES."""
+
+    def __init__(self, mean: Floats, sigma: float, population: int) -> None:
+        size = len(mean)
+        self.mean, self.sigma, self.generation = mean.copy(), sigma, 0
+        self.cov = np.eye(size)
+        self.path_cov, self.path_sigma = np.zeros(size), np.zeros(size)
+        half = population // 2
+        raw = math.log(half + 0.5) - np.log(np.arange(1, half + 1))
+        self.parts = raw / raw.sum()
+        mu = 1.0 / float((self.parts**2).sum())
+        self.mu = mu
+        self.c_cov = (4 + mu / size) / (size + 4 + 2 * mu / size)
+        self.c_sigma = (mu + 2) / (size + mu + 5)
+        self.c_one = 2 / ((size + 1.3) ** 2 + mu)
+        self.c_mu = min(1 - self.c_one, 2 * (mu - 2 + 1 / mu) / ((size + 2) ** 2 + mu))
+        self.damps = 1 + 2 * max(0.0, math.sqrt((mu - 1) / (size + 1)) - 1) + self.c_sigma
+        self.norm = math.sqrt(size) * (1 - 1 / (4 * size) + 1 / (21 * size * size))
+
+    def ask(self, rng: np.random.Generator, population: int) -> Floats:
+        """Return the steps of a generation, `[population, size]`, in pairs of opposite ones."""
+        values, axes = np.linalg.eigh(self.cov)
+        drawn = rng.standard_normal((population // 2, len(self.mean)))
+        steps = (drawn * np.sqrt(np.maximum(values, 1e-12))) @ axes.T
+        return np.concatenate([steps, -steps])
+
+    def tell(self, steps: Floats, scores: Floats) -> None:
+        """Move towards the steps with the lowest scores."""
+        chosen = steps[np.argsort(scores, kind="stable")[: len(self.parts)]]
+        step = self.parts @ chosen
+        self.mean = self.mean + self.sigma * step
+        values, axes = np.linalg.eigh(self.cov)
+        white = axes @ ((axes.T @ step) / np.sqrt(np.maximum(values, 1e-12)))
+        kept = 1 - self.c_sigma
+        self.path_sigma = kept * self.path_sigma + math.sqrt((1 - kept**2) * self.mu) * white
+        length = float(np.linalg.norm(self.path_sigma))
+        self.generation += 1
+        usual = math.sqrt(1 - kept ** (2 * self.generation))
+        on = length / usual < (1.4 + 2 / (len(step) + 1)) * self.norm
+        kept_cov = 1 - self.c_cov
+        self.path_cov = kept_cov * self.path_cov
+        if on:
+            self.path_cov = self.path_cov + math.sqrt((1 - kept_cov**2) * self.mu) * step
+        lost = 0.0 if on else self.c_one * self.c_cov * (2 - self.c_cov)
+        self.cov = (
+            (1 - self.c_one - self.c_mu + lost) * self.cov
+            + self.c_one * np.outer(self.path_cov, self.path_cov)
+            + self.c_mu * (chosen.T * self.parts) @ chosen
+        )
+        self.sigma *= math.exp(min(1.0, self.c_sigma / self.damps * (length / self.norm - 1)))
+
+
+def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator[Progress]:
+    """Evolve a network; the best by the tuning cases is `best` in what is saved.
+
+    Args:
+        settings: What may be chosen.
+        seed: Of networks and of the order of traces.
+        saved: What a run goes on from.
+    """
+    start = np.array([place.start for place in places()])
+    rng = np.random.default_rng([seed, 20])
+    cma = _Cma(start, settings.sigma, settings.population)
+    tuned = tuning_cases(settings.tuning)
+    tuned_jobs = [jobs_of(protocol.draw(*case)) for case in tuned]
+    base = np.log(mean_jct_s([net(weights_of(start))], tuned, tuned_jobs)[0])
+    best = Best(0.0, start)
+    if saved is not None:
+        rng = rng_of(saved.numbers["rng"])
+        best = Best(float(saved.numbers["score"]), saved.tensors["best"])
+        cma.sigma, cma.generation = float(saved.numbers["sigma"]), saved.step
+        for name in ("mean", "cov", "path_cov", "path_sigma"):
+            setattr(cma, name, saved.tensors[name])
+    while cma.generation < settings.generations:
+        cases = training_cases(rng, settings.traces)
+        steps = cma.ask(rng, settings.population)
+        nets = [net(weights_of(cma.mean + cma.sigma * step)) for step in steps]
+        scores = np.log(mean_jct_s(nets, cases)).mean(1)
+        cma.tell(steps, scores)
+        values = {"spread": float(scores.std()), "sigma": cma.sigma}
+        if cma.generation % settings.every == 0 or cma.generation == settings.generations:
+            logs = np.log(mean_jct_s([net(weights_of(cma.mean))], tuned, tuned_jobs)[0]) - base
+            values["tuning"] = float(logs.mean())
+            if values["tuning"] < best.score:
+                best = Best(values["tuning"], cma.mean.copy())
+
+        def save(cma: _Cma = cma, best: Best = best) -> Saved:
+            tensors: Tensors = {
+                "mean": cma.mean.copy(),
+                "cov": cma.cov.copy(),
+                "path_cov": cma.path_cov.copy(),
+                "path_sigma": cma.path_sigma.copy(),
+                "best": best.mean.copy(),
+            }
+            numbers = {"rng": numbers_of(rng), "sigma": cma.sigma, "score": best.score}
+            return Saved(cma.generation, tensors, numbers)
+
+        yield Progress(cma.generation, settings.generations, values, save)

@@ -1,0 +1,86 @@
+"""Traces of the protocol in the environment of Skep's own learner (`fast_env.queue`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skep_lab.fast_env.queue import Batch, Jobs, costs_of
+from skep_lab.fast_env.scores import Net, net_of
+from skep_lab.learn import protocol
+from skep_lab.learn.protocol import Drawn, Floats, Setting
+
+Weights = Mapping[str, NDArray[Any]]
+Case = tuple[Setting, int]
+"""A setting and the number of a trace."""
+
+
+def jobs_of(drawn: Drawn) -> Jobs:
+    """Return the jobs of a trace as the environment has them."""
+    return Jobs(
+        drawn.at,
+        drawn.run,
+        drawn.workers,
+        drawn.most,
+        drawn.least,
+        drawn.model,
+        drawn.told_run,
+        drawn.told_growth,
+        drawn.told_spread,
+        drawn.pool.growth,
+        drawn.pool.spread,
+        0.0,
+    )
+
+
+def batch_of(cases: Sequence[Case], jobs: Sequence[Jobs] | None = None) -> Batch:
+    """Return the environments of some cases, at their beginning.
+
+    Args:
+        cases: The cases.
+        jobs: Their jobs, if these are drawn already.
+    """
+    drawn = jobs or [jobs_of(protocol.draw(*case)) for case in cases]
+    costs = protocol.COSTS
+    nodes = [setting.nodes for setting, _ in cases]
+    return Batch(drawn, nodes, costs_of(costs.start_s, costs.resize_s, costs.stop_s))
+
+
+def mean_jct_s(
+    nets: Sequence[Net], cases: Sequence[Case], jobs: Sequence[Jobs] | None = None
+) -> Floats:
+    """Return the mean JCT of every case under every network, `[nets, cases]`."""
+    drawn = jobs or [jobs_of(protocol.draw(*case)) for case in cases]
+    made = np.zeros((len(nets), len(cases)))
+    for row, net in zip(made, nets, strict=True):
+        batch = batch_of(cases, drawn)
+        batch.play(net)
+        row[:] = [float(each.mean()) for each in batch.jct_s()]
+    return made
+
+
+def net(weights: Weights) -> Net:
+    """Return weights as the environment has them."""
+    return net_of(weights)
+
+
+def training_cases(rng: np.random.Generator, count: int) -> list[Case]:
+    """Return random cases of training: as many of each family as possible."""
+    made = []
+    for number in range(count):
+        family = protocol.FAMILIES[number % len(protocol.FAMILIES)]
+        setting = protocol.training_setting(rng)._replace(family=family)
+        made.append((setting, int(rng.integers(len(protocol.TRAINING)))))
+    return made
+
+
+def tuning_cases(count: int) -> list[Case]:
+    """Return the first cases of tuning, always the same."""
+    rng = np.random.default_rng(protocol.TUNING.start)
+    return [
+        (setting, protocol.TUNING[number])
+        for number, (setting, _) in enumerate(training_cases(rng, count))
+    ]
