@@ -14,7 +14,7 @@ import argparse
 import json
 import multiprocessing as mp
 import sys
-import time  # noqa: TID251  an entry: it measures its own time
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
