@@ -57,8 +57,8 @@ class LookAhead(Policy, frozen=True):
         """Check the options.
 
         Raises:
-            ValueError: `every_s` or `wait_max_s` is too short, `pause_s` negative, or `power` beyond
-                -2 to 2.
+            ValueError: `every_s` or `wait_max_s` is too short, `pause_s` is negative, or `power` is
+                beyond -2 to 2.
         """
         check_one_or_more("every_s", self.every_s, "seconds")
         check_one_or_more("wait_max_s", self.wait_max_s, "seconds")
