@@ -47,6 +47,11 @@ def _same(saved: Saved) -> Saved:
     return saved
 
 
+def episode(settings: Settings, weights: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return what an episode comes to under what was learned."""
+    return play({"scale": settings.world.scale}, weights, seed)
+
+
 def play(options: Mapping[str, Any], weights: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return what an episode comes to."""
     rng = np.random.default_rng(seed)
