@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skep_lab.learn import dl2_agent, dqn, sched2_play
+from skep_lab.learn import dl2_agent, dqn, evolve, sched2_play, skep_env
 from skep_lab.learn.progress import Saved, Tensors
 
 Measures = dict[str, float]
@@ -33,3 +33,14 @@ def dl2(settings: dl2_agent.Settings, tensors: Tensors, seed: int) -> Measures:
     found = dl2_agent.judge(policy, settings.world, speed, np.array([seed]), None)
     names = ("jct_slots", "makespan_slots", "gpus_given")
     return dict(zip(names, map(float, found[0]), strict=True))
+
+
+def tuning(settings: evolve.Settings, tensors: Tensors, seed: int) -> Measures:
+    """Return the mean JCT of the protocol's tuning trace of this number under an evolved network.
+
+    The run has chosen its best network by some of these traces: they tell runs apart, and judge none.
+    """
+    del settings
+    case = skep_env.tuning_cases(seed + 1)[seed]
+    found = skep_env.mean_jct_s([skep_env.net(evolve.weights_of(tensors["best"]))], [case])
+    return {"tuning_jct_s": float(found[0, 0])}

@@ -43,7 +43,9 @@ LEARNERS: dict[str, About] = {
     "dqn": About(".dqn", "SCHED²: a deep Q-network on its environment", ".episodes:sched2"),
     "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic", ".episodes:dl2"),
     "imitate": About(".imitate", "a set network that does what --pairs show"),
-    "evolve": About(".evolve", "a set network that begins as a rule, by CMA-ES"),
+    "evolve": About(
+        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:tuning"
+    ),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 
