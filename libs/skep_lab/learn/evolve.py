@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from skep.learn import modelfile
 from skep.learn.candidates import CANDIDATE_FEATURES
 from skep.learn.features import CLUSTER_FEATURES, G
 from skep.learn.net import Sizes, shapes
@@ -209,3 +210,22 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
             return Saved(cma.generation, tensors, numbers)
 
         yield Progress(cma.generation, settings.generations, values, save)
+
+
+def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
+    """Return the file of the network that was best on the tuning cases.
+
+    Args:
+        saved: What the run ended with.
+        settings: Those of the run.
+        seed: That of the run.
+    """
+    header = modelfile.Header(
+        job=SIZES.job,
+        head=SIZES.head,
+        trained_on="training traces of the protocol",
+        learner=f"evolve: {settings.generations} generations of {settings.population} networks",
+        seeds=(seed,),
+        report={"tuning": float(saved.numbers["score"])},
+    )
+    return modelfile.dump(weights_of(saved.tensors["best"]), header)
