@@ -268,8 +268,8 @@ class Sight(NamedTuple):
     """[B, 3] of the latest episode that ended, in slots: mean completion time from the beginning of
     the slot of arrival on; time until all had ended; part of the GPUs that were given meanwhile."""
     added: Floats
-    """[B, 3] the number of the job that the step gave something, or -1; what that adds to the slot by
-    the table of speeds: epochs, and reward."""
+    """[B, 3] the number of the job that the step gave something, or -1; what that adds to the slot
+    by the table of speeds: epochs, and reward."""
     shares: Floats
     """[B, jobs] the part of its epochs that each job trained in the latest slot it was in."""
 

@@ -19,9 +19,9 @@ Where the paper is silent, or the public code does something else, there is an o
   had with it. `stored` is what the public code does: the gradient of the logarithm at the
   probabilities of then.
 - Reward: the slot's for each of its decisions (equation 1); `job`, the part that the action's job
-  trained (section 6.5.2); `gain`, what the action itself added to the slot's by the table of speeds,
-  and `epochs`, the same in slots of work (shaped rewards, which the paper does not have: they need
-  the speeds). With `epochs` a long job's size counts as much as a short one's.
+  trained (section 6.5.2); `gain`, what the action itself added to the slot's by the table of
+  speeds, and `epochs`, the same in slots of work (shaped rewards, which the paper does not have:
+  they need the speeds). With `epochs` a long job's size counts as much as a short one's.
 - Exploration replaces an action in a poor state with probability `explore`; the paper has no value.
 """
 

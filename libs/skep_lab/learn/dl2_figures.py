@@ -1,8 +1,8 @@
 """DL²'s figures and Table 2: the paper's numbers beside those of runs here, as text and as curves.
 
 `lines` takes what `dl2_main` stored, one result for each training seed, and what the baselines
-reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no matter of learning: they
-are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
+reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no
+matter of learning: they are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def comparison(
             if by_seed := seeds_of(results, run, way):
                 row = np.mean(by_seed, axis=(0, 1))
                 told = _interval(gain(known["drf"], by_seed))
+                ours = spread(learned(results, run, way))
                 yield (
-                    f"| learned: {run}, {way} | {spread(learned(results, run, way))}, {len(by_seed)} seeds "
+                    f"| learned: {run}, {way} | {ours}, {len(by_seed)} seeds "
                     f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
                 )
 
