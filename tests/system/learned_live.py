@@ -42,7 +42,9 @@ SLOTS = 2
 NODES = [{"name": f"node-{number}", "gpus": SLOTS, "device": "cpu"} for number in (1, 2)]
 SEED = 0
 """Of the weights: with these the model begins jobs, in another order than the rule."""
-WITHIN_S = 300.0
+WITHIN_S = 120.0
+MOST = 240
+"""Jobs after which a model should have left the shadow."""
 LATE_S = 20.0
 """A silent advisor is noticed after two seconds; a busy machine may take longer."""
 
@@ -100,7 +102,7 @@ class Study:
         """Hand in jobs that take a short or a long time."""
         made = []
         for number in range(count):
-            took = (0.4, 0.4, 0.4, 3.0)[number % 4]
+            took = (0.5, 0.5, 0.5, 2.5)[number % 4]
             spec = {"command": f"sleep {took}", "size": {"run_time": took}}
             made.append(self.live.submit(f"{name}-{number}", spec, VC).job)
         return made
@@ -165,9 +167,14 @@ def stages(study: Study, good: str, jobs: int, torch: int) -> None:
     study.when(lambda fact: fact.why is Reason.STAGE_SHADOW, "shadow", 0)
     say("shadow")
     trainings = [study.live.train(f"torch-{n}", {}, steps=20, vc=VC) for n in range(torch)]
-    for part in range(max(jobs // 10, 1)):
-        study.sleepers(10, f"shadow-{part}")
-    switched = study.stage("switchback")
+    switched, part = None, 0
+    while switched is None and part < MOST // jobs:
+        last = study.sleepers(jobs, f"shadow-{part}")[-1]
+        study.cluster.ended(last, WITHIN_S)
+        told = [each for each in study.stages() if isinstance(each, StageSet)]
+        switched = next((each for each in told if each.stage == "switchback"), None)
+        part += 1
+    assert switched is not None, "the model is still in shadow"
     study.report["shadow"] = msgspec.to_builtins(switched)
     say(f"switchback: {switched.agreed_milli / 10:.0f}% of {switched.decisions} agreed")
     since = study.told()
@@ -197,6 +204,7 @@ def sabotage(study: Study, good: bytes) -> None:
             study.put(name, data)
         since, began = study.told(), time.time_ns()
         study.policy(name, stage="on")
+        study.sleepers(2 * SLOTS + 2, f"{what.replace(' ', '-')}-jobs")  # It has to see some.
         fact = study.when(
             lambda fact, name=name, reasons=reasons: (  # type: ignore[misc]
                 fact.model == name and not fact.follows and fact.why in reasons
@@ -247,7 +255,7 @@ def main() -> int:
     """Run what the command line asks for."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=40, help="jobs that only take their time")
+    parser.add_argument("--jobs", type=int, default=24, help="jobs that come at a time")
     parser.add_argument("--torch", type=int, default=6, help="trainings in PyTorch")
     given = parser.parse_args()
     good = dump(random_weights(SEED), Header(trained_on="nothing"))
