@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from typing import Any
@@ -31,7 +32,7 @@ from skep.learn.features import (
 from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import random_weights
 from skep.learn.scene import Scene
-from skep.learn.shares import SOON, share_out
+from skep.learn.shares import FIRST, SOON, share_out
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
 from skep.wire.learned import JobSight, Sight
@@ -207,10 +208,15 @@ def test_shares_go_to_whoever_gains_most_per_gpu(seed: int) -> None:
         if raw[c.LEFT] < 0 or not (waits or resizes):
             assert found.workers[row] == raw[c.WORKERS]
             continue
-        worths = {0.0: 0.0, **worths_of(raw, float(when.remaining[row]))}
-        at = 0.0 if waits else min(size for size in worths if size)
-        budget += 0 if waits else (raw[c.WORKERS] - at) * raw[c.EACH]
-        has[row] = at
+        worths = worths_of(raw, float(when.remaining[row]))
+        at = least = min(worths)
+        gpus = least * raw[c.EACH]
+        if waits:
+            first = FIRST / max(math.exp(-worths[least]) * gpus, 1.0)
+            steps.append((first, row, least))
+        else:
+            budget += (raw[c.WORKERS] - least) * raw[c.EACH]
+        has[row] = 0.0 if waits else least
         while more := [size for size in worths if size > at and worths[size] > worths[at]]:
             adds = {size: (worths[size] - worths[at]) / (size - at) / raw[c.EACH] for size in more}
             best = max(more, key=lambda size: adds[size])
@@ -235,7 +241,7 @@ def worths_of(raw: list[float], remaining: float) -> dict[float, float]:
         speed = curve[size] / rate if rate else float(here)
         if size and speed:
             pause = raw[c.PAUSE] if raw[c.PHASE] == c.RUNNING and not here else 0.0
-            made[size] = 1 / (remaining / speed + pause + SOON)
+            made[size] = -math.log(remaining / speed + pause + SOON)
     return made
 
 
