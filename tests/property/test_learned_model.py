@@ -35,7 +35,7 @@ from skep.learn.scene import Scene
 from skep.learn.shares import FIRST, SOON, share_out
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
-from skep.wire.learned import JobSight, Sight
+from skep.wire.learned import AdvisedMove, JobSight, Sight
 from tests.learn_kit import NOW, decided_slowly, followed, job_sight, model, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -340,3 +340,48 @@ def test_unknown_features_have_their_flags() -> None:
         assert features[JOB_PLACES[f"{name}_known"]] == 0
     for name in ("remaining", "work", "progress", "waited_ratio", "best_speed", "next_gain"):
         assert features[JOB_PLACES[name]] == pytest.approx(0)
+
+
+BIG = st.sampled_from((1, 2, 17, 10**6, 2**53))
+LENGTHS = st.sampled_from((0, 1, 10**9, 2**62))
+
+
+@given(data=st.data())
+def test_any_sight_that_can_be_decoded_is_answered(data: st.DataObject) -> None:
+    draw = data.draw
+    plain = sight(random.Random(1), draw(st.integers(0, 3)))
+    rates = tuple((draw(BIG) % 100_001, draw(LENGTHS)) for _ in range(draw(st.integers(0, 3))))
+    jobs = tuple(
+        msgspec.structs.replace(
+            each,
+            each=min(draw(BIG), 1024),
+            workers=min(draw(BIG), 100_000),
+            least=min(draw(BIG), 100_000),
+            most=min(draw(BIG), 100_000),
+            since=draw(LENGTHS),
+            served=draw(LENGTHS),
+            left=draw(st.none() | LENGTHS),
+            pause=draw(LENGTHS),
+            doubt=draw(LENGTHS),
+            rates=rates,
+            slowdown=draw(st.sampled_from(((), rates))),
+            nodes=draw(BIG) % 100_001,
+        )
+        for each in plain.jobs
+    )
+    seen_now = msgspec.structs.replace(
+        plain,
+        jobs=jobs + jobs[:1],
+        gpus=draw(BIG),
+        free=draw(BIG),
+        node_gpus=draw(BIG) % 100_001,
+        at=draw(LENGTHS),
+        gone=("j999",),
+    )
+    seen_now = msgspec.json.decode(msgspec.json.encode(seen_now), type=Sight)
+    scene = Scene()
+    assert scene.follow(seen_now)
+    for now in (0, NOW, 2**62 / 1e9):
+        made = decide(model(1), scene, now)
+        assert len(made.moves) <= 32
+        msgspec.json.decode(msgspec.json.encode(made.moves), type=tuple[AdvisedMove, ...])

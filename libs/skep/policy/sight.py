@@ -7,6 +7,7 @@ from math import log2
 
 from skep.policy.sizes import resizable
 from skep.policy.view import QUEUED, JobView, NodeView, VcView
+from skep.wire.bounds import RANKS_MAX
 from skep.wire.learned import CURVE_MAX, ROOM_MAX, SEEN_MAX, JobSight, RoomSight, Sight
 
 
@@ -47,8 +48,8 @@ def job_sight(job: JobView) -> JobSight:
         phase=job.phase.value,
         each=max(job.spec.resources.gpus, 1),
         workers=max(job.workers, 1),
-        least=max(job.workers, 1) if elastic is None else elastic.min,
-        most=max(job.workers, 1) if elastic is None else elastic.max,
+        least=max(job.workers, 1) if elastic is None else min(elastic.min, RANKS_MAX),
+        most=max(job.workers, 1) if elastic is None else min(elastic.max, RANKS_MAX),
         submitted_at=job.submitted_at,
         since=job.since,
         served=job.served,
