@@ -31,14 +31,15 @@ RULE: Mapping[str, float] = {
     "local": 3.0,
     "spread": 1.0,
     "shortest": 1.0,
-    "slowdown": -6.0,
+    "slowdown": -8.0,
     "spread_waited": 1.5,
     "no_share": -1.5,
     "over_share": -4.0,
     "under_share": -4.0,
-    "to_share": 3.0,
-    "grows": -0.3,
-    "shrinks": -0.3,
+    "to_share": 8.0,
+    "grows": 0.0,
+    "shrinks": 0.0,
+    "pause": -10.0,
 }
 """Where evolution begins: the shortest first, close together, with the size of its share; that is
 `hold` for fixed gangs and `look-ahead` for elastic ones."""
@@ -47,7 +48,6 @@ EVOLVES: tuple[str, ...] = (
     "nodes",
     "remaining",
     "saved",
-    "pause",
     "takes",
     "takes_free",
     "size",
@@ -72,7 +72,7 @@ class Settings(NamedTuple):
     sigma: float = 0.3
     tuning: int = 48
     """Cases of tuning by which the best network is chosen."""
-    every: int = 10
+    every: int = 4
     """Generations between two looks at the tuning cases."""
 
 
@@ -91,6 +91,11 @@ def places() -> list[Place]:
         *(Place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
         *(Place("hold.2.weight", (0, cluster.index(name)), 0.0) for name in HOLDS),
     ]
+
+
+def starts() -> Floats:
+    """Return the weights of the rule that evolution begins with."""
+    return np.array([place.start for place in places()])
 
 
 class Best(NamedTuple):
@@ -171,9 +176,10 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         seed: Of networks and of the order of traces.
         saved: What a run goes on from.
     """
-    start = np.array([place.start for place in places()])
+    start = starts()
+    scale = np.maximum(1.0, np.abs(start) / 3.0)
     rng = np.random.default_rng([seed, 20])
-    cma = _Cma(start, settings.sigma, settings.population)
+    cma = _Cma(start / scale, settings.sigma, settings.population)
     tuned = tuning_cases(settings.tuning)
     tuned_jobs = [jobs_of(protocol.draw(*case)) for case in tuned]
     base = np.log(mean_jct_s([net(weights_of(start))], tuned, tuned_jobs)[0])
@@ -187,15 +193,17 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
     while cma.generation < settings.generations:
         cases = training_cases(rng, settings.traces)
         steps = cma.ask(rng, settings.population)
-        nets = [net(weights_of(cma.mean + cma.sigma * step)) for step in steps]
+        nets = [net(weights_of((cma.mean + cma.sigma * step) * scale)) for step in steps]
         scores = np.log(mean_jct_s(nets, cases)).mean(1)
         cma.tell(steps, scores)
         values = {"spread": float(scores.std()), "sigma": cma.sigma}
         if cma.generation % settings.every == 0 or cma.generation == settings.generations:
-            logs = np.log(mean_jct_s([net(weights_of(cma.mean))], tuned, tuned_jobs)[0]) - base
+            logs = (
+                np.log(mean_jct_s([net(weights_of(cma.mean * scale))], tuned, tuned_jobs)[0]) - base
+            )
             values["tuning"] = float(logs.mean())
             if values["tuning"] < best.score:
-                best = Best(values["tuning"], cma.mean.copy())
+                best = Best(values["tuning"], cma.mean * scale)
 
         def save(cma: _Cma = cma, best: Best = best) -> Saved:
             tensors: Tensors = {
