@@ -57,10 +57,30 @@ class Shortest(Follower):
     """Places the shortest job first, as close together as it can be."""
 
     def decide(self, _now: Instant) -> Wish:
-        """Return a move for each job that waits."""
-        order = sorted(self.waiting(), key=lambda job: (job.expected or 0, job.sequence))
-        moves = [AdvisedMove(job=job.job, score_milli=9, margin_milli=9) for job in order[:32]]
-        return Wish(moves)
+        """Return a move for each job that waits and that there may be room for."""
+        order = sorted(self.waiting(), key=self.key)
+        return Wish([AdvisedMove(job=job.job, margin_milli=9) for job in self.fitting(order)])
+
+    def key(self, job: JobSight) -> tuple[int, int]:
+        """Return what the jobs are sorted by."""
+        return job.expected or 0, job.sequence
+
+    def fitting(self, order: list[JobSight]) -> list[JobSight]:
+        """Return the first jobs that the free GPUs hold."""
+        found, free = [], self.free
+        for job in order[:32]:
+            if job.each * job.workers <= free:
+                found.append(job)
+                free -= job.each * job.workers
+        return found
+
+
+class Longest(Shortest):
+    """Places the longest job first."""
+
+    def key(self, job: JobSight) -> tuple[int, int]:
+        """Return what the jobs are sorted by."""
+        return -(job.expected or 0), job.sequence
 
 
 class Says(Follower):

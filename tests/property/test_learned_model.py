@@ -31,6 +31,7 @@ from skep.learn.features import (
 from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import random_weights
 from skep.learn.scene import Scene
+from skep.learn.shares import SOON, share_out
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
 from skep.wire.learned import JobSight, Sight
@@ -185,6 +186,57 @@ def test_gangs_fit_as_packing_would_place_them(free: list[int], workers: int, ea
     assert room.sum() == len(free)
     assert (room * np.arange(c.NODE_MAX + 1)).sum() == cluster[c.FREE]
     assert room[8] == cluster[c.WHOLE]
+
+
+@given(seed=SEEDS)
+def test_shares_go_to_whoever_gains_most_per_gpu(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    scene = followed(sight(rng, rng.randrange(1, 20)))
+    when = times(scene.raw, NOW)
+    cluster = scene.cluster(NOW, when)
+    found = share_out(scene.raw, cluster, when)
+    budget, steps, has = (
+        float(cluster[c.FREE]),
+        list[tuple[float, int, float]](),
+        dict[int, float](),
+    )
+    for row, raw in enumerate(scene.raw.tolist()):
+        waits = raw[c.PHASE] in {c.WAITING, c.AWAY}
+        resizes = raw[c.PHASE] == c.RUNNING and raw[c.RESIZABLE] > 0
+        if raw[c.LEFT] < 0 or not (waits or resizes):
+            assert found.workers[row] == raw[c.WORKERS]
+            continue
+        worths = {0.0: 0.0, **worths_of(raw, float(when.remaining[row]))}
+        at = 0.0 if waits else min(size for size in worths if size)
+        budget += 0 if waits else (raw[c.WORKERS] - at) * raw[c.EACH]
+        has[row] = at
+        while more := [size for size in worths if size > at and worths[size] > worths[at]]:
+            adds = {size: (worths[size] - worths[at]) / (size - at) / raw[c.EACH] for size in more}
+            best = max(more, key=lambda size: adds[size])
+            steps.append((adds[best], row, best - at))
+            at = best
+    for _, row, more_workers in sorted(steps, key=lambda step: -step[0]):
+        budget -= more_workers * scene.raw[row, c.EACH]
+        if budget < 0:
+            break
+        has[row] += more_workers
+    assert {row: found.workers[row] for row in has} == has
+
+
+def worths_of(raw: list[float], remaining: float) -> dict[float, float]:
+    """Return what a job counts at each of its sizes."""
+    sizes, rates = raw[c.SIZE : c.SIZE + c.SIZES], raw[c.RATE : c.RATE + c.SIZES]
+    curve = dict(zip(sizes, rates, strict=True))
+    rate = curve[raw[c.WORKERS]]
+    made = {}
+    for size in sizes:
+        here = size == raw[c.WORKERS]
+        speed = curve[size] / rate if rate else float(here)
+        if size and speed:
+            pause = raw[c.PAUSE] if raw[c.PHASE] == c.RUNNING and not here else 0.0
+            made[size] = 1 / (remaining / speed + pause + SOON)
+    return made
 
 
 @given(seed=SEEDS)

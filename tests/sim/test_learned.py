@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.learn.advising import Seat
 from skep.units import Duration, seconds
-from skep.wire.following import AdviceFollowed
+from skep.wire.following import AdviceFollowed, StageSet
 from skep.wire.learned import AdvisedMove
 from skep.wire.reasons import Reason
 from skep_lab.outcome import RunResult
@@ -19,7 +21,7 @@ from skep_lab.simulator.settings import Settings
 from skep_lab.simulator.world import World
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
-from tests.learned_kit import MODEL, OTHER_MODEL, Follower, Says, Shortest, Wish
+from tests.learned_kit import MODEL, OTHER_MODEL, Follower, Longest, Says, Shortest, Wish
 
 
 def trace(*jobs: tuple[float, float, int]) -> Trace:
@@ -67,8 +69,17 @@ def test_a_model_orders_the_queue_and_the_log_says_so() -> None:
 
 
 def test_late_advice_is_followed_when_it_comes() -> None:
-    result, _ = played(settings(delay_s=2))
-    assert begins(result) == list(map(seconds, (0, 160, 100, 110, 402)))
+    result, _ = played(settings(delay_s=1))
+    assert begins(result) == list(map(seconds, (1, 164, 102, 113, 401)))
+
+
+def test_where_the_model_does_not_answer_the_rule_plans() -> None:
+    result, said = played(settings(delay_s=1000))
+    assert begins(result) == list(map(seconds, (0, 100, 190, 200, 400)))
+    assert {fact.follows for fact in said} == {False}
+    result, said = played(settings(delay_s=60))
+    assert Reason.ADVICE_LATE in [fact.why for fact in said]
+    assert all(job.waited is not None and job.waited <= seconds(260) for job in result.jobs)
 
 
 def test_the_same_run_comes_to_the_same_facts() -> None:
@@ -86,8 +97,9 @@ def _absurd(seat: Follower, _now: object) -> Wish:
     return Wish([AdvisedMove(job=job.job, workers=99) for job in seat.waiting()])
 
 
-def _unreliable(seat: Follower, now: Any) -> Wish:
-    return Shortest.decide(seat, now)._replace(reliable=False)  # type: ignore[arg-type]
+class _Unreliable(Shortest):
+    def decide(self, now: Any) -> Wish:
+        return super().decide(now)._replace(reliable=False)
 
 
 def _not_finite(_seat: Follower, _now: object) -> Wish:
@@ -111,7 +123,7 @@ class _Deaf(Shortest):
         (lambda: Says(_raises), {}, Reason.ADVICE_BROKEN),
         (_Deaf, {}, Reason.ADVICE_BROKEN),
         (lambda: Says(_absurd), {}, Reason.ADVICE_BROKEN),
-        (lambda: Says(_unreliable), {}, Reason.BEYOND_TRAINING),
+        (_Unreliable, {}, Reason.BEYOND_TRAINING),
         (_Schema, {}, Reason.OTHER_SCHEMA),
         (Shortest, {"margin_milli": 10}, Reason.MARGIN_TOO_SMALL),
         (Shortest, {"wait_bound_s": 30}, Reason.WAITED_TOO_LONG),
@@ -131,3 +143,34 @@ def test_a_model_that_holds_everything_starves_no_job() -> None:
     assert not result.cut
     assert [fact.why for fact in said][-1] in {Reason.ADVISED, Reason.WAITED_TOO_LONG}
     assert all(job.waited is not None and job.waited <= seconds(260) for job in result.jobs)
+
+
+def _bursts(jobs: int, seed: int) -> Trace:
+    """Return jobs of which one in five is long: in order of arrival the short ones wait for it."""
+    rng, at, made = random.Random(seed), 0.0, []
+    for _ in range(jobs):
+        at += rng.expovariate(1 / 56)
+        made.append((round(at, 3), rng.choice((10, 10, 10, 10, 200)), 8))
+    return trace(*made)
+
+
+def _stages(chosen: Settings, jobs: Trace) -> list[StageSet]:
+    world = World(jobs, uniform(1, 8), chosen, Steady())
+    world.run()
+    assert world.reports is not None
+    return [fact for fact in world.reports.recorded if isinstance(fact, StageSet)]
+
+
+def test_a_better_model_comes_from_shadow_by_turns_to_act() -> None:
+    chosen = settings(shadow_s=1000, period_s=1800, wait_bound_s=100_000)
+    found = _stages(msgspec.structs.replace(chosen, guards=True), _bursts(1500, 1))
+    assert [fact.stage for fact in found] == ["shadow", "switchback", "on"]
+    assert [fact.why for fact in found][1:] == [Reason.SHADOW_PASSED, Reason.NOT_WORSE]
+    assert found[2].low_milli > 0, "its interval is above zero"
+
+
+def test_a_worse_model_never_acts() -> None:
+    chosen = settings(Longest, shadow_s=1000, period_s=1800, wait_bound_s=100_000)
+    found = _stages(msgspec.structs.replace(chosen, guards=True), _bursts(700, 1))
+    assert {fact.stage for fact in found} == {"shadow", "off"}
+    assert Reason.MEASURED_REGRESSION in [fact.why for fact in found]

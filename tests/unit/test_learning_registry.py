@@ -14,6 +14,7 @@ import pytest
 
 from skep.learn import modelfile
 from skep.learn.net import Sizes, shapes
+from skep_services.advisor.models import ModelFolder
 from skep_services.cli.main import main
 from skep_services.learning import registry
 from skep_services.learning.problems import LearningError, Why
@@ -86,6 +87,23 @@ def test_a_file_is_what_its_name_says_or_is_refused(tmp_path: Path) -> None:
     assert found.value.why is Why.DAMAGED_MODEL
     assert registry.add(tmp_path, b"weights", 2) == name  # Said again, it is whole again.
     assert registry.read_model(tmp_path, name) == b"weights"
+
+
+def test_the_advisor_takes_no_model_that_was_retired(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Log:
+        def error(self, _event: str, **more: str) -> None:
+            said.append(more["why"])
+
+    name = registry.add(tmp_path, model(), 1)
+    assert ModelFolder(tmp_path, Log()).seat(name) is not None
+    registry.change(tmp_path, name, State.RETIRED, 2, "worse on Monday")
+    assert ModelFolder(tmp_path, Log()).seat(name) is None
+    assert said == ["it was retired: worse on Monday"]
+    registry.change(tmp_path, name, State.PROMOTED, 3)
+    assert ModelFolder(tmp_path, Log()).seat(name) is not None
+    assert registry.BYTES_MAX == modelfile.BYTES_MAX
 
 
 def test_prefixes_name_one_model(tmp_path: Path) -> None:

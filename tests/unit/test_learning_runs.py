@@ -159,7 +159,7 @@ def test_what_is_not_installed_is_said_in_a_line(
     (tmp_path / "needy.py").write_text("import torch_of_another_world\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(learners.LEARNERS, "needy", learners.About("needy", "needs more"))
-    monkeypatch.setitem(learners.LEARNERS, "none", learners.About("skep_lab.learn.none", "no"))
+    monkeypatch.setitem(learners.LEARNERS, "none", learners.About(".none", "no"))
     code, out, err = run("train", "needy", "--json")
     assert (code, json.loads(out)["error"]["reason"]) == (2, "needs-extra")
     assert "pip install 'skep[learn]'" in err
@@ -172,7 +172,7 @@ def test_what_is_not_installed_is_said_in_a_line(
 
 def test_every_learner_that_is_named_has_settings_that_come_back() -> None:
     for name, (module, _) in learners.LEARNERS.items():
-        if importlib.util.find_spec(module) is None:
+        if importlib.util.find_spec(module, learners.PACKAGE) is None:
             continue
         settings = learners.find(name).settings
         known = learners.fields(settings)

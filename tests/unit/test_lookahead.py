@@ -45,7 +45,7 @@ def at(*jobs: JobView, gpus: int = 8, into_s: float = 0, nodes: int = 1) -> VcVi
 def test_time_left_at_a_size_is_the_work_left_by_its_speed() -> None:
     assert times(elastic("j1", needs=1000), NOW)[4] == 250 * NS_PER_SECOND
     runs = elastic("j1", on=4, ran=100, since=100, needs=1000)
-    assert times(runs, NOW)[1] == 600 * NS_PER_SECOND, "its length is said for one worker"
+    assert times(runs, NOW)[1] == 900 * NS_PER_SECOND, "its length is said for one worker"
     told_so = replace(runs, left=Duration(300 * NS_PER_SECOND))
     assert times(told_so, NOW)[4] == 200 * NS_PER_SECOND
     assert times(told_so, NOW)[1] == 800 * NS_PER_SECOND
@@ -73,13 +73,15 @@ def test_gpus_go_where_they_gain_the_most_time() -> None:
     scales, hardly = elastic("j1", on=1), elastic("j2", on=1, rates=((1, 1000), (2, 1010)), most=2)
     assert ahead(at(scales, hardly)) == "j1=7"
     short, long = elastic("j1", on=1, needs=600), elastic("j2", on=1, needs=60000)
-    assert ahead(at(short, long)) == "j2=7", "its time falls more"
+    assert ahead(at(short, long)) == "j1=4 j2=4", "each by as large a part of it"
+    assert ahead(at(short, long), power=-1) == "j2=7", "its time falls more"
     assert ahead(at(short, long), power=1) == "j1=7", "it does more of its work in a second"
 
 
 def test_no_job_changes_for_less_than_that_costs() -> None:
     soon = elastic("j1", on=1, needs=100)
-    assert ahead(at(soon)) == "j1=8"
+    assert ahead(at(soon), pause_s=0) == "j1=8"
+    assert ahead(at(soon), pause_s=90) == "", "unless a move was measured"
     costly = replace(soon, pause=seconds(90))
     assert ahead(at(costly)) == "", "100 s with one, or 90 s and 12 s with eight"
     assert ahead(at(replace(costly, expected=seconds(200)))) == "j1=8"
@@ -148,7 +150,9 @@ def test_a_job_with_parameter_servers_grows_on_its_own_node_only() -> None:
     assert ahead(at(two, nodes=2)) == "", "and on two nodes it cannot be changed"
 
 
-@pytest.mark.parametrize("wrong", [{"every_s": 0}, {"wait_max_s": 0}, {"power": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"every_s": 0}, {"wait_max_s": 0}, {"power": 3}, {"pause_s": -1}]
+)
 def test_wrong_options_of_look_ahead_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         make("look-ahead", wrong)

@@ -16,11 +16,15 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
-from skep_lab.learn import dqn, sched2_play, sched2_policy  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_figures  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402
 from skep_lab.simulator.run import run  # isort: skip  # noqa: E402
+from skep_lab.outcome import JobOutcome, RunResult, Span  # isort: skip  # noqa: E402
 from skep_lab.simulator.settings import Settings  # isort: skip  # noqa: E402
+from skep_lab.traces.job import TraceJob  # isort: skip  # noqa: E402
+from skep.units import seconds  # isort: skip  # noqa: E402
 import torch  # isort: skip  # noqa: E402
 
 TIGHT = Options(
@@ -160,3 +164,54 @@ def test_a_return_adds_the_rewards_ahead_up_to_the_end_of_an_episode() -> None:
 def test_settings_that_make_no_sense_are_refused(field: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         msgspec.structs.replace(SMALL, **{field: value})
+
+
+def ran(began: float, ended: float, **on: int) -> JobOutcome:
+    """One job and its GPUs on each node."""
+    span = Span(
+        began=seconds(began),
+        ended=seconds(ended),
+        gpus=sum(on.values()),
+        spread=tuple(on.values()),
+        nodes=tuple(on),
+    )
+    job = TraceJob(id="j", at=seconds(0), run_time=seconds(ended - began), gpus=span.gpus)
+    return JobOutcome(job=job, spans=(span,), began=span.began, ended=span.ended)
+
+
+def result(*jobs: JobOutcome) -> RunResult:
+    return RunResult(
+        trace="t",
+        cluster="c",
+        policy="p",
+        seed=0,
+        gpus=8,
+        node_gpus=4,
+        jobs=jobs,
+        nodes={"a": 4, "b": 4},
+    )
+
+
+def test_fragmentation_is_the_equation_of_the_paper() -> None:
+    # Node a: two GPUs with 100 s to run, one with 50 s, one free; node b is free.
+    points = sched2_figures.fragmentation(result(ran(0, 100, a=2), ran(0, 50, a=1)), 1.0)
+    assert [at for at, _ in points] == [0.0]
+    assert points[0][1] == pytest.approx((1 - 250**2 / (4 * (2 * 100**2 + 50**2))) / 2)
+
+
+@pytest.mark.parametrize(
+    "name, jobs, wanted",
+    [
+        ("the first has no one's", [ran(0, 10, a=4)], 0.0),
+        ("it is left whole", [ran(0, 10, a=4), ran(10, 20, a=4)], 0.5),
+        ("a part of a block is reused", [ran(0, 10, a=4), ran(10, 20, a=2)], 0.5),
+        ("a smaller job had some", [ran(0, 10, a=4), ran(10, 15, a=1), ran(15, 20, a=4)], 0.0),
+        ("a small job goes beside", [ran(0, 10, a=3), ran(1, 15, a=1), ran(11, 20, a=3)], 0.5),
+        ("it is on more nodes than necessary", [ran(0, 9, a=2, b=2), ran(9, 12, a=2, b=2)], 0.0),
+        ("a block on each node", [ran(0, 9, a=4, b=4), ran(9, 12, a=4, b=4)], 0.5),
+    ],
+)
+def test_locality_is_reused_where_no_smaller_job_was_between(
+    name: str, jobs: list[JobOutcome], wanted: float
+) -> None:
+    assert sched2_figures.reuse(result(*jobs)) == wanted, name

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from skep.learn.shadow import Shadow
 from skep.units import Instant, after, seconds
 from skep.wire.cluster import Cluster
 from skep.wire.following import LEARNED
@@ -91,8 +92,35 @@ class NoModels:
         return None
 
 
-StageOf = Callable[[str, str, Instant], Stage]
-"""Returns the stage of a model in a VC."""
+class Stages(Protocol):
+    """What models may do: the guard."""
+
+    def stage(self, vc: str, model: str, now: Instant) -> Stage:
+        """Return what a model may do in a VC now."""
+        ...
+
+    def turns_at(self, vc: str, model: str, at: Instant) -> Instant | None:
+        """Return when that may be otherwise, after an instant; None: not by time."""
+        ...
+
+    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+        """Take over what a rule began, and what its model in shadow would have."""
+        ...
+
+
+class ActsAtOnce:
+    """No guard: every model acts."""
+
+    def stage(self, _vc: str, _model: str, _now: Instant) -> Stage:
+        """Return that it acts."""
+        return "on"
+
+    def turns_at(self, _vc: str, _model: str, _at: Instant) -> Instant | None:
+        """Return None."""
+        return None
+
+    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+        """Compare nothing."""
 
 
 class Post:
@@ -112,19 +140,20 @@ class Post:
         self.asked_at: Instant | None = None
         """When a whole one was last asked for; None: not since one came."""
         self.said: LearnedAdvice | None = None
+        self.shadow = Shadow()
 
 
 class Advising:
     """The VCs that are advised, and what is due to be said in each."""
 
-    def __init__(self, models: Models, stage: StageOf) -> None:
+    def __init__(self, models: Models, stages: Stages) -> None:
         """Begin without a VC.
 
         Args:
             models: The models that there are.
-            stage: The guard.
+            stages: The guard.
         """
-        self.models, self._stage = models, stage
+        self.models, self._stages = models, stages
         self.posts: dict[str, Post] = {}
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
         """A simulation in which nothing is lost may be less busy."""
@@ -152,6 +181,8 @@ class Advising:
             return
         try:
             follows = post.seat.follow(sight)
+            if follows:
+                self._compare(post, sight, now)
         except Exception:  # A model that ends on a sight is one that cannot be followed.
             post.number = sight.number
             yield self._off(post, Reason.ADVICE_BROKEN, now)
@@ -161,6 +192,17 @@ class Advising:
             yield self._advise(post, now)
         elif post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
             yield self._ask(post, now)
+
+    def _compare(self, post: Post, sight: Sight, now: Instant) -> None:
+        """Have a model in shadow choose again where its rule has begun jobs."""
+        choice = post.shadow.follow(sight)
+        if choice is None or self._stages.stage(post.vc, post.model, now) != "shadow":
+            return
+        begun, before = choice
+        again = self.models.seat(post.model)
+        if again is not None and again.follow(before):
+            moves = again.decide(now).moves
+            self._stages.compared(post.vc, begun, [move.job for move in moves], now)
 
     def due(self, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
         """Yield what is to be said again, and asked for."""
@@ -177,7 +219,11 @@ class Advising:
     def _due_at(self, post: Post) -> Instant | None:
         if post.number < 0:
             return after(post.asked_at, ASK_AFTER) if post.asked_at is not None else Instant(0)
-        return after(post.said.at, self.resend_after) if post.said is not None else None
+        if post.said is None:
+            return None
+        again = after(post.said.at, self.resend_after)
+        turns = self._stages.turns_at(post.vc, post.model, post.said.at)
+        return again if turns is None else min(again, turns)
 
     def _ask(self, post: Post, now: Instant) -> SightWanted:
         post.number, post.asked_at = -1, now
@@ -197,7 +243,7 @@ class Advising:
             return self._say(
                 post,
                 now,
-                stage=self._stage(post.vc, post.model, now),
+                stage=self._stages.stage(post.vc, post.model, now),
                 moves=tuple(made.moves[:MOVES_MAX]),
                 holds=tuple(made.holds[:HOLDS_MAX]),
                 reliable=bool(made.reliable),

@@ -102,6 +102,8 @@ class _Search:
         self._net, self._ranges, self._names = model.net, model.header.ranges, scene.names
         self._raw, self._jobs = scene.raw, scene.jobs
         self._demands, self._codes = scene.demands, scene.codes
+        self._after: Matrix | None = None
+        """Of each candidate the embedding of its job after the move; None: not needed yet."""
         self.reliable = True
 
     def begin(self, scene: Scene, now: float) -> bool:
@@ -120,8 +122,8 @@ class _Search:
         self._waits = queued(self._raw)
         self._pools = Pools(embedded, self._waits, holding(self._raw))
         numbers, features = scene.options
-        self._numbers = numbers.reshape(-1, OPTION).take(chosen, axis=0)
-        self._features = features.reshape(-1, A).take(chosen, axis=0)
+        self._numbers = np.asfortranarray(numbers.reshape(-1, OPTION).take(chosen, axis=0))
+        self._features = np.asfortranarray(features.reshape(-1, A).take(chosen, axis=0))
         self._rows, self._codes_left = chosen // CHOICES, codes[chosen]
         placed = self._placed()
         self._nodes = placed.nodes
@@ -162,7 +164,7 @@ class _Search:
             score_milli=_milli(score - self._hold),
             margin_milli=_milli(score - second),
         )
-        self._suppose(row, workers, starts=kind <= SPREAD)
+        self._suppose(first)
         return move
 
     def held(self) -> tuple[str, ...]:
@@ -193,10 +195,13 @@ class _Search:
         demand = self._codes_left // KINDS
         return place(self._numbers, Fit(self._fit.nodes[demand], self._fit.local[demand]))
 
-    def _suppose(self, row: int, workers: int, *, starts: bool) -> None:
-        """Change the rows of a job and of the cluster to what they are after its move."""
-        raw = self._raw[row].copy()
-        before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
+    def _suppose(self, first: int) -> None:
+        """Change what is seen to what it is after the move of a candidate."""
+        if self._after is None:
+            self._after = self._embed_after()
+        row, after = int(self._rows[first]), self._after[first]
+        workers, starts = float(self._numbers[first, WORKERS]), self._numbers[first, KIND] <= SPREAD
+        before, each = float(self._raw[row, c.WORKERS]), float(self._raw[row, c.EACH])
         if starts or workers > before:  # What a smaller gang gives back is not free at once.
             take(self._cluster, workers if starts else workers - before, each)
         self._waits[row] &= not starts
@@ -206,13 +211,12 @@ class _Search:
         if not len(self._rows):
             return
         self._add_up(row, workers, starts=starts)
-        raw[c.WORKERS] = workers
-        self._pools.change(row, self._net.embed(self._job_after(row, raw, starts=starts))[0])
+        self._pools.change(row, after)
         self._move()
         self._look()
         self._close()
 
-    def _add_up(self, row: int, workers: int, *, starts: bool) -> None:
+    def _add_up(self, row: int, workers: float, *, starts: bool) -> None:
         """Change the sums over jobs to what they are after a move."""
         cluster, raw, when = self._cluster, self._raw[row], self._when
         before, each = float(raw[c.WORKERS]), float(raw[c.EACH])
@@ -233,16 +237,21 @@ class _Search:
         """Let no candidate be picked that does not fit now."""
         self._scores[~self._open[self._codes_left]] = -np.inf
 
-    def _job_after(self, row: int, raw: Floats, *, starts: bool) -> Matrix:
-        """Return the features of a job whose row is changed to `raw` by its move."""
-        job = self._jobs[row : row + 1].copy()
-        if raw[c.WORKERS] != self._raw[row, c.WORKERS]:
-            write_steady(raw[None], self._cluster, curves_of(raw[None]), job)
-            work = float(self._when.remaining[row] * raw[c.WORKERS] * raw[c.EACH])
-            job[0, WORK] = min(math.log1p(work) / LOG_WORK, LONG[1])
-        if starts:
-            job[:, STARTED] = STARTED_VALUES
-        return job
+    def _embed_after(self) -> Matrix:
+        """Return for each candidate the embedding of its job after the move."""
+        rows, workers, starts = (
+            self._rows,
+            self._numbers[:, WORKERS],
+            self._codes_left % KINDS <= SPREAD,
+        )
+        raw = self._raw.take(rows, axis=0)
+        raw[:, c.WORKERS] = workers
+        jobs = self._jobs[rows]
+        write_steady(raw, self._cluster, curves_of(raw), jobs)
+        work = np.log1p(self._when.remaining[rows] * workers * raw[:, c.EACH]) / LOG_WORK
+        jobs[:, WORK] = np.minimum(work, LONG[1])
+        jobs[np.ix_(starts, STARTED)] = STARTED_VALUES
+        return self._net.embed(jobs)
 
     def _move(self) -> None:
         """Write the features of the candidates that would go on another number of nodes now."""
@@ -274,6 +283,8 @@ class _Search:
         self._nodes, self._scores = self._nodes[chosen], self._scores[chosen]
         self._numbers = self._numbers.take(chosen, axis=0)
         self._features = self._features.take(chosen, axis=0)
+        if self._after is not None:
+            self._after = self._after.take(chosen, axis=0)
 
 
 def take(cluster: Floats, workers: float, each: float) -> None:

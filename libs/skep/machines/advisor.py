@@ -30,7 +30,8 @@ import msgspec
 from skep.estimates.calibration import PREDICTED, Calibration
 from skep.estimates.judging import Judging
 from skep.ids import job_id, job_sequence
-from skep.learn.advising import Advising, Models, NoModels
+from skep.learn.advising import ActsAtOnce, Advising, Models, NoModels
+from skep.learn.guard import Guard
 from skep.ledger import runs
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.perf import predict
@@ -48,7 +49,8 @@ from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.estimates import CalibrationKept, EstimateJudged
 from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
-from skep.wire.learned import LearnedAdvice, Sight, SightWanted, Stage
+from skep.wire.following import BlockMeasured, GuardFact, ShadowSeen, StageSet
+from skep.wire.learned import LearnedAdvice, Sight, SightWanted
 from skep.wire.node import NodeJoined
 from skep.wire.profile import AdvisorFact, Fingerprint, Profiled, ProfileMeasured
 from skep.wire.spec import PRIORITY_MAX
@@ -123,12 +125,15 @@ class _Job(runs.Run, kw_only=True, gc=False):
 class AdvisorMachine:
     """The behaviour of the advisor service."""
 
-    def __init__(self, *, judges: bool = False, models: Models | None = None) -> None:
+    def __init__(
+        self, *, judges: bool = False, models: Models | None = None, guards: bool = False
+    ) -> None:
         """Start knowing nothing: the allocator's facts are read from the beginning.
 
         Args:
             judges: Whether it has a log to record in what came of estimates.
             models: The learned models that there are; None: none.
+            guards: Whether models have to prove themselves in each VC; else they act at once.
         """
         self._jobs: dict[str, _Job] = {}
         self._queue: list[int] = []
@@ -149,7 +154,8 @@ class AdvisorMachine:
         kept = self.fitting.kept
         self._judging = Judging(self._types, self.calibration, kept) if judges else None
         self.fitting.widening = lambda model: self.calibration.widening(model.vc, model.name)
-        self.advising = Advising(models or NoModels(), self._stage)
+        self.guard = Guard() if guards else None
+        self.advising = Advising(models or NoModels(), self.guard or ActsAtOnce())
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
@@ -191,6 +197,10 @@ class AdvisorMachine:
             case Sight():
                 effects += map(_told, self.advising.sight(event, now))
         effects += self._due(now)
+        if self.guard is not None and now >= self._quiet_until:
+            for step in self.guard.look(now):
+                self.apply(step)
+                effects.append(Record(step))
         due = self.fitting.wake_at()
         if isinstance(event, Tick) and due is not None and max(due, self._quiet_until) <= now:
             effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in self.fitting.work(now)]
@@ -228,16 +238,22 @@ class AdvisorMachine:
                     key = fact.family, fact.gpu_type
                     step_ns = Duration(fact.p50_ns)
                     self._outlooks.learn(key, fact.gpus, fact.nodes, fact.job, step_ns)
+            case StageSet() | ShadowSeen() | BlockMeasured():
+                if self.guard is not None:
+                    self.guard.apply(fact)
             case EpochBegan():
                 pass
 
-    def snapshot(self) -> list[ProfileMeasured | CalibrationKept]:
+    def snapshot(self) -> list[ProfileMeasured | CalibrationKept | GuardFact]:
         """Return what the log comes to: facts that lead to the same state."""
-        return [*self.profiles.facts(), *self.calibration.facts()]
+        stages = self.guard.facts() if self.guard is not None else ()
+        return [*self.profiles.facts(), *self.calibration.facts(), *stages]
 
     def wake_at(self) -> Instant | None:
         """Return when there is something to say, or None while there could be nothing."""
         times = [self._outlooks.wake_at(), self.fitting.wake_at(), self.advising.wake_at()]
+        if self.guard is not None:
+            times.append(self.guard.wake_at())
         planned = [max(at, self._quiet_until) for at in times if at is not None]
         advise = self._advise_at()
         return min(planned if advise is None else [advise, *planned], default=None)
@@ -295,6 +311,8 @@ class AdvisorMachine:
 
     def _fact(self, fact: ServiceFact, now: Instant) -> None:
         """Take over one fact of the allocator."""
+        if self.guard is not None:
+            self.guard.hear(fact)
         delta = runs.apply(self._jobs, fact)
         if delta is not runs.NO_CHANGE:
             self._follow(delta, now)
@@ -308,6 +326,8 @@ class AdvisorMachine:
             case CellsSet(cluster=cluster):
                 self._plan(cluster, now)
                 self.advising.set_cluster(cluster)
+                if self.guard is not None:
+                    self.guard.set_cluster(cluster)
             case EpochBegan():
                 self._outlooks.again(now)
                 self.fitting.again(now)
@@ -526,10 +546,6 @@ class AdvisorMachine:
             Waiting(job.job, job.group, job.submitted_at, self._remaining(job)) for job in first
         ]
         return shortest_remaining_first(waiting, Instant(now - AGE_MAX))
-
-    def _stage(self, _vc: str, _model: str, _now: Instant) -> Stage:
-        """Return the stage of a model in a VC."""
-        return "on"
 
     def _turns(self, now: Instant) -> dict[str, int]:
         """Return which of the first jobs that wait comes when."""

@@ -10,6 +10,7 @@ import msgspec
 from skep.policy.plan import Plan
 from skep.policy.powers import Powers
 from skep.policy.view import VcView
+from skep.units import Duration
 
 NUMBER_MAX = 1e12
 """The largest number that an option may be, and its negative the least: 30,000 years in seconds."""
@@ -62,6 +63,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return False
 
     @property
+    def answers_within(self) -> Duration | None:
+        """Return how long it waits for the model that advises it; None: none does.
+
+        What it sees is told to its model, and its view has what that says (`VcView.advised`).
+        """
+        return None
+
+    @property
     def powers(self) -> Powers:
         """Return what its plans may ask for, and what it goes by: comparisons name it."""
         return Powers(rates=self.sees_rates)
@@ -70,9 +79,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def probes(self) -> bool:
         """Return whether all elastic jobs of its VC may be probed, not only those that allow it."""
         return False
-
-    is_advised: ClassVar[bool] = False
-    """Whether a model is told what it sees, and advises it (`VcView.advised`)."""
 
     keeps_promises: ClassVar[bool] = False
     """Whether it gives promised jobs their GPUs in time: admission promises nothing otherwise."""

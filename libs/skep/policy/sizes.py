@@ -85,20 +85,20 @@ def times(job: JobView, now: Instant) -> dict[int, float]:
         and was not measured counts at the P90 of its time, so that no job changes for a gain that
         is within the error of the prediction.
     """
-    speeds, ran = known_speeds(job), job.ran(now)
+    speeds, ran, left = known_speeds(job), job.ran(now), job.remaining(now) or 0
     own, usual = (_speed(speeds, size) for size in (job.workers, job.spec.resources.workers))
     if job.left is not None:
-        work = max((job.remaining(now) or 0) * own, NS_PER_SECOND * usual)
-    elif job.expected is not None:
-        work = max(job.expected * usual - ran * own, (OVERDUE * job.expected + 1) * usual)
+        work = max(left * own, NS_PER_SECOND * usual)
+    elif job.expected is not None:  # With which sizes it has run until now is not known.
+        work = max(left, OVERDUE * job.expected + 1) * usual
     else:
         work = max(ran, UNKNOWN) * usual
-    left = {workers: work / speed for workers, speed in speeds.items()}
+    found = {workers: work / speed for workers, speed in speeds.items()}
     known, low = dict(job.rates), dict(job.rates_low)
-    for workers in left:
+    for workers in found:
         if workers != job.workers and 0 < low.get(workers, 0) < known.get(workers, 0):
-            left[workers] *= known[workers] / low[workers]
-    return left
+            found[workers] *= known[workers] / low[workers]
+    return found
 
 
 def _speed(speeds: dict[int, float], workers: int) -> float:

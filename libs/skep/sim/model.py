@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
 from skep.sim import moves, returns, sharing, sizes
@@ -63,6 +65,7 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
+from skep.wire.following import LEARNED, AdviceFollowed
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped, SuccessorLoaded
 from skep.wire.node import Manner, Outcome
 from skep.wire.packs import GpusShared
@@ -181,6 +184,7 @@ class AllocatorModel:
         """By job that moves: the nodes where its state has arrived."""
         self.order = self.attempts = 0
         self.policies: dict[str, str] = {}
+        self.followed: dict[str, AdviceFollowed] = {}
         """By VC: its policy."""
         self.fallen: dict[str, None] = {}
         """VCs whose policy failed: first come, first served meanwhile."""
@@ -296,10 +300,23 @@ class AllocatorModel:
                 sharing.share(self, fact)
             case TrialMessage():
                 self.tried.take(fact)
+            case AdviceFollowed():
+                self._followed(fact)
             case BadCellBound() | BadCellReturned():
                 self._bearing(fact)
             case _:
                 pass  # Why a job waits changes nothing.
+
+    def _followed(self, fact: AdviceFollowed) -> None:
+        """Take whether a VC follows its model: only the one that its policy names may act."""
+        options = self.cluster.vcs[fact.vc].options
+        require(self.policies[fact.vc] == LEARNED, "I19", f"{fact.vc} has no model")
+        named = fact.model == options["model"] and fact.rule == options["rule"]
+        require(named, "I19", f"{fact.vc} is said to follow {fact.model[:12]}, {fact.rule}")
+        before = self.followed.get(fact.vc)
+        again = before is not None and msgspec.structs.replace(before, at=fact.at) == fact
+        require(not again, "I19", f"{fact.vc} is told twice: {fact}")
+        self.followed[fact.vc] = fact
 
     def _alarm(self, fact: CellsAlarm) -> None:
         """Take that something is wrong: with a policy it may be, and with the cells never."""
@@ -312,6 +329,8 @@ class AllocatorModel:
 
     def _cells(self, fact: CellsSet) -> None:
         self.policies = {vc: each.policy for vc, each in fact.cluster.vcs.items()}
+        for vc in [each for each in self.followed if self.policies.get(each) != LEARNED]:
+            del self.followed[vc]
         self.quotas = {vc: gpus_in_cells(fact.cluster, vc) for vc in fact.cluster.vcs}
         self.hopeless.clear()
         self.cluster, self.borne = fact.cluster, {}

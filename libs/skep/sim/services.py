@@ -13,6 +13,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.settings import LASTS
 from skep.machines.base import AnyMachine
 from skep.sim.driver import Process, Wiring
+from skep.sim.guesses import Guesses
 from skep.sim.logs import FactLog
 from skep.sim.network import Network
 from skep.sim.processes import Host
@@ -53,6 +54,8 @@ class Patience(NamedTuple):
     forget_at_once: int
     node_lost_after: Duration
     trials_last: Duration = LASTS
+    guesses: int = 0
+    """The seed of models that guess; 0: there are none."""
 
 
 class Role:
@@ -100,7 +103,8 @@ class Role:
             case "introspector":
                 return Rash()
             case "advisor":
-                return AdvisorMachine()
+                seed = self._patience.guesses
+                return AdvisorMachine(models=Guesses(seed + self.started) if seed else None)
             case _:
                 assert self.host is not None, self.name
                 agent = AgentMachine(self.host.joined())

@@ -14,7 +14,7 @@ from skep.cells.levels import cells_of
 from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.registry import POLICIES
-from skep.sim import forecasts
+from skep.sim import forecasts, guesses
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -23,6 +23,7 @@ from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
+from skep.wire.following import LEARNED
 from skep.wire.node import NodeJoined
 from skep.wire.verdict import Verdict
 
@@ -63,11 +64,20 @@ LATER = ("pollux", "elasticflow", "genie", "sized", "deadline")
 other histories of all of them."""
 LATER_FROM = 2000
 """Histories with seeds from here on draw from these policies as well: none of them is stored."""
+NEWER = ("look-ahead", "hold", LEARNED)
+LEARNED_FROM = 3000
+"""Histories with seeds from here on draw from these policies as well. `learned` is drawn often, with
+a model that guesses."""
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
-NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model", *LATER))
+NAMES = tuple(
+    name for name in POLICIES if name not in (Churn.name, "capacity-per-model", *LATER, *NEWER)
+)
 """The policies that histories draw from, besides the one that is made for them. One holds a job
 that is larger than the share of its model for ever, and every history is to end."""
+
+RULES = tuple(name for name in (*NAMES, *LATER, *NEWER) if name != LEARNED)
+"""What the rule of a VC with a model may be."""
 
 assert len(KIND_WEIGHTS) == len(KINDS)
 
@@ -109,12 +119,13 @@ class People:
         chance: random.Random,
         policies: random.Random,
         later: bool = False,
+        learned: bool = False,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
-        them.
+        them, with `learned` those of NEWER.
         """
         self.place = "people"
         self.dead = False
@@ -134,6 +145,9 @@ class People:
         self._ruled = policies.random() < 0.6
         self._policies = policies
         self._names = (*NAMES, *LATER, *(("deadline",) * OFTEN)) if later else NAMES
+        if learned:
+            self._names = (*self._names, *NEWER[:-1])
+        self._learned = learned
         self._timed = later
         """Whether jobs have deadlines."""
         self._admin_keys = 0
@@ -174,6 +188,16 @@ class People:
         self._timeline.after(self._pace, self._share)
         if self._timed:
             self._timeline.after(SECOND, self._forecast)
+        if self._learned:
+            self._timeline.after(SECOND, self._advise)
+
+    def _advise(self) -> None:
+        """Say something in place of the models that advise VCs, every few seconds."""
+        rng, jobs = self._policies, [each.job for each in (*self.running(), *self.waiting())]
+        told = guesses.altered(rng, self._timeline.now, VCS, jobs)
+        self._network.send(self, subjects.ADVICE_LEARNED, told, {}, "altered-advice")
+        if self.left or jobs:
+            self._timeline.after(int(rng.uniform(1, 20) * SECOND), self._advise)
 
     def _forecast(self) -> None:
         """Say how jobs go and how fast models are, every few seconds."""
@@ -468,6 +492,9 @@ class People:
         policies = self._policies
         if not self._ruled or policies.random() < 0.3:
             return vc
+        if self._learned and policies.random() < 0.6:
+            options = guesses.options(policies, RULES)
+            return msgspec.structs.replace(vc, policy=LEARNED, options=options)
         if policies.random() < 0.5:
             options = {
                 "strict": policies.random() < 0.3,

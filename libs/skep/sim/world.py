@@ -27,7 +27,7 @@ from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
-from skep.sim.workload import LATER_FROM, People, Shown
+from skep.sim.workload import LATER_FROM, LEARNED_FROM, People, Shown
 from skep.units import seconds
 from skep.wire import subjects
 from skep.wire.facts import Admitted, Repeated
@@ -88,6 +88,7 @@ class World:
             chance=random.Random(seed),
             policies=random.Random(seed + 1),
             later=seed >= LATER_FROM,
+            learned=seed >= LEARNED_FROM,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""
@@ -109,6 +110,7 @@ class World:
             forget_at_once=rng.choice((1, 1, 3, 32)),
             node_lost_after=rng.choice(NODE_LOST_AFTER),
             trials_last=random.Random(seed + 2).choice(TRIALS_LAST),
+            guesses=seed if seed >= LEARNED_FROM else 0,
         )
         self._decided = 0
         self._steps = 0

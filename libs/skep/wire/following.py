@@ -6,11 +6,12 @@ rule; the advisor records `StageSet` where a model's stage in a VC changes.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from skep.wire.bounds import Moment, Short
+from skep.units import Instant
+from skep.wire.bounds import Count, Gain, Milli, Moment, Short
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
@@ -33,3 +34,68 @@ class AdviceFollowed(Message, frozen=True, tag="advice-followed"):
     at: Moment
     model: ModelName = ""
     rule: Short = ""
+
+
+GuardStage = Literal["shadow", "switchback", "on", "off"]
+"""How far a model has come in a VC."""
+
+
+class StageSet(Message, frozen=True, tag="stage-set"):
+    """A model's stage in a VC changes, and why; nothing else is tried before `until`.
+
+    `decisions` of the rule were compared with the model's advice, and `agreed_milli` thousandths of
+    them were among it. `gain_milli`, within `low_milli` to `high_milli` nine times in ten or more,
+    is over `pairs`: in shadow, by how much the model's other choices were shorter in hindsight
+    (thousandths of both); else by how much lower the model's mean completion time was, in
+    thousandths of its logarithm, over blocks of periods.
+    """
+
+    vc: Short
+    model: ModelName
+    stage: GuardStage
+    why: Reason
+    at: Moment
+    until: Moment = Instant(0)
+    decisions: Count = 0
+    agreed_milli: Milli = 0
+    pairs: Count = 0
+    gain_milli: Gain = 0
+    low_milli: Gain = 0
+    high_milli: Gain = 0
+
+
+class ShadowSeen(Message, frozen=True, tag="shadow-seen"):
+    """What came of a model's advice in shadow so far, in all since the stage began.
+
+    `sum_milli` and `square_milli` are the sums of the gains of `pairs`, and of their squares.
+    """
+
+    vc: Short
+    model: ModelName
+    at: Moment
+    decisions: Count
+    agreed: Count
+    pairs: Count = 0
+    sum_milli: Gain = 0
+    square_milli: Milli = 0
+
+
+class BlockMeasured(Message, frozen=True, tag="block-measured"):
+    """What came of one block of periods in which a model and its rule took turns.
+
+    `gain_milli` is the mean logarithm of the completion times under the rule less that under the
+    model, in thousandths. A block with too few jobs in either has `valid` false.
+    """
+
+    vc: Short
+    model: ModelName
+    block: Count
+    at: Moment
+    by_model: Count
+    by_rule: Count
+    valid: bool
+    gain_milli: Gain = 0
+
+
+GuardFact = StageSet | ShadowSeen | BlockMeasured
+"""What the advisor records of models' stages, in the stream PROFILES."""

@@ -13,6 +13,7 @@ from msgspec import Meta
 from skep.wire.bounds import Attempt, Count, JobName, Milli, Moment, Nanoseconds, Short, Text, World
 from skep.wire.estimates import CalibrationKept, EstimateJudged
 from skep.wire.facts import EpochBegan
+from skep.wire.following import GuardFact
 from skep.wire.message import Message
 
 DIMENSIONS_MAX = 8
@@ -103,5 +104,5 @@ class ProfileMeasured(Message, frozen=True, tag="profile-measured"):
     fingerprint: Fingerprint | None = None
 
 
-AdvisorFact = EpochBegan | ProfileMeasured | EstimateJudged | CalibrationKept
+AdvisorFact = EpochBegan | ProfileMeasured | EstimateJudged | CalibrationKept | GuardFact
 """What the advisor records, in the stream PROFILES."""

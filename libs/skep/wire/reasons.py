@@ -268,7 +268,11 @@ class Reason(StrEnum):
     STAGE_OFF = "stage-off"
     STAGE_SHADOW = "stage-shadow"
     STAGE_SWITCHBACK = "stage-switchback"
-    STAGE_ON = "stage-on"
+    SHADOW_PASSED = "shadow-passed"
+    NOT_WORSE = "not-worse"
+    MEASURED_REGRESSION = "measured-regression"
+    FAULTS_REPEATED = "faults-repeated"
+    COOLED_DOWN = "cooled-down"
 
 
 TEXT: dict[Reason, str] = {
@@ -493,7 +497,11 @@ TEXT: dict[Reason, str] = {
     Reason.STAGE_OFF: "the model may not act here",
     Reason.STAGE_SHADOW: "the model is watched, and does not act yet",
     Reason.STAGE_SWITCHBACK: "the model and the rule take turns",
-    Reason.STAGE_ON: "the model acts",
+    Reason.SHADOW_PASSED: "nothing that it would have done in shadow looks worse",
+    Reason.NOT_WORSE: "in turns with the rule the model was not worse",
+    Reason.MEASURED_REGRESSION: "in turns with the rule the model was worse",
+    Reason.FAULTS_REPEATED: "its advice could not be followed too often",
+    Reason.COOLED_DOWN: "it may be tried again",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

@@ -240,6 +240,8 @@ class _Rules(NamedTuple):
     start: int = 7
     resume: int = 8
     resize: int = 9
+    bare: int = 10
+    """Some model's workers have no GPU."""
 
 
 RULES = _Rules()
@@ -333,6 +335,7 @@ class Batch:
         self.options, self.models = options, len(table)
         rules = np.zeros(len(RULES))
         told = {"slot": options.slot_s, "bundle": options.bundle}
+        told["bare"] = 0 in options.model_gpus
         told |= {"told_after": options.told_after_slots, "checkpoint": options.checkpoint_slots}
         told |= {field: getattr(options, f"{field}_s") for field in ("start", "resume", "resize")}
         for field in ("speed_error", "told_error", "fault_part"):
@@ -505,14 +508,15 @@ def _room_for(s: State, b: int, gpus: int) -> int:
 @inner
 def room(s: State, b: int) -> int:
     """Return what there is room for, as the bits of `SUM.room`."""
-    return _room_for(s, b, s.needs[0]) + 8 * _room_for(s, b, 0)
+    bare = s.rules[RULES.bare] > 0.0
+    return _room_for(s, b, s.needs[0]) + (8 * _room_for(s, b, 0) if bare else 0)
 
 
 @inner
 def can(s: State, b: int, j: int, what: int) -> bool:
     """Return whether a job can have a worker (0), a server (1), or both (2)."""
     most, bits = s.speed.shape[1] - 1, s.sums[b, SUM.room]
-    if s.gpus[s.jobs[b, j, JOB.model]] == 0:
+    if s.rules[RULES.bare] > 0.0 and s.gpus[s.jobs[b, j, JOB.model]] == 0:
         bits >>= 3
     return bool(
         (bits >> what) & 1

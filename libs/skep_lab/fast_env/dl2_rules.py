@@ -155,7 +155,7 @@ def _fit(s: State, b: int, j: int) -> float:
                 cpus += s.alike[b, kind, g, c] * c
     all_gpus, all_cpus = max(s.alike.shape[2] - 1, 1) * nodes, (s.alike.shape[3] - 1) * nodes
     need_gpus, need_cpus = s.gpus[s.jobs[b, j, JOB.model]], s.needs[1] + s.needs[2]
-    return need_gpus / all_gpus * gpus / all_gpus + need_cpus / all_cpus * cpus / all_cpus
+    return float(need_gpus / all_gpus * gpus / all_gpus + need_cpus / all_cpus * cpus / all_cpus)
 
 
 @inner

@@ -1,7 +1,7 @@
 """DL²'s figures and Table 2: the paper's numbers beside those of runs here, as text and as curves.
 
-`lines` takes what `dl2_main` stored, one result for each training seed, and plays the baselines on
-the same held-out episodes. Figures 13 and 14, the cost of scaling, are no matter of learning: they
+`lines` takes what `dl2_main` stored, one result for each training seed, and what the baselines
+reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no matter of learning: they
 are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
 """
 
@@ -19,10 +19,14 @@ from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import HELD_OUT, World
 from skep_lab.measures.paired import Paired, paired
 
+Ruled = Mapping[str, Mapping[str, list[list[float]]]]
+"""Scores by rule, by `large`, `small` and the conditions of `dl2_runs`."""
 Result = Mapping[str, Any]
 """What `dl2_main` stored of a seed: by run, `points` and `scores`."""
 Curves = dict[str, list[tuple[float, float]]]
 
+COMPARED = ("drf", "optimus", "look-ahead")
+"""Rules under other conditions."""
 WAYS = ("sampled", "likeliest")
 ERRORS = (0.05, 0.1, 0.3)
 """Of the speeds that Optimus and look-ahead believe."""
@@ -36,7 +40,8 @@ def completions(scores: Sequence[Sequence[float]]) -> list[float]:
 
 def seeds_of(results: Sequence[Result], run: str, way: str) -> list[list[list[float]]]:
     """Return the scores of a run by seed, of the seeds that reached it."""
-    return [each[run]["scores"][way] for each in results if run in each]
+    found = [each[run]["scores"] for each in results if run in each]
+    return [scores[way] for scores in found if way in scores]
 
 
 def learned(results: Sequence[Result], run: str, way: str) -> list[float]:
@@ -54,6 +59,15 @@ def rules(world: World) -> dict[str, list[list[float]]]:
             found[f"{name}, speeds wrong by {error:.0%}"] = np.mean(played, axis=0).tolist()
     table = dl2_protocol.fitted(world.speed)
     found["optimus, its form fitted"] = dl2_runs.ruled("optimus", world, HELD_OUT, table)
+    return found
+
+
+def ruled(worlds: Mapping[str, World]) -> Ruled:
+    """Return the scores of all rules everywhere: some minutes."""
+    found = {size: rules(world) for size, world in worlds.items()}
+    for condition in dl2_runs.CONDITIONS:
+        there = dl2_runs.under(worlds["small"], condition)
+        found[condition] = {name: dl2_runs.ruled(name, there, HELD_OUT) for name in COMPARED}
     return found
 
 
@@ -76,14 +90,14 @@ def _interval(found: Paired) -> str:
 
 
 def comparison(
-    results: Sequence[Result], size: str, ruled: Mapping[str, list[list[float]]]
+    results: Sequence[Result], size: str, known: Mapping[str, list[list[float]]]
 ) -> Iterator[str]:
     """Yield Figure 9's table of a setting: rules and learners, with intervals against DRF."""
     yield f"| {SIZES[size]} | JCT (slots) | against DRF | makespan (slots) | GPUs given |"
     yield "| --- | --- | --- | --- | --- |"
-    for name, scores in ruled.items():
+    for name, scores in known.items():
         row = np.mean(scores, axis=0)
-        told = _interval(paired(completions(ruled["drf"]), completions(scores)))
+        told = _interval(paired(completions(known["drf"]), completions(scores)))
         yield f"| {name} | {row[0]:.2f} | {told} | {row[1]:.1f} | {row[2]:.1%} |"
     for run in dl2_runs.RUNS:
         if run != size and not run.startswith(f"{size}-"):
@@ -92,7 +106,7 @@ def comparison(
             if by_seed := seeds_of(results, run, way):
                 ours = Line(run, "", learned(results, run, way))
                 row = np.mean(by_seed, axis=(0, 1))
-                told = _interval(gain(ruled["drf"], by_seed))
+                told = _interval(gain(known["drf"], by_seed))
                 yield (
                     f"| learned: {run}, {way} | {ours.spread()}, {len(by_seed)} seeds "
                     f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
@@ -100,12 +114,11 @@ def comparison(
 
 
 TABLE_2 = (
-    ("small", "5.724 ± 0.844", 0.0),
-    ("small-no-bundle", "7.734 ± 0.339", 35.1),
-    ("small-no-critic", "6.929 ± 0.477", 21.1),
-    ("small-no-exploration", "7.372 ± 0.548", 28.8),
-    ("small-no-replay", "7.988 ± 0.102", 39.6),
-    ("small-job-reward", "", 29.1),
+    ("small-shaped", "5.724 ± 0.844", 0.0),
+    ("small-shaped-no-bundle", "7.734 ± 0.339", 35.1),
+    ("small-shaped-no-critic", "6.929 ± 0.477", 21.1),
+    ("small-shaped-no-exploration", "7.372 ± 0.548", 28.8),
+    ("small-shaped-no-replay", "7.988 ± 0.102", 39.6),
 )
 """Runs, and the paper's completion times and slowdowns in percent."""
 
@@ -114,41 +127,36 @@ def ablations(results: Sequence[Result]) -> Iterator[str]:
     """Yield Table 2: what training without a technique costs; sampled actions."""
     yield "| run | paper: JCT | paper: slower by | JCT here | slower by |"
     yield "| --- | --- | --- | --- | --- |"
-    whole = seeds_of(results, "small", "sampled")
+    whole = seeds_of(results, "small-shaped", "sampled")
     for run, told, slower in TABLE_2:
         if by_seed := seeds_of(results, run, "sampled"):
             ours = Line(run, told, learned(results, run, "sampled"))
             base = np.mean(whole, axis=0).tolist()
-            found = _interval(gain(base, by_seed)) if whole and run != "small" else ""
+            found = _interval(gain(base, by_seed)) if whole and run != "small-shaped" else ""
             yield f"| {run} | {told} | {slower} % | {ours.spread()} | {found} |"
 
 
-def conditions(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield Figures 12, 15 and 16: the small setting's policies under other conditions."""
-    names = ("drf", "optimus", "look-ahead")
-    runs = [run for run in ("small", "small-shaped") if seeds_of(results, run, "sampled")]
-    yield f"| condition | {' | '.join([*names, *runs])} |"
-    yield "| --- " * (1 + len(names) + len(runs)) + "|"
+    runs = [run for run in ("small", "small-shaped") if seeds_of(results, run, "poisson")]
+    yield f"| condition | {' | '.join([*COMPARED, *runs])} |"
+    yield "| --- " * (1 + len(COMPARED) + len(runs)) + "|"
     for condition in ("as trained", *dl2_runs.CONDITIONS):
-        there, way = worlds["small"], "sampled"
-        if condition != "as trained":
-            there, way = dl2_runs.under(there, condition), condition
-        cells = [
-            f"{fmean(completions(dl2_runs.ruled(name, there, HELD_OUT))):.2f}" for name in names
-        ]
+        there, way = ("small", "sampled") if condition == "as trained" else (condition,) * 2
+        cells = [f"{fmean(completions(known[there][name])):.2f}" for name in COMPARED]
         cells += [Line(run, "", learned(results, run, way)).spread() for run in runs]
         yield f"| {condition} | {' | '.join(cells)} |"
 
 
-def lines(results: Sequence[Result], worlds: Mapping[str, World]) -> Iterator[str]:
+def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield all tables as Markdown."""
-    for size, world in worlds.items():
-        yield from ["", f"### Figure 9: {SIZES[size]}", ""]
-        yield from comparison(results, size, rules(world))
+    for size, told in SIZES.items():
+        yield from ["", f"### Figure 9: {told}", ""]
+        yield from comparison(results, size, known[size])
     yield from ["", "### Table 2", ""]
     yield from ablations(results)
     yield from ["", "### Figures 12, 15 and 16", ""]
-    yield from conditions(results, worlds)
+    yield from conditions(results, known)
 
 
 def curves(results: Sequence[Result], runs: Sequence[str], way: str) -> Curves:

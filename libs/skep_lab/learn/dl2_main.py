@@ -48,13 +48,14 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, default=450.0)
     parser.add_argument("--steps", type=int, default=0, help="instead of each run's own")
-    parser.add_argument("--runs", nargs="*", default=list(dl2_runs.RUNS), choices=dl2_runs.RUNS)
+    parser.add_argument("--runs", nargs="*", default=[], choices=dl2_runs.RUNS)
     given = parser.parse_args(words)
     worlds, end = worlds_of(given.data), time.monotonic() + given.time_limit
     warmed: dict[str, Tensors] = {}
-    told, weights = {}, {}
+    told: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     given.out.mkdir(parents=True, exist_ok=True)
-    for name in given.runs:
+    for name in given.runs or dl2_runs.order(given.seed):
         if end - time.monotonic() < LEAST_S:
             break
         told[name] = _run(name, given, worlds, warmed, end)

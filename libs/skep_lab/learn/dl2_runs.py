@@ -38,47 +38,71 @@ def _small(figure: str, **changed: Any) -> Run:
     return Run("small", dl2_agent.PAPER._replace(**changed), figure)
 
 
+def _large(figure: str, **changed: Any) -> Run:
+    return Run("large", dl2_agent.PAPER._replace(**{"steps": 1000} | changed), figure)
+
+
 SHAPED: dict[str, Any] = {
-    "reward": "gain",
+    "reward": "epochs",
     "value": "slot",
-    "normalise": True,
     "entropy": 0.01,
     "correction": "ratio",
     "prioritised": False,
+    "teacher": "",
+    "critic_first": 0,
+    "rate": 5e-4,
+    "steps": 3000,
 }
-"""Tuned beyond the paper: a reward for each action, and what goes with it."""
+"""Tuned beyond the paper: a reward for each action, and what goes with it. The ablations of Table 2
+are taken of this learner, because it learns."""
+
+
+def _shaped(figure: str, **changed: Any) -> Run:
+    return _small(figure, **SHAPED | changed)
+
 
 RUNS: dict[str, Run] = {
-    "small": _small("9, 10, 12, 15, 16, Table 2"),
-    "large": Run("large", dl2_agent.PAPER, "9, 10, 11, 12, 15, 16"),
-    "small-shaped": _small("beyond the paper", **SHAPED),
-    "large-shaped": Run("large", dl2_agent.PAPER._replace(**SHAPED), "beyond the paper"),
-    "small-code": Run("small", dl2_agent.CODE, "the public code"),
+    "small": _small("9, 10"),
+    "small-shaped": _shaped("9, 12, 15, 16, Table 2"),
+    "large": _large("9, 10, 11"),
+    "small-bandit": _small("10", value="slot", correction="ratio", prioritised=False),
     "small-online-only": _small("10", teacher=""),
-    "small-no-bundle": _small("Table 2", bundle_action=False),
-    "small-no-critic": _small("Table 2", critic=False),
-    "small-no-exploration": _small("Table 2", explore=0.0),
-    "small-no-replay": _small("Table 2", replay=0),
-    "small-offline": _small("9", teacher="drf")._replace(fitted=True),
+    "small-shaped-no-bundle": _shaped("Table 2", bundle_action=False),
+    "small-shaped-no-critic": _shaped("Table 2", critic=False),
+    "small-shaped-no-exploration": _shaped("Table 2", explore=0.0),
+    "small-shaped-no-replay": _shaped("Table 2", replay=0),
+    "small-shaped-offline": _shaped("9")._replace(fitted=True),
+    "large-shaped": _large("9, 11", **SHAPED | {"steps": 1000}),
+    "small-look-ahead": _small("18, with the best rule as teacher", teacher="look-ahead"),
+    "small-code": Run("small", dl2_agent.CODE._replace(steps=1500), "the public code"),
     "small-fifo": _small("18", teacher="fifo"),
     "small-srtf": _small("18", teacher="srtf"),
-    "small-types": _small("17", models_at=((0, 4), (500, 6), (1000, 8))),
+    "small-shaped-types": _shaped("17", models_at=((0, 4), (1000, 6), (2000, 8))),
     "small-job-reward": _small("6.5.2", reward="job"),
-    "small-two-clusters": _small("19, federated", clusters=2, envs=4),
-    "small-four-clusters": _small("19, federated", clusters=4, envs=2),
-    "small-window-10": _small("19a"),
-    "small-window-30": _small("19a"),
-    "small-neurons-64": _small("19b", layers=1, neurons=64),
-    "small-neurons-128": _small("19b, 19c", layers=1, neurons=128),
-    "small-neurons-512": _small("19b", layers=1, neurons=512),
-    "small-layers-2": _small("19c", layers=2, neurons=128),
-    "small-layers-3": _small("19c", layers=3, neurons=128),
+    "small-shaped-two-clusters": _shaped("19, federated", clusters=2, envs=4),
+    "small-shaped-four-clusters": _shaped("19, federated", clusters=4, envs=2),
+    "small-shaped-window-10": _shaped("19a"),
+    "small-shaped-window-30": _shaped("19a"),
+    "small-shaped-neurons-64": _shaped("19b", layers=1, neurons=64),
+    "small-shaped-neurons-128": _shaped("19b, 19c", layers=1, neurons=128),
+    "small-shaped-neurons-512": _shaped("19b", layers=1, neurons=512),
+    "small-shaped-layers-2": _shaped("19c", layers=2, neurons=128),
+    "small-shaped-layers-3": _shaped("19c", layers=3, neurons=128),
     "small-square": _small("19e", loss="square"),
     "small-absolute": _small("19e", loss="absolute"),
-    "large-offline": Run("large", dl2_agent.PAPER, "9", fitted=True),
-    "large-code": Run("large", dl2_agent.CODE, "the public code"),
+    "large-code": Run("large", dl2_agent.CODE._replace(steps=1000), "the public code"),
 }
-"""In the order in which they are trained where time is short."""
+FIRST = 9
+"""All seeds train so many runs first, in this order; then each begins elsewhere in the rest, so
+that where time is short different seeds reach different ones."""
+
+
+def order(seed: int) -> list[str]:
+    """Return the runs in the order in which a seed trains them."""
+    names = list(RUNS)
+    first, rest = names[:FIRST], names[FIRST:]
+    begin = seed * len(rest) // len(dl2_protocol.SEEDS) % max(len(rest), 1)
+    return [*first, *rest[begin:], *rest[:begin]]
 
 
 def worlds_for(name: str, worlds: Mapping[str, World]) -> tuple[World, Settings]:
@@ -110,6 +134,8 @@ CONDITIONS = (
     *(f"{kind}-{percent}" for kind in ("speed", "told") for percent in (10, 20, 30, 40)),
 )
 """Arrivals of Figure 12, and errors in percent of Figures 15 (speeds) and 16 (epochs)."""
+LOST_SLOTS = 12.0
+"""A policy whose jobs take longer is not judged under other conditions."""
 UNIFORM_SLOTS = 1000
 SEQ2SEQ = dl2.MODELS.index("seq2seq")
 
@@ -149,7 +175,8 @@ def ruled(name: str, world: World, seeds: Any, speed: Floats | None = None) -> l
     """Return the scores of a rule that believes some speeds (None: the true ones)."""
     batch = dl2.Batch(len(seeds), world.options, world.speed)
     rule = dl2_rules.rule_of(name, batch, speed)
-    return dl2_rules.play(batch, rule, np.array(seeds)).tolist()
+    found: list[list[float]] = dl2_rules.play(batch, rule, np.array(seeds)).tolist()
+    return found
 
 
 class Point(NamedTuple):
@@ -208,7 +235,8 @@ def ended(name: str, worlds: Mapping[str, World], saved: Saved) -> Scores:
     world, settings = worlds_for(name, worlds)
     policy = dl2_agent.policy_of(settings, saved)
     found = judged(policy, world, dl2_protocol.HELD_OUT, ("sampled", "likeliest"))
-    if name in {"small", "small-shaped"}:
+    mean = float(np.mean(np.array(found["sampled"])[:, 0]))
+    if name in {"small", "small-shaped"} and mean < LOST_SLOTS:
         for condition in CONDITIONS:
             there = under(world, condition)
             scores = judged(policy, there, dl2_protocol.HELD_OUT, ("sampled",))

@@ -10,7 +10,7 @@ to 5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Setting
     layers              64 and 32 for each server, 128 for jobs and statistics, then 256
     learning rate       Adam; the loss is Huber's
     target network      replaced every `target_every` updates
-    epsilon             from 1 to `epsilon_last`, over the first `explores` part of the decisions
+    epsilon             from 1 to `epsilon_last`, over the first `explores` part of the jobs
     replay              its size, the exponents of priorities and of their correction, returns over
                         `ahead` decisions, how many decisions there are to an update
     impossible actions  masked, when acting and in the target
@@ -315,8 +315,12 @@ class _Run:
     # --- one decision of every environment -------------------------------------------------------
 
     def part(self) -> float:
-        """Return how much of the run is over, 0 to 1."""
-        return min(self.episodes / self.settings.episodes, 1.0)
+        """Return how much of the run is over, 0 to 1: the part of its jobs that have ended."""
+        jobs = self.settings.environment.jobs
+        ended = (self.episodes + self.settings.envs) * jobs - int(
+            self.batch.state.num[:, NUM.open].sum()
+        )
+        return min(ended / (self.settings.episodes * jobs), 1.0)
 
     def epsilon(self) -> float:
         """Return with what probability an action is random."""

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 Tensors = Mapping[str, NDArray[Any]]
 
 
+class UnfitError(Exception):
+    """What a run is given is of no use to its learner: one line for a person."""
+
+
 class Saved(NamedTuple):
     """All that a training run goes on from: files of it hold no code."""
 

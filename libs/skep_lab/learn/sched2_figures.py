@@ -1,8 +1,8 @@
 """SCHED²'s figures 7 to 10 and Table III: trained networks beside the baselines, and the paper.
 
-Starts and ends of jobs come from the fast environment, which starts the same jobs at the same times
-as the production simulator (`check` shows it for the traces of figure 9). Which GPUs jobs had, and so
-fragmentation and reuse of locality, comes from the production simulator.
+Starts and ends of jobs come from the fast environment, which starts the same jobs at the same
+times as the production simulator: the table of figure 9 says of how many. Which GPUs jobs had, and
+so fragmentation and reuse of locality, comes from the production simulator.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from skep.policy.api import Policy
 from skep_lab.fast_env import sched2_rules
 from skep_lab.fast_env.arrays import JOB, Floats, Ints
 from skep_lab.fast_env.sched2 import Batch, Options
-from skep_lab.fast_env.sched2_rules import NAMES, Played
+from skep_lab.fast_env.sched2_rules import NAMES, Played, Rule
 from skep_lab.learn import sched2_play, sched2_policy
 from skep_lab.learn.progress import Tensors
 from skep_lab.learn.sched2_protocol import (
+    FEW,
     INTERVALS_S,
     JUDGED,
     READINGS,
@@ -29,7 +30,8 @@ from skep_lab.learn.sched2_protocol import (
     SENSITIVE,
     SINGLE,
     Reading,
-    realistic,
+    Setting,
+    settings,
 )
 from skep_lab.measures.paired import Paired, paired
 from skep_lab.outcome import RunResult
@@ -41,8 +43,6 @@ PAPER_TIMES = {0.6: ("", "", "1.64"), 0.68: ("4.6", "2.1", "1.6"), 0.75: ("", ""
 """By how many times it is better than the best baseline: completion time, makespan, effectiveness
 (section IV-B); the rest is in figure 7 only, which has no numbers."""
 PAPER_RULES = ("fifo", "sif", "dsif", "saf", "lrf", "spf")
-FEW = 10
-"""Traces for each interval of figure 8."""
 IN_PRODUCTION = 2
 """Traces that are played in the production simulator."""
 EVERY_S = 3600.0
@@ -225,18 +225,33 @@ def _jct(played: Played) -> float:
     return float((played.ended - played.at).mean())
 
 
-def _judge(models: Mapping[str, Tensors], options: Options, seeds: Ints) -> _Judged:
-    rules = {}
-    for name in RULES:
-        for reading in READINGS:
-            skips = reading.skips or name in ("random", "hold")
-            rule = NAMES[name]._replace(window=reading.window, skips=skips)
-            rules[name, reading] = sched2_rules.play(rule, seeds, options)
-    played = {
-        name: sched2_play.play(sched2_play.greedy(options, weights), seeds, options)
-        for name, weights in models.items()
+Rules = dict[str, Played]
+"""By setting, rule and reading."""
+
+
+def play_rules(traces: int = len(JUDGED)) -> Rules:
+    """Return what becomes of jobs under every rule in every reading, in all settings.
+
+    Args:
+        traces: How many of the traces are played, the first ones.
+    """
+    return {
+        _key(setting, name, reading): sched2_rules.play(
+            _rule(name, reading), np.array(each.seeds), each.options
+        )
+        for setting, each in settings(traces).items()
+        for name in RULES
+        for reading in READINGS
     }
-    return _Judged(rules, played)
+
+
+def _rule(name: str, reading: Reading) -> Rule:
+    skips = reading.skips or name in ("random", "hold")
+    return NAMES[name]._replace(window=reading.window, skips=skips)
+
+
+def _key(setting: str, name: str, reading: Reading) -> str:
+    return f"{setting}|{name}|{reading.name}"
 
 
 def figures(
@@ -251,17 +266,46 @@ def figures(
         traces: How many of the traces are played, the first ones.
         progress: Is told what has been done.
     """
-    seeds = np.array(JUDGED[:traces])
-    tables: list[Table] = []
-    for single in SINGLE:
-        judged = _judge(models, realistic(single), seeds)
-        tables.append(_figure_7(judged, single))
-        progress(f"figure 7, {single:.0%} with one GPU")
-        if realistic(single) == REALISTIC:
-            tables += [_against(judged), _all_rules(judged), _figure_10(judged), _table_3(judged)]
-    tables_8, chart = _figure_8(models, seeds[:FEW], progress)
-    more, chart_9 = _figure_9(models, seeds[:IN_PRODUCTION], progress)
-    return Report([*tables, tables_8, *more], [chart, chart_9])
+    played = dict[str, dict[str, Played]]()
+    for name, weights in models.items():
+        played[name] = sched2_play.judge(sched2_play.greedy(REALISTIC, weights), traces)
+        progress(name)
+    return report(models, played, play_rules(traces), traces, progress)
+
+
+def report(
+    models: Mapping[str, Tensors],
+    played: Mapping[str, Mapping[str, Played]],
+    rules: Rules,
+    traces: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Return the figures of what has been played; a few traces are played in production.
+
+    Args:
+        models: By name, weights of networks.
+        played: What became of jobs, by network and setting.
+        rules: The same under the rules, from `play_rules`.
+        traces: How many of the traces have been played.
+        progress: Is told what has been done.
+    """
+    judged = {
+        setting: _Judged(
+            {
+                (name, reading): rules[_key(setting, name, reading)]
+                for name in RULES
+                for reading in READINGS
+            },
+            {name: each[setting] for name, each in played.items()},
+        )
+        for setting in settings(traces)
+    }
+    real = judged[f"single {SINGLE[1]}"]
+    tables = [_figure_7(judged[f"single {part}"], part) for part in SINGLE]
+    tables += [_against(real), _all_rules(real), _figure_10(real), _table_3(real)]
+    table_8, chart_8 = _figure_8(judged)
+    table_9, chart_9 = _figure_9(models, real, settings(traces), progress)
+    return Report([*tables, table_8, table_9], [chart_8, chart_9])
 
 
 def _over_models(values: Iterable[float], digits: int = 0) -> str:
@@ -420,27 +464,25 @@ def _table_3(judged: _Judged) -> Table:
     return Table("Table III: jobs with more than one GPU", heads, rows)
 
 
-def _figure_8(
-    models: Mapping[str, Tensors], seeds: Ints, progress: Callable[[str], None]
-) -> tuple[Table, Chart]:
+def _figure_8(judged: Mapping[str, _Judged]) -> tuple[Table, Chart]:
     """Return execution effectiveness by mean interval."""
     rows, lines = [], dict[str, list[tuple[float, float]]]()
     for interval_s in INTERVALS_S:
-        judged = _judge(models, realistic(interval_s=interval_s), seeds)
+        here = judged[f"interval {interval_s:.0f}"]
         values = {
-            NAME: [float(measures(each).effectiveness.mean()) for each in judged.models.values()]
+            NAME: [float(measures(each).effectiveness.mean()) for each in here.models.values()]
         }
         for reading in (READINGS[0], READINGS[3]):
-            best = judged.rules[judged.best(reading), reading]
+            best = here.rules[here.best(reading), reading]
             values[f"best rule, {reading.name}"] = [float(measures(best).effectiveness.mean())]
-        held = judged.rules["hold", READINGS[1]]
+        held = here.rules["hold", READINGS[1]]
         values["hold, first 10"] = [float(measures(held).effectiveness.mean())]
         for name, each in values.items():
-            lines.setdefault(name, []).append((interval_s, fmean(each) if each else 0.0))
+            if each:
+                lines.setdefault(name, []).append((interval_s, fmean(each)))
         rows.append((f"{interval_s:.0f}", *(_over_models(each, 3) for each in values.values())))
-        progress(f"figure 8, {interval_s:.0f} s")
-    heads = ("Interval (s)", *lines)
-    title = f"Figure 8: effectiveness by mean interval, {len(seeds)} traces"
+    heads = ("Interval (s)", NAME, *(name for name in lines if name != NAME))
+    title = f"Figure 8: effectiveness by mean interval, {FEW} traces each"
     chart = Chart(
         "sched2-fig8",
         "Execution effectiveness by mean interval",
@@ -452,31 +494,33 @@ def _figure_8(
 
 
 def _figure_9(
-    models: Mapping[str, Tensors], seeds: Ints, progress: Callable[[str], None]
-) -> tuple[list[Table], Chart]:
+    models: Mapping[str, Tensors],
+    judged: _Judged,
+    known: Mapping[str, Setting],
+    progress: Callable[[str], None],
+) -> tuple[Table, Chart]:
     """Return fragmentation over time and reuse of locality, and whether both simulators agree."""
-    batch = Batch(len(seeds), REALISTIC)
-    jobs = sched2_rules.jobs_of(batch, seeds)
+    seeds = np.array(known[f"single {SINGLE[1]}"].seeds[:IN_PRODUCTION])
+    jobs = sched2_rules.jobs_of(Batch(len(seeds), REALISTIC), seeds)
     until_s = float(jobs[:, :, JOB.at].max() / 1e9)
     policies: dict[str, tuple[Policy, Played]] = {}
-    for name, reading in (
-        (rule, each) for each in (READINGS[0], READINGS[3]) for rule in RULES[:6]
-    ):
-        rule = NAMES[name]._replace(window=reading.window, skips=reading.skips)
-        played = sched2_rules.play(rule, seeds, REALISTIC)
-        policies[f"{name}, {reading.name}"] = sched2_policy.rule_policy(REALISTIC, rule), played
-    rule = NAMES["hold"]
-    held = sched2_rules.play(rule, seeds, REALISTIC)
-    policies["hold, first 10"] = sched2_policy.rule_policy(REALISTIC, rule), held
+    shown = [(name, reading) for reading in (READINGS[0], READINGS[3]) for name in PAPER_RULES]
+    for name, reading in [*shown, ("hold", READINGS[1])]:
+        policies[f"{name}, {reading.name}"] = (
+            sched2_policy.rule_policy(REALISTIC, _rule(name, reading)),
+            judged.rules[name, reading],
+        )
     for name, weights in models.items():
         act = sched2_play.greedy(REALISTIC, weights)
-        played = sched2_play.play(act, seeds, REALISTIC)
-        policies[f"{NAME} {name}"] = sched2_policy.sched2_policy(REALISTIC, act), played
+        policies[f"{NAME}, {name}"] = (
+            sched2_policy.sched2_policy(REALISTIC, act),
+            judged.models[name],
+        )
     rows, lines = [], dict[str, list[tuple[float, float]]]()
     for name, (policy, played) in policies.items():
         results = [in_production(policy, each, REALISTIC) for each in jobs]
-        shown = [fragmentation(each, until_s) for each in results]
-        mean = [(points[0][0], fmean(y for _, y in points)) for points in zip(*shown, strict=True)]
+        points = [fragmentation(each, until_s) for each in results]
+        mean = [(each[0][0], fmean(y for _, y in each)) for each in zip(*points, strict=True)]
         lines[name] = mean
         rows.append(
             (
@@ -490,13 +534,13 @@ def _figure_9(
     heads = ("", "Reused locality", "Mean fragmentation", "Starts as in the fast environment")
     title = f"Figure 9 and reuse, in the production simulator, {len(seeds)} traces"
     chart = Chart("sched2-fig9", "Mean fragmentation of nodes", "hours", "fragmentation", lines)
-    return [Table(title, heads, rows)], chart
+    return Table(title, heads, rows), chart
 
 
 def _same(played: Played, results: Sequence[RunResult]) -> float:
     """Return which part of the jobs started at the same time in both simulators."""
     began = np.array([[job.began or 0 for job in each.jobs] for each in results]) / 1e9
-    return float((np.abs(began - played.first) < SAME_S).mean())
+    return float((np.abs(began - played.first[: len(results)]) < SAME_S).mean())
 
 
 def markdown(report: Report) -> str:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from skep_lab.fast_env.sched2 import Batch
 from skep_lab.learn import sched2_play
 from skep_lab.learn.dqn import Settings, train
-from skep_lab.learn.sched2_protocol import JUDGED, TRAINING_SEEDS, TUNING
+from skep_lab.learn.sched2_protocol import JUDGED, REALISTIC, TRAINING_SEEDS, TUNING
 
 BASE = Settings(envs=120, decisions=360, batch=512, tells=200, ahead=10, double=True)
 CANDIDATES: dict[str, Settings] = {
@@ -38,8 +38,10 @@ CANDIDATES: dict[str, Settings] = {
 }
 TRIED_ON = 20
 """Tuning traces that a candidate is judged on."""
-KEPT_FOR_THE_END_S = 25.0
+KEPT_FOR_THE_END_S = 50.0
 """Judging and storing take as long at most."""
+FULL = "seed-"
+"""What the names of runs of full length begin with: these are judged."""
 
 
 def _one(name: str, settings: Settings, seed: int, until: float, folder: str) -> dict[str, Any]:
@@ -63,8 +65,10 @@ def _one(name: str, settings: Settings, seed: int, until: float, folder: str) ->
     weights = sched2_play.weights_in(progress.save().tensors)
     act, options = sched2_play.greedy(settings.environment, weights), settings.environment
     tuned = sched2_play.play(act, np.array(TUNING[:TRIED_ON]), options)
-    judged = sched2_play.play(act, np.array(JUDGED), options)
-    _store(Path(folder) / f"{name}.npz", {**weights, "first": judged.first, "ended": judged.ended})
+    arrays = dict(weights)
+    if name.startswith(FULL) and options == REALISTIC:
+        arrays |= sched2_play.stored(sched2_play.judge(act, len(JUDGED)))
+    _store(Path(folder) / f"{name}.npz", arrays)
     return {
         "name": name,
         "seed": seed,
@@ -123,7 +127,7 @@ def main(words: list[str] | None = None) -> int:
     best = min(papers, key=lambda each: float(each["tuning_jct_s"]))["candidate"]
     _say(f"the best: {best}, at {time.monotonic() - began:.0f} s")
     seeds = TRAINING_SEEDS[:2] if given.quick else TRAINING_SEEDS
-    full = _all([(f"seed-{seed}", known[best], seed, until, str(folder)) for seed in seeds])
+    full = _all([(f"{FULL}{seed}", known[best], seed, until, str(folder)) for seed in seeds])
     for each in full:
         each["candidate"] = best
         _say(f"{each['name']}: {each['tuning_jct_s']:.0f} s, {each['curve'][-1]}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skep_lab.fast_env.arrays import Ints
+from skep_lab.fast_env.arrays import JOB, Ints
 from skep_lab.fast_env.sched2 import Batch, Options
 from skep_lab.fast_env.sched2_rules import Played, jobs_of, played
 from skep_lab.learn.dqn import UNKNOWN_VALUE, with_weights
 from skep_lab.learn.progress import Tensors
+from skep_lab.learn.sched2_protocol import Setting, settings
 
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], Ints]
 """Returns an action for each observation [B, D] with a mask [B, J + 1] of possible ones."""
@@ -63,3 +65,43 @@ def play(act: Act, seeds: Ints, options: Options) -> Played:
         times[sight.done & ~over] = sight.times[sight.done & ~over]
         over |= sight.done
     return played(jobs, times[:, :, 0], times[:, :, 1])
+
+
+def judge(act: Act, traces: int) -> dict[str, Played]:
+    """Return what becomes of jobs in each setting of the protocol.
+
+    Args:
+        act: Chooses actions.
+        traces: How many of the traces are played, the first ones.
+    """
+    return {
+        name: play(act, np.array(each.seeds), each.options)
+        for name, each in settings(traces).items()
+    }
+
+
+def stored(judged: dict[str, Played]) -> dict[str, NDArray[np.float64]]:
+    """Return starts and ends by name, to be stored; `restored` has the jobs drawn again."""
+    return {
+        f"{name}|{what}": getattr(played, what)
+        for name, played in judged.items()
+        for what in ("first", "ended")
+    }
+
+
+@cache
+def drawn(each: Setting) -> Played:
+    """Return the jobs of a setting, as if all had started and ended at once."""
+    jobs = jobs_of(Batch(len(each.seeds), each.options), np.array(each.seeds))
+    return played(jobs, jobs[:, :, JOB.at], jobs[:, :, JOB.at])
+
+
+def restored(arrays: Tensors, name: str, each: Setting) -> Played:
+    """Return what became of jobs, as it was stored.
+
+    Args:
+        arrays: From `stored`.
+        name: Under which name.
+        each: The setting.
+    """
+    return drawn(each)._replace(first=arrays[f"{name}|first"], ended=arrays[f"{name}|ended"])

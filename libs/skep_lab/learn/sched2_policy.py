@@ -24,7 +24,7 @@ from skep.wire.reasons import Reason
 from skep_lab.fast_env import sched2
 from skep_lab.fast_env.arrays import JOB, Ints
 from skep_lab.fast_env.play import SpeedTable
-from skep_lab.fast_env.sched2 import HOUR, MINUTE, STATISTICS, Options, squashed
+from skep_lab.fast_env.sched2 import HOUR, MINUTE, STATISTICS, Options
 from skep_lab.fast_env.sched2_rules import FIFO, LRF, RANDOM, SAF, SIF, SPF, Rule
 from skep_lab.learn.dqn import JOB_FEATURES
 from skep_lab.learn.sched2_play import Act
@@ -121,8 +121,9 @@ class Sched2Policy(Policy, frozen=True):
     def _choose(self, view: VcView, jobs: Sequence[JobView], capacity: FreeCapacity) -> int:
         seen = observe(view, jobs, self)
         may = np.zeros((1, self.window + 1), np.bool_)
+        places = _Places(capacity, self.profiles)
         may[0, : min(len(jobs), self.window)] = [
-            capacity.fit(job) is not None for job in jobs[: self.window]
+            places.beyond(job) >= 0 for job in jobs[: self.window]
         ]
         may[0, self.window] = view.free < view.gpus
         action = int(self.act(seen[None], may)[0])
@@ -154,8 +155,8 @@ def observe(view: VcView, jobs: Sequence[JobView], policy: Sched2Policy) -> NDAr
     for job in jobs[: policy.window]:
         seen[at : at + JOB_FEATURES] = [
             *(_time(job, policy.profiles.speed(job, level)) for level in range(4)),
-            squashed(float(job.gpus), 8.0),
-            squashed(float(view.now - job.submitted_at), HOUR),
+            _squashed(float(job.gpus), 8.0),
+            _squashed(float(view.now - job.submitted_at), HOUR),
         ]
         at += JOB_FEATURES
     others = jobs[policy.window :]
@@ -163,16 +164,21 @@ def observe(view: VcView, jobs: Sequence[JobView], policy: Sched2Policy) -> NDAr
     told = sum((job.expected or 0) // MILLION for job in others)
     waited = sum(view.now - job.submitted_at for job in others)
     seen[-STATISTICS:] = [
-        squashed(float(len(others)), 10.0),
-        squashed(sum(job.gpus for job in others) / each, 8.0),
-        squashed(told * 1e6 / each, HOUR),
-        squashed(waited / each, HOUR),
+        _squashed(float(len(others)), 10.0),
+        _squashed(sum(job.gpus for job in others) / each, 8.0),
+        _squashed(told * 1e6 / each, HOUR),
+        _squashed(waited / each, HOUR),
     ]
     return seen
 
 
+def _squashed(value: float, scale: float) -> float:
+    """Return what `sched2.squashed` does, which only kernels may call."""
+    return value / (value + scale)
+
+
 def _time(job: JobView, speed: float) -> float:
-    return 1.0 if job.expected is None else squashed(job.expected / speed, HOUR)
+    return 1.0 if job.expected is None else _squashed(job.expected / speed, HOUR)
 
 
 def _one(view: VcView, choose: Callable[[VcView, Sequence[JobView], FreeCapacity], int]) -> Plan:

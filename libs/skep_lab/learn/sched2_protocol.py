@@ -41,6 +41,8 @@ SINGLE = (0.6, 0.68, 0.75)
 """Parts of the jobs with one GPU (figure 7)."""
 INTERVALS_S = (140.0, 155.0, 172.0, 190.0, 210.0, 240.0)
 """Mean seconds between arrivals (figure 8; its numbers are not in the text)."""
+FEW = 10
+"""Traces for each interval."""
 SENSITIVE = 2.0
 
 SIZES = (1, 2, 4, 8, 16)
@@ -83,3 +85,26 @@ def realistic(single: float = 0.68, interval_s: float = PAPER.interval_s) -> Opt
 
 
 REALISTIC = realistic()
+
+
+class Setting(NamedTuple):
+    """What is judged: an environment, and the seeds of its traces."""
+
+    options: Options
+    seeds: tuple[int, ...]
+
+
+def settings(traces: int = len(JUDGED)) -> dict[str, Setting]:
+    """Return all settings that are judged, by name.
+
+    Args:
+        traces: How many of the traces are played, the first ones.
+    """
+    seeds = JUDGED[:traces]
+    return {
+        **{f"single {part}": Setting(realistic(part), seeds) for part in SINGLE},
+        **{
+            f"interval {each:.0f}": Setting(realistic(interval_s=each), seeds[:FEW])
+            for each in INTERVALS_S
+        },
+    }

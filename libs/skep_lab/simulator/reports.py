@@ -26,6 +26,7 @@ from skep.wire.changes import JobChanged
 from skep.wire.codec import Facts
 from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued, NodeAdded
 from skep.wire.findings import Finding
+from skep.wire.following import AdviceFollowed
 from skep.wire.learned import LearnedAdvice, Sight
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
@@ -50,6 +51,7 @@ FOLLOWED = frozenset(
         SuccessorDropped,
         GangWidened,
         GangNarrowed,
+        AdviceFollowed,
         GpusShared,
         JobChanged,
     }
@@ -92,7 +94,8 @@ class Reports:
             timed: Whether reports tell what the latest mini-batches took.
         """
         self.introspector = IntrospectorMachine()
-        self.advisor = AdvisorMachine(models=GivenModels(settings.models))
+        models = GivenModels(settings.models)
+        self.advisor = AdvisorMachine(models=models, guards=settings.guards)
         for each in (self.advisor, self.advisor.advising):
             each.resend_after, each.expires_after = RESEND_AFTER, EXPIRES_AFTER
         self._delay = seconds(settings.advice_delay_s)

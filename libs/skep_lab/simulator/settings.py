@@ -100,6 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `finish_by`, to which admission answers."""
     models: dict[str, Callable[[], Seat]] = {}
     """By hash: what makes a seat of a learned model, for VCs with the policy `learned`."""
+    guards: bool = False
+    """Whether a model has to prove itself in its VC, as it has to in production; else it acts."""
     advice_delay_s: float = 0.0
     """How long what a model says takes to reach the allocator, its own time included."""
     gpu_memory: dict[str, int] = {}

@@ -475,7 +475,7 @@ def abilities(
 def _reports(policies: list[Policy], settings: Settings, agents: Agents) -> Reports | None:
     """Return the reports of a run; None: nothing reports."""
     wanted = settings.reports
-    if wanted == "none" and any(each.is_advised for each in policies):
+    if wanted == "none" and any(each.answers_within is not None for each in policies):
         wanted = "on-change"
     if wanted == "auto":
         goes = any(policy.sees_rates for policy in policies)

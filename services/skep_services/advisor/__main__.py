@@ -16,6 +16,7 @@ from skep.wire.facts import (
     JobRequeued,
     NodeAdded,
 )
+from skep.wire.following import AdviceFollowed
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
 from skep.wire.profile import AdvisorFact
@@ -39,6 +40,7 @@ FACTS = (
     GangWidened,
     GangNarrowed,
     GpusShared,
+    AdviceFollowed,
 )
 FOLLOW = (
     Follow(subjects.ALLOC, facts=FACTS, anew=True),
@@ -59,7 +61,7 @@ async def main(chosen: Settings, log: Any) -> None:
     await serve(
         chosen,
         log,
-        AdvisorMachine(judges=True, models=ModelFolder(_models(chosen), log)),
+        AdvisorMachine(judges=True, models=ModelFolder(_models(chosen), log), guards=True),
         follow=FOLLOW,
         listen=LISTEN,
         keeps=keeps,

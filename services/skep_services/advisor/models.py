@@ -8,6 +8,7 @@ from typing import Any
 
 from skep.learn.modelfile import BYTES_MAX, Model, ModelError, load
 from skep.learn.seat import ModelSeat
+from skep_services.learning.registry import State, read_registry
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[0-9a-f]{64}")
@@ -47,10 +48,14 @@ class ModelFolder:
 
         Raises:
             OSError: The file cannot be read.
-            ModelError: It is no model, or not the one of this name.
+            ModelError: It is no model, not the one of this name, or was retired.
         """
         if not NAME.fullmatch(model):
             text = f"{model[:80]!r} is not the SHA-256 of a file"
+            raise ModelError(text)
+        entry = read_registry(self._folder).get(model)
+        if entry is not None and entry.state is State.RETIRED:
+            text = f"it was retired: {entry.why or 'no reason is given'}"
             raise ModelError(text)
         with (self._folder / f"{model}{SUFFIX}").open("rb") as file:
             made = load(file.read(BYTES_MAX + 1))

@@ -18,6 +18,7 @@ from skep_services.cli.render import Column
 if TYPE_CHECKING:
     from skep_lab.learn.pairs import Pairs
     from skep_services.engines.stop import Stop
+    from skep_services.learning.learners import Learner
     from skep_services.learning.runs import Point, Trained
 
 VERBS = {
@@ -25,6 +26,7 @@ VERBS = {
     "train": "LEARNER: train it, or with --resume go on",
     "curves": "DIR...: the curves of runs, as a table or (--svg) a picture",
     "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
+    "figures": "NAME [-- OPTIONS]: train and judge as a paper's figures need it; alone: which",
     "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
 }
 ONLY: dict[str, tuple[str, ...]] = {
@@ -37,7 +39,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "policy": ("clone",),
     "trace": ("clone",),
     "cluster": ("clone",),
-    "pairs": ("judge",),
+    "pairs": ("train", "judge"),
 }
 """Options that belong to some verbs only."""
 ABOUT = f"""\
@@ -48,7 +50,9 @@ ABOUT = f"""\
   skep models add runs/1/MODEL.safetensors
   skep learn clone --from week.jsonl.gz --out pairs
   skep learn clone --policy srtf --trace hived:days=1 --cluster 40x8 --out pairs
+  skep learn train imitate --pairs pairs --out runs/clone
   skep learn judge MODEL --pairs pairs
+  skep learn figures dl2 -- --help
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
 and resumed or not, the same settings and seed give the same model on one machine.
@@ -91,7 +95,9 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="NAME", default="steady", help="clone: as in `skep sim`; default steady"
     )
-    parser.add_argument("--pairs", metavar="DIR", type=Path, help="judge: what `clone` wrote")
+    parser.add_argument(
+        "--pairs", metavar="DIR", type=Path, help="train, judge: what `clone` wrote"
+    )
     on.options(parser)
 
 
@@ -170,15 +176,18 @@ def _train(arguments: Namespace) -> int:
     learner = learners.find(name)
     settings = learners.plain(learners.chosen(learner.settings, arguments.assignments))
     elsewhere = arguments.on != on.HERE or arguments.processes
-    if elsewhere and not learner.spreads:
+    if elsewhere and learners.SPREAD not in learner.takes:
         text = f"{name} plays in this process only: leave --on and --processes out"
         raise CommandError(exits.USAGE, text, "not-offered")
-    head = runs.Head(name, settings, arguments.seed)
+    given, digest = _pairs(arguments, learner)
+    head = runs.Head(name, settings, arguments.seed, digest)
     folder: Path = arguments.out or Path(f"{name}-{arguments.seed}")
     runs.begin(folder, head, resume=arguments.resume)
     events = curves.tensorboard(folder) if arguments.tensorboard else None
     with Stop().on_interrupt() as stop:
         shown = Progress([f"{name}, seed {arguments.seed}"])
+        if learners.SPREAD in learner.takes:
+            given[learners.SPREAD] = _spread(arguments, stop, shown)
         try:
             done = runs.train(
                 learner,
@@ -186,12 +195,32 @@ def _train(arguments: Namespace) -> int:
                 folder,
                 clock=time.monotonic,
                 tell=_tell(shown, stop, events),
-                spread=_spread(arguments, stop, shown) if learner.spreads else None,
+                given=given,
             )
         finally:
             shown.end()
         _draw(folder, f"{name}, seed {arguments.seed}")
     return _over(arguments, folder, done, shown.passed_s(), stop)
+
+
+def _pairs(arguments: Namespace, learner: Learner) -> tuple[dict[str, Any], str]:
+    """Return the pairs that a learner takes, and their digest.
+
+    Raises:
+        CommandError: It takes pairs and there are none, or the other way round.
+    """
+    from skep_services.learning import cloning, learners
+
+    wants = learners.PAIRS in learner.takes
+    if wants != (arguments.pairs is not None):
+        text = f"{learner.name} learns from pairs: --pairs DIR has what `skep learn clone` wrote"
+        if not wants:
+            text = f"{learner.name} learns from no pairs: leave --pairs out"
+        raise CommandError(exits.USAGE, text, "not-offered")
+    if not wants:
+        return {}, ""
+    pairs = cloning.load(arguments.pairs)
+    return {learners.PAIRS: pairs}, cloning.digest(pairs)
 
 
 def _spread(arguments: Namespace, stop: Stop, shown: Progress) -> Any:
@@ -436,5 +465,39 @@ def _model(arguments: Namespace) -> tuple[str, bytes]:
     return entry.model[:12], registry.read_model(folder, entry.model)
 
 
-_VERBS = {"list": _list, "train": _train, "curves": _curves, "clone": _clone, "judge": _judge}
+# --- figures --------------------------------------------------------------------------------------
+
+
+def _figures(arguments: Namespace) -> int:
+    from skep_services.learning import learners
+    from skep_services.learning.problems import LearningError, Why
+
+    if not arguments.what:
+        names = list(learners.FIGURES)
+        if arguments.json:
+            print_json({"figures": {name: learners.FIGURES[name].about for name in names}})
+            return exits.OK
+        render.show_table(
+            [
+                Column("FIGURES", names),
+                Column("WHAT", [each.about for each in learners.FIGURES.values()], narrow=20),
+            ]
+        )
+        return exits.OK
+    name, *words = arguments.what
+    if name not in learners.FIGURES:
+        text = f"no figures are called {name}: there are {', '.join(learners.FIGURES)}"
+        raise LearningError(Why.NO_FIGURES, text)
+    module = learners.imported(learners.FIGURES[name].module, name)
+    return int(module.main(words) or exits.OK)
+
+
+_VERBS = {
+    "list": _list,
+    "train": _train,
+    "curves": _curves,
+    "clone": _clone,
+    "figures": _figures,
+    "judge": _judge,
+}
 COMMANDS = {"learn": Command(options, run)}

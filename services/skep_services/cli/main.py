@@ -78,7 +78,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "learning": {
         "learn": (
             "learn",
-            "list | train | curves | clone | judge: models that advise, and what they learn from",
+            "learners and what they learn from: list | train | curves | clone | figures | judge",
         ),
         "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
     },

@@ -27,7 +27,7 @@ VERBS = {
     "retire": "MODEL: let no VC name it any more",
 }
 ABOUT = """\
-Models are files in HOME/models, named by the SHA-256 of their content. A virtual cluster that is to
+Models are files in HOME/models (or SKEP_MODELS), named by the SHA-256 of their content. A virtual cluster that is to
 follow one names it: policy: {name: learned, model: HASH}. Where a MODEL is asked for, its first
 four digits or more will do. How fast models train on which placements is `skep speeds`.
 """
@@ -63,7 +63,9 @@ def run(arguments: Namespace) -> int:
     takes = (0, 0) if verb == "ls" else (1, 1000) if verb == "add" else (1, 1)
     if not takes[0] <= len(arguments.what) <= takes[1]:
         raise CommandError(exits.USAGE, f"{verb} takes {'FILE...' if verb == 'add' else 'MODEL'}")
-    folder = Path(home_folder(arguments.home)) / "models"
+    from skep_services.learning.registry import folder_of
+
+    folder = folder_of(home_folder(arguments.home))
     with problems():
         return _VERBS[verb](arguments, folder)
 

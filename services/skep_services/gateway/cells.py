@@ -23,6 +23,7 @@ from skep.ids import job_of
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold
+from skep_services.gateway.following import following_view
 from skep_services.gateway.holders import counted
 from skep_services.gateway.rows import PLACED, State
 from skep_services.gateway.texts import alarm_text
@@ -205,6 +206,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             "jobs_max": config.jobs_max,
             "policy": config.policy,
             "options": config.options,
+            "following": next(iter(following_view(fold.state, {}, name)), None),
             **counts[name],
         }
         for name, config in sorted(cluster.vcs.items())

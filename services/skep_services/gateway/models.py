@@ -13,6 +13,7 @@ from skep.estimates.calibration import Calibration
 from skep.perf.profiles import Curve, Measured, Place, Profiles, Tenants
 from skep.wire import codec
 from skep.wire.estimates import EstimateJudged
+from skep.wire.following import StageSet
 from skep.wire.profile import ProfileMeasured
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.api import ApiError, json_response
@@ -34,6 +35,8 @@ class ModelsView:
         """Begin without anything; `intake` counts what cannot be read."""
         self.profiles = Tenants()
         self.calibration = Calibration()
+        self.stages: dict[str, StageSet] = {}
+        """By VC: the latest stage of a learned model there."""
         self._intake = intake
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -56,6 +59,8 @@ class ModelsView:
                 self.profiles.apply(fact)
             elif isinstance(fact, EstimateJudged):
                 self.calibration.apply(fact)
+            elif isinstance(fact, StageSet):
+                self.stages[fact.vc] = fact
 
     def seen_by(self, vc: str) -> Profiles:
         """Return what the jobs of a VC measured; of all, if it is empty.

@@ -225,7 +225,7 @@ class Gateway:
             middlewares=[middleware(self._tokens, metrics, limits.request)],
             client_max_size=BODY_BYTES_MAX,
         )
-        trials, blames = Trials(indexer, clock), Blames(indexer, jobs, clock)
+        trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
         metrics.add(OutcomeCounts(self.models.calibration))
         application.add_routes(

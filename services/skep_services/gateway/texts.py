@@ -22,6 +22,7 @@ from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
+from skep_services.gateway.following import sentence
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4
@@ -212,9 +213,8 @@ def _about_cells(fact: Any) -> Line | None:
         case facts.CellsAlarm(rule=rule):
             state = "ALARM over" if fact.over else "ALARM"
             return Line(f"{state}: {alarm_text(fact)}", reason=rule)
-        case AdviceFollowed(vc=vc, follows=follows, why=why):
-            planner = f"model {fact.model[:12]}" if follows else f"rule {fact.rule}"
-            return Line(f"{vc} is planned by its {planner}: {TEXT[why]}", reason=why)
+        case AdviceFollowed(why=why):
+            return Line(sentence(fact), reason=why)
         case facts.CellsSet(cluster=cluster, fates=fates):
             owned = "; ".join(f"{vc} {cells_text(one)}" for vc, one in sorted(cluster.vcs.items()))
             demoted = sum(fate.fate == "demoted" for fate in fates)

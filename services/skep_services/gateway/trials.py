@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -13,9 +13,11 @@ from skep.ids import job_sequence
 from skep.ledger import probes
 from skep.ledger.state import ClusterState
 from skep.units import NS_PER_SECOND, Duration, Instant
+from skep.wire.following import StageSet
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind
 from skep_services.gateway.api import ApiError, caller_of, json_response, number, unknown_job
+from skep_services.gateway.following import following_view
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.ledger import TRIALS_KEPT, VERDICTS, Asked, totals
 from skep_services.ports import Clock
@@ -26,8 +28,8 @@ LIMIT = 1_000
 class Trials:
     """The handler."""
 
-    def __init__(self, indexer: Indexer, clock: Clock) -> None:
-        self._indexer, self._clock = indexer, clock
+    def __init__(self, indexer: Indexer, clock: Clock, stages: Mapping[str, StageSet]) -> None:
+        self._indexer, self._clock, self._stages = indexer, clock, stages
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handler belongs."""
@@ -45,6 +47,7 @@ class Trials:
                 "total": len(found),
                 "totals": totals(found),
                 "forgotten": fold.ledger.forgotten,
+                "following": following_view(fold.state, self._stages, asked.vc),
                 "probes": budgets(fold.state, asked.vc, self._clock.now()),
             }
         )

@@ -13,6 +13,7 @@ from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
+from skep_services.gateway.following import sentence
 from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Row, State
@@ -43,6 +44,9 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             would_change = ["admission answers; it does so at once when it runs"]
         case State.QUEUED:
             reasons, would_change = _queued(job, fold, live, now)
+            said = fold.state.followed.get(row.vc)
+            if said is not None and row.class_in_force == GUARANTEED_CLASS:
+                reasons.append(_said(said.why.value, sentence(said)))
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)
         case State.SUSPENDED:

@@ -80,13 +80,13 @@ def of_log(
         raise LearningError(Why.LACKS_FACTS, text)
     for why, count in found.not_comparable.items():
         say(f"{source}: {count} {why.replace('-', ' ')}")
-    digest = hashlib.sha256()
+    log_digest = hashlib.sha256()
     for one in streams[service.stream]:
-        digest.update(one.payload)
+        log_digest.update(one.payload)
     about = {
         "from": "log",
         "source": Path(source).name,
-        "sha256": digest.hexdigest(),
+        "sha256": log_digest.hexdigest(),
         "records": found.records,
         "decisions": found.decisions,
         "different": len(found.differences),
@@ -177,15 +177,24 @@ def keep(pairs: Pairs, folder: Path) -> str:
     Raises:
         LearningError: The folder cannot be written.
     """
-    data = stored({name: getattr(pairs, name) for name in ARRAYS}, pairs.about)
-    digest = hashlib.sha256(data).hexdigest()
-    told = {**pairs.about, **counts(pairs), "pairs_sha256": digest}
+    data = _packed(pairs)
+    name = hashlib.sha256(data).hexdigest()
+    told = {**pairs.about, **counts(pairs), "pairs_sha256": name}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(str(folder / FILE), data, 0o644)
         text = msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
         durable.write(str(folder / ABOUT), text, 0o644)
-    return digest
+    return name
+
+
+def digest(pairs: Pairs) -> str:
+    """Return the SHA-256 of the file of pairs."""
+    return hashlib.sha256(_packed(pairs)).hexdigest()
+
+
+def _packed(pairs: Pairs) -> bytes:
+    return stored({name: getattr(pairs, name) for name in ARRAYS}, pairs.about)
 
 
 def load(path: Path) -> Pairs:

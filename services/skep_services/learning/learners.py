@@ -5,12 +5,14 @@ A learner is a module with `Settings`, a class whose fields have defaults, and `
 
     model_of(saved, settings, seed) -> bytes   the file of its model; else its tensors are the model
     train(..., spread=...)                     rollouts that an engine may play (`rollouts.Spread`)
+    train(..., pairs=...)                      what a scheduler saw and did (`skep_lab.learn.pairs`)
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
@@ -20,27 +22,36 @@ import msgspec
 from skep_lab.learn.progress import Progress
 from skep_services.learning.problems import LearningError, Why
 
+PACKAGE = "skep_lab.learn"
 EXTRA = "pip install 'skep[learn]'"
-SPREAD = "spread"
-"""The parameter of a learner whose rollouts may be played elsewhere."""
+SPREAD, PAIRS = "spread", "pairs"
+"""Parameters of a learner whose rollouts may be played elsewhere, and of one that learns from
+pairs."""
 
 
 class About(NamedTuple):
     """Where a learner is, and what it learns."""
 
     module: str
+    """Its full name; with a dot at the beginning, in PACKAGE."""
     about: str
 
 
 LEARNERS: dict[str, About] = {
-    "dqn": About("skep_lab.learn.dqn", "SCHED²: a deep Q-network on its environment"),
-    "dl2": About("skep_lab.learn.dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
-    "evolve": About("skep_lab.learn.evolve", "a set network that begins as a rule, by CMA-ES"),
+    "dqn": About(".dqn", "SCHED²: a deep Q-network on its environment"),
+    "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
+    "imitate": About(".imitate", "a set network that does what --pairs show"),
+    "evolve": About(".evolve", "a set network that begins as a rule, by CMA-ES"),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 
-FIGURES: dict[str, About] = {}
-"""What compares learners with rules: modules with `lines() -> Iterator[str]` and `Settings`."""
+FIGURES: dict[str, About] = {
+    "sched2": About(".sched2_main", "SCHED²'s, with its network and its rules"),
+    "dl2": About(".dl2_main", "DL²'s, with its networks and its rules"),
+    "learned": About(".beat_main", "Skep's own model against the best rules"),
+}
+"""What trains and judges for a paper's figures: modules with `main(words)`, which takes options of
+its own."""
 
 
 class Learner(NamedTuple):
@@ -50,8 +61,8 @@ class Learner(NamedTuple):
     settings: type[Any]
     train: Callable[..., Iterator[Progress]]
     model_of: Callable[..., bytes] | None
-    spreads: bool
-    """Whether engines may play its rollouts."""
+    takes: frozenset[str]
+    """What its `train` takes beside settings and seed: `spread`, `pairs`."""
 
 
 def find(name: str) -> Learner:
@@ -68,21 +79,22 @@ def find(name: str) -> Learner:
         hint = f"did you mean {close[0]}?" if close else "`skep learn list` lists those there are"
         raise LearningError(Why.NO_LEARNER, f"no learner is called {name}: {hint}")
     module = imported(LEARNERS[name].module, name)
-    spreads = SPREAD in inspect.signature(module.train).parameters
+    takes = frozenset(inspect.signature(module.train).parameters) & {SPREAD, PAIRS}
     model_of = getattr(module, "model_of", None)
-    return Learner(name, module.Settings, module.train, model_of, spreads)
+    return Learner(name, module.Settings, module.train, model_of, takes)
 
 
 def imported(module: str, what: str) -> Any:
     """Return a module of the laboratory.
 
     Args:
-        module: Its full name.
+        module: Its name, as in `About`.
         what: What a person calls it.
 
     Raises:
         LearningError: It is not there, or what it needs is not installed.
     """
+    module = importlib.util.resolve_name(module, PACKAGE)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

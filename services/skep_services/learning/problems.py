@@ -17,6 +17,7 @@ class Why(StrEnum):
     OTHER_SCHEMA = "other-schema"
     WRONG_STATE = "wrong-state"
     NO_LEARNER = "no-learner"
+    NO_FIGURES = "no-figures"
     WRONG_SETTING = "wrong-setting"
     NO_EXTRA = "needs-extra"
     NO_RUN = "no-run"
@@ -24,12 +25,12 @@ class Why(StrEnum):
     DAMAGED_RUN = "damaged-run"
     CANNOT_WRITE = "cannot-write"
     LACKS_FACTS = "lacks-facts"
-    OTHER_ENVIRONMENT = "other-environment"
+    UNFIT = "unfit-input"
     DAMAGED_PAIRS = "damaged-pairs"
     NOT_OFFERED = "not-offered"
 
 
-NOT_FOUND = frozenset({Why.NO_MODEL, Why.NO_LEARNER, Why.NO_RUN})
+NOT_FOUND = frozenset({Why.NO_MODEL, Why.NO_LEARNER, Why.NO_FIGURES, Why.NO_RUN})
 """What a person names is not there."""
 USAGE = frozenset({Why.AMBIGUOUS, Why.WRONG_SETTING, Why.NOT_OFFERED, Why.NO_EXTRA})
 """The command line is wrong."""

@@ -30,8 +30,8 @@ PREFIX = re.compile(r"[0-9a-f]{4,64}")
 """A part of a name that a person writes: four digits are as easy to copy as fewer."""
 WHY_MAX = 500
 """Characters of a reason: a line about a report, not the report."""
-BYTES_MAX = 64 * 1024 * 1024
-"""Of a model: a network over sets has kilobytes, and every service that advises holds one."""
+BYTES_MAX = 8 * 1024 * 1024
+"""Of a model's file, as `skep.learn.modelfile` has it; this module needs no numpy."""
 
 
 class State(StrEnum):
@@ -66,12 +66,13 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def folder_of(home: str) -> Path:
-    """Return where the models of a cluster are.
+    """Return where the models of a cluster are: the folder of SKEP_MODELS, else in its own.
 
     Args:
         home: The cluster's folder.
     """
-    return Path(home) / FOLDER
+    named = os.environ.get("SKEP_MODELS", "")
+    return Path(named) if named else Path(home) / FOLDER
 
 
 def name_of(data: bytes) -> str:

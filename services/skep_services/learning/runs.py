@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from skep_lab.learn.progress import Progress, Saved
+from skep_lab.learn.progress import Progress, Saved, UnfitError
 from skep_services import durable
 from skep_services.learning import learners
 from skep_services.learning.problems import LearningError, Why, writing
@@ -43,6 +44,8 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learner: str
     settings: dict[str, Any]
     seed: int
+    pairs: str = ""
+    """SHA-256 of the pairs that it learns from."""
     version: int = VERSION
 
 
@@ -77,7 +80,7 @@ def train(
     *,
     clock: Callable[[], float],
     tell: Callable[[Point], bool],
-    spread: Any = None,
+    given: Mapping[str, Any] = {},
 ) -> Trained:
     """Run a learner, from its checkpoint if the folder has one, and keep what comes of it.
 
@@ -87,20 +90,19 @@ def train(
         folder: Where its files are; see `begin`.
         clock: Returns seconds.
         tell: Is told each point; returns whether to go on.
-        spread: What plays the rollouts of a learner that lets others play them.
+        given: What the learner takes beside settings and seed (`learners.Learner.takes`).
 
     Raises:
-        LearningError: A file is damaged or cannot be written.
+        LearningError: A file is damaged or cannot be written, or what is given is of no use.
     """
     settings = learners.made(learner.settings, head.settings)
     saved = load_checkpoint(folder, head)
-    more = {learners.SPREAD: spread} if learner.spreads else {}
     last, final, done = Point(saved.step if saved else 0, 0, {}), saved, saved is not None
     _cut_curve(folder, last.step)
     saved_at = clock()
-    with writing(folder):
+    with writing(folder), _of_use(learner.name):
         with (folder / CURVE).open("ab", buffering=0) as curve:
-            for progress in learner.train(settings, head.seed, saved, **more):
+            for progress in learner.train(settings, head.seed, saved, **given):
                 last = _point(progress)
                 curve.write(msgspec.json.encode(last) + b"\n")
                 goes_on, done = tell(last), progress.step >= progress.of
@@ -113,6 +115,19 @@ def train(
         if not done or final is None:  # It was stopped, or the learner itself ended early.
             return Trained(None, last.step, last.of)
         return Trained(_finish(learner, head, folder, final), final.step, last.of or final.step)
+
+
+@contextmanager
+def _of_use(name: str) -> Iterator[None]:
+    """Say that what a learner is given is of no use to it.
+
+    Raises:
+        LearningError: It is not.
+    """
+    try:
+        yield
+    except UnfitError as error:
+        raise LearningError(Why.UNFIT, f"{name}: {error}") from None
 
 
 def begin(folder: Path, head: Head, *, resume: bool) -> None:
@@ -167,6 +182,8 @@ def _differs(found: Head, head: Head) -> str:
         return f"of {found.learner}, and not of {head.learner}"
     if found.seed != head.seed:
         return f"with seed {found.seed}, and not {head.seed}"
+    if found.pairs != head.pairs:
+        return "from other pairs"
     keys = sorted(set(found.settings) | set(head.settings))
     other = [key for key in keys if found.settings.get(key) != head.settings.get(key)]
     key = other[0] if other else "version"

@@ -9,7 +9,7 @@ Source: Skep; what is learned in SCHED² (section IV) is mostly this.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
@@ -43,7 +43,6 @@ class Hold(Policy, frozen=True):
     relax: float = 5
     drain: float = 1
     slower: float = 0.05
-    order: Literal["product", "time", "arrival"] = "product"
     narrower: bool = False
     wait_max_s: float = 86400
 
@@ -107,8 +106,7 @@ class Hold(Policy, frozen=True):
     def _place(self, job: JobView, now: Instant) -> tuple[int, ...]:
         """Return the place of a waiting job in their order, the lowest first."""
         young = now - job.waiting_since < seconds(self.wait_max_s)
-        size = {"product": job.gpus, "time": 1, "arrival": 0}[self.order] * ideal(job)
-        return (-job.spec.priority, young, size if young else 0, job.sequence)
+        return (-job.spec.priority, young, young * ideal(job) * job.gpus, job.sequence)
 
     def _fit(
         self, job: JobView, view: VcView, capacity: FreeCapacity, *, relaxed: bool

@@ -18,17 +18,16 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
-from skep.policy.capacity import FreeCapacity
-from skep.policy.parts import queued
+from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
+from skep.policy.parts import check_one_or_more, queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
 from skep.policy.sizes import gpus_per_worker, resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire.following import LEARNED
 from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
 from skep.wire.reasons import Reason
-from skep.wire.spec import suits
 
 LEAST = seconds(1.0)
 """For how long a VC is planned in one way at least, whatever its model's stage: each turn from one
@@ -41,6 +40,7 @@ STAGES: Mapping[str, Reason] = {
     "rest": Reason.STAGE_SWITCHBACK,
 }
 """Stages in which the rule is in force."""
+WANTED = ("auto", "off", "shadow", "on")
 CALM = frozenset((Reason.NO_ADVICE, *STAGES.values()))
 """Why a VC follows its rule though nothing is wrong with its model."""
 
@@ -49,26 +49,32 @@ class Learned(Policy, frozen=True, kw_only=True):
     """The moves of a learned model, or the plan of a rule wherever the model may not be followed.
 
     The model is named by the hash of its file, and no other one may act. The rule is any other
-    policy, with its default options. It is in force where nothing was heard of the model or its
-    advice is late, damaged, of another model, made for other features or beyond what the model was
+    policy, with its default options. It is in force where nothing was heard of the model, or it has
+    not answered for `answer_s`, or its advice is damaged, of another model, made for other features or beyond what the model was
     trained on; where the model hardly prefers what it proposes (`margin_milli`, thousandths); where
     a job has waited for longer than `wait_bound_s`, which then comes first; and where its stage in
     the VC is not to act. A VC that turned to its rule because of something wrong stays with it for
     `cool_s`.
+
+    How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
+    shadow, then in turns of `period_s` with the rule. Another `stage` forces it.
 
     No job is stopped for another: a model places waiting jobs and changes sizes of elastic ones.
     """
 
     name: ClassVar[str] = LEARNED
     source: ClassVar[str] = "Skep's own (docs/explanation/learned.md), after SCHED² and DL²"
-    is_advised: ClassVar[bool] = True
     kinds: ClassVar[dict[str, type[Policy]]] = {}
     """The policies that `rule` may name: set by the registry, which knows them."""
     model: str = ""
-    rule: str = "packing"
+    rule: str = "look-ahead"
+    answer_s: float = 2
     wait_bound_s: float = 21_600
     margin_milli: int = 0
     cool_s: float = 30
+    stage: str = "auto"
+    shadow_s: float = 86_400
+    period_s: float = 14_400
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -84,13 +90,22 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.rule == self.name or self.rule not in self.kinds:
             reason = f"rule is the name of another policy: not {self.rule!r}"
             raise ValueError(reason)
-        if min(self.wait_bound_s, self.margin_milli, self.cool_s) < 0:
-            reason = "wait_bound_s, margin_milli and cool_s are 0 or more"
+        if min(self.answer_s, self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
+            reason = "answer_s, wait_bound_s, margin_milli, cool_s, shadow_s are 0 or more"
             raise ValueError(reason)
+        if self.stage not in WANTED:
+            reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
+            raise ValueError(reason)
+        check_one_or_more("period_s", self.period_s, "seconds")
 
     def fallback(self) -> Policy:
         """Return the rule."""
         return self.kinds[self.rule]()
+
+    @property
+    def answers_within(self) -> Duration:
+        """Return `answer_s`."""
+        return seconds(self.answer_s)
 
     @property
     def sees_nodes(self) -> bool:
@@ -132,7 +147,8 @@ class Learned(Policy, frozen=True, kw_only=True):
             advised = view.advised
             if following.model and advised is not None:
                 made = follow(view, advised)
-                look_at = _soonest(advised.expires_at, self._overdue_at(view))
+                times = advised.expires_at, self._late_at(view), self._overdue_at(view)
+                look_at = _soonest(*times)
                 return replace(made, following=following, look_at=look_at)
             made = rule(view)
             if following.why is Reason.WAITED_TOO_LONG:
@@ -149,7 +165,8 @@ class Learned(Policy, frozen=True, kw_only=True):
         advised = view.advised
         if advised is None or not self.model:
             return Reason.NO_ADVICE
-        if advised.expires_at <= view.now:
+        late = self._late_at(view)
+        if advised.expires_at <= view.now or (late is not None and late <= view.now):
             return Reason.ADVICE_LATE
         if advised.model != self.model:
             return Reason.OTHER_MODEL
@@ -179,6 +196,10 @@ class Learned(Policy, frozen=True, kw_only=True):
         if until <= view.now or made.why is said.why:
             return made, None
         return Following(model=False, why=said.why), until
+
+    def _late_at(self, view: VcView) -> Instant | None:
+        """Return when what the model has not answered yet will be late; None: it has answered."""
+        return after(view.unanswered, self.answers_within) if view.unanswered else None
 
     def _overdue(self, view: VcView) -> JobView | None:
         """Return the job that has waited the longest, if that is beyond its bound."""
@@ -291,17 +312,13 @@ def _turn(view: VcView, capacity: FreeCapacity, job: JobView, move: AdvisedMove)
     """Return the turn of a waiting job where it fits; None if it had better wait for such nodes."""
     workers = move.workers if job.phase is Phase.WAITING and job.spec.elastic is not None else 0
     asks = replace(job, workers=workers, gpus=workers * gpus_per_worker(job)) if workers else job
-    place, anywhere = capacity.fit(asks), move.spread or job.at_home
-    if place is None:
-        return Turn(job.job, Reason.ADVISED, workers=workers) if anywhere else None
-    if not anywhere and len(place) > _fewest(view, asks):
-        return None
+    if move.spread or job.at_home:
+        place = capacity.fit(asks)
+        if place is None:
+            return Turn(job.job, Reason.ADVISED, workers=workers)
+    else:
+        place = fit_close(asks, capacity, fewest_nodes(asks, view))
+        if place is None:
+            return None
     capacity.take_gpus(asks, asks.gpus, place)
     return Turn(job.job, Reason.ADVISED, tuple(node for node, _ in place), workers=workers)
-
-
-def _fewest(view: VcView, job: JobView) -> int:
-    """Return on how many nodes a gang is at least, if nothing else runs."""
-    wanted = job.spec.resources.gpu_type
-    largest = max((node.gpus for node in view.nodes if suits(wanted, node.gpu_type)), default=1)
-    return -(-job.workers // max(largest // gpus_per_worker(job), 1))

@@ -28,11 +28,13 @@ HOUR = 3600 * NS_PER_SECOND
 class LookAhead(Policy, frozen=True):
     """Every `every_s` seconds GPUs are shared out anew by what they gain in completion.
 
-    A job that is left with time T at a size counts T to the power of -`power`: with 1 it is the
-    part of its work that it does in a second (DL²'s reward), with -1 its time itself (Optimus).
+    A job that is left with time T at a size counts T to the power of -`power`. With -1 that is the
+    time itself (Optimus' gain), with 1 the part of its work that it does in a second (DL²'s
+    reward), and with 0 the logarithm of the time: then it is no matter how well lengths are known.
     For each job every larger size is considered, and not only the next one: the step that gains
     the most per GPU comes first, whatever sizes it passes over. A size other than the present one
-    costs the time of a change (`JobView.pause`), so that no job changes for less than it costs.
+    costs the time of a change, so that no job changes for less than it costs: what was measured of
+    moves (`JobView.pause`), else `pause_s`.
 
     Waiting jobs begin whenever there is room, elastic ones with any size that they may have. They
     come in the order of their time left, multiplied by GPUs, the least first. One that has waited
@@ -46,17 +48,22 @@ class LookAhead(Policy, frozen=True):
     name: ClassVar[str] = "look-ahead"
     source: ClassVar[str] = "Skep; Optimus, section 4.1; DL², section 4.1"
     every_s: float = 300
-    power: float = -1
+    power: float = 0
+    pause_s: float = 30
     wait_max_s: float = 86400
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: `every_s` or `wait_max_s` is too short, or `power` beyond -2 to 2.
+            ValueError: `every_s` or `wait_max_s` is too short, `pause_s` negative, or `power` beyond
+                -2 to 2.
         """
         check_one_or_more("every_s", self.every_s, "seconds")
         check_one_or_more("wait_max_s", self.wait_max_s, "seconds")
+        if self.pause_s < 0:
+            reason = f"pause_s is seconds, 0 or more: not {self.pause_s}"
+            raise ValueError(reason)
         if not -2 <= self.power <= 2:
             reason = f"power is an exponent from -2 to 2: not {self.power}"
             raise ValueError(reason)
@@ -84,7 +91,7 @@ class LookAhead(Policy, frozen=True):
         length = round(self.every_s * NS_PER_SECOND)
         began = view.now // length * length
         late, into = length // LATE_DIVISOR, view.now - began
-        pause = max((job.pause for job in view.jobs), default=0)
+        pause = max((self._pause(job) for job in view.jobs), default=0)
         opens = into <= late + min(pause, length // 2)
         turns: list[Turn] = []
         resizes: list[Resize] = []
@@ -157,13 +164,15 @@ class LookAhead(Policy, frozen=True):
             left: How long it still runs, by number of workers.
             own: The workers that it has now; 0: none.
         """
-        each = gpus_per_worker(job)
+        each, pause = gpus_per_worker(job), self._pause(job)
         return [
-            Choice(
-                workers * each, workers, self._worth(time + job.pause * (own not in (0, workers)))
-            )
+            Choice(workers * each, workers, self._worth(time + pause * (own not in (0, workers))))
             for workers, time in left.items()
         ]
+
+    def _pause(self, job: JobView) -> int:
+        """Return how many nanoseconds a change of a job's size costs it."""
+        return job.pause or seconds(self.pause_s)
 
     def _worth(self, left: float) -> float:
         """Return what a job counts that is left with so many nanoseconds."""

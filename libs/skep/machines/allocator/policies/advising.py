@@ -37,6 +37,7 @@ def heard(tx: Transaction, event: LearnedAdvice, now: Instant) -> None:
     if planned is None or planned.sights is None:
         return
     before, planned.advised = planned.advised, event
+    planned.sights.answered(event.number)
     if before is None or before.expires_at <= now or _says(before) != _says(event):
         planned.due = True
     elif planned.look_at == before.expires_at:
@@ -87,7 +88,9 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
 
 def is_due(tx: Transaction, now: Instant) -> bool:
     """Return whether some model has to be told something, or it has to be said when."""
-    return any(_is_stale(tx, each, now) for each in tx.soft.planned.values())
+    at = tx.soft.sights_at
+    late = at is not None and at <= now  # Even if nothing is new any more: the timer is to go.
+    return late or any(_is_stale(tx, each, now) for each in tx.soft.planned.values())
 
 
 def _is_stale(tx: Transaction, planned: Planned, now: Instant) -> bool:
@@ -124,6 +127,9 @@ def tell(tx: Transaction, now: Instant) -> None:
         view = policy_views.of_vc(tx, planned, now)
         whole = sights.whole(now, tx.settings.sights_whole_every)
         seen = sights.see(view, _counts(tx), whole=whole)
-        if seen is not None:
+        within = planned.policy.answers_within
+        if seen is not None and within is not None:
+            late = after(sights.unanswered or now, within)
+            planned.look_at = min(planned.look_at or late, late)
             tx.effects.append(Send(subjects.SIGHTS, seen))
     tx.soft.sights_at = min(times, default=None)

@@ -89,7 +89,7 @@ class Planned:
         """Its running jobs that may be probed."""
         self.advised: LearnedAdvice | None = None
         """What its model said last."""
-        self.sights = Sights() if policy.is_advised else None
+        self.sights = Sights() if policy.answers_within is not None else None
         """What its model was told of it; None: it has none."""
         self.pairs = Pairs()
         self.seats = Seats()

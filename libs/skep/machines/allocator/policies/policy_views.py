@@ -430,7 +430,8 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
         **trial_limits.limits(tx.state, f"vc:{planned.vc}"),
         quiet_since=tx.state.move_costs.came.get(planned.vc, Instant(0)),
         advised=planned.advised,
-        followed=tx.state.followed.get(planned.vc) if planned.policy.is_advised else None,
+        unanswered=planned.sights.unanswered if planned.sights is not None else None,
+        followed=tx.state.followed.get(planned.vc) if planned.sights is not None else None,
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from skep.policy.incremental import changes
 from skep.policy.sight import job_sight, room_of, seen
 from skep.policy.view import JobView, NodeView, VcView
 from skep.units import Duration, Instant, after
 from skep.wire.learned import JobSight, RoomSight, Sight
+
+OPEN_MAX = 10_000
+"""Unanswered sights that are remembered: an hour's. The first one tells since when."""
 
 
 class Sights:
@@ -21,12 +26,24 @@ class Sights:
         self._wanted = False
         """Whether a whole one was asked for."""
         self._number = 0
+        self._open: deque[tuple[int, Instant]] = deque()
+        """Sights that no advice has answered, and when they were sent."""
         self._counts: tuple[int, int] = 0, 0
         self._jobs: tuple[JobView, ...] = ()
         self._told: dict[str, JobSight] = {}
         self._nodes: tuple[NodeView, ...] = ()
         self._room: tuple[RoomSight, ...] = ()
         self._rest: tuple[object, ...] = ()
+
+    @property
+    def unanswered(self) -> Instant | None:
+        """Return when the first sight was sent that no advice has answered; None: all have one."""
+        return self._open[0][1] if self._open else None
+
+    def answered(self, number: int) -> None:
+        """Take over that advice has come of a sight, and so of those before it."""
+        while self._open and self._open[0][0] <= number:
+            self._open.popleft()
 
     def again(self) -> None:
         """Have the next one be whole."""
@@ -76,6 +93,8 @@ class Sights:
             return None
         self._rest = rest
         self._number += 1
+        if len(self._open) < OPEN_MAX:
+            self._open.append((self._number, view.now))
         if whole:
             self.whole_at, self._wanted = view.now, False
             told = sorted(self._told.values(), key=lambda job: job.sequence)

@@ -1,0 +1,548 @@
+"""The guard of learned models: how far each has come in a VC, by what was measured there.
+
+    shadow --nothing looks worse--> switchback --not worse, measured--> on
+       ^          measured worse, or faults again and again: off           |
+       +---------------- after a while ---------- off <--------------------+
+
+In shadow a model's advice is compared with what the rule does. In a switchback the model and the
+rule take turns, in blocks of two periods whose order is drawn; jobs count for the period in which
+they came, and the first part of a period, in which the jobs of the one before run on, counts for
+neither. A block gives one difference, so jobs that hinder one another are one sample. The blocks'
+mean has an interval by Student's t, which is looked at after LOOKS blocks; harm ends it earlier.
+When a model is on, one period in eight stays the rule's, so that a regression is measured as well.
+
+What must not be forgotten is facts. What a block is made of is read again from the allocator's log.
+
+Source: Bojinov, Simchi-Levi and Zhao, Design and Analysis of Switchback Experiments (2023).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from skep.units import Duration, Instant, after, seconds
+from skep.wire.cluster import Cluster
+from skep.wire.facts import End, JobEnded, JobQueued
+from skep.wire.following import (
+    LEARNED,
+    AdviceFollowed,
+    BlockMeasured,
+    GuardFact,
+    GuardStage,
+    ShadowSeen,
+    StageSet,
+)
+from skep.wire.learned import Stage
+from skep.wire.reasons import Reason
+
+MILLI = 1000
+LOOKS = (8, 16)
+"""Blocks after which a switchback is judged; behind the last one there is no verdict."""
+HARM_FROM = 4
+"""Blocks from which on harm ends it, at a stricter level: it is looked at after each."""
+BLOCKS_KEPT = 16
+"""The latest blocks by which a model that is on is judged."""
+TURNS = 2
+TURNS_ON = 8
+"""Periods of a block: in a switchback one is the model's, and when it is on all but one."""
+WASHOUT = 4
+"""The first part of a period that counts for neither: a fourth."""
+JOBS_MIN = 3
+"""Jobs of a block under the model, and under the rule, without which it says nothing."""
+WORSE_MILLI = 20
+"""By how much worse a model may be and count as not worse: 2 %."""
+DECISIONS_MIN, DECISIONS_ALIKE = 20, 200
+"""Decisions of the rule that are compared before a model leaves the shadow, with PAIRS_MIN choices
+that differ, or without: a model that hardly ever differs does no harm."""
+TOLD_EVERY = 10
+"""Compared decisions between two facts about them: what a crash may forget."""
+COOLS_PERIODS = 6
+"""Periods for which a model that was found worse is not tried again."""
+FAULTS_MAX, FAULTS_WITHIN = 5, seconds(3600.0)
+FAULTS = frozenset(
+    (
+        Reason.ADVICE_BROKEN,
+        Reason.ADVICE_LATE,
+        Reason.BEYOND_TRAINING,
+        Reason.MARGIN_TOO_SMALL,
+        Reason.NO_MODEL,
+        Reason.OTHER_SCHEMA,
+        Reason.WAITED_TOO_LONG,
+    )
+)
+JOBS_KEPT = 100_000
+PAIRS_KEPT = 1000
+PAIRS_MIN = 10
+"""Pairs without which hindsight says nothing: a few may all be alike."""
+KNOWN_MAX = 200
+"""Models in VCs that are remembered beside those that VCs name now."""
+T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
+)
+T_995 = (
+    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
+    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921),
+)
+"""Quantiles of Student's t, by degrees of freedom from 1 on."""
+SHADOW_S, PERIOD_S = 86_400.0, 14_400.0
+"""How long a model is in shadow at least, and a period lasts, unless the VC says otherwise."""
+
+
+class Interval(NamedTuple):
+    """A mean and where it lies, in thousandths."""
+
+    mean: int
+    low: int
+    high: int
+    samples: int
+
+
+def interval(values: Sequence[float], quantiles: Sequence[float]) -> Interval | None:
+    """Return the mean of independent values and its interval by Student's t; None: too few.
+
+    Args:
+        values: Thousandths.
+        quantiles: By degrees of freedom, from 1 on; the last one stands for all beyond.
+    """
+    count = len(values)
+    if count < 2:
+        return None
+    mean = sum(values) / count
+    variance = sum((each - mean) ** 2 for each in values) / (count - 1)
+    half = quantiles[min(count - 1, len(quantiles)) - 1] * math.sqrt(variance / count)
+    return Interval(round(mean), math.floor(mean - half), math.ceil(mean + half), count)
+
+
+class Sum:
+    """How long jobs of one kind of period took, and how long they would have alone."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.jobs, self.known, self._took, self._expected = 0, 0, 0.0, 0.0
+
+    def add(self, took: int, expected: float) -> None:
+        """Count a job.
+
+        Args:
+            took: From its submission to its end, in nanoseconds.
+            expected: How long its owner says that it runs; 0: not known.
+        """
+        self.jobs, self.known = self.jobs + 1, self.known + (expected > 0)
+        self._took, self._expected = self._took + max(took, 1), self._expected + expected
+
+    def level(self) -> float:
+        """Return the logarithm of their mean time, in units of what they would take if known."""
+        alone = self._expected if self.known == self.jobs else float(self.jobs)
+        return math.log(self._took / alone)
+
+
+class Came(NamedTuple):
+    """A job of a VC that is watched: when it came, and how long its owner says that it runs."""
+
+    at: Instant
+    expected: float
+
+
+class Watched:
+    """A model in a VC, and what was measured of it in its stage."""
+
+    def __init__(self, vc: str, model: str) -> None:
+        """Begin before its first stage.
+
+        Args:
+            vc: The VC.
+            model: The hash of the model that its policy names.
+        """
+        self.vc, self.model = vc, model
+        self.wanted = "auto"
+        self.shadow, self.period = seconds(SHADOW_S), seconds(PERIOD_S)
+        self.said: StageSet | None = None
+        self.seen = ShadowSeen(vc=vc, model=model, at=Instant(0), decisions=0, agreed=0)
+        self.told = 0
+        """`seen.decisions` as it was recorded last."""
+        self.blocks: list[BlockMeasured] = []
+        self.faults: list[Instant] = []
+        self.came: dict[str, Came] = {}
+        """Its unfinished jobs, and those of blocks that are not measured yet."""
+        self.ended: dict[str, Instant | None] = {}
+        """When those have ended; None: not as they should."""
+        self.pairs: dict[str, tuple[str, str]] = {}
+        """By job that the rule began: that and the job that the model would have begun."""
+        self.work: dict[str, float] = {}
+        """How much GPU time the jobs of pairs took, as far as they have ended."""
+
+    @property
+    def stage(self) -> GuardStage:
+        """Return how far it has come."""
+        return self.said.stage if self.said is not None else "shadow"
+
+    @property
+    def since(self) -> Instant:
+        """Return since when."""
+        return self.said.at if self.said is not None else Instant(0)
+
+    @property
+    def turns(self) -> int:
+        """Return how many periods a block has."""
+        return TURNS if self.stage == "switchback" else TURNS_ON
+
+    def options(self, given: Mapping[str, Any]) -> None:
+        """Follow the options of the VC's policy."""
+        self.wanted = str(given.get("stage", "auto"))
+        self.shadow = seconds(max(float(given.get("shadow_s", SHADOW_S)), 0.0))
+        self.period = seconds(max(float(given.get("period_s", PERIOD_S)), 1.0))
+
+    def acts(self, now: Instant) -> bool:
+        """Return whether the model has its turn, in a stage in which it and the rule take turns."""
+        return self.is_models((now - self.since) // self.period)
+
+    def is_models(self, number: int) -> bool:
+        """Return whether a period is the model's: which of a block is the rule's is drawn."""
+        block, place = divmod(number, self.turns)
+        text = f"{self.vc}/{self.model}/{self.since}/{block}"
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % self.turns
+        return place != drawn
+
+    @property
+    def compares_enough(self) -> bool:
+        """Return whether enough of its choices were compared with the rule's to leave the shadow."""
+        least = DECISIONS_MIN if self.seen.pairs >= PAIRS_MIN else DECISIONS_ALIKE
+        return self.seen.decisions >= least
+
+    # --- shadow ----------------------------------------------------------------------------------
+
+    def compared(self, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+        """Compare the jobs that the rule began with those that the model would have.
+
+        Args:
+            begun: The jobs that the rule began.
+            chosen: The jobs that the model would have begun, the first one first.
+            at: When that was.
+        """
+        agreed = [job for job in begun if job in chosen]
+        self.seen = msgspec.structs.replace(
+            self.seen,
+            at=at,
+            decisions=self.seen.decisions + len(begun),
+            agreed=self.seen.agreed + len(agreed),
+        )
+        others = (job for job in chosen if job not in begun and job in self.came)
+        for job, other in zip((job for job in begun if job not in agreed), others, strict=False):
+            if len(self.pairs) < PAIRS_KEPT:
+                self.pairs[job] = job, other
+
+    def ends(self, fact: JobEnded, gpus: int) -> None:
+        """Take over that a job has ended.
+
+        Args:
+            fact: Its end.
+            gpus: How many it asked for.
+        """
+        if fact.job not in self.came:
+            return
+        good = fact.end is End.SUCCEEDED and fact.ran_at > 0
+        self.ended[fact.job] = fact.at if good else None
+        self.work[fact.job] = float(max(fact.at - fact.ran_at, 0) * gpus) if good else 0.0
+        for name, (one, other) in list(self.pairs.items()):
+            if one in self.work and other in self.work:
+                del self.pairs[name]
+                self._compare(self.work[one], self.work[other])
+        if self.stage in ("shadow", "off"):
+            self.forget()
+
+    def _compare(self, rules: float, models: float) -> None:
+        """Take over by how much shorter the model's choice of two was, in hindsight."""
+        if rules <= 0 or models <= 0:
+            return
+        gain = (rules - models) / (rules + models)
+        self.seen = msgspec.structs.replace(
+            self.seen,
+            pairs=self.seen.pairs + 1,
+            sum_milli=self.seen.sum_milli + round(gain * MILLI),
+            square_milli=self.seen.square_milli + round(gain * gain * MILLI),
+        )
+
+    def hindsight(self) -> Interval:
+        """Return by how much shorter the model's choices were, with a normal interval of 95 %."""
+        count = self.seen.pairs
+        if count < 2:
+            return Interval(0, -MILLI, MILLI, count)
+        mean = self.seen.sum_milli / count
+        variance = max(self.seen.square_milli * MILLI / count - mean * mean, 0.0)
+        half = 1.96 * math.sqrt(variance / (count - 1))
+        return Interval(round(mean), math.floor(mean - half), math.ceil(mean + half), count)
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def measure(self, now: Instant) -> BlockMeasured | None:
+        """Return what came of the next block, once it is over and its jobs had time to end."""
+        block = self.blocks[-1].block + 1 if self.blocks else 0
+        begins, ends = self._times(block)
+        if now < after(ends, self.period):
+            return None
+        models, rules = Sum(), Sum()
+        for name, came in self.came.items():
+            if not begins <= came.at < ends:
+                continue
+            number, within = divmod(came.at - self.since, self.period)
+            ended = self.ended.get(name, now)
+            if within * WASHOUT >= self.period and ended is not None:
+                (models if self.is_models(number) else rules).add(ended - came.at, came.expected)
+        valid = min(models.jobs, rules.jobs) >= JOBS_MIN
+        gain = rules.level() - models.level() if valid else 0.0
+        return BlockMeasured(
+            vc=self.vc,
+            model=self.model,
+            block=block,
+            at=now,
+            by_model=models.jobs,
+            by_rule=rules.jobs,
+            valid=valid,
+            gain_milli=round(gain * MILLI),
+        )
+
+    def _times(self, block: int) -> tuple[Instant, Instant]:
+        length = Duration(self.turns * self.period)
+        begins = after(self.since, Duration(block * length))
+        return begins, after(begins, length)
+
+    def block_due(self) -> Instant:
+        """Return when the next block can be measured."""
+        block = self.blocks[-1].block + 1 if self.blocks else 0
+        return after(self._times(block)[1], self.period)
+
+    def forget(self) -> None:
+        """Forget jobs that no further block, and no comparison, is about."""
+        block = self.blocks[-1].block + 1 if self.blocks else 0
+        begins = self._times(block)[0]
+        counts = self.stage in ("switchback", "on")
+        paired = {name for pair in self.pairs.values() for name in pair}
+        for name in list(self.ended):
+            known = self.came.get(name)
+            if not (counts and known is not None and known.at >= begins) and name not in paired:
+                self.came.pop(name, None)
+                self.ended.pop(name, None)
+                self.work.pop(name, None)
+
+
+class Guard:
+    """The stages of all models. What `look` returns is to be recorded; `apply` takes it over."""
+
+    def __init__(self) -> None:
+        """Begin with nothing watched."""
+        self.watched: dict[str, Watched] = {}
+        """By VC: the model that its policy names."""
+        self._known: dict[tuple[str, str], Watched] = {}
+        """By VC and model: those that were named, or that facts are about, the latest last."""
+        self._gpus: dict[str, tuple[str, int]] = {}
+        """By unfinished job of a VC that is watched: the VC, and its GPUs."""
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Follow which VCs have a model."""
+        self.watched = {}
+        for vc, each in cluster.vcs.items():
+            model = each.options.get("model", "") if each.policy == LEARNED else ""
+            if not isinstance(model, str) or not model:
+                continue
+            self.watched[vc] = self._of(vc, model)
+            self.watched[vc].options(each.options)
+
+    def _of(self, vc: str, model: str) -> Watched:
+        """Return a model in a VC, and forget those that were named the longest ago."""
+        known = self._known.pop((vc, model), None) or Watched(vc, model)
+        self._known[vc, model] = known
+        while len(self._known) > KNOWN_MAX + len(self.watched):
+            del self._known[next(iter(self._known))]
+        return known
+
+    def stage(self, vc: str, model: str, now: Instant) -> Stage:
+        """Return what a model may do in a VC now."""
+        known = self.watched.get(vc)
+        if known is None or known.model != model:
+            return "shadow"
+        if known.stage in ("shadow", "off"):
+            return known.stage
+        return "on" if known.acts(now) or known.wanted == "on" else "rest"
+
+    def turns_at(self, vc: str, model: str, at: Instant) -> Instant | None:
+        """Return when the next period begins after an instant; None: no turns are taken."""
+        known = self.watched.get(vc)
+        if known is None or known.model != model or known.stage in ("shadow", "off"):
+            return None
+        past = max(at - known.since, 0) // known.period
+        return after(known.since, Duration((past + 1) * known.period))
+
+    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+        """Take over what a rule began, and what its model in shadow would have.
+
+        Args:
+            vc: The VC.
+            begun: The jobs that the rule began.
+            chosen: The jobs that the model would have begun, the first one first.
+            at: When that was.
+        """
+        known = self.watched.get(vc)
+        if known is not None and known.stage == "shadow":
+            known.compared(begun, chosen, at)
+
+    def hear(self, fact: Any) -> None:
+        """Take over a fact of the allocator."""
+        match fact:
+            case JobQueued(job=job, spec=spec):
+                known = self.watched.get(spec.vc)
+                if known is not None and len(known.came) < JOBS_KEPT and not spec.opportunistic:
+                    run_s = spec.size.run_time
+                    expected = float(run_s) * 1e9 if isinstance(run_s, int | float) else 0.0
+                    known.came[job] = Came(fact.submitted_at, expected)
+                    self._gpus[job] = spec.vc, spec.gpus
+            case JobEnded(job=job):
+                vc, gpus = self._gpus.pop(job, ("", 0))
+                if vc in self.watched:
+                    self.watched[vc].ends(fact, gpus)
+            case AdviceFollowed(vc=vc, follows=False, why=why, at=at):
+                known = self.watched.get(vc)
+                if known is not None and why in FAULTS and at > known.since:
+                    known.faults = [*known.faults[1 - FAULTS_MAX :], at]
+            case _:
+                pass
+
+    def apply(self, fact: GuardFact) -> None:
+        """Take over a fact of the guard's own."""
+        known = self._of(fact.vc, fact.model)
+        match fact:
+            case StageSet():
+                known.said, known.blocks, known.faults, known.told = fact, [], [], 0
+                known.seen = ShadowSeen(
+                    vc=fact.vc, model=fact.model, at=fact.at, decisions=0, agreed=0
+                )
+                known.pairs.clear()
+                known.forget()
+            case ShadowSeen():
+                known.seen, known.told = fact, fact.decisions
+            case BlockMeasured():
+                known.blocks = [*known.blocks, fact]
+                known.forget()
+
+    def facts(self) -> Iterator[GuardFact]:
+        """Yield facts that lead to the same state."""
+        for known in self._known.values():
+            if known.said is not None:
+                yield known.said
+                if known.told:
+                    yield known.seen
+                yield from known.blocks
+
+    def wake_at(self) -> Instant | None:
+        """Return when something is to be looked at; None: at no time."""
+        return min(filter(None, map(_due_at, self.watched.values())), default=None)
+
+    def look(self, now: Instant) -> Iterator[GuardFact]:
+        """Yield what is to be recorded now; each is to be applied before the next is asked for."""
+        for known in self.watched.values():
+            if known.stage == "shadow" and known.seen.decisions >= known.told + TOLD_EVERY:
+                yield known.seen
+            if known.stage in ("switchback", "on"):
+                measured = known.measure(now)
+                if measured is not None:
+                    yield measured
+            step = _step(known, now)
+            if step is not None:
+                yield step
+
+
+def _due_at(known: Watched) -> Instant | None:
+    """Return when a model in a VC is next to be looked at."""
+    if known.said is None or known.wanted not in ("auto", known.stage):
+        return Instant(1)
+    if known.stage == "off":
+        return max(known.said.until, Instant(1)) if known.wanted == "auto" else None
+    if known.stage == "shadow":
+        due = max(known.said.until, after(known.since, known.shadow))
+        return due if known.compares_enough and known.wanted == "auto" else None
+    return known.block_due()
+
+
+def _step(known: Watched, now: Instant) -> StageSet | None:
+    """Return the next stage of a model, if it is to have another one now."""
+    if known.wanted != "auto":
+        forced: Any = known.wanted
+        return None if known.wanted == known.stage else _set(known, forced, Reason.ASKED_FOR, now)
+    if known.said is None:
+        return _set(known, "shadow", Reason.STAGE_SHADOW, now)
+    if known.stage == "off":
+        if now < known.said.until:
+            return None
+        return _set(known, "shadow", Reason.COOLED_DOWN, now)
+    if known.stage == "shadow":
+        return _leaves_shadow(known, now)
+    recent = [at for at in known.faults if after(at, FAULTS_WITHIN) > now]
+    if len(recent) >= FAULTS_MAX:
+        return _set(known, "shadow", Reason.FAULTS_REPEATED, now, cools=True)
+    return _judged(known, now)
+
+
+def _leaves_shadow(known: Watched, now: Instant) -> StageSet | None:
+    """Return the next stage of a model in shadow: nothing that it would have done looks worse."""
+    said = known.said
+    assert said is not None, known.vc
+    long = now >= max(said.until, after(known.since, known.shadow))
+    if not long or not known.compares_enough:
+        return None
+    found = known.hindsight()
+    if found.high < 0:
+        return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
+    return _set(known, "switchback", Reason.SHADOW_PASSED, now, found)
+
+
+def _judged(known: Watched, now: Instant) -> StageSet | None:
+    """Return the next stage of a model by its blocks; None: it stays."""
+    gains = [float(each.gain_milli) for each in known.blocks[-BLOCKS_KEPT:] if each.valid]
+    strict = interval(gains, T_995)
+    if strict is not None and len(gains) >= HARM_FROM and strict.high < 0:
+        return _set(known, "off", Reason.MEASURED_REGRESSION, now, strict, cools=True)
+    if known.stage != "switchback" or len(gains) not in LOOKS or not known.blocks[-1].valid:
+        return None
+    found = interval(gains, T_975)
+    assert found is not None, known.vc
+    if found.high < 0:
+        return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
+    if found.low > -WORSE_MILLI and found.mean >= 0:
+        return _set(known, "on", Reason.NOT_WORSE, now, found)
+    if len(gains) >= LOOKS[-1]:
+        return _set(known, "shadow", Reason.NO_VERDICT, now, found, cools=True)
+    return None
+
+
+def _set(
+    known: Watched,
+    stage: GuardStage,
+    why: Reason,
+    now: Instant,
+    found: Interval | None = None,
+    *,
+    cools: bool = False,
+) -> StageSet:
+    """Return the fact of another stage, with the figures that it rests on."""
+    seen = known.seen
+    figures = found or Interval(0, 0, 0, 0)
+    cool = Duration(COOLS_PERIODS * known.period)
+    return StageSet(
+        vc=known.vc,
+        model=known.model,
+        stage=stage,
+        why=why,
+        at=now,
+        until=after(now, cool) if cools else Instant(0),
+        decisions=seen.decisions,
+        agreed_milli=MILLI * seen.agreed // seen.decisions if seen.decisions else 0,
+        pairs=figures.samples,
+        gain_milli=figures.mean,
+        low_milli=figures.low,
+        high_milli=figures.high,
+    )

@@ -1,0 +1,60 @@
+"""Whether VCs follow their learned models, as it is told over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skep.ledger.state import ClusterState
+from skep.wire.following import AdviceFollowed, StageSet
+from skep.wire.reasons import TEXT
+
+
+def sentence(said: AdviceFollowed) -> str:
+    """Return which way a VC is planned, and why."""
+    planner = f"model {said.model[:12]}" if said.follows else f"rule {said.rule}"
+    return f"{said.vc} is planned by its {planner}: {TEXT[said.why]}"
+
+
+def following_view(
+    state: ClusterState, stages: Mapping[str, StageSet], vc: str
+) -> list[dict[str, Any]]:
+    """Return by VC with a model whether that is followed, since when, and how far it has come.
+
+    Args:
+        state: What the allocator's facts tell.
+        stages: By VC: the latest stage of a model there.
+        vc: Only of this one; empty: of all.
+    """
+    found = []
+    for name, said in sorted(state.followed.items()):
+        if vc not in ("", name):
+            continue
+        stage = stages.get(name)
+        found.append(
+            {
+                "vc": name,
+                "follows": said.follows,
+                "model": said.model,
+                "rule": said.rule,
+                "why": said.why,
+                "text": sentence(said),
+                "since": said.at,
+                "stage": _stage(stage) if stage is not None and stage.model == said.model else None,
+            }
+        )
+    return found
+
+
+def _stage(stage: StageSet) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "since": stage.at,
+        "why": stage.why,
+        "decisions": stage.decisions,
+        "agreed_milli": stage.agreed_milli,
+        "pairs": stage.pairs,
+        "gain_milli": stage.gain_milli,
+        "low_milli": stage.low_milli,
+        "high_milli": stage.high_milli,
+    }
