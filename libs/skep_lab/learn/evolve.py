@@ -6,7 +6,7 @@ assigned to single decisions: what a long queue costs later counts by itself.
 
 The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
 and of what is linear in the features of the cluster: of holding, and of how much `skip` counts. The
-encoder of jobs stays 0. A few hundred generations on one core are enough for so few weights.
+encoder of jobs passes on one number: how badly a job bears being spread. A few hundred generations on one core are enough for so few weights.
 
 Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skep.learn.candidates import CANDIDATE_FEATURES
-from skep.learn.features import CLUSTER_FEATURES, G
+from skep.learn.features import CLUSTER_FEATURES, JOB_PLACES, G
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
 from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
@@ -59,6 +59,11 @@ HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
 """Features of the cluster by which doing nothing more is scored."""
 
 
+GROWS_SLOW = -12.0
+"""Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
+does not say what is free on the nodes of a job, so growing may spread it."""
+GATE = 2.0
+"""Opens the hidden unit of that: it is closed for candidates that do not grow."""
 SIZES = Sizes(job=G, head=G)
 
 
@@ -90,6 +95,7 @@ def places() -> list[Place]:
     return [
         *(Place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
         *(Place("hold.2.weight", (0, cluster.index(name)), 0.0) for name in HOLDS),
+        Place("head.2.weight", (0, 0), GROWS_SLOW),
     ]
 
 
@@ -110,6 +116,10 @@ def weights_of(numbers: Floats) -> dict[str, Any]:
     made = {name: np.zeros(shape, np.float32) for name, shape in shapes(SIZES).items()}
     made["cluster.0.weight"][:] = np.eye(G)
     made["hold.0.weight"][:, 4 * G :] = np.eye(G)
+    made["job.0.weight"][0, JOB_PLACES["slow_near"]] = made["job.2.weight"][0, 0] = 1.0
+    first = made["head.0.weight"]
+    first[0, 0], first[0, 6 * G + [*CANDIDATE_FEATURES].index("grows")] = 1.0, GATE
+    made["head.0.bias"][0] = -GATE
     for place, number in zip(places(), numbers, strict=True):
         made[place.name][place.at] = number
     return made
