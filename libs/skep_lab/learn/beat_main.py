@@ -60,12 +60,11 @@ def policy_of(name: str, numbers: Floats) -> Policy:
     return judge.Network(model=modelfile.load(file_of(numbers)))
 
 
-def file_of(numbers: Floats, header: modelfile.Header | None = None) -> bytes:
-    """Return the file of a network."""
+def file_of(numbers: Floats) -> bytes:
+    """Return the file of a network, without the ranges of its features."""
     sizes = evolve.SIZES
-    return modelfile.dump(
-        evolve.weights_of(numbers), header or modelfile.Header(job=sizes.job, head=sizes.head)
-    )
+    header = modelfile.Header(job=sizes.job, head=sizes.head)
+    return modelfile.dump(evolve.weights_of(numbers), header)
 
 
 def play(work: Work, numbers: Floats) -> dict[str, Any]:

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skep.learn.candidates import CANDIDATE_FEATURES
-from skep.learn.features import CLUSTER_FEATURES, JOB_PLACES, G
+from skep.learn import modelfile
+from skep.learn.candidates import CANDIDATE_FEATURES, A
+from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, JOB_PLACES, F, G
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
 from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
-from skep_lab.learn.skep_env import jobs_of, mean_jct_s, net, training_cases, tuning_cases
+from skep_lab.learn.skep_env import batch_of, jobs_of, mean_jct_s, net, training_cases, tuning_cases
 
 RULE: Mapping[str, float] = {
     "local": 3.0,
@@ -62,6 +63,8 @@ HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
 GROWS_SLOW = -12.0
 """Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
 does not say what is free on the nodes of a job, so growing may spread it."""
+RANGES_FROM = 24
+"""Tuning cases on which the ranges of features are seen."""
 GATE = 2.0
 """Opens the hidden unit of that: it is closed for candidates that do not grow."""
 SIZES = Sizes(job=G, head=G)
@@ -227,3 +230,58 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
             return Saved(cma.generation, tensors, numbers)
 
         yield Progress(cma.generation, settings.generations, values, save)
+
+
+def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
+    """Return the file of the best network.
+
+    Args:
+        saved: What the run ended with.
+        settings: Those of the run.
+        seed: That of the run.
+    """
+    made = f"evolve: {saved.step} generations of {settings.population} networks"
+    report = {"tuning": float(saved.numbers["score"])}
+    return file_of(saved.tensors["best"], made, (seed,), report)
+
+
+def file_of(
+    numbers: Floats, learner: str, seeds: tuple[int, ...], report: Mapping[str, float]
+) -> bytes:
+    """Return the file of a network, with the ranges that features have on tuning cases.
+
+    What the network does not look at may have any value that the feature can have.
+
+    Args:
+        numbers: The weights that evolved.
+        learner: How they came to be.
+        seeds: Of the learner.
+        report: Figures of the evaluation.
+    """
+    weights = weights_of(numbers)
+    seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
+    batch_of(tuning_cases(RANGES_FROM)).play(net(weights), seen)
+    looks = {"job": {"slow_near"}, "cluster": {*HOLDS}, "candidate": {*EVOLVES, "grows"}}
+    ranges, at = {}, 0
+    for part, features in (
+        ("job", JOB_FEATURES),
+        ("cluster", CLUSTER_FEATURES),
+        ("candidate", CANDIDATE_FEATURES),
+    ):
+        ranges[part] = tuple(
+            (float(seen[0, at + place]), float(seen[1, at + place]))
+            if name in looks[part]
+            else whole
+            for place, (name, whole) in enumerate(features.items())
+        )
+        at += len(features)
+    header = modelfile.Header(
+        job=SIZES.job,
+        head=SIZES.head,
+        trained_on="skep_lab.learn.protocol, training traces",
+        learner=learner,
+        seeds=seeds,
+        report=dict(report),
+        ranges=modelfile.Ranges(**ranges),
+    )
+    return modelfile.dump(weights, header)
