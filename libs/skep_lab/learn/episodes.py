@@ -38,7 +38,7 @@ def dl2(settings: dl2_agent.Settings, tensors: Tensors, seed: int) -> Measures:
 def tuning(settings: evolve.Settings, tensors: Tensors, seed: int) -> Measures:
     """Return the mean JCT of the protocol's tuning trace of this number under an evolved network.
 
-    The run has chosen its best network by some of these traces: they tell runs apart, and judge none.
+    The run has chosen its best network by such traces: they tell runs apart, and judge none.
     """
     del settings
     case = skep_env.tuning_cases(seed + 1)[seed]

@@ -232,6 +232,8 @@ class Recorder:
             return
         scene = self._scenes.setdefault(view.vc, Scene())
         scene.follow(sight_of(view, max(scene.number, 0)))
+        if not scene.names:
+            return
         now, names = view.now / 1e9, {name: row for row, name in enumerate(scene.names)}
         raw, cluster = scene.raw, scene.cluster(now, times(scene.raw, now))
         there = candidates(raw, cluster, now)

@@ -27,9 +27,9 @@ VERBS = {
     "retire": "MODEL: let no VC name it any more",
 }
 ABOUT = """\
-Models are files in HOME/models (or SKEP_MODELS), named by the SHA-256 of their content. A virtual cluster that is to
-follow one names it: policy: {name: learned, model: HASH}. Where a MODEL is asked for, its first
-four digits or more will do. How fast models train on which placements is `skep speeds`.
+Models are files in HOME/models (or SKEP_MODELS), named by the SHA-256 of their content. A virtual
+cluster that is to follow one names it: policy: {name: learned, model: HASH}. Where a MODEL is asked
+for, its first four digits or more will do. How fast models train where is `skep speeds`.
 """
 SHOWN = 12
 """Digits of a model in tables."""
