@@ -115,8 +115,8 @@ def test_what_actions_gain_adds_up_to_the_reward_of_their_slot() -> None:
     sight, gained = batch.reset(np.array([4])), 0.0
     for action in (2, 5, 3, 0, 15):
         sight = batch.step(np.array([action if sight.mask[0, action] else 15]))
-        gained += sight.gain[0, 1]
-        assert sight.gain[0, 0] == pytest.approx(50.0 * sight.gain[0, 1])
+        gained += sight.added[0, 2]
+        assert sight.added[0, 1] == pytest.approx(50.0 * sight.added[0, 2])
         if sight.slot_ended[0]:
             break
     assert sight.slot_ended[0]

@@ -23,6 +23,14 @@ def compiled(function: _Function) -> _Function:
     return cast("_Function", _njit(error_model="numpy", no_cfunc_wrapper=True)(function))
 
 
+def inlined(function: _Function) -> _Function:
+    """Return a compiled function that is copied into its callers: for those of a few lines.
+
+    A call hands all arrays of a state over, a kilobyte.
+    """
+    return cast("_Function", _njit(error_model="numpy", inline="always")(function))
+
+
 def inner(function: _Function) -> _Function:
     """Return a compiled function that only other compiled functions call: half the compilation."""
     made = _njit(error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)

@@ -26,7 +26,7 @@ import numpy as np
 
 from skep_lab.fast_env import draw
 from skep_lab.fast_env.arrays import NUM, Floats, Ints, ints
-from skep_lab.fast_env.compiled import compiled, inner
+from skep_lab.fast_env.compiled import compiled, inlined, inner
 from skep_lab.fast_env.draw import Workload
 
 MODELS = ("resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "ctc", "dssm", "wlm")
@@ -193,6 +193,16 @@ class _Sum(NamedTuple):
 JOB, WORK, SUM = _Job(), _Work(), _Sum()
 
 
+class Jobs(NamedTuple):
+    """The distribution of jobs, as arrays for kernels."""
+
+    drawn: Workload
+    arrivals: Ints
+    """Jobs that come in each slot; empty: by intervals."""
+    lengths: Floats
+    """[M] slots of a job; empty: drawn."""
+
+
 class State(NamedTuple):
     """Arrays of a batch of B environments with J jobs each."""
 
@@ -215,13 +225,7 @@ class State(NamedTuple):
     nodes: Ints
     """[T]"""
     needs: Ints
-    """GPUs and CPUs of a worker, CPUs of a server."""
-    gpus: Ints
-    """[M] GPUs of a worker, by model."""
-    arrivals: Ints
-    """Jobs that come in each slot; empty: by intervals."""
-    lengths: Floats
-    """[M] slots of a job; empty: drawn."""
+    """GPUs and CPUs of a worker, CPUs of a server; then the GPUs of a worker of each model."""
     rules: Floats
     """See `RULES`."""
 
@@ -263,10 +267,9 @@ class Sight(NamedTuple):
     finished: Floats
     """[B, 3] of the latest episode that ended, in slots: mean completion time from the beginning of
     the slot of arrival on; time until all had ended; part of the GPUs that were given meanwhile."""
-    job: Ints
-    """[B] the number of the job that the step gave something; -1: it stopped."""
-    gain: Floats
-    """[B, 2] what the step added to its slot by the table of speeds: epochs, and reward."""
+    added: Floats
+    """[B, 3] the number of the job that the step gave something, or -1; what that adds to the slot
+    by the table of speeds: epochs, and reward."""
     shares: Floats
     """[B, jobs] the part of its epochs that each job trained in the latest slot it was in."""
 
@@ -342,6 +345,7 @@ class Batch:
             told[field] = getattr(options, field)
         for field, value in told.items():
             rules[getattr(RULES, field)] = value
+        gpus = options.model_gpus or [options.worker_gpus] * len(table)
         self.state = State(
             jobs=np.zeros((envs, options.jobs, len(JOB)), np.int64),
             work=np.zeros((envs, options.jobs, len(WORK))),
@@ -354,14 +358,13 @@ class Batch:
             speed=table,
             kinds=np.array(options.kind_speeds, np.float64),
             nodes=ints(options.nodes),
-            needs=ints([options.worker_gpus, options.worker_cpus, options.server_cpus]),
-            gpus=ints(options.model_gpus or [options.worker_gpus] * len(table)),
-            arrivals=ints(options.arrivals),
-            lengths=np.array(options.lengths, np.float64),
+            needs=ints([options.worker_gpus, options.worker_cpus, options.server_cpus, *gpus]),
             rules=rules,
         )
         weights = np.ones(self.models)
-        self.workload = Workload(draw.scalars_of(options), ints([1]), np.ones(1), weights)
+        drawn = Workload(draw.scalars_of(options), ints([1]), np.ones(1), weights)
+        lengths = np.array(options.lengths, np.float64)
+        self.workload = Jobs(drawn, ints(options.arrivals), lengths)
         self.sight = Sight(
             np.zeros((envs, options.window * (self.models + FEATURES)), np.float32),
             np.zeros((envs, 3 * options.window + 1), np.bool_),
@@ -369,8 +372,7 @@ class Batch:
             np.zeros(envs, np.bool_),
             np.zeros(envs, np.bool_),
             np.zeros((envs, 3)),
-            np.full(envs, -1, np.int64),
-            np.zeros((envs, 2)),
+            np.zeros((envs, 3)),
             np.zeros((envs, options.jobs)),
         )
 
@@ -393,10 +395,11 @@ class Batch:
 
 
 @inner
-def _draw(s: State, b: int, w: Workload) -> None:
+def _draw(s: State, b: int, come_by: Jobs) -> None:
     """Fill an environment with random jobs, and begin its first slot."""
+    w = come_by.drawn
     at, inside, come = 0.0, False, 0
-    slot, pattern = s.rules[RULES.slot], len(s.arrivals)
+    slot, pattern = s.rules[RULES.slot], len(come_by.arrivals)
     first = int(draw.uniform(s.num, b) * pattern) if pattern > 0 else 0
     for j in range(s.jobs.shape[1]):
         for i in range(s.jobs.shape[2]):
@@ -405,10 +408,10 @@ def _draw(s: State, b: int, w: Workload) -> None:
         wrong = 1.0 + s.rules[RULES.told_error] * (2.0 * draw.uniform(s.num, b) - 1.0)
         model = draw.choose(s.num, b, w.models)
         s.jobs[b, j, JOB.model] = model
-        if len(s.lengths) > 0:
-            run = s.lengths[model] * slot
+        if len(come_by.lengths) > 0:
+            run = come_by.lengths[model] * slot
         if pattern > 0:
-            while come == s.arrivals[(first + int(at / slot)) % pattern]:
+            while come == come_by.arrivals[(first + int(at / slot)) % pattern]:
                 at, come = at + slot, 0
             come += 1
         s.jobs[b, j, JOB.arrives] = int(at / slot)
@@ -480,6 +483,12 @@ def _fits(s: State, b: int, gpus: int, cpus: int) -> bool:
     return False
 
 
+@inlined
+def gpus_of(s: State, b: int, j: int) -> int:
+    """Return the GPUs of a worker of a job."""
+    return int(s.needs[3 + s.jobs[b, j, JOB.model]])
+
+
 @inner
 def _room_for(s: State, b: int, gpus: int) -> int:
     """Return what there is room for, as bits: a worker with so many GPUs, a server, both.
@@ -505,18 +514,18 @@ def _room_for(s: State, b: int, gpus: int) -> int:
     return (1 if worker else 0) + (2 if server else 0)
 
 
-@inner
+@inlined
 def room(s: State, b: int) -> int:
     """Return what there is room for, as the bits of `SUM.room`."""
     bare = s.rules[RULES.bare] > 0.0
     return _room_for(s, b, s.needs[0]) + (8 * _room_for(s, b, 0) if bare else 0)
 
 
-@inner
+@inlined
 def can(s: State, b: int, j: int, what: int) -> bool:
     """Return whether a job can have a worker (0), a server (1), or both (2)."""
     most, bits = s.speed.shape[1] - 1, s.sums[b, SUM.room]
-    if s.rules[RULES.bare] > 0.0 and s.gpus[s.jobs[b, j, JOB.model]] == 0:
+    if s.rules[RULES.bare] > 0.0 and gpus_of(s, b, j) == 0:
         bits >>= 3
     return bool(
         (bits >> what) & 1
@@ -529,7 +538,7 @@ def can(s: State, b: int, j: int, what: int) -> bool:
 def add(s: State, b: int, j: int, worker: bool, server: bool) -> None:
     """Give a job a worker, a server, or both, as far as there is room."""
     if worker:
-        kind = _take(s, b, s.gpus[s.jobs[b, j, JOB.model]], s.needs[1])
+        kind = _take(s, b, gpus_of(s, b, j), s.needs[1])
         if kind >= 0:
             s.jobs[b, j, JOB.workers] += 1
             s.jobs[b, j, JOB.kind] = max(s.jobs[b, j, JOB.kind], kind)
@@ -555,7 +564,7 @@ def _lost_s(s: State, b: int, j: int) -> float:
     return 0.0 if same else float(s.rules[RULES.resize])
 
 
-@inner
+@inlined
 def speed_of(s: State, b: int, j: int) -> float:
     """Return the epochs that a job trains in a slot as it is, by the table."""
     rate = s.speed[s.jobs[b, j, JOB.model], s.jobs[b, j, JOB.workers], s.jobs[b, j, JOB.servers]]
@@ -597,7 +606,7 @@ def end_slot(s: State, b: int, view: Sight) -> None:
     reward, left = 0.0, 0
     for i in range(s.sums[b, SUM.active]):
         j = s.active[b, i]
-        s.sums[b, SUM.gpus] += s.jobs[b, j, JOB.workers] * s.gpus[s.jobs[b, j, JOB.model]]
+        s.sums[b, SUM.gpus] += s.jobs[b, j, JOB.workers] * gpus_of(s, b, j)
         view.shares[b, j] = _run(s, b, j)
         reward += view.shares[b, j]
         if s.work[b, j, WORK.ended] < 0.0:
@@ -637,7 +646,7 @@ def _show_size(s: State, b: int, view: Sight, i: int, j: int) -> None:
     nodes = 0
     for kind in range(len(s.nodes)):
         nodes += s.nodes[kind]
-    gpus = workers * s.gpus[s.jobs[b, j, JOB.model]] / float(nodes * max(s.alike.shape[2] - 1, 1))
+    gpus = workers * gpus_of(s, b, j) / float(nodes * max(s.alike.shape[2] - 1, 1))
     cpus = (workers * s.needs[1] + servers * s.needs[2]) / float(nodes * (s.alike.shape[3] - 1))
     view.observation[b, at + 2] = max(gpus, cpus)
     view.observation[b, at + 3] = workers / most
@@ -685,9 +694,9 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
     rest = s.work[b, j, WORK.all] - s.work[b, j, WORK.done]
     had = min(speed_of(s, b, j), rest)
     add(s, b, j, what != 1, what != 0)
-    view.job[b] = j
-    view.gain[b, 0] = min(speed_of(s, b, j), rest) - had
-    view.gain[b, 1] = view.gain[b, 0] / s.work[b, j, WORK.all]
+    more = min(speed_of(s, b, j), rest) - had
+    view.added[b, 0], view.added[b, 1] = j, more
+    view.added[b, 2] = more / s.work[b, j, WORK.all]
     s.sums[b, SUM.room] = room(s, b)
     _show_size(s, b, view, i, j)
     _show_mask(s, b, view, i, j)
@@ -698,10 +707,10 @@ def _add_by(s: State, b: int, action: int, view: Sight) -> None:
 
 
 @inner
-def _step(s: State, b: int, w: Workload, action: int, view: Sight) -> None:
+def _step(s: State, b: int, w: Jobs, action: int, view: Sight) -> None:
     window = view.mask.shape[1] // 3
     view.reward[b], view.done[b], view.slot_ended[b] = 0.0, False, False
-    view.job[b], view.gain[b, 0], view.gain[b, 1] = -1, 0.0, 0.0
+    view.added[b, 0], view.added[b, 1], view.added[b, 2] = -1.0, 0.0, 0.0
     if 0 <= action < 3 * window and view.mask[b, action]:
         _add_by(s, b, action, view)
         if s.sums[b, SUM.room] != 0:
@@ -716,7 +725,7 @@ def _step(s: State, b: int, w: Workload, action: int, view: Sight) -> None:
 
 
 @compiled
-def reset_all(s: State, w: Workload, seeds: Ints, view: Sight) -> None:
+def reset_all(s: State, w: Jobs, seeds: Ints, view: Sight) -> None:
     """Begin an episode in each environment."""
     for b in range(s.sums.shape[0]):
         draw.seed_with(s.num, b, seeds[b])
@@ -726,14 +735,14 @@ def reset_all(s: State, w: Workload, seeds: Ints, view: Sight) -> None:
 
 
 @compiled
-def step_all(s: State, w: Workload, actions: Ints, view: Sight) -> None:
+def step_all(s: State, w: Jobs, actions: Ints, view: Sight) -> None:
     """Take one decision in each environment."""
     for b in range(s.sums.shape[0]):
         _step(s, b, w, actions[b], view)
 
 
 @compiled
-def random_all(s: State, w: Workload, decisions: int, view: Sight) -> int:
+def random_all(s: State, w: Jobs, decisions: int, view: Sight) -> int:
     """Take random possible decisions in each environment; return how many there were."""
     count, actions = 0, view.mask.shape[1]
     for b in range(s.sums.shape[0]):

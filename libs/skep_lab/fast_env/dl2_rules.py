@@ -38,6 +38,7 @@ from skep_lab.fast_env.dl2 import (
     can,
     end_slot,
     finish,
+    gpus_of,
     room,
 )
 
@@ -100,8 +101,8 @@ def _costs(state: State) -> Floats:
     """Return the dominant share of a worker and of a server, by model: [M, 2]."""
     nodes = float(state.nodes.sum())
     gpus, cpus = (state.alike.shape[2] - 1) * nodes, (state.alike.shape[3] - 1) * nodes
-    costs = np.zeros((len(state.gpus), 2))
-    costs[:, 0] = np.maximum(state.gpus / max(gpus, 1.0), state.needs[1] / cpus)
+    costs = np.zeros((len(state.speed), 2))
+    costs[:, 0] = np.maximum(state.needs[3:] / max(gpus, 1.0), state.needs[1] / cpus)
     costs[:, 1] = state.needs[2] / cpus
     return costs
 
@@ -132,7 +133,7 @@ def _share(s: State, b: int, j: int, workers: int, servers: int) -> float:
     nodes = 0
     for kind in range(len(s.nodes)):
         nodes += s.nodes[kind]
-    gpus = workers * s.gpus[s.jobs[b, j, JOB.model]] / float(nodes * max(s.alike.shape[2] - 1, 1))
+    gpus = workers * gpus_of(s, b, j) / float(nodes * max(s.alike.shape[2] - 1, 1))
     cpus = (workers * s.needs[1] + servers * s.needs[2]) / float(nodes * (s.alike.shape[3] - 1))
     return float(max(gpus, cpus))
 
@@ -154,7 +155,7 @@ def _fit(s: State, b: int, j: int) -> float:
                 gpus += s.alike[b, kind, g, c] * g
                 cpus += s.alike[b, kind, g, c] * c
     all_gpus, all_cpus = max(s.alike.shape[2] - 1, 1) * nodes, (s.alike.shape[3] - 1) * nodes
-    need_gpus, need_cpus = s.gpus[s.jobs[b, j, JOB.model]], s.needs[1] + s.needs[2]
+    need_gpus, need_cpus = gpus_of(s, b, j), s.needs[1] + s.needs[2]
     return float(need_gpus / all_gpus * gpus / all_gpus + need_cpus / all_cpus * cpus / all_cpus)
 
 

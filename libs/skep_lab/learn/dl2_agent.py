@@ -19,9 +19,9 @@ Where the paper is silent, or the public code does something else, there is an o
   had with it. `stored` is what the public code does: the gradient of the logarithm at the
   probabilities of then.
 - Reward: the slot's for each of its decisions (equation 1); `job`, the part that the action's job
-  trained (section 6.5.2); `gain`, what the action itself added to the slot's by the table of speeds,
-  and `epochs`, the same in slots of work (shaped rewards, which the paper does not have: they need
-  the speeds). With `epochs` a long job's size counts as much as a short one's.
+  trained (section 6.5.2); `gain`, what the action itself added to the slot's by the table of
+  speeds, and `epochs`, the same in slots of work (shaped rewards, which the paper does not have:
+  they need the speeds). With `epochs` a long job's size counts as much as a short one's.
 - Exploration replaces an action in a poor state with probability `explore`; the paper has no value.
 """
 
@@ -242,8 +242,7 @@ class Columns:
         self.logs = np.zeros((*lead, actions), np.float32)
         """Of the probabilities with which the action was chosen."""
         self.action = np.zeros(lead, np.int64)
-        self.job = np.zeros(lead, np.int64)
-        self.gain = np.zeros((*lead, 2))
+        self.added = np.zeros((*lead, 3))
 
 
 class Sample(NamedTuple):
@@ -352,7 +351,7 @@ class Cluster:
         for name in ("jobs", "work", "active", "alike", "sums", "num"):
             found[f"state.{name}"] = getattr(state, name)
         found |= {f"sight.{name}": part for name, part in self.sight._asdict().items()}
-        found["weights"] = self.batch.workload.models
+        found["weights"] = self.batch.workload.drawn.models
         found |= {f"open.{name}": part for name, part in vars(self.open).items()}
         found |= {f"memory.{name}": part for name, part in vars(self.memory.columns).items()}
         for name in ("after", "reward", "last", "priority"):
@@ -370,7 +369,7 @@ class Cluster:
         keep = self.open
         keep.seen[at], keep.mask[at], keep.action[at], keep.logs[at] = seen, mask, actions, logs
         self.batch.step(actions)
-        keep.job[at], keep.gain[at] = sight.job, sight.gain
+        keep.added[at] = sight.added
         self.turns += 1
         ended = np.flatnonzero(sight.slot_ended)
         for b in ended:
@@ -384,11 +383,11 @@ class Cluster:
         self.begun[b] = self.turns
         parts = {name: part[rows, b] for name, part in vars(self.open).items()}
         if settings.reward == "gain":
-            reward = parts["gain"][:, 1]
+            reward = parts["added"][:, 2]
         elif settings.reward == "epochs":
-            reward = parts["gain"][:, 0]
+            reward = parts["added"][:, 1]
         elif settings.reward == "job":
-            jobs = parts["job"]
+            jobs = parts["added"][:, 0].astype(np.int64)
             reward = np.where(jobs >= 0, self.sight.shares[b, np.maximum(jobs, 0)], 0.0)
         else:
             reward = np.full(len(rows), self.sight.reward[b])
@@ -442,7 +441,7 @@ def teach(settings: Settings, seed: int) -> tuple[Singles, Flags, Ints]:
     """
     batch = batch_of(settings, settings.envs)
     if settings.models_at:
-        batch.workload.models[settings.models_at[0][1] :] = 0.0
+        batch.workload.drawn.models[settings.models_at[0][1] :] = 0.0
     sight = batch.reset(TRAINING + TEACHING_SEED + 1000 * seed + np.arange(settings.envs))
     rule = dl2_rules.rule_of(settings.teacher, batch)
     rng = np.random.default_rng([seed, 2])
@@ -696,7 +695,7 @@ def _draw_models(learner: Learner) -> None:
     for step, models in learner.settings.models_at:
         if learner.step >= step:
             for cluster in learner.clusters:
-                weights = cluster.batch.workload.models
+                weights = cluster.batch.workload.drawn.models
                 weights[:] = np.arange(len(weights)) < models
 
 

@@ -1,19 +1,18 @@
 """DL²'s figures and Table 2: the paper's numbers beside those of runs here, as text and as curves.
 
 `lines` takes what `dl2_main` stored, one result for each training seed, and what the baselines
-reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no matter of learning: they
-are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
+reached on the same held-out episodes (`ruled`). Figures 13 and 14, the cost of scaling, are no
+matter of learning: they are measured with real parameter servers (`tests/e2e/test_ps_resize.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from skep_lab.experiments.report import Line
 from skep_lab.fast_env import dl2_rules
 from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import HELD_OUT, World
@@ -47,6 +46,14 @@ def seeds_of(results: Sequence[Result], run: str, way: str) -> list[list[list[fl
 def learned(results: Sequence[Result], run: str, way: str) -> list[float]:
     """Return the mean completion time of a run for each seed."""
     return [fmean(completions(scores)) for scores in seeds_of(results, run, way)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return mean, standard deviation and range over seeds, as text."""
+    if not values:
+        return "-"
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return f"{fmean(values):.2f} ± {deviation:.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def rules(world: World) -> dict[str, list[list[float]]]:
@@ -104,11 +111,11 @@ def comparison(
             continue
         for way in WAYS:
             if by_seed := seeds_of(results, run, way):
-                ours = Line(run, "", learned(results, run, way))
                 row = np.mean(by_seed, axis=(0, 1))
                 told = _interval(gain(known["drf"], by_seed))
+                ours = spread(learned(results, run, way))
                 yield (
-                    f"| learned: {run}, {way} | {ours.spread()}, {len(by_seed)} seeds "
+                    f"| learned: {run}, {way} | {ours}, {len(by_seed)} seeds "
                     f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
                 )
 
@@ -130,10 +137,10 @@ def ablations(results: Sequence[Result]) -> Iterator[str]:
     whole = seeds_of(results, "small-shaped", "sampled")
     for run, told, slower in TABLE_2:
         if by_seed := seeds_of(results, run, "sampled"):
-            ours = Line(run, told, learned(results, run, "sampled"))
+            ours = spread(learned(results, run, "sampled"))
             base = np.mean(whole, axis=0).tolist()
             found = _interval(gain(base, by_seed)) if whole and run != "small-shaped" else ""
-            yield f"| {run} | {told} | {slower} % | {ours.spread()} | {found} |"
+            yield f"| {run} | {told} | {slower} % | {ours} | {found} |"
 
 
 def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
@@ -144,7 +151,7 @@ def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     for condition in ("as trained", *dl2_runs.CONDITIONS):
         there, way = ("small", "sampled") if condition == "as trained" else (condition,) * 2
         cells = [f"{fmean(completions(known[there][name])):.2f}" for name in COMPARED]
-        cells += [Line(run, "", learned(results, run, way)).spread() for run in runs]
+        cells += [spread(learned(results, run, way)) for run in runs]
         yield f"| {condition} | {' | '.join(cells)} |"
 
 
