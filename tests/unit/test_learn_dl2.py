@@ -275,7 +275,7 @@ def test_the_command_stores_what_the_figures_are_made_of(
             assert "small/policy.0.weight" in weights
     assert [step for step, _ in results[0]["small"]["points"]] == [0, 4]
     told = list(dl2_figures.lines(results, dl2_figures.ruled(worlds)))
-    assert any(line.startswith("| learned: small, sampled") and "2 seeds" in line for line in told)
+    assert any(line.startswith("| learned: small, sampled") and "seeds: 2" in line for line in told)
     assert any(line.startswith("| poisson | ") for line in told)
     curve = dl2_figures.curves(results, ["small"], "sampled")["small"]
     assert [step for step, _ in curve] == [0.0, 4.0]
