@@ -154,7 +154,7 @@ def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
         there, way = ("small", "sampled") if condition == "as trained" else (condition,) * 2
         cells = [f"{fmean(completions(known[there][name])):.2f}" for name in COMPARED]
         cells += [spread(learned(results, run, way)) for run in runs]
-        yield f"| {condition} | {' | '.join(cells)} |"
+        yield f"| {condition.replace('told', 'epochs')} | {' | '.join(cells)} |"
 
 
 def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
