@@ -11,8 +11,8 @@ moves (0: when the model ends). The model has the shipped sizes and random weigh
 is free. `follow_us` is the first part of `ms`. `features_us` and `embed_us` are parts of one more
 run: the timed features of all jobs, and their embeddings.
 
-`within_limit`: where not all jobs changed, the 99th percentile is at most 1 ms for 200 jobs and 3 ms
-for 1,000.
+`within_limit`: where not all jobs changed, the 99th percentile is at most 1 ms for 200 jobs and
+3 ms for 1,000.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skep_lab.learn.progress import Progress, Saved, numbers_of, rng_of
+from skep_services.engines.deal import Ear, Engine
+from skep_services.engines.stop import Stop
+from skep_services.learning import rollouts
 
 PLAY = f"{__name__}:play"
 
@@ -43,8 +46,23 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         yield Progress(step, settings.steps, {"worst": worst}, partial(_same, saved))
 
 
+def rollouts_on(engine: Engine) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return what rollouts come to on an engine, and in this process."""
+    asked = [
+        rollouts.Rollout(PLAY, {"scale": scale}, {"at": np.full((2, 3), 1 / 3)}, range(5))
+        for scale in (1.0, 1.5)
+    ]
+    ear = Ear(lambda _place, _data: None, lambda _parts: None, lambda _text: None)
+    return rollouts.spread(engine, ear, Stop())(asked), rollouts.here(asked)
+
+
 def _same(saved: Saved) -> Saved:
     return saved
+
+
+def episode(settings: Settings, weights: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return what an episode comes to under what was learned."""
+    return play({"scale": settings.world.scale}, weights, seed)
 
 
 def play(options: Mapping[str, Any], weights: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ MORE = (
     "start=30,stop=5,suspend=2,resume=3,migrate=20,resize=10,checkpoint_every=1h",
 )
 
-LATER = ("pollux", "elasticflow", "genie", "sized", "deadline", "look-ahead", "hold")
+LATER = ("pollux", "elasticflow", "genie", "sized", "deadline", "look-ahead", "hold", "learned")
 """Policies that came after the first stored digests."""
 
 Digests = dict[str, str]

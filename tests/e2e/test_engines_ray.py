@@ -18,7 +18,7 @@ from skep_services.cli import exits
 from skep_services.engines import deal
 from skep_services.engines.ray_actors import OnRay, connect
 from skep_services.engines.task import DiedError, DiffersError, FailedError, UnreachableError, about
-from tests import engine_kit
+from tests import engine_kit, learner_kit
 from tests.engine_kit import run, task
 from tests.support import ports
 from tests.support.ray_cluster import RayCluster
@@ -91,6 +91,11 @@ def test_a_run_that_kills_two_workers_or_raises_ends_all(ray: RayCluster) -> Non
         run(OnRay(ray.client), [task("seed 0", engine_kit.dies)])
     with pytest.raises(FailedError, match=r"'seed 1' failed on process \d+ .*: ValueError: no su"):
         run(OnRay(ray.client), [task("seed 1", engine_kit.fails)])
+
+
+def test_rollouts_come_to_the_same(ray: RayCluster) -> None:
+    there, here = learner_kit.rollouts_on(OnRay(ray.client))
+    assert there == here
 
 
 def test_workers_with_another_program_are_refused(

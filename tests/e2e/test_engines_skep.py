@@ -18,7 +18,7 @@ from skep_services.cli.on import GatewayJobs
 from skep_services.engines import skep_jobs
 from skep_services.engines.skep_jobs import OnSkep
 from skep_services.engines.task import DiedError, FailedError
-from tests import engine_kit
+from tests import engine_kit, learner_kit
 from tests.e2e.conftest import Gate, Tenant
 from tests.engine_kit import run, task
 from tests.support.embedded import Embedded, until
@@ -73,6 +73,11 @@ def test_a_sweep_comes_to_the_same_bytes(cluster: Embedded, tmp_path: Path) -> N
     for one, other in zip(*files, strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
     assert active(cluster) == []
+
+
+def test_rollouts_come_to_the_same(engine: OnSkep) -> None:
+    there, here = learner_kit.rollouts_on(engine)
+    assert there == here
 
 
 def test_a_killed_worker_is_named_and_its_run_goes_on_in_another(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from typing import Any
@@ -31,10 +32,10 @@ from skep.learn.features import (
 from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import random_weights
 from skep.learn.scene import Scene
-from skep.learn.shares import SOON, share_out
+from skep.learn.shares import FIRST, SOON, share_out
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
-from skep.wire.learned import JobSight, Sight
+from skep.wire.learned import AdvisedMove, JobSight, Sight
 from tests.learn_kit import NOW, decided_slowly, followed, job_sight, model, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -207,10 +208,15 @@ def test_shares_go_to_whoever_gains_most_per_gpu(seed: int) -> None:
         if raw[c.LEFT] < 0 or not (waits or resizes):
             assert found.workers[row] == raw[c.WORKERS]
             continue
-        worths = {0.0: 0.0, **worths_of(raw, float(when.remaining[row]))}
-        at = 0.0 if waits else min(size for size in worths if size)
-        budget += 0 if waits else (raw[c.WORKERS] - at) * raw[c.EACH]
-        has[row] = at
+        worths = worths_of(raw, float(when.remaining[row]))
+        at = least = min(worths)
+        gpus = least * raw[c.EACH]
+        if waits:
+            first = FIRST / max(math.exp(-worths[least]) * gpus, 1.0)
+            steps.append((first, row, least))
+        else:
+            budget += (raw[c.WORKERS] - least) * raw[c.EACH]
+        has[row] = 0.0 if waits else least
         while more := [size for size in worths if size > at and worths[size] > worths[at]]:
             adds = {size: (worths[size] - worths[at]) / (size - at) / raw[c.EACH] for size in more}
             best = max(more, key=lambda size: adds[size])
@@ -235,7 +241,7 @@ def worths_of(raw: list[float], remaining: float) -> dict[float, float]:
         speed = curve[size] / rate if rate else float(here)
         if size and speed:
             pause = raw[c.PAUSE] if raw[c.PHASE] == c.RUNNING and not here else 0.0
-            made[size] = 1 / (remaining / speed + pause + SOON)
+            made[size] = -math.log(remaining / speed + pause + SOON)
     return made
 
 
@@ -334,3 +340,48 @@ def test_unknown_features_have_their_flags() -> None:
         assert features[JOB_PLACES[f"{name}_known"]] == 0
     for name in ("remaining", "work", "progress", "waited_ratio", "best_speed", "next_gain"):
         assert features[JOB_PLACES[name]] == pytest.approx(0)
+
+
+BIG = st.sampled_from((1, 2, 17, 10**6, 2**53))
+LENGTHS = st.sampled_from((0, 1, 10**9, 2**62))
+
+
+@given(data=st.data())
+def test_any_sight_that_can_be_decoded_is_answered(data: st.DataObject) -> None:
+    draw = data.draw
+    plain = sight(random.Random(1), draw(st.integers(0, 3)))
+    rates = tuple((draw(BIG) % 100_001, draw(LENGTHS)) for _ in range(draw(st.integers(0, 3))))
+    jobs = tuple(
+        msgspec.structs.replace(
+            each,
+            each=min(draw(BIG), 1024),
+            workers=min(draw(BIG), 100_000),
+            least=min(draw(BIG), 100_000),
+            most=min(draw(BIG), 100_000),
+            since=draw(LENGTHS),
+            served=draw(LENGTHS),
+            left=draw(st.none() | LENGTHS),
+            pause=draw(LENGTHS),
+            doubt=draw(LENGTHS),
+            rates=rates,
+            slowdown=draw(st.sampled_from(((), rates))),
+            nodes=draw(BIG) % 100_001,
+        )
+        for each in plain.jobs
+    )
+    seen_now = msgspec.structs.replace(
+        plain,
+        jobs=jobs + jobs[:1],
+        gpus=draw(BIG),
+        free=draw(BIG),
+        node_gpus=draw(BIG) % 100_001,
+        at=draw(LENGTHS),
+        gone=("j999",),
+    )
+    seen_now = msgspec.json.decode(msgspec.json.encode(seen_now), type=Sight)
+    scene = Scene()
+    assert scene.follow(seen_now)
+    for now in (0, NOW, 2**62 / 1e9):
+        made = decide(model(1), scene, now)
+        assert len(made.moves) <= 32
+        msgspec.json.decode(msgspec.json.encode(made.moves), type=tuple[AdvisedMove, ...])

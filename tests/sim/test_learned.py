@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from skep.learn.advising import Seat
+from skep.machines.allocator.policies import policy_views
+from skep.policy.sight import sight_of
 from skep.units import Duration, seconds
 from skep.wire.following import AdviceFollowed, StageSet
-from skep.wire.learned import AdvisedMove
+from skep.wire.learned import AdvisedMove, Sight
 from skep.wire.reasons import Reason
 from skep_lab.outcome import RunResult
 from skep_lab.simulator.build import uniform
@@ -174,3 +176,28 @@ def test_a_worse_model_never_acts() -> None:
     found = _stages(msgspec.structs.replace(chosen, guards=True), _bursts(700, 1))
     assert {fact.stage for fact in found} == {"shadow", "off"}
     assert Reason.MEASURED_REGRESSION in [fact.why for fact in found]
+
+
+def test_differences_of_sights_come_to_what_the_policy_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng, follower, seen = random.Random(3), Follower(), list[bool]()
+    jobs = trace(
+        *((rng.uniform(0, 300), rng.uniform(1, 60), rng.choice((1, 2, 4))) for _ in range(40))
+    )
+    ordered = msgspec.structs.replace(jobs, jobs=tuple(sorted(jobs.jobs, key=lambda job: job.at)))
+    world = World(ordered, uniform(2, 4), settings(), Steady())
+    assert world.reports is not None
+
+    def see(sight: Sight) -> None:
+        assert follower.follow(sight)
+        tx = world.allocator.tx
+        whole = sight_of(policy_views.of_vc(tx, tx.soft.planned["all"], world.now), 0)
+        assert follower.jobs == {job.job: job for job in whole.jobs}
+        assert (sight.free, sight.room) == (whole.free, whole.room)
+        seen.append(sight.whole)
+
+    monkeypatch.setattr(world.reports, "see", see)
+    assert world.run()
+    assert seen[0]
+    assert len(seen) - sum(seen) > 40, "most are differences"

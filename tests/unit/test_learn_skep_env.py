@@ -88,7 +88,7 @@ def test_rows_shares_features_and_scores_are_those_of_production() -> None:
 
 
 def test_a_network_plays_every_job_to_its_end_and_equal_seeds_play_alike() -> None:
-    start = np.array([place.start for place in evolve.places()])
+    start = evolve.starts()
     net = skep_env.net(evolve.weights_of(start))
     cases = [(Setting("both", nodes=2), 1)]
     first, second = (skep_env.mean_jct_s([net], cases) for _ in range(2))

@@ -59,6 +59,19 @@ def test_a_sight_says_what_the_view_does() -> None:
     assert msgspec.json.decode(raw, type=Sight) == made
 
 
+def test_doubt_is_how_far_rates_may_be_below_what_is_predicted() -> None:
+    rates = ((1, 900), (2, 1500), (4, 2000))
+    for low, doubt in (
+        ((), 0),
+        (rates, 1),
+        (((1, 900), (2, 1500), (4, 1500)), 250),
+        (((1, 600), (2, 1500), (4, 1900)), 334),
+        (((8, 5),), 0),
+    ):
+        one = job("j1", 1, elastic=(1, 4), rates=rates, rates_low=low)
+        assert job_sight(one).doubt == doubt
+
+
 def test_rows_say_how_long_jobs_ran_and_have_left() -> None:
     whole = seen()
     scene = Scene.of(whole)

@@ -16,7 +16,7 @@ from skep_services.learning.problems import LearningError, Why
 from tests import learner_kit as kit
 
 Run = Callable[..., tuple[int, str, str]]
-KIT = learners.About("tests.learner_kit", "walks towards a point")
+KIT = learners.About("tests.learner_kit", "walks towards a point", "tests.learner_kit:episode")
 
 
 @pytest.fixture(autouse=True)
@@ -171,13 +171,30 @@ def test_what_is_not_installed_is_said_in_a_line(
 
 
 def test_every_learner_that_is_named_has_settings_that_come_back() -> None:
-    for name, (module, _) in learners.LEARNERS.items():
+    for name, (module, *_) in learners.LEARNERS.items():
         if importlib.util.find_spec(module, learners.PACKAGE) is None:
             continue
         settings = learners.find(name).settings
         known = learners.fields(settings)
         assert learners.made(settings, known) == settings(), name
         assert learners.plain(learners.chosen(settings, [])) == known, name
+
+
+def test_runs_are_played_here_or_in_processes(run: Run) -> None:
+    for seed in ("1", "2"):
+        words = ("--seed", seed, "--out", seed, "--set", "world.scale=2")
+        assert run("train", "walk", *words)[0] == 0
+    played = ("play", "1", "2", "--seeds", "3", "--json")
+    here = run(*played, "--processes", "1")
+    assert here[0] == 0
+    assert run(*played, "--processes", "2") == here
+    told = json.loads(here[1])
+    saved = runs.finished(Path("1"))[1]
+    assert told["runs"]["1"][2] == kit.play({"scale": 2.0}, saved.tensors, 2)
+    code, out, _ = run("play", "1", "2", "--seeds", "3")
+    assert (code, out.split()[:4]) == (0, ["RUN", "SEEDS", "SEED", "RETURN"])
+    assert json.loads(run("play", "none", "--json")[1])["error"]["reason"] == "no-run"
+    assert json.loads(run("play", "1", "--seeds", "x", "--json")[1])["error"]["reason"] == "usage"
 
 
 def test_rollouts_come_to_the_same_here_and_in_processes() -> None:

@@ -83,6 +83,14 @@ class Models(Protocol):
         """
         ...
 
+    def offers(self, model: str) -> bool:
+        """Return whether a model may still advise.
+
+        Args:
+            model: Its hash.
+        """
+        ...
+
 
 class NoModels:
     """No model at all."""
@@ -90,6 +98,10 @@ class NoModels:
     def seat(self, _model: str) -> Seat | None:
         """Return None."""
         return None
+
+    def offers(self, _model: str) -> bool:
+        """Return False."""
+        return False
 
 
 class Stages(Protocol):
@@ -231,6 +243,9 @@ class Advising:
 
     def _advise(self, post: Post, now: Instant) -> LearnedAdvice | SightWanted:
         """Return what a model says now, or that a whole sight is needed as it has just come."""
+        if not self.models.offers(post.model):
+            post.seat = None
+            return self._off(post, Reason.NO_MODEL, now)
         if post.seat is None:
             post.seat = self.models.seat(post.model)
             if post.seat is None:
@@ -278,3 +293,7 @@ class GivenModels:
         """Return a new seat of a model; None: it was not given."""
         make = self._seats.get(model)
         return None if make is None else make()
+
+    def offers(self, model: str) -> bool:
+        """Return whether it was given."""
+        return model in self._seats

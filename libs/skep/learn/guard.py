@@ -56,9 +56,9 @@ JOBS_MIN = 3
 """Jobs of a block under the model, and under the rule, without which it says nothing."""
 WORSE_MILLI = 20
 """By how much worse a model may be and count as not worse: 2 %."""
-DECISIONS_MIN, DECISIONS_ALIKE = 20, 200
+DECISIONS_MIN, DECISIONS_ALIKE, ALIKE_OF_TEN = 20, 200, 9
 """Decisions of the rule that are compared before a model leaves the shadow, with PAIRS_MIN choices
-that differ, or without: a model that hardly ever differs does no harm."""
+that differ, or without: a model that chooses the same nine times in ten does little harm."""
 TOLD_EVERY = 10
 """Compared decisions between two facts about them: what a crash may forget."""
 COOLS_PERIODS = 6
@@ -211,9 +211,12 @@ class Watched:
 
     @property
     def compares_enough(self) -> bool:
-        """Return whether enough of its choices were compared with the rule's to leave the shadow."""
-        least = DECISIONS_MIN if self.seen.pairs >= PAIRS_MIN else DECISIONS_ALIKE
-        return self.seen.decisions >= least
+        """Return whether enough of its choices were compared to leave the shadow."""
+        seen = self.seen
+        alike = ALIKE_OF_TEN * seen.decisions <= 10 * seen.agreed
+        if seen.pairs < PAIRS_MIN:
+            return seen.decisions >= DECISIONS_ALIKE and alike
+        return seen.decisions >= DECISIONS_MIN
 
     # --- shadow ----------------------------------------------------------------------------------
 

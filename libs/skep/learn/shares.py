@@ -61,12 +61,15 @@ def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
     if len(at[0]):
         slopes[at], takes[at], base[at] = _steps(raw[at], when.remaining[at], waits[at])
     given = ((workers - base) * each * (part & ~waits)).sum(-1)
-    budget = cluster[..., c.FREE] + given
-    made, price = np.where(part, base, workers), np.zeros((*part.shape[:-1], 1))
-    for lead in np.ndindex(part.shape[:-1]):
-        chosen, price[lead] = _fill(slopes[lead].ravel(), takes[lead].ravel(), float(budget[lead]))
-        more = takes[lead].ravel()[chosen]
-        made[lead] += np.bincount(chosen // c.SIZES, more, part.shape[-1]) / each[lead]
+    budget = np.reshape(cluster[..., c.FREE] + given, -1).tolist()
+    made = np.ascontiguousarray(np.where(part, base, workers))
+    price = np.zeros((*part.shape[:-1], 1))
+    n = part.shape[-1]
+    every = (slopes.reshape(-1, n * c.SIZES), takes.reshape(-1, n * c.SIZES))
+    for place, (slope, take) in enumerate(zip(*every, strict=True)):
+        chosen, price.reshape(-1)[place] = _fill(slope, take, budget[place])
+        more = np.bincount(chosen // c.SIZES, take[chosen], n)
+        made.reshape(-1, n)[place] += more / each.reshape(-1, n)[place]
     return Shares(made, np.broadcast_to(price, made.shape))
 
 
@@ -98,39 +101,43 @@ def _steps(raw: Floats, remaining: Floats, waits: Flags) -> tuple[Floats, Floats
         What each step adds per GPU and the GPUs that it takes, `[m, SIZES]`, 0 beyond the last; and
         the workers that a job has before.
     """
-    sizes = raw[:, c.SIZE : c.SIZE + c.SIZES]
-    rates = raw[:, c.RATE : c.RATE + c.SIZES]
-    here = sizes == raw[:, c.WORKERS, None]
-    rate = (rates * here).max(-1)[:, None]
+    sizes, rates = np.ascontiguousarray(raw[:, c.SIZE :].T).reshape(2, c.SIZES, -1)
+    each, pause = np.maximum(raw[:, c.EACH], 1.0), raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING)
+    here = sizes == raw[:, c.WORKERS]
+    rate = (rates * here).max(0)
     speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
     able = (sizes > 0) & (speeds > 0)
-    left = remaining[:, None] / np.where(able, speeds, 1.0) + SOON
-    left += ~here * (raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING))[:, None]
-    gpus, worth = np.zeros((2, len(raw), c.SIZES + 1))  # The first is to have nothing.
-    gpus[:, 1:] = sizes * np.maximum(raw[:, c.EACH], 1.0)[:, None]
-    worth[:, 1:] = np.where(able, -np.log(left), -LONGEST)
-    worth[:, 0] = LONGEST  # No step leads from nothing, but the one that is made below.
-    more = gpus[:, None, :] - gpus[:, :, None]
-    adds = worth[:, None, :] - worth[:, :, None]
-    slope = np.where((more > 0) & (adds > 0), adds / np.where(more > 0, more, 1.0), 0.0)
-    # From each size the step with the highest slope leads to the next one on the envelope.
-    following, best = slope.argmax(-1), slope.max(-1)
-    following[:, 0] = least = able.argmax(-1) + 1
-    work = left[np.arange(len(raw)), least - 1] * gpus[np.arange(len(raw)), least]
-    best[:, 0] = np.where(able.any(-1), FIRST / np.maximum(work, 1.0), 0.0)
-    best = best.ravel()
-    places = np.arange(following.size)
-    needs = more.ravel().take(places * (c.SIZES + 1) + following.ravel())
-    rows = np.arange(len(raw)) * (c.SIZES + 1)
-    at = rows + np.where(waits, 0, least)
-    then = (following + rows[:, None]).ravel()
-    base = gpus.ravel().take(at) / np.maximum(raw[:, c.EACH], 1.0)
+    left = remaining / np.where(able, speeds, 1.0)
+    left += SOON
+    left += pause * ~here
+    gpus, worth = np.zeros((2, RUNGS, len(raw)))  # The first is to have nothing.
+    gpus[1:], worth[1:] = sizes * each, np.where(able, -np.log(left), -LONGEST)
+    worth[0] = LONGEST  # No step leads from nothing, but the one that is made below.
+    more = gpus - gpus[:, None]
+    slope = worth - worth[:, None]
+    slope /= np.where(more > 0, more, np.inf)
+    # From each size the step that adds most per GPU leads to the next one on the envelope.
+    best = slope.max(1)
+    following = RUNGS - ((slope == best[:, None]) * _EARLIER).max(1).astype(np.int64)
+    jobs = np.arange(len(raw))
+    following[0] = least = able.argmax(0) + 1
+    work = left[least - 1, jobs] * gpus[least, jobs]
+    best[0] = able.any(0) * FIRST / np.maximum(work, 1.0)
+    then = (following * len(raw) + jobs).ravel()
+    at = np.where(waits, 0, least) * len(raw) + jobs
+    base = gpus.take(at) / each
     slopes, takes = np.zeros((2, c.SIZES, len(raw)))
     for step in range(c.SIZES):
         slopes[step] = found = best.take(at)
         gains = found > 0
         if not gains.any():
             break
-        takes[step] = needs.take(at) * gains
-        at = np.where(gains, then.take(at), at)
+        after = np.where(gains, then.take(at), at)
+        takes[step] = gpus.take(after) - gpus.take(at)
+        at = after
     return slopes.T, takes.T, base
+
+
+RUNGS = c.SIZES + 1
+_EARLIER = np.arange(RUNGS, 0, -1, dtype=np.int8)[:, None]
+"""The more, the smaller a size is."""

@@ -47,7 +47,6 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     lately: MoveCosts = msgspec.field(default_factory=MoveCosts)
     rules: int = 1
     unstated: bool = False
-    followed: tuple[AdviceFollowed, ...] = ()
 
 
 class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
@@ -64,6 +63,12 @@ class ProbesKept(msgspec.Struct, frozen=True, kw_only=True, tag="probes-kept"):
 
     vc: str
     probes: list[Probe]
+
+
+class FollowedKept(msgspec.Struct, frozen=True, kw_only=True, tag="followed-kept"):
+    """Whether one VC with a model follows it."""
+
+    said: AdviceFollowed
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -96,7 +101,16 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     away: tuple[str, ...] = ()
 
 
-Kept = AllocatorKept | TriedKept | ProbesKept | CellsSnapshot | NodeKept | JobKept | PlacedKept
+Kept = (
+    AllocatorKept
+    | TriedKept
+    | ProbesKept
+    | FollowedKept
+    | CellsSnapshot
+    | NodeKept
+    | JobKept
+    | PlacedKept
+)
 
 
 def keep(state: ClusterState) -> Iterator[Kept]:
@@ -118,11 +132,12 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
-        followed=tuple(state.followed.values()),
     )
     yield from _tried(state)
     for vc, probes in state.probes.of_vc.items():
         yield ProbesKept(vc=vc, probes=probes)
+    for said in state.followed.values():
+        yield FollowedKept(said=said)
     yield take_snapshot(state.cells)
     for node in state.nodes.values():
         yield _node(node)
@@ -195,7 +210,6 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.suspicion = kept.suspicion
             for alarm in kept.alarms:
                 apply_alarm(state, alarm)
-            state.followed = {each.vc: each for each in kept.followed}
         case TriedKept():
             state.tries.begun.update(kept.begun)
             state.tries.solo.update(kept.solo)
@@ -206,6 +220,8 @@ def restore(state: ClusterState, kept: Kept) -> None:
         case ProbesKept():
             state.probes.of_vc[kept.vc] = kept.probes
             state.probes.open.update({each.trial: each for each in kept.probes if not each.ended})
+        case FollowedKept(said=said):
+            state.followed[said.vc] = said
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)

@@ -8,7 +8,7 @@ from skep.machines.base import Restarted, Tick
 from skep.units import Instant
 from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.inputs import InputNotes
-from skep.wire.learned import LearnedAdvice
+from skep.wire.learned import LearnedAdvice, SightWanted
 
 
 def note(
@@ -31,7 +31,7 @@ def note(
             notes.restarted(now)
         case _ if stream:
             notes.streamed(stream, sequence, now, led=led)
-        case QueueAdvice() | Outlook() | LearnedAdvice():
+        case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted():
             notes.heard(event, now)
         case _ if led:
             notes.heard(event, now)

@@ -7,6 +7,7 @@ from math import log2
 
 from skep.policy.sizes import resizable
 from skep.policy.view import QUEUED, JobView, NodeView, VcView
+from skep.wire.bounds import RANKS_MAX
 from skep.wire.learned import CURVE_MAX, ROOM_MAX, SEEN_MAX, JobSight, RoomSight, Sight
 
 
@@ -47,8 +48,8 @@ def job_sight(job: JobView) -> JobSight:
         phase=job.phase.value,
         each=max(job.spec.resources.gpus, 1),
         workers=max(job.workers, 1),
-        least=max(job.workers, 1) if elastic is None else elastic.min,
-        most=max(job.workers, 1) if elastic is None else elastic.max,
+        least=max(job.workers, 1) if elastic is None else min(elastic.min, RANKS_MAX),
+        most=max(job.workers, 1) if elastic is None else min(elastic.max, RANKS_MAX),
         submitted_at=job.submitted_at,
         since=job.since,
         served=job.served,
@@ -56,12 +57,22 @@ def job_sight(job: JobView) -> JobSight:
         left=job.left,
         rates=_thinned(job.rates, max(job.workers, 1)),
         slowdown=_thinned(job.slowdown, max(len(job.nodes), 1)),
-        doubt=getattr(job, "doubt", 0),
+        doubt=_doubt(job),
         nodes=len(job.nodes),
         resizable=elastic is not None and resizable(job),
         borrows=job.borrows,
         pause=job.pause,
     )
+
+
+def _doubt(job: JobView) -> int:
+    """Return by how much of it a predicted rate may be too high, at most; 0: not known.
+
+    That is its P90 of time against its P50. Where all rates were measured, it is one thousandth.
+    """
+    low = dict(job.rates_low)
+    found = [1000 - low[size] * 1000 // rate for size, rate in job.rates if rate and size in low]
+    return max(1, *found) if found else 0
 
 
 def _thinned(curve: tuple[tuple[int, int], ...], near: int) -> tuple[tuple[int, int], ...]:

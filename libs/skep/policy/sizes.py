@@ -73,17 +73,17 @@ def known_speeds(job: JobView) -> dict[int, float]:
     return found
 
 
-def times(job: JobView, now: Instant) -> dict[int, float]:
+def times(job: JobView, now: Instant, *, cautious: bool = False) -> dict[int, float]:
     """Return how long a job still runs with each number of workers that it may have, fewest first.
 
     Args:
         job: Its length is predicted at its present size, or said for the workers of its spec.
         now: The time of the view.
+        cautious: Whether, for a job that runs, sizes that are predicted and were not measured count
+            at their P90: then it changes for no gain that is within the error of a prediction.
 
     Returns:
-        Nanoseconds, above 0, by the speeds of `known_speeds`. A size that is not its present one
-        and was not measured counts at the P90 of its time, so that no job changes for a gain that
-        is within the error of the prediction.
+        Nanoseconds, above 0, by the speeds of `known_speeds`.
     """
     speeds, ran, left = known_speeds(job), job.ran(now), job.remaining(now) or 0
     own, usual = (_speed(speeds, size) for size in (job.workers, job.spec.resources.workers))
@@ -95,7 +95,7 @@ def times(job: JobView, now: Instant) -> dict[int, float]:
         work = max(ran, UNKNOWN) * usual
     found = {workers: work / speed for workers, speed in speeds.items()}
     known, low = dict(job.rates), dict(job.rates_low)
-    for workers in found:
+    for workers in found if cautious and job.phase is Phase.RUNNING else ():
         if workers != job.workers and 0 < low.get(workers, 0) < known.get(workers, 0):
             found[workers] *= known[workers] / low[workers]
     return found

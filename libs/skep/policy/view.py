@@ -247,7 +247,7 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: tuple[int, ...] = ()
     """GPU-nanoseconds that the VC's latest ended jobs had used, oldest first."""
     advised: LearnedAdvice | None = None
-    """What a learned model said last; only for a policy that a model advises (`Policy.answers_within`)."""
+    """What a learned model said last; only for a policy with `Policy.answers_within`."""
     unanswered: Instant | None = None
     """Since when the model has been told something that it has not answered; None: it has."""
     followed: AdviceFollowed | None = None

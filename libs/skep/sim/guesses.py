@@ -104,8 +104,12 @@ class Guesses:
 
     def seat(self, model: str) -> Guesser | None:
         """Return a new seat; None: there is no such model."""
-        known = model in MODELS and self._rng.random() > 0.1
+        known = self.offers(model) and self._rng.random() > 0.1
         return Guesser(random.Random(self._rng.random())) if known else None
+
+    def offers(self, model: str) -> bool:
+        """Return whether there is such a model."""
+        return model in MODELS
 
 
 def options(rng: random.Random, rules: Sequence[str]) -> dict[str, Any]:

@@ -66,8 +66,8 @@ LATER_FROM = 2000
 """Histories with seeds from here on draw from these policies as well: none of them is stored."""
 NEWER = ("look-ahead", "hold", LEARNED)
 LEARNED_FROM = 3000
-"""Histories with seeds from here on draw from these policies as well. `learned` is drawn often, with
-a model that guesses."""
+"""Histories with seeds from here on draw from these policies as well. `learned` is drawn often,
+with a model that guesses."""
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
 NAMES = tuple(

@@ -38,7 +38,7 @@ from skep.wire import subjects
 from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
 from skep.wire.bounds import LogDecoder
 from skep.wire.findings import Measured
-from skep.wire.learned import LearnedAdvice
+from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -69,7 +69,9 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Outlook | LearnedAdvice | Judged | Measured | Recovered
+NotedMessage = (
+    Heartbeat | QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | Measured | Recovered
+)
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -78,7 +80,9 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | Outlook | LearnedAdvice | Judged | Measured | None = None
+    message: (
+        Heartbeat | QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | Measured | None
+    ) = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False

@@ -11,14 +11,15 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from skep.wire.bounds import (
+    DEVICES_MAX,
     NODES_MAX,
+    RANKS_MAX,
     Count,
     Gain,
     JobName,
     Length,
     Milli,
     Moment,
-    Positive,
     Short,
     World,
 )
@@ -46,6 +47,7 @@ Stage = Literal["shadow", "on", "off", "rest"]
 turns, it is the rule's."""
 ModelHash = Annotated[str, Meta(pattern=HASH_PATTERN)]
 """SHA-256 of the bytes of a model's file."""
+Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
 Curve = Annotated[tuple[tuple[World, Milli], ...], Meta(max_length=CURVE_MAX)]
 """Thousandths for so many workers or nodes, fewest first."""
 
@@ -61,11 +63,11 @@ class JobSight(Message, frozen=True):
     job: JobName
     sequence: Count
     phase: PhaseName
-    each: Positive
+    each: Annotated[int, Meta(ge=1, le=DEVICES_MAX)]
     """GPUs of one worker."""
-    workers: Positive
-    least: Positive
-    most: Positive
+    workers: Workers
+    least: Workers
+    most: Workers
     submitted_at: Moment
     since: Moment = Moment(0)
     served: Length = Length(0)

@@ -606,8 +606,8 @@ def resume(s: State, b: int, j: int) -> bool:
 def resize(s: State, b: int, j: int, workers: int) -> bool:
     """Give a running job another number of workers, which it has after the cost of that.
 
-    It keeps its nodes as far as they serve; workers that are added go by the cells' rule. The GPUs
-    that it gives back are free at once.
+    Workers that are added go to its own nodes if these hold all of them, else by the cells' rule.
+    The GPUs that it gives back are free at once.
     """
     if (
         s.jobs[b, j, JOB.phase] != PHASE.running
@@ -618,7 +618,7 @@ def resize(s: State, b: int, j: int, workers: int) -> bool:
     each, before, parts = s.jobs[b, j, JOB.each], s.jobs[b, j, JOB.size_now], 0
     if workers > before:
         s.jobs[b, j, JOB.size_now] = workers - before
-        parts = place(s, b, j, False)
+        parts = _beside(s, b, j)
         s.jobs[b, j, JOB.size_now] = before
         if parts == 0 or s.jobs[b, j, JOB.parts] + parts > s.held.shape[2]:
             return False
@@ -638,6 +638,19 @@ def resize(s: State, b: int, j: int, workers: int) -> bool:
     s.jobs[b, j, JOB.overhead] += s.costs[COST.resize]
     push(s, b, s.num[b, NUM.now] + s.costs[COST.resize], WHAT.train, j, s.jobs[b, j, JOB.version])
     return True
+
+
+@inner
+def _beside(s: State, b: int, j: int) -> int:
+    """Look for a place of further workers of a job, on its own nodes first."""
+    for n in range(s.nodes.shape[1]):
+        s.nodes[b, n, NODE.only] = 0
+    for p in range(s.jobs[b, j, JOB.parts]):
+        s.nodes[b, s.held[b, j, p, 0], NODE.only] = 1
+    parts = place(s, b, j, True)
+    for n in range(s.nodes.shape[1]):
+        s.nodes[b, n, NODE.only] = 1
+    return parts if parts > 0 else place(s, b, j, False)
 
 
 @inner

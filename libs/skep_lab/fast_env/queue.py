@@ -8,7 +8,7 @@ time goes on.
 
     rows      [B, J, RAW] unfinished jobs that have come: those with GPUs, then in order of arrival
     cluster   [B, CLUSTER]
-    moves     [B, K, 3] row, workers, and whether it may be on more nodes than it needs; row -1: none
+    moves     [B, K, 3] row, workers, whether it may be on more nodes than it needs; row -1: none
 
 A move that is not possible is left out. A job that is not spread goes where packing puts it, one
 that is spread where the cells' rule does; further workers of a running job go to its own nodes if
@@ -144,7 +144,7 @@ class Batch:
 
         Args:
             jobs: By environment.
-            nodes: Nodes by environment; an environment with fewer than the most has the others down.
+            nodes: Nodes by environment; where there are fewer than the most, the others are down.
             costs: Nanoseconds by kind (`arrays.COST`).
             rhythm_s: A decision is asked for after so many seconds without an event.
         """

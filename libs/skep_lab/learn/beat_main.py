@@ -2,8 +2,8 @@
 
     python -m skep_lab.learn.beat_main --out DIR [--time-limit S] [--train S] [--processes N]
 
-The kernels are compiled once, before processes are forked. Then each training seed has a process, and
-further ones judge the rules. At `--train` seconds the model that is best on tuning traces is taken,
+The kernels are compiled once, before processes are forked. Then each training seed has a process,
+and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is taken,
 and all processes judge it on held-out traces, the most important first, until the limit. It leaves
 `beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import queue
 import sys
 import time
-from collections.abc import Iterator
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +29,26 @@ from skep_lab.learn import evolve, judge, protocol, skep_env
 from skep_lab.learn.protocol import Floats, Setting
 
 Work = tuple[str, Setting, int]
-MARGIN_S = 12.0
+MARGIN_S = 8.0
 """Left for what is slow at the end."""
 
 
-def judged() -> list[Setting]:
-    """Return the scenarios of the judgement, those of the bars first, the largest clusters last."""
-    settings = dict.fromkeys(
-        [
-            *protocol.BARS["bursts"],
-            *protocol.BARS["30 % error"],
-            *protocol.BARS["unseen cluster sizes"],
-            *protocol.SCENARIOS,
-        ]
-    )
-    return sorted(settings, key=lambda each: each.nodes > 32)
-
-
 def works(policies: tuple[str, ...]) -> list[Work]:
-    """Return what is to be played, a few traces of every scenario before more of any."""
-    held = protocol.HELD_OUT
-    rounds = [held[at : at + 10] for at in range(0, len(held), 10)]
+    """Return what is to be played: the bars first, some traces of each scenario before more."""
+    bars = list(dict.fromkeys(each for group in protocol.BARS.values() for each in group))
+    small = [each for each in bars if each.nodes <= 15]
+    middle = [each for each in bars if 15 < each.nodes <= 32]
+    others = [each for each in protocol.SCENARIOS if each not in bars]
+    large = [each for each in bars if each.nodes > 32]
+    tens = [protocol.HELD_OUT[at : at + 10] for at in range(0, len(protocol.HELD_OUT), 10)]
+    plan = [(small, tens[:1]), (middle, tens[:1]), (small, tens[1:]), (others, tens[:1])]
+    plan += [(middle, tens[1:]), (large, tens[:1]), (others, tens[1:]), (large, tens[1:])]
     return [
         (policy, setting, number)
+        for settings, rounds in plan
         for numbers in rounds
-        for setting in judged()
         for number in numbers
+        for setting in settings
         for policy in policies
     ]
 
@@ -65,12 +60,11 @@ def policy_of(name: str, numbers: Floats) -> Policy:
     return judge.Network(model=modelfile.load(file_of(numbers)))
 
 
-def file_of(numbers: Floats, header: modelfile.Header | None = None) -> bytes:
-    """Return the file of a network."""
+def file_of(numbers: Floats) -> bytes:
+    """Return the file of a network, without the ranges of its features."""
     sizes = evolve.SIZES
-    return modelfile.dump(
-        evolve.weights_of(numbers), header or modelfile.Header(job=sizes.job, head=sizes.head)
-    )
+    header = modelfile.Header(job=sizes.job, head=sizes.head)
+    return modelfile.dump(evolve.weights_of(numbers), header)
 
 
 def play(work: Work, numbers: Floats) -> dict[str, Any]:
@@ -95,26 +89,52 @@ def _train(seed: int, settings: evolve.Settings, until: float, out: Any) -> None
             saved = progress.save()
         if time.monotonic() > until:
             break
-    best = saved.tensors["best"] if saved else np.array([p.start for p in evolve.places()])
+    best = saved.tensors["best"] if saved else evolve.starts()
     score = saved.numbers["score"] if saved else 0.0
     out.put(("trained", seed, best, score, curve))
 
 
-def _judge(mine: Iterator[Work], numbers: Floats, until: float, out: Any) -> None:
-    """Judge what is mine until a time."""
-    slowest = 1.0
-    for work in mine:
-        began = time.monotonic()
-        if began + 1.5 * slowest > until:
+def _judge(given: tuple[list[Work], Any], numbers: Floats, until: float, out: Any) -> None:
+    """Judge until a time what no other process has taken.
+
+    Args:
+        given: What is to be played, and how much of it is taken.
+        numbers: The network.
+        until: When to stop.
+        out: Takes a row for each trace.
+    """
+    todo, taken = given
+    while True:
+        with taken.get_lock():
+            at = taken.value
+            taken.value += 1
+        if at >= len(todo):
             break
-        out.put(("judged", play(work, numbers)))
-        slowest = max(time.monotonic() - began, 0.9 * slowest)
+        longest = 3.0 + todo[at][1].nodes / 2.0
+        if time.monotonic() + longest > until:
+            break
+        out.put(("judged", play(todo[at], numbers)))
     out.put(("over",))
+
+
+def _guarded(run: Any, last: tuple[Any, ...], *given: Any) -> None:
+    """Run a part, and say so if it fails: the others go on.
+
+    Args:
+        run: The part.
+        last: What is put for it then.
+        given: Its arguments, the last of which takes what comes of it.
+    """
+    try:
+        run(*given)
+    except Exception:
+        given[-1].put(("failed", traceback.format_exc()))
+        given[-1].put(last)
 
 
 def _warm() -> None:
     """Compile the kernels."""
-    start = np.array([place.start for place in evolve.places()])
+    start = evolve.starts()
     skep_env.mean_jct_s([skep_env.net(evolve.weights_of(start))], [(Setting(nodes=6), 0)])
 
 
@@ -136,40 +156,51 @@ def main(words: list[str] | None = None) -> int:
     out: Any = context.Queue()
     settings = evolve.Settings(generations=given.generations)
     stop = began + given.train
-    rules = works(protocol.RULES)
+    rules = works(protocol.RULES), context.Value("q", 0)
+    learned = works(("learned",)), context.Value("q", 0)
     judges = max(given.processes - given.seeds, 0)
     none = np.zeros(0)
     processes = [
-        context.Process(target=_train, args=(seed, settings, stop, out))
+        context.Process(
+            target=_guarded,
+            args=(_train, ("trained", seed, evolve.starts(), 0.0, []), seed, settings, stop, out),
+        )
         for seed in range(given.seeds)
-    ] + [
-        context.Process(target=_judge, args=(iter(rules[at::judges]), none, until, out))
-        for at in range(judges)
+    ]
+    processes += [
+        context.Process(target=_guarded, args=(_judge, ("over",), rules, none, until, out))
+        for _ in range(judges)
     ]
     for each in processes:
         each.start()
     rows: list[dict[str, Any]] = []
     trained: dict[int, tuple[Floats, float, Any]] = {}
-    over = 0
-    learners = 0
-    while over < judges + learners or len(trained) < given.seeds:
-        told = out.get()
+    over, working = 0, judges
+    while over < working or len(trained) < given.seeds:
+        try:
+            told = out.get(timeout=max(until + 5.0 - time.monotonic(), 1.0))
+        except queue.Empty:
+            _say("not all came to an end in time")
+            break
         if told[0] == "judged":
             rows.append(told[1])
         elif told[0] == "over":
             over += 1
+        elif told[0] == "failed":
+            _say(told[1])
         else:
             trained[told[1]] = told[2:]
             _say(f"seed {told[1]}: {told[3]:+.4f} after {len(told[4])} generations")
-        if len(trained) == given.seeds and not learners:
-            best = min(trained, key=lambda seed: trained[seed][1])
-            learned, learners = works(("learned",)), given.seeds
-            for at in range(learners):
-                args = (iter(learned[at::learners]), trained[best][0], until, out)
-                processes.append(context.Process(target=_judge, args=args))
-                processes[-1].start()
+            if len(trained) == given.seeds:
+                best = trained[min(trained, key=lambda seed: trained[seed][1])][0]
+                for at in range(given.seeds):
+                    what = rules if at % 5 in {1, 3} else learned
+                    args = (_judge, ("over",), what, best, until, out)
+                    processes.append(context.Process(target=_guarded, args=args))
+                    processes[-1].start()
+                working += given.seeds
     for each in processes:
-        each.join()
+        each.terminate()
     given.out.mkdir(parents=True, exist_ok=True)
     found = np.stack([trained[seed][0] for seed in sorted(trained)])
     np.savez(given.out / "beat.npz", found=found)

@@ -7,6 +7,7 @@ The paper gives the state, the actions, the reward, the form of the network (fig
 to 5), 30 traces of 1,000 jobs, and 2,400 episodes. It leaves open, and `Settings` chooses:
 
     discount            by decision, or by the time that passes (`horizon_s`)
+    scale of the state  a GPU that is taken has 1 more than its scaled remaining time
     layers              64 and 32 for each server, 128 for jobs and statistics, then 256
     learning rate       Adam; the loss is Huber's
     target network      replaced every `target_every` updates
@@ -71,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Decisions whose rewards are added before the value of the state after them is estimated."""
     double: bool = False
     """Whether the network chooses the action that the target network values."""
-    rate: float = 3e-4
+    rate: float = 5e-4
     batch: int = 256
     decisions: int = 120
     """Of all environments, for each update."""
@@ -129,7 +130,9 @@ class Network(nn.Module):
     def forward(self, seen: Tensor) -> Tensor:
         """Return the value of each action [B, J + 1] for observations [B, D]."""
         gpus = self.nodes * self.node_gpus
-        servers = self.server(seen[:, :gpus].reshape(-1, self.nodes, self.node_gpus))
+        left = seen[:, :gpus].reshape(-1, self.nodes, self.node_gpus)
+        # A GPU that is taken for a minute more is seen as 0.016, a free one as 0: too alike.
+        servers = self.server(left + (left > 0.0))
         both = torch.cat([servers.flatten(1), self.jobs(seen[:, gpus:])], 1)
         made: Tensor = self.values(both)
         return made

@@ -6,7 +6,7 @@ assigned to single decisions: what a long queue costs later counts by itself.
 
 The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
 and of what is linear in the features of the cluster: of holding, and of how much `skip` counts. The
-encoder of jobs stays 0. A few hundred generations on one core are enough for so few weights.
+encoder of jobs passes on one number: how badly a job bears being spread. A few hundred generations on one core are enough for so few weights.
 
 Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
 """
@@ -19,26 +19,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skep.learn.candidates import CANDIDATE_FEATURES
-from skep.learn.features import CLUSTER_FEATURES, G
+from skep.learn import modelfile
+from skep.learn.candidates import CANDIDATE_FEATURES, A
+from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, JOB_PLACES, F, G
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
 from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
-from skep_lab.learn.skep_env import jobs_of, mean_jct_s, net, training_cases, tuning_cases
+from skep_lab.learn.skep_env import batch_of, jobs_of, mean_jct_s, net, training_cases, tuning_cases
 
 RULE: Mapping[str, float] = {
     "local": 3.0,
     "spread": 1.0,
     "shortest": 1.0,
-    "slowdown": -6.0,
+    "slowdown": -8.0,
     "spread_waited": 1.5,
     "no_share": -1.5,
     "over_share": -4.0,
     "under_share": -4.0,
-    "to_share": 3.0,
-    "grows": -0.3,
-    "shrinks": -0.3,
+    "to_share": 8.0,
+    "grows": 0.0,
+    "shrinks": 0.0,
+    "pause": -10.0,
 }
 """Where evolution begins: the shortest first, close together, with the size of its share; that is
 `hold` for fixed gangs and `look-ahead` for elastic ones."""
@@ -47,7 +49,6 @@ EVOLVES: tuple[str, ...] = (
     "nodes",
     "remaining",
     "saved",
-    "pause",
     "takes",
     "takes_free",
     "size",
@@ -59,6 +60,13 @@ HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
 """Features of the cluster by which doing nothing more is scored."""
 
 
+GROWS_SLOW = -12.0
+"""Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
+does not say what is free on the nodes of a job, so growing may spread it."""
+RANGES_FROM = 24
+"""Tuning cases on which the ranges of features are seen."""
+GATE = 2.0
+"""Opens the hidden unit of that: it is closed for candidates that do not grow."""
 SIZES = Sizes(job=G, head=G)
 
 
@@ -72,7 +80,7 @@ class Settings(NamedTuple):
     sigma: float = 0.3
     tuning: int = 48
     """Cases of tuning by which the best network is chosen."""
-    every: int = 10
+    every: int = 4
     """Generations between two looks at the tuning cases."""
 
 
@@ -90,7 +98,13 @@ def places() -> list[Place]:
     return [
         *(Place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
         *(Place("hold.2.weight", (0, cluster.index(name)), 0.0) for name in HOLDS),
+        Place("head.2.weight", (0, 0), GROWS_SLOW),
     ]
+
+
+def starts() -> Floats:
+    """Return the weights of the rule that evolution begins with."""
+    return np.array([place.start for place in places()])
 
 
 class Best(NamedTuple):
@@ -105,6 +119,10 @@ def weights_of(numbers: Floats) -> dict[str, Any]:
     made = {name: np.zeros(shape, np.float32) for name, shape in shapes(SIZES).items()}
     made["cluster.0.weight"][:] = np.eye(G)
     made["hold.0.weight"][:, 4 * G :] = np.eye(G)
+    made["job.0.weight"][0, JOB_PLACES["slow_near"]] = made["job.2.weight"][0, 0] = 1.0
+    first = made["head.0.weight"]
+    first[0, 0], first[0, 6 * G + [*CANDIDATE_FEATURES].index("grows")] = 1.0, GATE
+    made["head.0.bias"][0] = -GATE
     for place, number in zip(places(), numbers, strict=True):
         made[place.name][place.at] = number
     return made
@@ -171,9 +189,10 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         seed: Of networks and of the order of traces.
         saved: What a run goes on from.
     """
-    start = np.array([place.start for place in places()])
+    start = starts()
+    scale = np.maximum(1.0, np.abs(start) / 3.0)
     rng = np.random.default_rng([seed, 20])
-    cma = _Cma(start, settings.sigma, settings.population)
+    cma = _Cma(start / scale, settings.sigma, settings.population)
     tuned = tuning_cases(settings.tuning)
     tuned_jobs = [jobs_of(protocol.draw(*case)) for case in tuned]
     base = np.log(mean_jct_s([net(weights_of(start))], tuned, tuned_jobs)[0])
@@ -187,15 +206,17 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
     while cma.generation < settings.generations:
         cases = training_cases(rng, settings.traces)
         steps = cma.ask(rng, settings.population)
-        nets = [net(weights_of(cma.mean + cma.sigma * step)) for step in steps]
+        nets = [net(weights_of((cma.mean + cma.sigma * step) * scale)) for step in steps]
         scores = np.log(mean_jct_s(nets, cases)).mean(1)
         cma.tell(steps, scores)
         values = {"spread": float(scores.std()), "sigma": cma.sigma}
         if cma.generation % settings.every == 0 or cma.generation == settings.generations:
-            logs = np.log(mean_jct_s([net(weights_of(cma.mean))], tuned, tuned_jobs)[0]) - base
+            logs = (
+                np.log(mean_jct_s([net(weights_of(cma.mean * scale))], tuned, tuned_jobs)[0]) - base
+            )
             values["tuning"] = float(logs.mean())
             if values["tuning"] < best.score:
-                best = Best(values["tuning"], cma.mean.copy())
+                best = Best(values["tuning"], cma.mean * scale)
 
         def save(cma: _Cma = cma, best: Best = best) -> Saved:
             tensors: Tensors = {
@@ -209,3 +230,58 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
             return Saved(cma.generation, tensors, numbers)
 
         yield Progress(cma.generation, settings.generations, values, save)
+
+
+def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
+    """Return the file of the best network.
+
+    Args:
+        saved: What the run ended with.
+        settings: Those of the run.
+        seed: That of the run.
+    """
+    made = f"evolve: {saved.step} generations of {settings.population} networks"
+    report = {"tuning": float(saved.numbers["score"])}
+    return file_of(saved.tensors["best"], made, (seed,), report)
+
+
+def file_of(
+    numbers: Floats, learner: str, seeds: tuple[int, ...], report: Mapping[str, float]
+) -> bytes:
+    """Return the file of a network, with the ranges that features have on tuning cases.
+
+    What the network does not look at may have any value that the feature can have.
+
+    Args:
+        numbers: The weights that evolved.
+        learner: How they came to be.
+        seeds: Of the learner.
+        report: Figures of the evaluation.
+    """
+    weights = weights_of(numbers)
+    seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
+    batch_of(tuning_cases(RANGES_FROM)).play(net(weights), seen)
+    looks = {"job": {"slow_near"}, "cluster": {*HOLDS}, "candidate": {*EVOLVES, "grows"}}
+    ranges, at = {}, 0
+    for part, features in (
+        ("job", JOB_FEATURES),
+        ("cluster", CLUSTER_FEATURES),
+        ("candidate", CANDIDATE_FEATURES),
+    ):
+        ranges[part] = tuple(
+            (float(seen[0, at + place]), float(seen[1, at + place]))
+            if name in looks[part]
+            else whole
+            for place, (name, whole) in enumerate(features.items())
+        )
+        at += len(features)
+    header = modelfile.Header(
+        job=SIZES.job,
+        head=SIZES.head,
+        trained_on="skep_lab.learn.protocol, training traces",
+        learner=learner,
+        seeds=seeds,
+        report=dict(report),
+        ranges=modelfile.Ranges(**ranges),
+    )
+    return modelfile.dump(weights, header)

@@ -1,7 +1,8 @@
 """The judgement of the protocol: a policy plays a held-out trace in the production simulator.
 
-Every policy is told the same. `Told` writes what the trace states of run times, speeds and slowdowns
-into the views of its jobs, with what they have done, as the advisor does with its predictions.
+Every policy is told the same. `Told` writes what the trace states of run times, speeds and
+slowdowns into the views of its jobs, with what they have done, as the advisor does with its
+predictions.
 """
 
 from __future__ import annotations

@@ -313,7 +313,9 @@ def _over_models(values: Iterable[float], digits: int = 0) -> str:
     each = list(values)
     if not each:
         return "-"
-    spread = stdev(each) if len(each) > 1 else 0.0
+    if len(each) == 1:
+        return f"{each[0]:,.{digits}f}"
+    spread = stdev(each)
     return (
         f"{fmean(each):,.{digits}f} ± {spread:,.{digits}f}"
         f" ({min(each):,.{digits}f} to {max(each):,.{digits}f})"

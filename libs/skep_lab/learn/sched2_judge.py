@@ -2,8 +2,8 @@
 
     python -m skep_lab.learn.sched2_judge FOLDER [--rules FILE] [--charts FILE]
 
-`FOLDER` has `models.npz` and `runs.json`; `FILE` keeps what became of jobs under the rules. Tables are Markdown; `--charts` stores the lines of
-figures 8 and 9, and the curves of training, as JSON.
+`FOLDER` has `models.npz` and `runs.json`; `FILE` keeps what became of jobs under the rules. Tables
+are Markdown; `--charts` stores the lines of figures 8 and 9, and the curves of training, as JSON.
 """
 
 from __future__ import annotations

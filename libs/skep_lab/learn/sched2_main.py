@@ -1,6 +1,7 @@
 """Train SCHED² on several cores: candidates for a while, and then the best of them with five seeds.
 
     python -m skep_lab.learn.sched2_main --out FOLDER [--time-limit S] [--device cuda] [--quick]
+    python -m skep_lab.learn.sched2_main --out FOLDER --judge     the figures of what was trained
 
 Kernels are compiled once, before the processes begin. Each candidate (`CANDIDATES`) is trained for
 `--try-episodes`, and judged on tuning traces. The one with the shortest mean completion time among
@@ -12,6 +13,7 @@ on judged traces; `runs.json` has settings, curves and speeds.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import sys
@@ -100,7 +102,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--try-part", type=float, default=0.25, help="of the time, at most")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="few jobs, to see that it works")
+    parser.add_argument("--judge", action="store_true", help="print the figures of what is there")
     given = parser.parse_args(words)
+    if given.judge:  # It needs the production simulator, which training does not.
+        judge = importlib.import_module("skep_lab.learn.sched2_judge")
+        kept = [f"{given.out}/rules.npz", f"{given.out}/charts.json"]
+        return int(judge.main([given.out, "--rules", kept[0], "--charts", kept[1]]))
     began, folder = time.monotonic(), Path(given.out)
     folder.mkdir(parents=True, exist_ok=True)
     until = began + given.time_limit - KEPT_FOR_THE_END_S

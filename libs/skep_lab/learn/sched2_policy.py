@@ -282,9 +282,9 @@ def _by_rule(
         job = seen[at]
         count, when = passed.get(job.job, (0, None))
         may = places.beyond(job) >= 0 and _may(rule, job, places, view.now)
-        if when == turn or (rule.skips and not may):
-            continue
-        if not may:
+        if when == turn or not may:
+            if rule.skips:
+                continue
             return -1
         if count >= rule.delays or places.beyond(job) == 0:
             return at

@@ -23,6 +23,7 @@ from skep.wire.profile import AdvisorFact
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep_services.adapters.wiring import Log, serve
 from skep_services.advisor.models import ModelFolder
+from skep_services.learning.registry import folder_of
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
@@ -51,8 +52,7 @@ LISTEN = (subjects.FINDINGS, subjects.SIGHTS)
 
 def _models(chosen: Settings) -> Path:
     """Return the folder of the learned models."""
-    named = chosen.environment.get("SKEP_MODELS", "")
-    return Path(named) if named else Path(chosen.environment.get("SKEP_HOME", "")) / "models"
+    return folder_of(chosen.environment.get("SKEP_HOME", ""))
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import os
 from pathlib import Path
 from typing import Any
 
 from skep.learn.modelfile import BYTES_MAX, Model, ModelError, load
 from skep.learn.seat import ModelSeat
-from skep_services.learning.registry import State, read_registry
+from skep_services.learning.registry import NAME, STATES, SUFFIX, State, read_registry
 
-SUFFIX = ".safetensors"
-NAME = re.compile(r"[0-9a-f]{64}")
 KEPT_MAX = 32
 """Models that are in memory at a time: 2 MB each at most."""
 
@@ -29,6 +27,29 @@ class ModelFolder:
         self._folder, self._log = folder, log
         self._read: dict[str, Model] = {}
         self._said: dict[str, str] = {}
+        self._states: os.stat_result | None = None
+        """Of the file of states, when it was read last."""
+        self._retired: frozenset[str] = frozenset()
+
+    def offers(self, model: str) -> bool:
+        """Return whether a model may advise: whether it was not retired."""
+        try:
+            states = os.stat(self._folder / STATES)
+        except OSError:
+            states = None
+        known = self._states
+        same = (states is None) is (known is None)
+        if states is not None and known is not None:
+            same = (states.st_mtime_ns, states.st_size) == (known.st_mtime_ns, known.st_size)
+        if not same:
+            try:
+                entries = read_registry(self._folder).values()
+            except OSError as error:
+                self._log.error("the states of learned models cannot be read", why=str(error))
+                return model not in self._retired
+            self._states = states
+            self._retired = frozenset(each.model for each in entries if each.state is State.RETIRED)
+        return model not in self._retired
 
     def seat(self, model: str) -> ModelSeat | None:
         """Return a new seat of a model; None: there is no such file, or it is no such model."""

@@ -25,6 +25,7 @@ VERBS = {
     "list": "the learners and their settings; with a name, of this one",
     "train": "LEARNER: train it, or with --resume go on",
     "curves": "DIR...: the curves of runs, as a table or (--svg) a picture",
+    "play": "DIR...: episodes under what runs have learned, for each of --seeds; also --on others",
     "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
     "figures": "NAME [-- OPTIONS]: train and judge as a paper's figures need it; alone: which",
     "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
@@ -39,6 +40,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "policy": ("clone",),
     "trace": ("clone",),
     "cluster": ("clone",),
+    "seeds": ("play",),
     "pairs": ("train", "judge"),
 }
 """Options that belong to some verbs only."""
@@ -47,6 +49,7 @@ ABOUT = f"""\
   skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1
   skep learn train LEARNER --set steps=20000 --seed 1 --out runs/1 --resume
   skep learn curves runs/1 runs/2 --svg curves.svg
+  skep learn play runs/1 runs/2 --seeds 20 --on ray
   skep models add runs/1/MODEL.safetensors
   skep learn clone --from week.jsonl.gz --out pairs
   skep learn clone --policy srtf --trace hived:days=1 --cluster 40x8 --out pairs
@@ -94,6 +97,9 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="FILE|SHAPE", help="clone: where they run")
     parser.add_argument(
         "--models", metavar="NAME", default="steady", help="clone: as in `skep sim`; default steady"
+    )
+    parser.add_argument(
+        "--seeds", metavar="SEEDS", help="play: 10 (that is 0 to 9), 3-12 or 1,5,9; default 10"
     )
     parser.add_argument(
         "--pairs", metavar="DIR", type=Path, help="train, judge: what `clone` wrote"
@@ -331,6 +337,55 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
+# --- play -----------------------------------------------------------------------------------------
+
+
+def _play(arguments: Namespace) -> int:
+    from skep_services.engines.deal import Ear
+    from skep_services.engines.stop import Stop
+    from skep_services.learning import rollouts, runs
+    from skep_services.simulations import inputs
+
+    if not arguments.what:
+        raise CommandError(exits.USAGE, "play takes the folders of runs")
+    try:
+        seeds = inputs.seeds(arguments.seeds or "10")
+    except inputs.WrongError as error:
+        raise CommandError(exits.USAGE, str(error)) from None
+    asked = []
+    for name in arguments.what:
+        head, saved = runs.finished(Path(name))
+        asked.append(rollouts.of_run(head.learner, head.settings, saved.tensors, seeds))
+    engine = on.engine(arguments)
+    with Stop().on_interrupt() as stop:
+        shown = Progress([task.label for each in asked for task in rollouts.tasks(each)])
+        ear = Ear(lambda _place, _data: None, shown.tell, shown.say)
+        try:
+            found = rollouts.spread(engine, ear, stop)(asked)
+        except rollouts.StoppedError:
+            return exits.INTERRUPTED
+        finally:
+            shown.end()
+    if arguments.json:
+        print_json({"seeds": seeds, "runs": dict(zip(arguments.what, found, strict=True))})
+    else:
+        _played(arguments.what, seeds, found)
+    return exits.OK
+
+
+def _played(
+    names: Sequence[str], seeds: Sequence[int], found: Sequence[Sequence[dict[str, float]]]
+) -> None:
+    from skep_lab.measures.stat import stat
+
+    keys = list(dict.fromkeys(key for rows in found for row in rows for key in row))
+    columns = [Column("RUN", list(names)), Column("SEEDS", [str(len(seeds))] * len(names))]
+    for key in keys:
+        told = [stat([row[key] for row in rows if key in row]) for rows in found]
+        columns.append(Column(key.upper(), [_number(each.mean) for each in told], right=True))
+    render.show_table(columns)
+
+
 # --- clone ----------------------------------------------------------------------------------------
 
 
@@ -496,6 +551,7 @@ _VERBS = {
     "list": _list,
     "train": _train,
     "curves": _curves,
+    "play": _play,
     "clone": _clone,
     "figures": _figures,
     "judge": _judge,

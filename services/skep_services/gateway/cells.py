@@ -206,12 +206,17 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             "jobs_max": config.jobs_max,
             "policy": config.policy,
             "options": config.options,
-            "following": next(iter(following_view(fold.state, {}, name)), None),
             **counts[name],
+            **({"following": said} if (said := _following(fold, name)) else {}),
         }
         for name, config in sorted(cluster.vcs.items())
         if vc in {"", name}
     ]
+
+
+def _following(fold: Fold, vc: str) -> Plain | None:
+    """Return whether a VC with a model follows it; None: it has none."""
+    return next(iter(following_view(fold.state, {}, vc)), None)
 
 
 def usage_view(cells: Cells, rows: list[Plain], vc: str) -> list[Plain]:

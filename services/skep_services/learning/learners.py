@@ -35,13 +35,17 @@ class About(NamedTuple):
     module: str
     """Its full name; with a dot at the beginning, in PACKAGE."""
     about: str
+    plays: str = ""
+    """What plays an episode of what it has learned, as MODULE:NAME (`skep_lab.learn.episodes`)."""
 
 
 LEARNERS: dict[str, About] = {
-    "dqn": About(".dqn", "SCHED²: a deep Q-network on its environment"),
-    "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic"),
+    "dqn": About(".dqn", "SCHED²: a deep Q-network on its environment", ".episodes:sched2"),
+    "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic", ".episodes:dl2"),
     "imitate": About(".imitate", "a set network that does what --pairs show"),
-    "evolve": About(".evolve", "a set network that begins as a rule, by CMA-ES"),
+    "evolve": About(
+        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:tuning"
+    ),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 

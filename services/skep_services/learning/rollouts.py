@@ -17,6 +17,8 @@ import msgspec
 from skep_services.engines.deal import Ear, Engine
 from skep_services.engines.stop import Stop
 from skep_services.engines.task import Task, Watch
+from skep_services.learning import learners
+from skep_services.learning.problems import LearningError, Why
 from skep_services.learning.runs import opened, stored
 
 WORK = f"{__name__}:work"
@@ -40,6 +42,37 @@ class Rollout(NamedTuple):
     label: str = "rollout"
 
 
+def of_run(
+    name: str, settings: Mapping[str, Any], weights: Mapping[str, Any], seeds: Sequence[int]
+) -> Rollout:
+    """Return the episodes of what a training run has learned.
+
+    Args:
+        name: The learner.
+        settings: The run's, as JSON has them.
+        weights: The tensors of its checkpoint.
+        seeds: One episode for each.
+
+    Raises:
+        LearningError: The learner has no episodes.
+    """
+    about = learners.LEARNERS[name]
+    if not about.plays:
+        text = f"{name} has no episodes to be played; `skep learn judge` judges models by pairs"
+        raise LearningError(Why.NOT_OFFERED, text)
+    options = {"module": about.module, "plays": about.plays, "settings": settings}
+    return Rollout(f"{__name__}:episode", options, weights, seeds, name)
+
+
+def episode(options: Mapping[str, Any], weights: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
+    """Play one episode of what a training run has learned: a `Play`."""
+    module, _, function = options["plays"].partition(":")
+    kind = learners.imported(options["module"], "the learner").Settings
+    play = getattr(learners.imported(module, "the learner"), function)
+    found: Mapping[str, Any] = play(learners.made(kind, options["settings"]), weights, seed)
+    return found
+
+
 class StoppedError(Exception):
     """A person wanted the end before all rollouts were played."""
 
@@ -54,12 +87,12 @@ def spread(engine: Engine, ear: Ear, stop: Stop) -> Spread:
     """
 
     def play_all(rollouts: Sequence[Rollout]) -> list[list[Any]]:
-        tasks = [task for each in rollouts for task in _tasks(each)]
+        todo = [task for each in rollouts for task in tasks(each)]
         done: dict[int, bytes] = {}
-        engine.run(tasks, Ear(done.__setitem__, ear.tell, ear.say), stop)
-        if stop.asked or len(done) < len(tasks):
+        engine.run(todo, Ear(done.__setitem__, ear.tell, ear.say), stop)
+        if stop.asked or len(done) < len(todo):
             raise StoppedError
-        results = [msgspec.msgpack.decode(done[place]) for place in range(len(tasks))]
+        results = [msgspec.msgpack.decode(done[place]) for place in range(len(todo))]
         rows = iter(results)
         return [
             [each for _ in range(_pieces(rollout)) for each in next(rows)] for rollout in rollouts
@@ -73,7 +106,7 @@ def here(rollouts: Sequence[Rollout]) -> list[list[Any]]:
     return [
         [
             each
-            for task in _tasks(rollout)
+            for task in tasks(rollout)
             for each in msgspec.msgpack.decode(work(task.inputs, lambda _part: True))
         ]
         for rollout in rollouts
@@ -84,7 +117,8 @@ def _pieces(rollout: Rollout) -> int:
     return -(-len(rollout.seeds) // SEEDS_MAX)
 
 
-def _tasks(rollout: Rollout) -> Iterator[Task]:
+def tasks(rollout: Rollout) -> Iterator[Task]:
+    """Yield the tasks of an engine that play a rollout."""
     weights = stored(rollout.weights, {})
     options = msgspec.msgpack.encode(dict(rollout.options))
     for first in range(0, len(rollout.seeds), SEEDS_MAX):

@@ -217,6 +217,20 @@ def stored(tensors: Mapping[str, Any], about: Any) -> bytes:
     return found
 
 
+def finished(folder: Path) -> tuple[Head, Saved]:
+    """Return what a run is of, and the latest that it has learned.
+
+    Raises:
+        LearningError: There is no run, or nothing is learned yet.
+    """
+    head = read_head(folder)
+    saved = load_checkpoint(folder, head)
+    if saved is None:
+        text = f"{folder} has no checkpoint yet: nothing is learned"
+        raise LearningError(Why.NO_RUN, text)
+    return head, saved
+
+
 def load_checkpoint(folder: Path, head: Head) -> Saved | None:
     """Return what a run goes on from; None: it has no checkpoint.
 

@@ -49,12 +49,12 @@ class Learned(Policy, frozen=True, kw_only=True):
     """The moves of a learned model, or the plan of a rule wherever the model may not be followed.
 
     The model is named by the hash of its file, and no other one may act. The rule is any other
-    policy, with its default options. It is in force where nothing was heard of the model, or it has
-    not answered for `answer_s`, or its advice is damaged, of another model, made for other features or beyond what the model was
-    trained on; where the model hardly prefers what it proposes (`margin_milli`, thousandths); where
-    a job has waited for longer than `wait_bound_s`, which then comes first; and where its stage in
-    the VC is not to act. A VC that turned to its rule because of something wrong stays with it for
-    `cool_s`.
+    policy, with its default options. It is in force where nothing was heard of the model, or it
+    has not answered for `answer_s`; where its advice is damaged, of another model, made for other
+    features or beyond what the model was trained on; where the model hardly prefers what it
+    proposes (`margin_milli`, thousandths); where a job has waited for longer than `wait_bound_s`,
+    which then comes first; and where its stage in the VC is not to act. A VC that turned to its
+    rule because of something wrong stays with it for `cool_s`.
 
     How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
     shadow, then in turns of `period_s` with the rule. Another `stage` forces it.

@@ -41,8 +41,8 @@ class LookAhead(Policy, frozen=True):
     for `wait_max_s` comes before all others, and blocks them. No job is stopped.
 
     Where the speed of a size is unknown it is assumed to be in proportion to the GPUs, up to twice
-    the largest size that is known, and so tried. A size that a fit predicts, and that was not
-    measured, counts at the P90 of its time (`JobView.rates_low`).
+    the largest size that is known, and so tried. With `cautious` a size that a fit predicts, and
+    that was not measured, counts at the P90 of its time for a job that runs (`JobView.rates_low`).
     """
 
     name: ClassVar[str] = "look-ahead"
@@ -50,14 +50,15 @@ class LookAhead(Policy, frozen=True):
     every_s: float = 300
     power: float = 0
     pause_s: float = 30
+    cautious: bool = False
     wait_max_s: float = 86400
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: `every_s` or `wait_max_s` is too short, `pause_s` negative, or `power` beyond
-                -2 to 2.
+            ValueError: `every_s` or `wait_max_s` is too short, `pause_s` is negative, or `power` is
+                beyond -2 to 2.
         """
         check_one_or_more("every_s", self.every_s, "seconds")
         check_one_or_more("wait_max_s", self.wait_max_s, "seconds")
@@ -126,7 +127,9 @@ class LookAhead(Policy, frozen=True):
         if not (waiting or opens):
             return [], [], []
         running = [job for job in view.jobs if job.pin == pin and changeable(job)]
-        left = {job.job: times(job, view.now) for job in (*running, *waiting)}
+        left = {
+            job.job: times(job, view.now, cautious=self.cautious) for job in (*running, *waiting)
+        }
         waiting.sort(key=lambda job: self._place(job, left[job.job], view.now))
         reach = _reach(running, view)
         lowest = min((job.spec.priority for job in waiting), default=0)

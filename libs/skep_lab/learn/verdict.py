@@ -1,0 +1,118 @@
+"""What the judgement comes to: the learned policy against the better rule, by scenario and bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from skep_lab.learn.protocol import BARS, FAMILIES, RULES, SCENARIOS, WORSE_MAX, Setting
+from skep_lab.measures.paired import Paired, paired
+
+LEARNED = "learned"
+
+
+class Row(NamedTuple):
+    """One policy on one trace."""
+
+    scenario: Setting
+    policy: str
+    number: int
+    mean_jct_s: float
+
+
+class Compared(NamedTuple):
+    """The learned policy and the better rule of a scenario, over traces that all have played."""
+
+    scenario: Setting
+    rule: str
+    rule_s: float
+    learned_s: float
+    others_s: Mapping[str, float]
+    gains: tuple[float, ...]
+    """By trace: 1 - learned / rule."""
+
+    @property
+    def ratio(self) -> float:
+        """Return the mean JCT of the learned policy over that of the rule."""
+        return self.learned_s / self.rule_s
+
+
+def rows_of(played: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Return rows as `beat_main` writes them."""
+    return [
+        Row(Setting(**each["scenario"]), each["policy"], each["number"], each["mean_jct_s"])
+        for each in played
+    ]
+
+
+def compared(rows: Sequence[Row], scenario: Setting) -> Compared | None:
+    """Return a scenario; None: there is no trace that all have played."""
+    mine: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.scenario == scenario:
+            mine.setdefault(row.policy, {})[row.number] = row.mean_jct_s
+    needed = (*RULES, LEARNED)
+    numbers = sorted(set.intersection(*({*mine.get(name, {})} for name in needed)))
+    if not numbers:
+        return None
+
+    def mean(policy: str) -> float:
+        return sum(mine[policy][number] for number in numbers) / len(numbers)
+
+    rule = min(RULES, key=mean)
+    gains = tuple(1.0 - mine[LEARNED][each] / mine[rule][each] for each in numbers)
+    others = {name: mean(name) for name in mine if {*numbers} <= {*mine[name]}}
+    return Compared(scenario, rule, mean(rule), mean(LEARNED), others, gains)
+
+
+def all_compared(rows: Sequence[Row]) -> list[Compared]:
+    """Return all scenarios that can be compared, in their order."""
+    scenarios = dict.fromkeys([*SCENARIOS, *(each for group in BARS.values() for each in group)])
+    found = (compared(rows, scenario) for scenario in scenarios)
+    return [each for each in found if each is not None]
+
+
+def pooled(found: Iterable[Compared]) -> Paired | None:
+    """Return the mean gain over all traces of some scenarios, with its interval."""
+    gains = [gain for each in found for gain in each.gains]
+    return paired([0.0] * len(gains), gains) if gains else None
+
+
+def bars(found: Sequence[Compared]) -> dict[str, Paired | None]:
+    """Return the gain of each bar, and by family."""
+    made: dict[str, Paired | None] = {}
+    for name, group in BARS.items():
+        mine = [each for each in found if each.scenario in group]
+        made[name] = pooled(mine)
+        for family in FAMILIES:
+            made[f"{name}, {family}"] = pooled(
+                [each for each in mine if each.scenario.family == family]
+            )
+    return made
+
+
+def worse(found: Sequence[Compared]) -> list[Compared]:
+    """Return the scenarios in which the learned policy is worse by more than is allowed."""
+    return [each for each in found if each.ratio > 1.0 + WORSE_MAX]
+
+
+def table(found: Sequence[Compared]) -> str:
+    """Return scenarios as a table."""
+    lines = ["| scenario | traces | look-ahead | hold | learned | against the better rule |"]
+    lines.append("|---|---|---|---|---|---|")
+    for each in found:
+        both = each.others_s
+        gain = pooled([each])
+        assert gain is not None
+        lines.append(
+            f"| {each.scenario.name} | {len(each.gains)} | {both['look-ahead']:,.0f}"
+            f" | {both['hold']:,.0f} | {each.learned_s:,.0f} | {percent(gain)} |"
+        )
+    return "\n".join(lines)
+
+
+def percent(gain: Paired) -> str:
+    """Return a gain as text: `+8.1 % (5.0 to 11.3)`."""
+    if gain.low is None or gain.high is None:
+        return f"{100 * gain.mean:+.1f} %"
+    return f"{100 * gain.mean:+.1f} % ({100 * gain.low:.1f} to {100 * gain.high:.1f})"

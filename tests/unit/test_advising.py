@@ -1,0 +1,235 @@
+"""The advisor's part for VCs with a model: gaps, missing models, stages, and what a crash keeps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from skep.learn.advising import ActsAtOnce, Advising, GivenModels, NoModels
+from skep.learn.guard import T_975, Guard, interval
+from skep.learn.shadow import Shadow, put_back
+from skep.units import Instant
+from skep.wire.cluster import Cluster, VirtualCluster
+from skep.wire.facts import End, JobEnded, JobQueued
+from skep.wire.following import AdviceFollowed, GuardFact, ShadowSeen, StageSet
+from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
+from skep.wire.reasons import Reason
+from tests.kit import at, spec
+from tests.learned_kit import MODEL, OTHER_MODEL, Follower
+
+
+def cluster(model: str = MODEL, **options: object) -> Cluster:
+    chosen = {"model": model, "rule": "packing", **options}
+    return Cluster(vcs={"nlp": VirtualCluster(gpus=4, policy="learned", options=chosen)})
+
+
+def sight(number: int, *, whole: bool = False, jobs: tuple[JobSight, ...] = ()) -> Sight:
+    return Sight(
+        vc="nlp", number=number, whole=whole, at=at(0), gpus=4, free=4, node_gpus=4, jobs=jobs
+    )
+
+
+def job(name: str, phase: str = "waiting", workers: int = 1) -> JobSight:
+    made = JobSight(
+        job=name,
+        sequence=int(name[1:]),
+        phase="waiting",
+        each=1,
+        workers=workers,
+        least=workers,
+        most=workers,
+        submitted_at=at(0),
+    )
+    return msgspec.structs.replace(made, phase=phase)
+
+
+def advising() -> Advising:
+    made = Advising(GivenModels({MODEL: Follower}), ActsAtOnce())
+    made.set_cluster(cluster())
+    return made
+
+
+def test_a_gap_is_asked_about_each_second_until_a_whole_sight_comes() -> None:
+    made = advising()
+    assert [*made.due(at(0))] == [SightWanted(vc="nlp", at=at(0))]
+    assert [*made.sight(sight(7), at(0.5))] == []
+    assert made.wake_at() == at(1)
+    assert [*made.due(at(1))] == [SightWanted(vc="nlp", at=at(1))]
+    (answer,) = made.sight(sight(8, whole=True), at(1.1))
+    assert isinstance(answer, LearnedAdvice)
+    assert (answer.number, answer.stage, answer.at) == (8, "on", at(1.1))
+    assert [*made.sight(sight(10), at(2.5))] == [SightWanted(vc="nlp", at=at(2.5))]
+
+
+def test_advice_is_said_again_before_it_expires() -> None:
+    made = advising()
+    (first,) = made.sight(sight(1, whole=True), at(0))
+    assert made.wake_at() == at(5)
+    (again,) = made.due(at(5))
+    assert isinstance(first, LearnedAdvice)
+    assert isinstance(again, LearnedAdvice)
+    assert again.at < first.expires_at < again.expires_at
+
+
+def test_a_model_that_comes_later_is_used_once_it_is_there() -> None:
+    seats = dict[str, type[Follower]]()
+    made = Advising(GivenModels(seats), ActsAtOnce())
+    made.set_cluster(cluster())
+    (answer,) = made.sight(sight(1, whole=True), at(0))
+    assert isinstance(answer, LearnedAdvice)
+    assert (answer.stage, answer.why) == ("off", Reason.NO_MODEL)
+    seats[MODEL] = Follower
+    assert [*made.due(at(5))] == [SightWanted(vc="nlp", at=at(5))]
+    (answer,) = made.sight(sight(2, whole=True), at(5.1))
+    assert isinstance(answer, LearnedAdvice)
+    assert answer.stage == "on"
+
+
+def test_vcs_without_a_model_are_not_answered() -> None:
+    made = Advising(NoModels(), ActsAtOnce())
+    made.set_cluster(cluster(model=""))
+    assert [*made.sight(sight(1, whole=True), at(0))] == []
+    assert made.wake_at() is None
+
+
+# --- shadow --------------------------------------------------------------------------------------
+
+
+def test_what_a_rule_began_is_shown_as_it_was_before() -> None:
+    shadow = Shadow()
+    assert shadow.follow(sight(1, whole=True, jobs=(job("j1"), job("j2")))) is None
+    begun = msgspec.structs.replace(
+        sight(2, jobs=(job("j1", "starting", 2),)),
+        free=2,
+        room=(RoomSight(gpus=4, free=2, count=1),),
+    )
+    found = shadow.follow(begun)
+    assert found is not None
+    names, before = found
+    assert names == ("j1",)
+    assert (before.whole, before.free, before.room) == (
+        True,
+        4,
+        (RoomSight(gpus=4, free=4, count=1),),
+    )
+    assert [(each.job, each.phase) for each in before.jobs] == [
+        ("j1", "waiting"),
+        ("j2", "waiting"),
+    ]
+
+
+@pytest.mark.parametrize("taken, after", [([2], [(4, 2), (4, 4)]), ([8], [(4, 4), (4, 4)])])
+def test_gpus_go_back_to_the_fullest_nodes(taken: list[int], after: list[tuple[int, int]]) -> None:
+    room: tuple[RoomSight, ...] = (RoomSight(gpus=4, free=0, count=2),)
+    if taken == [2]:
+        room = (RoomSight(gpus=4, free=0, count=1), RoomSight(gpus=4, free=4, count=1))
+    found = put_back(room, taken)
+    assert [(each.gpus, each.free) for each in found for _ in range(each.count)] == after
+
+
+# --- the guard -----------------------------------------------------------------------------------
+
+
+def looked(guard: Guard, now: Instant) -> list[GuardFact]:
+    found = []
+    for fact in guard.look(now):
+        guard.apply(fact)
+        found.append(fact)
+    return found
+
+
+def begun(**options: object) -> Guard:
+    guard = Guard()
+    guard.set_cluster(cluster(**options))  # type: ignore[arg-type]
+    looked(guard, at(0))
+    return guard
+
+
+def compared(guard: Guard, pairs: int, *, model_s: float, rule_s: float) -> None:
+    """Have the rule begin one job, and the model another, so many times."""
+    for number in range(pairs):
+        names = f"j{2 * number + 1}", f"j{2 * number + 2}"
+        for name in names:
+            guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+        guard.compared("nlp", [names[0]], [names[1]], at(2))
+        guard.compared("nlp", [names[1]], [names[1]], at(3))
+        for name, ran_s in zip(names, (rule_s, model_s), strict=True):
+            ended = JobEnded(
+                job=name,
+                end=End.SUCCEEDED,
+                why=Reason.SUCCEEDED,
+                attempts=1,
+                at=at(10 + ran_s),
+                ran_at=at(10),
+            )
+            guard.hear(ended)
+
+
+def test_a_mean_has_the_interval_of_student() -> None:
+    found = interval([10, 20, 30, 40], T_975)
+    assert found is not None
+    assert (found.mean, found.samples) == (25, 4)
+    assert (found.low, found.high) == (4, 46)  # 25 -+ 3.182 * 12.91 / 2
+    assert interval([1.0], T_975) is None
+
+
+def test_a_model_leaves_the_shadow_only_if_its_choices_were_not_longer() -> None:
+    good, bad = begun(shadow_s=60), begun(shadow_s=60)
+    compared(good, 12, model_s=1, rule_s=9)
+    compared(bad, 12, model_s=9, rule_s=1)
+    stages = [
+        [each for each in looked(one, at(61)) if isinstance(each, StageSet)] for one in (good, bad)
+    ]
+    assert [(one.stage, one.gain_milli, one.pairs) for (one,) in stages] == [
+        ("switchback", 800, 12),
+        ("off", -800, 12),
+    ]
+    assert stages[0][0].agreed_milli == 500
+
+
+def test_a_model_that_only_holds_stays_in_the_shadow() -> None:
+    guard = begun(shadow_s=60)
+    for number in range(300):
+        guard.compared("nlp", [f"j{number + 1}"], [], at(2))
+    assert not [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
+
+
+def test_an_operator_forces_a_stage_and_another_model_begins_anew() -> None:
+    guard = begun(shadow_s=60)
+    guard.set_cluster(cluster(stage="on"))
+    (fact,) = looked(guard, at(1))
+    assert isinstance(fact, StageSet)
+    assert (fact.stage, fact.why) == ("on", Reason.ASKED_FOR)
+    assert guard.stage("nlp", MODEL, at(2)) == "on"
+    assert guard.stage("nlp", OTHER_MODEL, at(2)) == "shadow"
+    guard.set_cluster(cluster(OTHER_MODEL))
+    (fact,) = looked(guard, at(3))
+    assert isinstance(fact, StageSet)
+    assert (fact.model, fact.stage) == (OTHER_MODEL, "shadow")
+
+
+def test_faults_again_and_again_lead_back_to_the_shadow() -> None:
+    guard = begun(shadow_s=60, period_s=100)
+    compared(guard, 12, model_s=1, rule_s=9)
+    looked(guard, at(61))
+    for number in range(5):
+        guard.hear(
+            AdviceFollowed(
+                vc="nlp", follows=False, why=Reason.ADVICE_LATE, at=at(70 + number), model=MODEL
+            )
+        )
+    (fact,) = looked(guard, at(80))
+    assert isinstance(fact, StageSet)
+    assert (fact.stage, fact.why, fact.until) == ("shadow", Reason.FAULTS_REPEATED, at(680))
+
+
+def test_its_facts_lead_to_the_same_state() -> None:
+    guard = begun(shadow_s=60)
+    compared(guard, 6, model_s=1, rule_s=9)
+    assert any(isinstance(each, ShadowSeen) for each in looked(guard, at(20)))
+    again = Guard()
+    for fact in guard.facts():
+        again.apply(fact)
+    again.set_cluster(cluster(shadow_s=60))
+    assert [*again.facts()] == [*guard.facts()]
+    assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
