@@ -45,10 +45,10 @@ def main() -> None:
         for name, (title, runs) in PICTURES.items()
     }
     title = "Figure 11: a Seq2Seq job"
-    drawn["dl2-fig11"] = (title, dl2_figures.sizes(results, "large-shaped"), "slots", "number")
+    drawn["dl2-fig11"] = (title, dl2_figures.sizes(results, "large"), "slots", "number")
     for name, (title, curves, x_title, y_title) in drawn.items():
         lines = [plots.Line(each, points) for each, points in curves.items()]
-        if not lines:
+        if len(lines) < 2:
             continue
         plot = plots.lines(
             "", lines, plots.number_text, plots.number_text, x_title=x_title, y_title=y_title

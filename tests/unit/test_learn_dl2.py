@@ -275,7 +275,17 @@ def test_the_command_stores_what_the_figures_are_made_of(
             assert "small/policy.0.weight" in weights
     assert [step for step, _ in results[0]["small"]["points"]] == [0, 4]
     told = list(dl2_figures.lines(results, dl2_figures.ruled(worlds)))
-    assert any(line.startswith("| learned: small, sampled") and "2 seeds" in line for line in told)
+    assert any(line.startswith("| learned: small, sampled") and "seeds: 2" in line for line in told)
     assert any(line.startswith("| poisson | ") for line in told)
     curve = dl2_figures.curves(results, ["small"], "sampled")["small"]
     assert [step for step, _ in curve] == [0.0, 4.0]
+
+
+def test_a_policy_that_only_stops_is_judged_all_the_same() -> None:
+    policy = dl2_agent.Learner(RUN, 1).policy
+    last = [each for each in policy.net if isinstance(each, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        last.bias[-1] = 1e6
+    found = dl2_agent.judge(policy, TINY, None, np.array([1, 2]), None)
+    assert (found[:, 0] == dl2_agent.SLOTS_MAX).all()
+    assert len(dl2_agent.sizes(policy, TINY, None, 1, 0)) <= dl2_agent.SLOTS_MAX

@@ -45,6 +45,8 @@ Flags = NDArray[np.bool_]
 
 NEVER = -1e9
 """The score of an action that is not possible."""
+SLOTS_MAX = 500
+"""Slots of an episode that is judged; those of DRF have 70 at most."""
 TINY = np.float32(1e-30)
 RATIO_MAX = 2.0
 OPEN_MAX = 2048
@@ -725,6 +727,9 @@ def judge(
 ) -> Floats:
     """Return `Sight.finished` of an episode of each seed.
 
+    A policy whose most likely action is to stop gives nothing to anybody, slot after slot: what has
+    not ended after `SLOTS_MAX` slots counts so many, which is less than it takes.
+
     Args:
         policy: What decides.
         world: The setting.
@@ -736,11 +741,15 @@ def judge(
     sight = batch.reset(np.asarray(seeds))
     rng = None if sampled is None else np.random.default_rng([sampled, 3])
     found, left = np.zeros((len(seeds), 3)), np.ones(len(seeds), bool)
+    found[:, :2] = SLOTS_MAX
+    slots = np.zeros(len(seeds), np.int64)
     while left.any():
         actions, _ = policy.choose(sight.observation, policy.possible(sight.mask), rng)
         sight = batch.step(actions)
         new = sight.done & left
-        found[new], left = sight.finished[new], left & ~sight.done
+        found[new] = sight.finished[new]
+        slots += sight.slot_ended
+        left &= ~sight.done & (slots < SLOTS_MAX)
     return found
 
 
@@ -759,7 +768,7 @@ def sizes(policy: Policy, world: dl2.Options, speed: Floats | None, seed: int, m
     jobs = batch.state.jobs[0]
     job = int(np.argmax(jobs[:, dl2.JOB.model] == model))
     arrives = int(jobs[job, dl2.JOB.arrives])
-    while batch.state.work[0, job, dl2.WORK.ended] < 0:
+    while batch.state.work[0, job, dl2.WORK.ended] < 0 and len(found) < SLOTS_MAX:
         slot = int(batch.state.sums[0, dl2.SUM.slot])
         sight = batch.step(policy.choose(sight.observation, policy.possible(sight.mask), None)[0])
         if sight.done[0]:

@@ -52,7 +52,9 @@ def spread(values: Sequence[float]) -> str:
     """Return mean, standard deviation and range over seeds, as text."""
     if not values:
         return "-"
-    deviation = stdev(values) if len(values) > 1 else 0.0
+    if len(values) == 1:
+        return f"{values[0]:.2f} (one seed)"
+    deviation = stdev(values)
     return f"{fmean(values):.2f} ± {deviation:.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -115,7 +117,7 @@ def comparison(
                 told = _interval(gain(known["drf"], by_seed))
                 ours = spread(learned(results, run, way))
                 yield (
-                    f"| learned: {run}, {way} | {ours}, {len(by_seed)} seeds "
+                    f"| learned: {run}, {way} | {ours}, seeds: {len(by_seed)} "
                     f"| {told} | {row[1]:.1f} | {row[2]:.1%} |"
                 )
 
@@ -152,7 +154,7 @@ def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
         there, way = ("small", "sampled") if condition == "as trained" else (condition,) * 2
         cells = [f"{fmean(completions(known[there][name])):.2f}" for name in COMPARED]
         cells += [spread(learned(results, run, way)) for run in runs]
-        yield f"| {condition} | {' | '.join(cells)} |"
+        yield f"| {condition.replace('told', 'epochs')} | {' | '.join(cells)} |"
 
 
 def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
