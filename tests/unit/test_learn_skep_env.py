@@ -125,3 +125,13 @@ def test_columns_that_the_environment_writes_are_those_of_production() -> None:
     row = batch.shown.raw[0, 0]
     sizes = c.sizes_of(1, protocol.WORKERS_MAX, int(row[c.WORKERS]), runs=False)
     assert row[c.SIZE : c.SIZE + c.SIZES].tolist() == [*sizes, *[0.0] * (c.SIZES - len(sizes))]
+
+
+def test_a_network_that_never_places_a_job_comes_to_an_end() -> None:
+    holds = evolve.weights_of(evolve.starts())
+    holds["hold.2.bias"][:] = 100.0
+    batch = skep_env.batch_of([(Setting("locality", nodes=2), 1)])
+    batch.play(skep_env.net(holds))
+    assert batch.shown.done.all()
+    (jct_s,) = batch.jct_s()
+    assert (jct_s == 30 * 86_400.0).all()

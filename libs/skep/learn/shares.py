@@ -48,6 +48,8 @@ def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
         when: The times of the jobs.
     """
     waits, workers = queued(raw), raw[..., c.WORKERS]
+    if not workers.size:
+        return Shares(workers, workers)
     each = np.maximum(raw[..., c.EACH], 1.0)
     gpus = workers * each
     part = when.known & (waits | ((raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)))

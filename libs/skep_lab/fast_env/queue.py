@@ -49,8 +49,10 @@ from skep_lab.fast_env.scores import SPREAD, Net, Work, best, net_of, work_of
 RULE = Rule(order=HANDS_OFF)
 SECOND = 1e9
 HOUR_NS = 3_600_000_000_000
-ROWS_STEP = 16
-"""The rows that are shown are a multiple of it: fewer shapes of arrays."""
+DECISIONS_MAX = 200
+"""Decisions for each job of an environment: a network that changes sizes all the time is stopped."""
+NEVER_ENDS_S = 30 * 86_400.0
+"""What the completion time of a job counts that has not ended when its environment is over."""
 
 
 class Jobs(NamedTuple):
@@ -234,11 +236,16 @@ class Batch:
             seen[1] = np.maximum(seen[1], room.seen[1])
 
     def jct_s(self) -> list[Floats]:
-        """Return by environment the seconds from submission to end of all its jobs."""
-        return [
-            (jobs[:, JOB.ended] - jobs[:, JOB.at])[jobs[:, JOB.at] < NEVER] / SECOND
-            for jobs in self.state.jobs
-        ]
+        """Return by environment the seconds from submission to end of all its jobs.
+
+        Those that a network never places count NEVER_ENDS_S.
+        """
+        made = []
+        for each in self.state.jobs:
+            jobs = each[each[:, JOB.at] < NEVER]
+            took = (jobs[:, JOB.ended] - jobs[:, JOB.at]) / SECOND
+            made.append(np.where(jobs[:, JOB.ended] < NEVER, took, NEVER_ENDS_S))
+        return made
 
     @property
     def decisions(self) -> int:
@@ -270,25 +277,26 @@ def run_all(s: State, more: More, nodes: Ints, by: By, rhythm: int, shown: Shown
                 if 0 <= row < more.counts[b, ROWS]:
                     j, workers, spread = more.rows[b, row], by.moves[b, k, 1], by.moves[b, k, 2]
                     moved = move(s, b, j, workers, spread != 0) or moved
+            stands = not moved and not go_on(s, b, rhythm)
             if not moved:
-                go_on(s, b, rhythm)
                 _follow(s, more, b)
-            shown.done[b] = s.num[b, NUM.open] == 0
             more.counts[b, DECISIONS] += 1
+            many = more.counts[b, DECISIONS] > DECISIONS_MAX * s.jobs.shape[1]
+            shown.done[b] = s.num[b, NUM.open] == 0 or stands or many
             show(s, more, b, nodes[b], shown)
             if not plays:
                 break
 
 
 @inner
-def go_on(s: State, b: int, rhythm: int) -> None:
-    """Have the next event happen, or let a rhythm pass without one."""
+def go_on(s: State, b: int, rhythm: int) -> bool:
+    """Have the next event happen, or let a rhythm pass without one; return whether there was any."""
     until = s.num[b, NUM.now] + rhythm
     at = engine.next_at(s, b)
     if s.num[b, NUM.next] > 0 and at > until and at < NEVER:
         s.num[b, NUM.now] = until
-    else:
-        engine.step_one(s, b, RULE)
+        return True
+    return engine.step_one(s, b, RULE)
 
 
 @inner
