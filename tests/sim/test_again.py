@@ -17,6 +17,7 @@ from skep.wire.changes import Goal, JobChanging
 from skep.wire.codec import Facts
 from skep.wire.commands import Move, Target
 from skep.wire.facts import EpochBegan, JobBound, JobWaits
+from skep.wire.following import AdviceFollowed
 from skep.wire.inputs import InputNotes
 from skep.wire.reasons import Reason
 from skep_lab.live_log.decide_again import Again, Log, without_secrets
@@ -26,6 +27,8 @@ from tests.replay_kit import Record, history, log_of
 SEEDS = (7, 11)
 TIMED_SEED = 2006
 """A history with deadlines, in which an advisor speaks."""
+LEARNED_SEED = 3002
+"""A history in which models that guess advise virtual clusters."""
 
 
 @pytest.mark.parametrize("service", ["admission", "allocator"])
@@ -49,6 +52,20 @@ def test_what_was_decided_by_fits_and_paces_comes_out_again(service: str) -> Non
     assert found.differences == []
     assert found.equal == found.decisions > 30
     assert found.inputs_by_kind["Outlook"] > 10
+    assert found.not_comparable == {}
+
+
+def test_what_was_decided_by_the_advice_of_models_comes_out_again() -> None:
+    world = history(LEARNED_SEED)
+    log = log_of(world, "allocator")
+    found = Again(world.roles["allocator"].machine, log).run()
+    assert found.differences == []
+    assert found.equal == found.decisions > 30
+    assert found.inputs_by_kind["LearnedAdvice"] > 10
+    followed = [
+        fact for one in log.records for fact in one.facts if isinstance(fact, AdviceFollowed)
+    ]
+    assert {fact.follows for fact in followed} == {True, False}
     assert found.not_comparable == {}
 
 
