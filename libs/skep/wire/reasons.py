@@ -487,7 +487,7 @@ TEXT: dict[Reason, str] = {
     Reason.HELD_BY_MODEL: "the learned model holds it back",
     Reason.NO_MODEL: "the advisor has no such model, or cannot read it",
     Reason.NO_ADVICE: "nothing was heard of the model",
-    Reason.ADVICE_LATE: "the model's latest advice has expired",
+    Reason.ADVICE_LATE: "the model has not answered in time, or its advice has expired",
     Reason.ADVICE_BROKEN: "the model's advice is not finite, or out of bounds",
     Reason.OTHER_MODEL: "the advice is of another model than the one that may act here",
     Reason.OTHER_SCHEMA: "the model was made for other features than are seen here",

@@ -17,20 +17,20 @@ def sentence(said: AdviceFollowed) -> str:
 
 
 def following_view(
-    state: ClusterState, stages: Mapping[str, StageSet], vc: str
+    state: ClusterState, stages: Mapping[tuple[str, str], StageSet], vc: str
 ) -> list[dict[str, Any]]:
     """Return by VC with a model whether that is followed, since when, and how far it has come.
 
     Args:
         state: What the allocator's facts tell.
-        stages: By VC: the latest stage of a model there.
+        stages: By VC and model: the latest stage.
         vc: Only of this one; empty: of all.
     """
     found = []
     for name, said in sorted(state.followed.items()):
         if vc not in ("", name):
             continue
-        stage = stages.get(name)
+        stage = stages.get((name, said.model))
         found.append(
             {
                 "vc": name,
@@ -40,7 +40,7 @@ def following_view(
                 "why": said.why,
                 "text": sentence(said),
                 "since": said.at,
-                "stage": _stage(stage) if stage is not None and stage.model == said.model else None,
+                "stage": _stage(stage) if stage is not None else None,
             }
         )
     return found

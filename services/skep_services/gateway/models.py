@@ -35,8 +35,8 @@ class ModelsView:
         """Begin without anything; `intake` counts what cannot be read."""
         self.profiles = Tenants()
         self.calibration = Calibration()
-        self.stages: dict[str, StageSet] = {}
-        """By VC: the latest stage of a learned model there."""
+        self.stages: dict[tuple[str, str], StageSet] = {}
+        """By VC and learned model: its latest stage there."""
         self._intake = intake
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -60,7 +60,7 @@ class ModelsView:
             elif isinstance(fact, EstimateJudged):
                 self.calibration.apply(fact)
             elif isinstance(fact, StageSet):
-                self.stages[fact.vc] = fact
+                self.stages[fact.vc, fact.model] = fact
 
     def seen_by(self, vc: str) -> Profiles:
         """Return what the jobs of a VC measured; of all, if it is empty.

@@ -28,7 +28,9 @@ LIMIT = 1_000
 class Trials:
     """The handler."""
 
-    def __init__(self, indexer: Indexer, clock: Clock, stages: Mapping[str, StageSet]) -> None:
+    def __init__(
+        self, indexer: Indexer, clock: Clock, stages: Mapping[tuple[str, str], StageSet]
+    ) -> None:
         self._indexer, self._clock, self._stages = indexer, clock, stages
 
     def routes(self) -> list[web.RouteDef]:
