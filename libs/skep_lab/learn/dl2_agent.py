@@ -764,7 +764,8 @@ def sizes(policy: Policy, world: dl2.Options, speed: Floats | None, seed: int, m
         model: The job's; it is one of the episode's.
     """
     batch = dl2.Batch(1, world, speed)
-    sight, found = batch.reset(np.array([seed])), []
+    sight = batch.reset(np.array([seed]))
+    found: list[Ints] = []
     jobs = batch.state.jobs[0]
     job = int(np.argmax(jobs[:, dl2.JOB.model] == model))
     arrives = int(jobs[job, dl2.JOB.arrives])
