@@ -3,9 +3,9 @@
     python -m skep_lab.learn.beat_main --out DIR [--time-limit S] [--train S] [--processes N]
 
 The kernels are compiled once, before processes are forked. Then each training seed has a process,
-and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is taken,
-and all processes judge it on held-out traces, the most important first, until the limit. It leaves
-`beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
+and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is
+taken, and all processes judge it on held-out traces, the most important first, until the limit. It
+leaves `beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
 """
 
 from __future__ import annotations
@@ -202,8 +202,9 @@ def main(words: list[str] | None = None) -> int:
     for each in processes:
         each.terminate()
     given.out.mkdir(parents=True, exist_ok=True)
-    found = np.stack([trained[seed][0] for seed in sorted(trained)])
-    np.savez(given.out / "beat.npz", found=found)
+    if trained:
+        found = np.stack([trained[seed][0] for seed in sorted(trained)])
+        np.savez(given.out / "beat.npz", found=found)
     curves = {str(seed): {"score": each[1], "curve": each[2]} for seed, each in trained.items()}
     (given.out / "beat.json").write_text(json.dumps({"curves": curves, "rows": rows}))
     _say(f"{len(rows)} traces judged, {time.monotonic() - began:.0f} s")

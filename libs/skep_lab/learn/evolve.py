@@ -5,8 +5,8 @@ random numbers), and moves towards those with the least mean logarithm of mean J
 assigned to single decisions: what a long queue costs later counts by itself.
 
 The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
-and of what is linear in the features of the cluster: of holding, and of how much `skip` counts. The
-encoder of jobs passes on one number: how badly a job bears being spread. A few hundred generations on one core are enough for so few weights.
+and of holding, which is linear in features of the cluster. The encoder of jobs passes on one
+number, how badly a job bears being spread; a hidden unit weighs growing by it.
 
 Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
 """
