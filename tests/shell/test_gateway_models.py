@@ -26,8 +26,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 def fact(job: str, family: str, vc: str, **more: int) -> ProfileMeasured:
-    example = PROFILE_FACTS[1]
-    assert isinstance(example, ProfileMeasured)
+    example = next(each for each in PROFILE_FACTS if isinstance(each, ProfileMeasured))
     return msgspec.structs.replace(example, job=job, family=family, vc=vc, **more)
 
 
