@@ -9,6 +9,7 @@ from skep.learn.advising import ActsAtOnce, Advising, GivenModels, NoModels
 from skep.learn.guard import BLOCKS_KEPT, KNOWN_MAX, PERIOD_S, SHADOW_S, T_975, Guard, interval
 from skep.learn.shadow import Shadow, put_back
 from skep.units import Instant, seconds
+from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.facts import End, JobEnded, JobQueued
 from skep.wire.following import AdviceFollowed, BlockMeasured, GuardFact, ShadowSeen, StageSet
@@ -215,8 +216,9 @@ def test_an_operator_forces_a_stage_and_another_model_begins_anew() -> None:
     assert (fact.model, fact.stage) == (OTHER_MODEL, "shadow")
 
 
-def test_faults_again_and_again_lead_back_to_the_shadow() -> None:
-    guard = begun(shadow_s=60, period_s=100)
+@pytest.mark.parametrize("period_s, until", [(100, at(680)), (1e12, INSTANT_MAX)])
+def test_faults_again_and_again_lead_back_to_the_shadow(period_s: float, until: int) -> None:
+    guard = begun(shadow_s=60, period_s=period_s)
     compared(guard, 12, model_s=1, rule_s=9)
     looked(guard, at(61))
     for number in range(5):
@@ -227,7 +229,7 @@ def test_faults_again_and_again_lead_back_to_the_shadow() -> None:
         )
     (fact,) = looked(guard, at(80))
     assert isinstance(fact, StageSet)
-    assert (fact.stage, fact.why, fact.until) == ("shadow", Reason.FAULTS_REPEATED, at(680))
+    assert (fact.stage, fact.why, fact.until) == ("shadow", Reason.FAULTS_REPEATED, until)
 
 
 def test_its_facts_lead_to_the_same_state() -> None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.units import Duration, Instant, after, seconds
+from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster
 from skep.wire.facts import End, JobEnded, JobQueued
 from skep.wire.following import (
@@ -562,7 +563,7 @@ def _set(
         stage=stage,
         why=why,
         at=now,
-        until=after(now, cool) if cools else Instant(0),
+        until=min(after(now, cool), Instant(INSTANT_MAX)) if cools else Instant(0),
         decisions=seen.decisions,
         agreed_milli=MILLI * seen.agreed // seen.decisions if seen.decisions else 0,
         pairs=figures.samples,
