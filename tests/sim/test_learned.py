@@ -104,10 +104,6 @@ class _Unreliable(Shortest):
         return super().decide(now)._replace(reliable=False)
 
 
-def _not_finite(_seat: Follower, _now: object) -> Wish:
-    return Wish([AdvisedMove(job="j1", score_milli=float("nan"))])  # type: ignore[arg-type]
-
-
 class _Schema(Shortest):
     schema = 0
 

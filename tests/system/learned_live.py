@@ -281,7 +281,8 @@ def main() -> int:
     print(json.dumps(study.report, indent=2, default=str))
     bad = set(study.report["jobs"]) - {"succeeded"}
     differs = study.report["replay"]["decisions"] != study.report["replay"]["equal"]
-    late = max(study.report["silence"]["placed_s_killed"]) > LATE_S
+    silence_s = study.report["silence"]
+    late = max(silence_s["placed_s_stopped"], *silence_s["placed_s_killed"]) > LATE_S
     return 1 if bad or differs or late else 0
 
 

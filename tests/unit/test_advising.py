@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from skep.learn.advising import ActsAtOnce, Advising, GivenModels, NoModels
-from skep.learn.guard import T_975, Guard, interval
+from skep.learn.guard import BLOCKS_KEPT, KNOWN_MAX, PERIOD_S, SHADOW_S, T_975, Guard, interval
 from skep.learn.shadow import Shadow, put_back
-from skep.units import Instant
+from skep.units import Instant, seconds
+from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.facts import End, JobEnded, JobQueued
-from skep.wire.following import AdviceFollowed, GuardFact, ShadowSeen, StageSet
+from skep.wire.following import AdviceFollowed, BlockMeasured, GuardFact, ShadowSeen, StageSet
 from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
 from skep.wire.reasons import Reason
 from tests.kit import at, spec
@@ -127,6 +128,13 @@ def test_gpus_go_back_to_the_fullest_nodes(taken: list[int], after: list[tuple[i
     assert [(each.gpus, each.free) for each in found for _ in range(each.count)] == after
 
 
+def test_very_many_nodes_are_counted_and_not_listed() -> None:
+    room = tuple(RoomSight(gpus=8, free=free, count=65_536) for free in (0, 5))
+    found = put_back(room, [8 * 60_000, 3])
+    told = [(each.gpus, each.free, each.count) for each in found]
+    assert told == [(8, 0, 5535), (8, 3, 1), (8, 5, 65_536), (8, 8, 60_000)]
+
+
 # --- the guard -----------------------------------------------------------------------------------
 
 
@@ -208,8 +216,9 @@ def test_an_operator_forces_a_stage_and_another_model_begins_anew() -> None:
     assert (fact.model, fact.stage) == (OTHER_MODEL, "shadow")
 
 
-def test_faults_again_and_again_lead_back_to_the_shadow() -> None:
-    guard = begun(shadow_s=60, period_s=100)
+@pytest.mark.parametrize("period_s, until", [(100, at(680)), (1e12, INSTANT_MAX)])
+def test_faults_again_and_again_lead_back_to_the_shadow(period_s: float, until: int) -> None:
+    guard = begun(shadow_s=60, period_s=period_s)
     compared(guard, 12, model_s=1, rule_s=9)
     looked(guard, at(61))
     for number in range(5):
@@ -220,7 +229,7 @@ def test_faults_again_and_again_lead_back_to_the_shadow() -> None:
         )
     (fact,) = looked(guard, at(80))
     assert isinstance(fact, StageSet)
-    assert (fact.stage, fact.why, fact.until) == ("shadow", Reason.FAULTS_REPEATED, at(680))
+    assert (fact.stage, fact.why, fact.until) == ("shadow", Reason.FAULTS_REPEATED, until)
 
 
 def test_its_facts_lead_to_the_same_state() -> None:
@@ -233,3 +242,66 @@ def test_its_facts_lead_to_the_same_state() -> None:
     again.set_cluster(cluster(shadow_s=60))
     assert [*again.facts()] == [*guard.facts()]
     assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
+
+
+def test_a_job_that_is_not_followed_takes_no_place_among_pairs() -> None:
+    guard = begun(shadow_s=60)
+    guard.hear(JobQueued(job="j1", spec=spec(vc="nlp"), submitted_at=at(1)))
+    guard.compared("nlp", ["j2"], ["j1"], at(2))
+    assert guard.watched["nlp"].pairs == {}
+
+
+def test_the_latest_blocks_are_kept_and_no_more() -> None:
+    guard = begun(stage="on")
+    for number in range(BLOCKS_KEPT + 5):
+        guard.apply(
+            BlockMeasured(
+                vc="nlp",
+                model=MODEL,
+                block=number,
+                at=at(number),
+                by_model=0,
+                by_rule=0,
+                valid=False,
+            )
+        )
+    kept = [each.block for each in guard.facts() if isinstance(each, BlockMeasured)]
+    assert kept == [*range(5, BLOCKS_KEPT + 5)]
+
+
+def test_reading_a_log_again_keeps_no_job_of_before_the_block() -> None:
+    guard = begun(stage="on", period_s=100)
+    looked(guard, at(901))
+    early, late = (
+        JobQueued(job=f"j{at_s}", spec=spec(vc="nlp"), submitted_at=at(at_s)) for at_s in (1, 801)
+    )
+    for queued in (early, late):
+        guard.hear(queued)
+        ended = JobEnded(
+            job=queued.job, end=End.SUCCEEDED, why=Reason.SUCCEEDED, attempts=1, at=at(902)
+        )
+        guard.hear(ended)
+    assert [*guard.watched["nlp"].came] == ["j801"]
+
+
+def test_the_stages_of_named_models_outlive_any_number_of_others() -> None:
+    names = [f"vc{number}" for number in range(KNOWN_MAX + 50)]
+    named = Cluster(vcs={each: cluster().vcs["nlp"] for each in names})
+    guard = Guard()
+    guard.set_cluster(named)
+    looked(guard, at(1))
+    again = Guard()
+    for fact in guard.facts():
+        again.apply(fact)
+    again.set_cluster(named)
+    assert looked(again, at(2)) == []
+    again.set_cluster(cluster())
+    looked(again, at(3))
+    assert len({each.vc for each in again.facts()}) == KNOWN_MAX + 1
+
+
+def test_options_of_another_version_count_as_usual() -> None:
+    guard = Guard()
+    guard.set_cluster(cluster(period_s="soon", shadow_s=None))
+    known = guard.watched["nlp"]
+    assert (known.period, known.shadow) == (seconds(PERIOD_S), seconds(SHADOW_S))

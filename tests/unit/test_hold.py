@@ -53,6 +53,7 @@ def test_a_job_that_is_hardly_slower_is_not_held() -> None:
     assert held(waits("j3", 4, 100, slowdown=((1, 1000), (2, 1040)))) == "+j3@n1,n2"
     assert held(waits("j3", 4, 100, slowdown=((1, 1000), (2, 1060)))) == "?j3"
     assert held(waits("j3", 4, 100, slowdown=((1, 1000),))) == "?j3", "nothing is known of two"
+    assert held(waits("j3", 4, 100, slowdown=((3, 1000), (4, 1010)))) == "?j3", "nor here"
     sure = waits("j3", 4, 100, slowdown=((1, 1000), (2, 1040)))
     unsure = replace(sure, slowdown_high=((1, 1000), (2, 1300)))
     assert held(unsure) == "?j3", "it may be slower, as far as is known"

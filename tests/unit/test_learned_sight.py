@@ -130,3 +130,18 @@ def test_a_gap_asks_for_a_whole_sight() -> None:
     assert scene.follow(part)
     assert len(scene.names) == 4
     assert not scene.follow(part)
+
+
+def test_differences_that_come_to_too_many_jobs_are_not_followed() -> None:
+    scene = Scene.of(seen())
+    one = job_sight(job("j1", 1))
+    for number in (1, 2):
+        many = tuple(
+            msgspec.structs.replace(one, job=f"j{number}{at}", sequence=at)
+            for at in range(SEEN_MAX)
+        )
+        sight = msgspec.structs.replace(sight_of(seen(), number), whole=False, jobs=many)
+        follows = scene.follow(sight)
+        assert not follows
+        assert len(scene.names) <= 2 * SEEN_MAX
+    assert scene.follow(sight_of(seen(), 3)), "a whole one is"

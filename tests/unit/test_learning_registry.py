@@ -66,7 +66,7 @@ def test_states_are_the_last_lines_about_a_model(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_short_harms_no_other(tmp_path: Path) -> None:
     name = registry.add(tmp_path, b"one", 10)
     with (tmp_path / registry.STATES).open("ab") as file:
-        file.write(b'{"model":"' + name.encode()[:20])
+        file.write(b'{"model":"\xff"}\n{"model":"' + name.encode()[:20])
     assert registry.read_registry(tmp_path)[name].state is State.CANDIDATE
     registry.change(tmp_path, name, State.PROMOTED, 20)
     assert registry.promoted(tmp_path) == (name,)

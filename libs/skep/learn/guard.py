@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.units import Duration, Instant, after, seconds
+from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster
 from skep.wire.facts import End, JobEnded, JobQueued
 from skep.wire.following import (
@@ -195,8 +196,8 @@ class Watched:
     def options(self, given: Mapping[str, Any]) -> None:
         """Follow the options of the VC's policy."""
         self.wanted = str(given.get("stage", "auto"))
-        self.shadow = seconds(max(float(given.get("shadow_s", SHADOW_S)), 0.0))
-        self.period = seconds(max(float(given.get("period_s", PERIOD_S)), 1.0))
+        self.shadow = seconds(max(_number(given, "shadow_s", SHADOW_S), 0.0))
+        self.period = seconds(max(_number(given, "period_s", PERIOD_S), 1.0))
 
     def acts(self, now: Instant) -> bool:
         """Return whether the model has its turn, in a stage in which it and the rule take turns."""
@@ -235,8 +236,10 @@ class Watched:
             decisions=self.seen.decisions + len(begun),
             agreed=self.seen.agreed + len(agreed),
         )
+        # A job that is not followed never ends, and its pair would stay for ever.
         others = (job for job in chosen if job not in begun and job in self.came)
-        for job, other in zip((job for job in begun if job not in agreed), others, strict=False):
+        differ = (job for job in begun if job not in agreed and job in self.came)
+        for job, other in zip(differ, others, strict=False):
             if len(self.pairs) < PAIRS_KEPT:
                 self.pairs[job] = job, other
 
@@ -256,7 +259,8 @@ class Watched:
             if one in self.work and other in self.work:
                 del self.pairs[name]
                 self._compare(self.work[one], self.work[other])
-        if self.stage in ("shadow", "off"):
+        # While the log is read again, jobs of long ago would leave no room for those of the block.
+        if self.stage in ("shadow", "off") or self.came[fact.job].at < self._next_begins():
             self.forget()
 
     def _compare(self, rules: float, models: float) -> None:
@@ -285,7 +289,7 @@ class Watched:
 
     def measure(self, now: Instant) -> BlockMeasured | None:
         """Return what came of the next block, once it is over and its jobs had time to end."""
-        block = self.blocks[-1].block + 1 if self.blocks else 0
+        block = self._next_block()
         begins, ends = self._times(block)
         if now < after(ends, self.period):
             return None
@@ -310,6 +314,10 @@ class Watched:
             gain_milli=round(gain * MILLI),
         )
 
+    def _next_block(self) -> int:
+        """Return which block is to be measured next."""
+        return self.blocks[-1].block + 1 if self.blocks else 0
+
     def _times(self, block: int) -> tuple[Instant, Instant]:
         length = Duration(self.turns * self.period)
         begins = after(self.since, Duration(block * length))
@@ -317,13 +325,15 @@ class Watched:
 
     def block_due(self) -> Instant:
         """Return when the next block can be measured."""
-        block = self.blocks[-1].block + 1 if self.blocks else 0
-        return after(self._times(block)[1], self.period)
+        return after(self._times(self._next_block())[1], self.period)
+
+    def _next_begins(self) -> Instant:
+        """Return when the next block to be measured begins."""
+        return self._times(self._next_block())[0]
 
     def forget(self) -> None:
         """Forget jobs that no further block, and no comparison, is about."""
-        block = self.blocks[-1].block + 1 if self.blocks else 0
-        begins = self._times(block)[0]
+        begins = self._next_begins()
         counts = self.stage in ("switchback", "on")
         paired = {name for pair in self.pairs.values() for name in pair}
         for name in list(self.ended):
@@ -332,6 +342,12 @@ class Watched:
                 self.came.pop(name, None)
                 self.ended.pop(name, None)
                 self.work.pop(name, None)
+
+
+def _number(options: Mapping[str, Any], name: str, usual: float) -> float:
+    """Return an option; `usual` if it is no number: another version may have taken that."""
+    found = options.get(name, usual)
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else usual
 
 
 class Guard:
@@ -357,12 +373,16 @@ class Guard:
             self.watched[vc].options(each.options)
 
     def _of(self, vc: str, model: str) -> Watched:
-        """Return a model in a VC, and forget those that were named the longest ago."""
+        """Return a model in a VC, as the one that was named the latest."""
         known = self._known.pop((vc, model), None) or Watched(vc, model)
         self._known[vc, model] = known
-        while len(self._known) > KNOWN_MAX + len(self.watched):
-            del self._known[next(iter(self._known))]
         return known
+
+    def _forget_old(self) -> None:
+        """Forget the models that were named the longest ago, once it is known which are named."""
+        spare = [key for key, one in self._known.items() if self.watched.get(key[0]) is not one]
+        for key in spare[: max(len(spare) - KNOWN_MAX, 0)]:
+            del self._known[key]
 
     def stage(self, vc: str, model: str, now: Instant) -> Stage:
         """Return what a model may do in a VC now."""
@@ -429,7 +449,7 @@ class Guard:
             case ShadowSeen():
                 known.seen, known.told = fact, fact.decisions
             case BlockMeasured():
-                known.blocks = [*known.blocks, fact]
+                known.blocks = [*known.blocks[1 - BLOCKS_KEPT :], fact]
                 known.forget()
 
     def facts(self) -> Iterator[GuardFact]:
@@ -447,6 +467,8 @@ class Guard:
 
     def look(self, now: Instant) -> Iterator[GuardFact]:
         """Yield what is to be recorded now; each is to be applied before the next is asked for."""
+        if self.watched and len(self._known) > KNOWN_MAX + len(self.watched):
+            self._forget_old()
         for known in self.watched.values():
             if known.stage == "shadow" and known.seen.decisions >= known.told + TOLD_EVERY:
                 yield known.seen
@@ -541,7 +563,7 @@ def _set(
         stage=stage,
         why=why,
         at=now,
-        until=after(now, cool) if cools else Instant(0),
+        until=min(after(now, cool), Instant(INSTANT_MAX)) if cools else Instant(0),
         decisions=seen.decisions,
         agreed_milli=MILLI * seen.agreed // seen.decisions if seen.decisions else 0,
         pairs=figures.samples,

@@ -26,7 +26,7 @@ from skep.learn.curves import curves_of
 from skep.learn.features import F, Matrix, Times, empty, write_steady, write_sums
 from skep.policy.sight import sight_of
 from skep.policy.view import VcView
-from skep.wire.learned import JobSight, RoomSight, Sight
+from skep.wire.learned import SEEN_MAX, JobSight, RoomSight, Sight
 
 ROWS_MIN = 64
 ARRIVALS_MAX = 4096
@@ -116,7 +116,8 @@ class Scene:
         """Show what a sight says.
 
         Returns:
-            Whether it could be followed; False: it is not the next one, and a whole one is needed.
+            Whether it could be followed; False: it is not the next one, or comes to too many jobs,
+            and a whole one is needed.
         """
         if not sight.whole and (self.number < 0 or sight.number != self.number + 1):
             return False
@@ -134,7 +135,9 @@ class Scene:
         if self._set_cluster(sight):
             self._forget_demands()
         self._derive()
-        return True
+        if len(self.names) > SEEN_MAX:  # No allocator says so many: its jobs would grow for ever.
+            self.number = -1
+        return self.number >= 0
 
     @property
     def room(self) -> Floats:

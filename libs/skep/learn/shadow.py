@@ -7,6 +7,7 @@ free, on the fullest nodes that they could have been taken from.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -70,19 +71,25 @@ def put_back(room: Sequence[RoomSight], taken: Sequence[int]) -> tuple[RoomSight
         room: The nodes by their size, and how many of their GPUs are free.
         taken: How many GPUs each job gives back.
     """
-    nodes = [[each.gpus, each.free] for each in room for _ in range(each.count)]
+    counts = Counter[tuple[int, int]]()
+    for each in room:
+        counts[each.gpus, each.free] += each.count
     for gpus in taken:
         left = gpus
         while left > 0:
-            used = [node for node in nodes if node[1] < node[0]]
+            used = [(size, free) for size, free in counts if free < size]
             if not used:
                 break
-            whole = [node for node in used if node[0] - node[1] >= left]
-            node = min(whole or used, key=lambda each: (each[1], each[0]))
-            back = min(left, node[0] - node[1])
-            node[1] += back
-            left -= back
-    counts: dict[tuple[int, int], int] = {}
-    for size, free in sorted((node[0], node[1]) for node in nodes):
-        counts[size, free] = counts.get((size, free), 0) + 1
-    return tuple(RoomSight(gpus=g, free=f, count=count) for (g, f), count in counts.items())
+            whole = [(size, free) for size, free in used if size - free >= left]
+            size, free = min(whole or used, key=lambda node: (node[1], node[0]))
+            back = min(left, size - free)
+            # As many at once as are chosen alike, for a sight may tell of very many: until one node
+            # could take the rest.
+            most = max(size - free for size, free in used)
+            nodes = 1 if whole else min(counts[size, free], (left - most - 1) // back + 1)
+            counts[size, free + back] += nodes
+            counts[size, free] -= nodes
+            if not counts[size, free]:
+                del counts[size, free]
+            left -= nodes * back
+    return tuple(RoomSight(gpus=g, free=f, count=count) for (g, f), count in sorted(counts.items()))

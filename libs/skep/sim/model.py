@@ -184,8 +184,9 @@ class AllocatorModel:
         """By job that moves: the nodes where its state has arrived."""
         self.order = self.attempts = 0
         self.policies: dict[str, str] = {}
-        self.followed: dict[str, AdviceFollowed] = {}
         """By VC: its policy."""
+        self.followed: dict[str, AdviceFollowed] = {}
+        """By VC with the policy `learned`: what was said last."""
         self.fallen: dict[str, None] = {}
         """VCs whose policy failed: first come, first served meanwhile."""
         self.tried = Tried(self.jobs, self.gpus)

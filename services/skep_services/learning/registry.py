@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from skep.wire.bounds import UNDECODABLE
 from skep_services import durable
 from skep_services.learning.problems import LearningError, Why, writing
 
@@ -120,7 +121,7 @@ def _lines(folder: Path) -> list[Line]:
     for text in data.split(b"\n"):
         try:
             line = msgspec.json.decode(text, type=Line)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             continue  # It was cut short, or is empty.
         if NAME.fullmatch(line.model):
             found.append(line)

@@ -139,7 +139,7 @@ class Hold(Policy, frozen=True):
         """Return whether a job is hardly slower on so many nodes, as predicted."""
         slowdown = job.slowdown_high or job.slowdown
         slower = [thousandths for count, thousandths in slowdown if count <= nodes]
-        known = bool(slowdown) and slowdown[-1][0] >= nodes
+        known = bool(slower) and slowdown[-1][0] >= nodes  # Those measured may all be on more.
         return known and slower[-1] <= 1000 * (1 + self.slower)
 
 
