@@ -13,6 +13,8 @@ from skep.learn.scene import Scene
 from skep.policy.sight import changes, job_sight, sight_of
 from skep.policy.view import Phase, VcView
 from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.wire.bounds import INSTANT_MAX, MESSAGE_BYTES_MAX
+from skep.wire.codec import encode
 from skep.wire.learned import CURVE_MAX, SEEN_MAX, PhaseName, RoomSight, Sight
 from tests.policy_kit import NOW, job, view
 
@@ -145,3 +147,23 @@ def test_differences_that_come_to_too_many_jobs_are_not_followed() -> None:
         assert not follows
         assert len(scene.names) <= 2 * SEEN_MAX
     assert scene.follow(sight_of(seen(), 3)), "a whole one is"
+
+
+def test_the_largest_sight_fits_the_bus() -> None:
+    curve = tuple((workers, 10**9) for workers in range(1000, 1000 + CURVE_MAX))
+    one = msgspec.structs.replace(
+        job_sight(job("j1", 1)),
+        phase="suspended",
+        submitted_at=NOW,
+        since=NOW,
+        expected=Duration(INSTANT_MAX),
+        left=Duration(INSTANT_MAX),
+        rates=curve,
+        slowdown=curve,
+    )
+    named = tuple(
+        msgspec.structs.replace(one, job=f"j{10**9 + at}", sequence=10**9 + at)
+        for at in range(SEEN_MAX)
+    )
+    whole = msgspec.structs.replace(sight_of(seen(), 1), jobs=named)
+    assert len(encode(whole)) < MESSAGE_BYTES_MAX

@@ -70,7 +70,6 @@ FAULTS = frozenset(
         Reason.ADVICE_BROKEN,
         Reason.ADVICE_LATE,
         Reason.BEYOND_TRAINING,
-        Reason.MARGIN_TOO_SMALL,
         Reason.NO_MODEL,
         Reason.OTHER_SCHEMA,
         Reason.WAITED_TOO_LONG,

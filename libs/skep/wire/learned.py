@@ -26,8 +26,9 @@ from skep.wire.bounds import (
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
-SEEN_MAX = 2048
-"""Jobs of one sight: of 300 bytes each they fit the bus. The latest to arrive are left out."""
+SEEN_MAX = 1000
+"""Jobs of one sight: of a kilobyte at most each they fit the bus. The latest to arrive are left
+out."""
 CURVE_MAX = 16
 """Points of one curve of a job: the sizes that a model may choose are among them."""
 ROOM_MAX = 1024

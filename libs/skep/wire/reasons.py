@@ -264,6 +264,7 @@ class Reason(StrEnum):
     OTHER_SCHEMA = "other-schema"
     BEYOND_TRAINING = "beyond-training"
     MARGIN_TOO_SMALL = "margin-too-small"
+    MIXED_PRIORITIES = "mixed-priorities"
     WAITED_TOO_LONG = "waited-too-long"
     STAGE_OFF = "stage-off"
     STAGE_SHADOW = "stage-shadow"
@@ -493,6 +494,7 @@ TEXT: dict[Reason, str] = {
     Reason.OTHER_SCHEMA: "the model was made for other features than are seen here",
     Reason.BEYOND_TRAINING: "what is seen here is beyond what the model was trained on",
     Reason.MARGIN_TOO_SMALL: "the model hardly prefers what it proposes",
+    Reason.MIXED_PRIORITIES: "jobs of different priorities wait, and the model knows of none",
     Reason.WAITED_TOO_LONG: "a job has waited for longer than its bound",
     Reason.STAGE_OFF: "the model may not act here",
     Reason.STAGE_SHADOW: "the model is watched, and does not act yet",

@@ -176,8 +176,10 @@ class Learned(Policy, frozen=True, kw_only=True):
             return advised.why or STAGES[advised.stage]
         if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, advised.moves):
             return Reason.ADVICE_BROKEN
-        if not advised.reliable or _mixed(view):
+        if not advised.reliable:
             return Reason.BEYOND_TRAINING
+        if _mixed(view):
+            return Reason.MIXED_PRIORITIES
         if any(move.margin_milli < self.margin_milli for move in advised.moves):
             return Reason.MARGIN_TOO_SMALL
         return Reason.WAITED_TOO_LONG if self._overdue(view) is not None else None
