@@ -106,7 +106,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
 ) -> None:
     def score(nets: list[scores.Net], cases: list[object], _jobs: object = None) -> protocol.Floats:
         skips = np.array([net.skip for net in nets])
-        return np.exp(((skips - 1.0) ** 2).sum(1))[:, None] * np.ones((1, len(cases)))
+        made: protocol.Floats = np.exp(((skips - 1.0) ** 2).sum(1))
+        return np.tile(made[:, None], (1, len(cases)))
 
     monkeypatch.setattr(evolve, "mean_jct_s", score)
     settings = evolve.Settings(generations=12, population=8, traces=2, tuning=2, every=4)

@@ -1,4 +1,4 @@
-"""What the judgement comes to: the better rule is chosen afterwards, and gains are paired by trace."""
+"""What the judgement comes to: the better rule is chosen afterwards, gains are paired by trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_bar_pools_the_traces_of_its_scenarios_and_families_are_told_apart() -
     assert whole is not None
     assert one is not None
     assert whole.mean == pytest.approx((0.2 - 0.05) / 2)
-    assert (one.low, one.high) == (pytest.approx(0.2), pytest.approx(0.2))
+    assert [one.low, one.high] == pytest.approx([0.2, 0.2])
     assert bars["30 % error"] is None
     assert [each.scenario for each in verdict.worse(found)] == [fixed]
     assert "| both, load 0.9, bursts, 15 nodes | 6 | 10 | 20 | 8 | +20.0 %" in verdict.table(found)

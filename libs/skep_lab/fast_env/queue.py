@@ -50,7 +50,7 @@ RULE = Rule(order=HANDS_OFF)
 SECOND = 1e9
 HOUR_NS = 3_600_000_000_000
 DECISIONS_MAX = 200
-"""Decisions for each job of an environment: a network that changes sizes all the time is stopped."""
+"""Decisions for each job of an environment: what changes sizes all the time is stopped."""
 NEVER_ENDS_S = 30 * 86_400.0
 """What the completion time of a job counts that has not ended when its environment is over."""
 
@@ -290,7 +290,7 @@ def run_all(s: State, more: More, nodes: Ints, by: By, rhythm: int, shown: Shown
 
 @inner
 def go_on(s: State, b: int, rhythm: int) -> bool:
-    """Have the next event happen, or let a rhythm pass without one; return whether there was any."""
+    """Have the next event happen, or let a rhythm pass; return whether there was an event."""
     until = s.num[b, NUM.now] + rhythm
     at = engine.next_at(s, b)
     if s.num[b, NUM.next] > 0 and at > until and at < NEVER:

@@ -3,9 +3,9 @@
     python -m skep_lab.learn.beat_main --out DIR [--time-limit S] [--train S] [--processes N]
 
 The kernels are compiled once, before processes are forked. Then each training seed has a process,
-and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is taken,
-and all processes judge it on held-out traces, the most important first, until the limit. It leaves
-`beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
+and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is
+taken, and all processes judge it on held-out traces, the most important first, until the limit.
+It leaves `beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
 """
 
 from __future__ import annotations
