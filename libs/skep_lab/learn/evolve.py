@@ -6,7 +6,8 @@ assigned to single decisions: what a long queue costs later counts by itself.
 
 The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
 and of what is linear in the features of the cluster: of holding, and of how much `skip` counts. The
-encoder of jobs passes on one number: how badly a job bears being spread. A few hundred generations on one core are enough for so few weights.
+encoder of jobs passes on one number: how badly a job bears being spread. A few hundred generations
+on one core are enough for so few weights.
 
 Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
 """
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from skep.learn import modelfile
@@ -24,7 +26,7 @@ from skep.learn.candidates import CANDIDATE_FEATURES, A
 from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, JOB_PLACES, F, G
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
-from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
+from skep_lab.learn.progress import Count, Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
 from skep_lab.learn.skep_env import batch_of, jobs_of, mean_jct_s, net, training_cases, tuning_cases
 
@@ -73,14 +75,14 @@ SIZES = Sizes(job=G, head=G)
 class Settings(NamedTuple):
     """What a run may choose."""
 
-    generations: int = 100
-    population: int = 14
-    traces: int = 12
+    generations: Count = 100
+    population: Annotated[int, msgspec.Meta(ge=2)] = 14
+    traces: Count = 12
     """Of each generation; every network plays all of them."""
     sigma: float = 0.3
-    tuning: int = 48
+    tuning: Annotated[int, msgspec.Meta(ge=1, le=len(protocol.TUNING))] = 48
     """Cases of tuning by which the best network is chosen."""
-    every: int = 4
+    every: Count = 4
     """Generations between two looks at the tuning cases."""
 
 
