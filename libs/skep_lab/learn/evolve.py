@@ -60,8 +60,6 @@ EVOLVES: tuple[str, ...] = (
 """Features of candidates whose weights evolve; the others stay 0."""
 HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
 """Features of the cluster by which doing nothing more is scored."""
-
-
 GROWS_SLOW = -12.0
 """Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
 does not say what is free on the nodes of a job, so growing may spread it."""
