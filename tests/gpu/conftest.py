@@ -17,7 +17,7 @@ from tests.driver_kit import Host
 from tests.gpu import kit
 
 LIMIT_S = 600.0 if kit.CPU else 115.0
-"""No test begins after so long: machines with a GPU are lent for minutes."""
+"""No test begins after so long: a suite that hangs is not to hold a GPU for hours."""
 BEGAN = time.monotonic()
 
 Record = Callable[..., None]

@@ -89,6 +89,14 @@ def test_a_file_is_what_its_name_says_or_is_refused(tmp_path: Path) -> None:
     assert registry.read_model(tmp_path, name) == b"weights"
 
 
+def test_a_damaged_file_is_whole_once_it_is_added_again(tmp_path: Path) -> None:
+    name = registry.add(tmp_path, b"content", 10)
+    (tmp_path / f"{name}.safetensors").write_bytes(b"CONTENT")
+    assert registry.add(tmp_path, b"content", 11) == name
+    assert registry.read_model(tmp_path, name) == b"content"
+    assert [line.at for line in registry.read_registry(tmp_path)[name].history] == [10]
+
+
 def test_the_advisor_takes_no_model_that_was_retired(tmp_path: Path) -> None:
     said: list[str] = []
 
@@ -151,6 +159,9 @@ def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
     file.write_bytes(data[:-4])
     assert reason(1, "add", str(file)) == "damaged-model"
     file.write_bytes(b"{}")
+    assert reason(1, "add", str(file)) == "damaged-model"
+    numbers = b'{"__metadata__": {"schema": 1}}'  # Not texts, as safetensors has them.
+    file.write_bytes(len(numbers).to_bytes(8, "little") + numbers)
     assert reason(1, "add", str(file)) == "damaged-model"
     weights = {name: np.zeros(shape, np.float32) for name, shape in shapes(Sizes(4, 4)).items()}
     weights["job.0.weight"] = np.full_like(weights["job.0.weight"], np.nan)

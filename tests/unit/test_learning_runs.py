@@ -78,6 +78,23 @@ def test_points_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
     assert files(whole) == files(parts)
 
 
+def test_points_before_the_first_checkpoint_are_made_again(tmp_path: Path) -> None:
+    head = runs.Head("walk", {"steps": 3}, seed=1)
+    runs.begin(tmp_path, head, resume=False)
+    (tmp_path / runs.CURVE).write_bytes(b'{"step":0,"of":3,"values":{"worst":9}}\n')  # Killed here.
+    played(tmp_path, head, 0, resume=True)
+    assert [point.step for point in runs.read_curve(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "name, word", [("evolve", "every=0"), ("evolve", "population=1"), ("evolve", "tuning=201")]
+)
+def test_settings_that_make_no_sense_are_refused(name: str, word: str) -> None:
+    with pytest.raises(LearningError, match=f"--set {word}: ") as caught:
+        learners.chosen(learners.find(name).settings, [word])
+    assert caught.value.why is Why.WRONG_SETTING
+
+
 def test_equal_seeds_make_equal_models(run: Run) -> None:
     words = ("train", "walk", "--set", "steps=5", "--set", "sizes=2,2", "--json")
     models = [
@@ -121,6 +138,7 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(2, "train", "walk", "--set", "steps=many") == "wrong-setting"
     assert "--set world.scale=x: " in run("train", "walk", "--set", "world.scale=x")[2]
     assert reason(2, "train", "walk", "--set", "steps") == "wrong-setting"
+    assert reason(2, "train", "walk", "--seed", "-1") == "usage"
     assert reason(2, "train", "walk", "--processes", "2") == "not-offered"
     assert reason(3, "curves", "none") == "no-run"
     assert run("train", "walk", "--out", "r")[0] == 0

@@ -20,7 +20,7 @@ wrong ones.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -42,17 +42,10 @@ from skep_lab.fast_env.dl2 import (
     room,
 )
 
-NAMES = (
-    "drf",
-    "drf-best",
-    "fifo",
-    "srtf",
-    "tetris",
-    "optimus",
-    "look-ahead",
-    "best-size",
-    "random",
-)
+Name = Literal[
+    "drf", "drf-best", "fifo", "srtf", "tetris", "optimus", "look-ahead", "best-size", "random"
+]
+NAMES: tuple[str, ...] = get_args(Name)
 DRF, DRF_BEST, FIFO, SRTF, TETRIS, OPTIMUS, LOOK_AHEAD, BEST_SIZE, RANDOM = range(len(NAMES))
 STOP = -1
 

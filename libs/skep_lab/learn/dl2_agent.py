@@ -28,8 +28,9 @@ Where the paper is silent, or the public code does something else, there is an o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from torch import nn
 from skep_lab.fast_env import dl2, dl2_rules
 from skep_lab.fast_env.arrays import Floats, Ints
 from skep_lab.learn.dl2_protocol import SMALL, TRAINING
-from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
+from skep_lab.learn.progress import Count, Progress, Saved, Tensors, numbers_of, rng_of
 
 Singles = NDArray[np.float32]
 Flags = NDArray[np.bool_]
@@ -68,9 +69,9 @@ class Settings(NamedTuple):
     world: dl2.Options = SMALL
     speed: tuple[tuple[tuple[float, ...], ...], ...] = ()
     """The speeds of `dl2.Batch` (`table_of`); empty: the chosen ones."""
-    envs: int = 8
+    envs: Count = 8
     """Environments at once for each cluster."""
-    clusters: int = 1
+    clusters: Count = 1
     """Federated training (section 6.5.2): each has its own environments and replay memory, and its
     gradients go to the common networks, all of a round taken at the weights of its beginning."""
     # Networks.
@@ -82,20 +83,20 @@ class Settings(NamedTuple):
     type_number: bool = False
     """A model is one number, as in the public code, and not one-hot."""
     # Warm-up.
-    teacher: str = "drf"
+    teacher: Literal["", dl2_rules.Name] = "drf"
     """A rule of `fast_env.dl2_rules`; empty: no warm-up."""
-    samples: int = 8192
+    samples: Count = 8192
     passes: int = 100
     warm_rate: float = 0.005
-    loss: str = "cross-entropy"
-    """Or `square`, `absolute` (section 6.5.2)."""
+    loss: Literal["cross-entropy", "square", "absolute"] = "cross-entropy"
+    """Section 6.5.2."""
     # Reinforcement learning.
-    steps: int = 1500
+    steps: Count = 1500
     """Slots; one update each."""
     rate: float = 0.0001
-    batch: int = 256
+    batch: Annotated[int, msgspec.Meta(ge=2)] = 256
     gamma: float = 0.9
-    value: str = "td"
+    value: Literal["td", "slot"] = "td"
     critic_first: int = 300
     """Steps in which only the value network learns: until it knows the teacher's rewards, every
     advantage is positive, and the policy would learn whatever it does."""
@@ -106,12 +107,12 @@ class Settings(NamedTuple):
     prioritised: bool = True
     full_first: bool = False
     """Updates begin when the memory is full (public code)."""
-    correction: str = "none"
+    correction: Literal["none", "ratio", "stored"] = "none"
     normalise: bool = True
     """Advantages of a mini-batch get mean 0 and deviation 1. The paper says nothing of it. Without,
     most that the memory draws is better than expected (bursts of short jobs), so that the policy
     learns whatever it did."""
-    reward: str = "slot"
+    reward: Literal["slot", "job", "gain", "epochs"] = "slot"
     entropy: float = 0.001
     explore: float = 0.1
     threshold: float = 10.0
@@ -119,7 +120,7 @@ class Settings(NamedTuple):
     bundle_action: bool = True
     models_at: tuple[tuple[int, int], ...] = ()
     """From a step on, so many models are drawn (Figure 17)."""
-    report_every: int = 500
+    report_every: Count = 500
 
 
 PAPER = Settings()

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from skep.learn import modelfile
@@ -24,7 +25,7 @@ from skep.learn.candidates import CANDIDATE_FEATURES, A
 from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, JOB_PLACES, F, G
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
-from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
+from skep_lab.learn.progress import Count, Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
 from skep_lab.learn.skep_env import batch_of, jobs_of, mean_jct_s, net, training_cases, tuning_cases
 
@@ -58,8 +59,6 @@ EVOLVES: tuple[str, ...] = (
 """Features of candidates whose weights evolve; the others stay 0."""
 HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
 """Features of the cluster by which doing nothing more is scored."""
-
-
 GROWS_SLOW = -12.0
 """Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
 does not say what is free on the nodes of a job, so growing may spread it."""
@@ -73,14 +72,14 @@ SIZES = Sizes(job=G, head=G)
 class Settings(NamedTuple):
     """What a run may choose."""
 
-    generations: int = 100
-    population: int = 14
-    traces: int = 12
+    generations: Count = 100
+    population: Annotated[int, msgspec.Meta(ge=2)] = 14
+    traces: Count = 12
     """Of each generation; every network plays all of them."""
     sigma: float = 0.3
-    tuning: int = 48
+    tuning: Annotated[int, msgspec.Meta(ge=1, le=len(protocol.TUNING))] = 48
     """Cases of tuning by which the best network is chosen."""
-    every: int = 4
+    every: Count = 4
     """Generations between two looks at the tuning cases."""
 
 

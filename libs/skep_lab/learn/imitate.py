@@ -10,8 +10,9 @@ done there is told with the loss.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from skep.learn.candidates import CHOICES, A, candidates
 from skep.learn.features import F, G, cluster_features, holding, job_features, queued
 from skep.learn.net import POOLS, Sizes, random_weights
 from skep_lab.learn.pairs import Pairs
-from skep_lab.learn.progress import Progress, Saved, Tensors, UnfitError, numbers_of, rng_of
+from skep_lab.learn.progress import Count, Progress, Saved, Tensors, UnfitError, numbers_of, rng_of
 
 IMPOSSIBLE = -1e9
 NOT_JUDGED = -1.0
@@ -37,16 +38,16 @@ RANGES = ("job", "cluster", "candidate")
 class Settings(NamedTuple):
     """What a run may choose."""
 
-    steps: int = 2000
-    batch: int = 32
+    steps: Count = 2000
+    batch: Count = 32
     """Pairs of a step."""
     rate: float = 0.002
-    job: int = 32
-    head: int = 32
+    job: Count = 32
+    head: Count = 32
     """Widths of the layers (`skep.learn.net.Sizes`)."""
-    held_out: float = 0.1
+    held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.1
     """The last part of the pairs, by time."""
-    every: int = 100
+    every: Count = 100
     """Steps between two points of the curves."""
     marked: bool = False
     """Whether pairs are taken that are not the scheduler's own choice."""

@@ -25,6 +25,7 @@ from skep.policy.sizes import resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, seconds
 from skep.wire.reasons import Reason
+from skep_lab.fast_env.queue import NEVER_ENDS_S
 from skep_lab.learn import protocol
 from skep_lab.learn.protocol import COSTS, LEVELS, NODE_GPUS, Drawn, Setting
 from skep_lab.measures.job import effectiveness
@@ -74,9 +75,14 @@ def play(setting: Setting, number: int, policy: Policy, *, exact: bool = False) 
 
 
 def played(result: RunResult) -> Played:
-    """Return a run by the measures of the protocol."""
+    """Return a run by the measures of the protocol.
+
+    A job that has not ended counts NEVER_ENDS_S, as in the fast environment: a policy that starves
+    jobs is not the better for it.
+    """
     ended = [each for each in result.jobs if each.ended is not None]
-    jct = np.array([(each.ended or 0) - each.job.at for each in ended]) / 1e9
+    took = [(each.ended or 0) - each.job.at for each in ended]
+    jct = np.array(took + [seconds(NEVER_ENDS_S)] * (len(result.jobs) - len(ended))) / 1e9
     waits = np.array([each.waited for each in result.jobs]) / 1e9
     last = max(each.ended or 0 for each in ended)
     return Played(

@@ -1,19 +1,22 @@
 """What a training run tells while it goes on, and what it goes on from after a stop.
 
-A learner is a generator function `train(settings, seed, saved=None)` that yields `Progress`. It reads
-no clock and writes no file. Equal settings and seeds give equal weights on one machine, whether the
-run was stopped and resumed between or not.
+A learner is a generator function `train(settings, seed, saved=None)` that yields `Progress`. It
+reads no clock and writes no file. Equal settings and seeds give equal weights on one machine,
+whether the run was stopped and resumed between or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Tensors = Mapping[str, NDArray[Any]]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+"""Of a setting: 1 or more. Settings that a person gives are checked by their types."""
 
 
 class UnfitError(Exception):

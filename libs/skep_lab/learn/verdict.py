@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from skep_lab.learn.protocol import BARS, FAMILIES, RULES, SCENARIOS, WORSE_MAX, Setting
@@ -28,7 +29,7 @@ class Compared(NamedTuple):
     rule_s: float
     learned_s: float
     others_s: Mapping[str, float]
-    gains: tuple[float, ...]
+    gains: Mapping[int, float]
     """By trace: 1 - learned / rule."""
 
     @property
@@ -60,7 +61,7 @@ def compared(rows: Sequence[Row], scenario: Setting) -> Compared | None:
         return sum(mine[policy][number] for number in numbers) / len(numbers)
 
     rule = min(RULES, key=mean)
-    gains = tuple(1.0 - mine[LEARNED][each] / mine[rule][each] for each in numbers)
+    gains = {each: 1.0 - mine[LEARNED][each] / mine[rule][each] for each in numbers}
     others = {name: mean(name) for name in mine if {*numbers} <= {*mine[name]}}
     return Compared(scenario, rule, mean(rule), mean(LEARNED), others, gains)
 
@@ -73,8 +74,16 @@ def all_compared(rows: Sequence[Row]) -> list[Compared]:
 
 
 def pooled(found: Iterable[Compared]) -> Paired | None:
-    """Return the mean gain over all traces of some scenarios, with its interval."""
-    gains = [gain for each in found for gain in each.gains]
+    """Return the mean gain over all traces of some scenarios, with its interval.
+
+    Traces of one family and number have the same jobs in every scenario, so they are no independent
+    samples: the interval counts them once, by their mean.
+    """
+    alike: dict[tuple[str, int], list[float]] = {}
+    for each in found:
+        for number, gain in each.gains.items():
+            alike.setdefault((each.scenario.family, number), []).append(gain)
+    gains = [fmean(each) for each in alike.values()]
     return paired([0.0] * len(gains), gains) if gains else None
 
 

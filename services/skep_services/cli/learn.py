@@ -121,6 +121,8 @@ def run(arguments: Namespace) -> int:
             option = {"assignments": "set", "source": "from"}.get(name, name)
             text = f"--{option} is of {' and '.join(verbs)}, not of {arguments.verb}"
             raise CommandError(exits.USAGE, text)
+    if arguments.seed < 0:
+        raise CommandError(exits.USAGE, f"--seed {arguments.seed}: seeds count from 0")
     with problems(), on.errors():
         return _VERBS[arguments.verb](arguments)
 
@@ -293,6 +295,7 @@ def _over(arguments: Namespace, folder: Path, done: Trained, passed_s: float, st
 
 
 def _curves(arguments: Namespace) -> int:
+    from skep_services import durable
     from skep_services.learning import curves, runs
 
     if not arguments.what:
@@ -303,7 +306,7 @@ def _curves(arguments: Namespace) -> int:
         found[name] = runs.read_curve(Path(name))
     if arguments.svg is not None:
         title = ", ".join(found) if len(found) < 4 else f"{len(found)} runs"
-        arguments.svg.write_text(curves.picture(title, found), encoding="utf-8")
+        durable.write(str(arguments.svg), curves.picture(title, found).encode(), 0o644, sync=False)
         say(f"wrote {arguments.svg}")
     elif arguments.json:
         print_json({name: _plain(points) for name, points in found.items()})

@@ -78,7 +78,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "learning": {
         "learn": (
             "learn",
-            "learners and what they learn from: list | train | curves | play | clone | judge | figures",
+            "learners and what they learn from: "
+            "list | train | curves | play | clone | judge | figures",
         ),
         "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
     },

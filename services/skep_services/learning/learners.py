@@ -216,7 +216,7 @@ def _made(kind: Any, value: Any) -> Any:
     """Return a value as its type has it; raises ValueError or TypeError."""
     if not isinstance(value, dict) or not _is_named(kind):
         return msgspec.convert(value, kind, strict=False)
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return kind(**{name: _made(hints[name], part) for name, part in value.items()})
 
 

@@ -28,9 +28,9 @@ def about(data: bytes, what: str = "it") -> dict[str, Any]:
     text = data[LENGTH_BYTES : LENGTH_BYTES + min(length, modelfile.HEADER_BYTES_MAX)]
     try:
         header = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-        said = header.pop("__metadata__", {})
+        said = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
         shapes = {name: header[name]["shape"] for name in sorted(header)}
-    except (msgspec.DecodeError, KeyError):
+    except (msgspec.MsgspecError, KeyError):
         reason = f"{what} is damaged, or no model of Skep's: it has no header of safetensors"
         raise LearningError(Why.DAMAGED_MODEL, reason) from None
     found = {key: _decoded(text) for key, text in sorted(said.items())}

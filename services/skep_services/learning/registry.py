@@ -207,11 +207,20 @@ def add(folder: Path, data: bytes, at: int, why: str = "") -> str:
     with writing(folder):
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         known = read_registry(folder).get(name)
-        if known is None or known.size != len(data):
+        if known is None or not _has(folder, name, data):
             durable.write(str(folder / f"{name}{SUFFIX}"), data, 0o644)
         if known is None or not known.history:
             _append(folder, Line(name, State.CANDIDATE, at, why[:WHY_MAX]))
     return name
+
+
+def _has(folder: Path, name: str, data: bytes) -> bool:
+    """Return whether the file of a model is there and whole."""
+    try:
+        with (folder / f"{name}{SUFFIX}").open("rb") as file:
+            return file.read(len(data) + 1) == data
+    except FileNotFoundError:
+        return False
 
 
 def change(folder: Path, model: str, state: State, at: int, why: str = "") -> None:

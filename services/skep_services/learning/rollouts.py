@@ -54,8 +54,9 @@ def of_run(
         seeds: One episode for each.
 
     Raises:
-        LearningError: The learner has no episodes.
+        LearningError: There is no such learner, or it has no episodes.
     """
+    learners.find(name)
     about = learners.LEARNERS[name]
     if not about.plays:
         text = f"{name} has no episodes to be played; `skep learn judge` judges models by pairs"

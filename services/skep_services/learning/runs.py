@@ -98,7 +98,7 @@ def train(
     settings = learners.made(learner.settings, head.settings)
     saved = load_checkpoint(folder, head)
     last, final, done = Point(saved.step if saved else 0, 0, {}), saved, saved is not None
-    _cut_curve(folder, last.step)
+    _cut_curve(folder, saved.step if saved else -1)  # A learner may tell of step 0 before any.
     saved_at = clock()
     with writing(folder), _of_use(learner.name):
         with (folder / CURVE).open("ab", buffering=0) as curve:
@@ -139,8 +139,8 @@ def begin(folder: Path, head: Head, *, resume: bool) -> None:
         resume: It goes on; else the folder has no run.
 
     Raises:
-        LearningError: There is a run and it is not to go on, or another one, or none; or the folder
-            cannot be written.
+        LearningError: There is a run and it is not to go on, or another one; or the folder cannot
+            be written.
     """
     path = folder / RUN
     found = read_head(folder) if path.exists() else None
