@@ -614,3 +614,40 @@ def test_who_stood_without_gpus_and_is_cancelled_goes_on_no_more() -> None:
     assert of(effects, JobStopping) == ["j1"]
     assert of(effects, GpusRegained) == []
     assert why(effects) == []
+
+
+@pytest.mark.parametrize("over_quota", ["auto", "wait"])
+def test_a_job_that_cannot_move_from_where_its_vc_owns_nothing_goes_on_there(
+    over_quota: str,
+) -> None:
+    """Its policy would wait for ever for nodes that its VC's cells never cover."""
+    decide = allocator(joined("node-1"), joined("node-2"))
+    level = (Level("node", 4),)
+    chains = {
+        name: Chain(gpu="cpu", levels=level, node_level="node", nodes=(NodeCell(node),))
+        for name, node in (("one", "node-1"), ("two", "node-2"))
+    }
+
+    def owns(chain: str) -> SetVcs:
+        nlp = VirtualCluster(cells=(Quota(chain, "node", 1),), policy="srtf")
+        return SetVcs(vcs={"nlp": nlp, "cv": VirtualCluster()}, chains=chains)
+
+    decide(owns("one"))
+    assert of(decide(job(1, gpus=2, over_quota=over_quota), 1), JobBound) == ["j1"]
+    decide(started("j1"), 2)
+    decide(known("j1"), 5)
+    (command,) = told(decide(ask(10, AskSuspend(job="j1", release=True)), 6))
+    decide(changed(command), 7)
+    decide(owns("two"), 8)
+
+    effects = decide(ask(11, AskResume(job="j1")), 9)
+    assert of(effects, GpusRegained) == [], "as whatever stands, it is not lent GPUs at once"
+    while not of(effects, GpusRegained):
+        wakes = decide.machine.wake_at()
+        assert wakes is not None
+        assert wakes < at(30), "it waits for ever"
+        effects = decide.tick((wakes - at(0)) / NS_PER_SECOND)
+    (command,) = told(effects)
+    decide(changed(command), 31)
+    assert decide.machine.state.jobs["j1"].state is State.RUNNING
+    assert "j1" in decide.machine.state.borrowed, "it gives way to whoever owns the node"

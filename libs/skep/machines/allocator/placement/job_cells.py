@@ -142,21 +142,35 @@ def home(state: ClusterState, job: JobState) -> str | None:
 
 def _fits_vacant(tx: Transaction, asked: Request) -> bool:
     """Return whether the cells would hold a request if nothing ran: tried once for its like."""
-    soft, cells = tx.soft, tx.state.cells
-    if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
-        soft.vacant, soft.fits_vacant = Cells(cells.cluster), {}
-    known, like = soft.fits_vacant, asked._replace(job=ids.NO_ATTEMPT)
+    vacant = _vacant(tx)
+    known, like = tx.soft.fits_vacant, asked._replace(job=ids.NO_ATTEMPT)
     if like not in known:
         if len(known) >= SHAPES_MAX:
             known.clear()
-        known[like] = placement.find_placement(soft.vacant, like) is not None
+        known[like] = placement.find_placement(vacant, like) is not None
     return known[like]
+
+
+def _vacant(tx: Transaction) -> Cells:
+    """Return the cells of the cluster as if nothing ran."""
+    soft, cluster = tx.soft, tx.state.cells.cluster
+    if soft.vacant is None or soft.vacant.cluster is not cluster:
+        soft.vacant, soft.fits_vacant = Cells(cluster), {}
+    return soft.vacant
 
 
 def fits_own(tx: Transaction, job: JobState) -> bool:
     """Return whether the cells of its VC would hold a job if nothing else ran."""
     asked = attempts.request(job, job.following, guaranteed=True)
     return _fits_vacant(tx, asked)
+
+
+def fits_there(tx: Transaction, job: JobState) -> bool:
+    """Return whether the cells of its VC would hold a job on its nodes if nothing else ran."""
+    asked = attempts.request(job, job.following, guaranteed=True)
+    there = {name: len(job.members[name].devices) for name in job.live}
+    where = placement.find_placement(_vacant(tx), asked, limit=lambda name: there.get(name, 0))
+    return where is not None
 
 
 def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str, bool]:

@@ -57,6 +57,9 @@ class Planned:
         self.misfits: dict[str, None] = {}
         """Its jobs that its cells would not hold if nothing else ran: they are no policy's
         business, and have what they may borrow."""
+        self.strays: dict[str, None] = {}
+        """Its suspended jobs that can go on only where they are, on nodes where its cells would not
+        hold them if nothing else ran: they have idle GPUs there, whatever their specs say."""
         self.held: dict[str, tuple[int, int]] = {}
         """By job: how often a plan held it, and `freed` when it last did."""
         self.line: tuple[str, ...] = ()
@@ -180,6 +183,7 @@ class Planned:
     def forget(self, name: str) -> None:
         """Take over that a job is over."""
         self.misfits.pop(name, None)
+        self.strays.pop(name, None)
         self.held.pop(name, None)
         self.tried.pop(name, None)
         self.taken.pop(name, None)

@@ -231,7 +231,7 @@ def lend(tx: Transaction, now: Instant, room: int) -> int:
 
 def _wanting(tx: Transaction, planned: Planned) -> Iterator[JobState]:
     """Yield the jobs of a VC that want idle GPUs, up to LENDS_LOOK of them."""
-    if not planned.misfits and not planned.borrowers:
+    if not (planned.misfits or planned.borrowers or planned.strays):
         return
     misfits = sorted(planned.misfits, key=lambda name: tx.state.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
@@ -245,7 +245,7 @@ def _wanting(tx: Transaction, planned: Planned) -> Iterator[JobState]:
             job.state is State.QUEUED
             or (job.away and (stand.get(name) is not None or name in planned.misfits))
         )
-        and (quota.borrows(job) or name in planned.misfits)
+        and (quota.borrows(job) or name in planned.misfits or name in planned.strays)
         and name not in tx.state.parked
     )
     yield from islice(wanting, len(misfits) + LENDS_LOOK)

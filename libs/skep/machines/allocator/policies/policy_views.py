@@ -215,14 +215,12 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
     """Take over how a job is to be seen; return whether that is otherwise than before."""
     name, view = job.job, of_job(tx, job)
     planned.misfits.pop(name, None)
+    planned.strays.pop(name, None)
     if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
-        shape = job.spec.resources, job.size
-        if shape not in planned.fits:
-            if len(planned.fits) >= FITS_MAX:
-                planned.fits.clear()
-            planned.fits[shape] = job_cells.fits_own(tx, job)
-        if not planned.fits[shape]:
+        if not _fits(tx, planned, job, ()):
             planned.misfits[name], view = None, None
+        elif view.at_home and not _fits(tx, planned, job, view.nodes):
+            planned.strays[name] = None
     if view is not None and name in planned.held:
         view = replace(view, held=planned.held[name][0])
     if view is None or view.phase is Phase.RUNNING:
@@ -245,6 +243,19 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
         planned.demand.leave(name)
     planned.seats.move(name, planned.views.get(name), view)
     return planned.show(name, view)
+
+
+def _fits(
+    tx: Transaction, planned: Planned, job: JobState, home: tuple[tuple[str, int], ...]
+) -> bool:
+    """Return whether a VC's cells would hold a job if nothing else ran; with `home`, there."""
+    shape = job.spec.resources, job.size, home
+    if shape not in planned.fits:
+        if len(planned.fits) >= FITS_MAX:
+            planned.fits.clear()
+        there = job_cells.fits_there if home else job_cells.fits_own
+        planned.fits[shape] = there(tx, job)
+    return planned.fits[shape]
 
 
 def _may_probe(planned: Planned, spec: JobSpec) -> bool:
