@@ -6,8 +6,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Kernels of the fast environment are interpreted, whatever imports them first: to compile them takes
-# half a minute a process. What tests the compiled ones has processes of its own.
+# Kernels of the fast environment are interpreted, whatever imports them first: compiling takes half
+# a minute in each process. What tests the compiled ones has processes of its own.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 from tests import needs
