@@ -74,9 +74,9 @@ def test_a_job_is_measured_and_a_restarted_advisor_knows_it(
     assert borrows["borrowed_from"]["why"] == "same-fingerprint"
     assert measured(cluster)[0] == fact, "what was recorded stays"
 
-    printed = cluster.skep("models", "--measured")
+    printed = cluster.skep("speeds", "--measured")
     assert FAMILY in printed
-    told = json.loads(cluster.skep("models", "--measured", FAMILY, "--json"))
+    told = json.loads(cluster.skep("speeds", "--measured", FAMILY, "--json"))
     assert told["models"][0]["measured"][0]["jobs"] == 1
     stop.touch()
     assert [cluster.ended(one)["state"] for one in (job, second)] == ["succeeded"] * 2
