@@ -46,7 +46,7 @@ def submitted(nlp: Tenant, notes: Path, most: int, **more: Any) -> str:
             "vc": nlp.vc,
             "script": str(SCRIPT),
             "elastic": {"min": 1, "max": most},
-            "env": {"STEPS_FILE": str(notes)},
+            "env": {"STEPS_FILE": str(notes), "SAMPLE_S": "0.005"},
             **more,
         }
     )

@@ -1,6 +1,7 @@
 """Trains a tiny data-parallel model that may change its size, until $STEPS_FILE.stop exists.
 
-After each mini-batch a line `RANK STEP WORLD` is appended to $STEPS_FILE.<rank>.
+After each mini-batch a line `RANK STEP WORLD` is appended to $STEPS_FILE.<rank>. A mini-batch takes
+a hundredth of a second, or $SAMPLE_S for each sample of the rank: then more workers are faster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     path, rank = os.environ["STEPS_FILE"], os.environ["RANK"]
+    sample_s = float(os.environ.get("SAMPLE_S", "0"))
     notes = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     data = TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
     loader = DataLoader(data, batch_size=8, shuffle=True)
@@ -39,7 +41,8 @@ def main() -> None:
             # All ranks stop after the same one, a multiple that none is past when the file appears.
             if run.steps % 100 == 99 and os.path.exists(f"{path}.stop"):
                 return
-            time.sleep(PAUSE_S)  # tidy: allow sleep because this is a job, and it paces itself
+            pause_s = sample_s * len(x) or PAUSE_S
+            time.sleep(pause_s)  # tidy: allow sleep because this is a job, and it paces itself
 
 
 if __name__ == "__main__":
