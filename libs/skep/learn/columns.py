@@ -20,7 +20,7 @@ PHASES = ("waiting", "reserved", "starting", "running", "suspended", "away", "st
 """The number of a phase is its place here."""
 WAITING, RESERVED, STARTING, RUNNING, SUSPENDED, AWAY, STOPPING = range(len(PHASES))
 UNKNOWN = -1.0
-"""Of a time that nobody has predicted."""
+"""Of a time that is not predicted."""
 SIZES = 6
 """Sizes of a job that a row holds: those that an action may choose, and those looked ahead to."""
 NODE_MAX = 16

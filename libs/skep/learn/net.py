@@ -226,7 +226,7 @@ class Pools:
 
 
 def random_weights(seed: int, sizes: Sizes | None = None) -> dict[str, Matrix]:
-    """Return weights of a network that nobody has trained (He et al. 2015)."""
+    """Return weights of an untrained network (He et al. 2015)."""
     rng = np.random.default_rng(seed)
     made: dict[str, Matrix] = {}
     for name, shape in shapes(sizes or Sizes()).items():

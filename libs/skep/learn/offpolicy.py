@@ -200,7 +200,7 @@ def _variance(residuals: Floats, block: Integers) -> float:
 
 
 def _kept(log: Decisions) -> Decisions:
-    """Return the decisions that nobody has overwritten."""
+    """Return the decisions that were not overwritten."""
     return log.only(~log.overwritten) if log.overwritten.any() else log
 
 
