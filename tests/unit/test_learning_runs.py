@@ -157,6 +157,16 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(1, "train", "walk", "--out", "r", "--resume") == "damaged-run"
 
 
+def test_two_processes_do_not_train_in_one_folder(run: Run, tmp_path: Path) -> None:
+    with runs.alone(tmp_path / "r"):
+        code, out, err = run("train", "walk", "--out", "r", "--json")
+        assert (code, json.loads(out)["error"]["reason"]) == (1, "other-run")
+        assert err.count("\n") == 1
+        assert "another process trains in r: " in err
+        assert not (tmp_path / "r" / runs.RUN).exists()
+    assert run("train", "walk", "--out", "r")[0] == 0
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     one, other = runs.Head("walk", {"steps": 6}, 1), runs.Head("walk", {"steps": 6}, 2)
     played(tmp_path / "one", one, 3, resume=False)

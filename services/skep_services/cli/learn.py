@@ -188,26 +188,28 @@ def _train(arguments: Namespace) -> int:
         text = f"{name} plays in this process only: leave --on and --processes out"
         raise CommandError(exits.USAGE, text, "not-offered")
     given, digest = _pairs(arguments, learner)
-    head = runs.Head(name, settings, arguments.seed, digest)
-    folder: Path = arguments.out or Path(f"{name}-{arguments.seed}")
-    runs.begin(folder, head, resume=arguments.resume)
-    events = curves.tensorboard(folder) if arguments.tensorboard else None
-    with Stop().on_interrupt() as stop:
-        shown = Progress([f"{name}, seed {arguments.seed}"])
-        if learners.SPREAD in learner.takes:
-            given[learners.SPREAD] = _spread(arguments, stop, shown)
-        try:
-            done = runs.train(
-                learner,
-                head,
-                folder,
-                clock=time.monotonic,
-                tell=_tell(shown, stop, events),
-                given=given,
-            )
-        finally:
-            shown.end()
-        _draw(folder, f"{name}, seed {arguments.seed}")
+    seed = arguments.seed or 0
+    head = runs.Head(name, settings, seed, digest)
+    folder: Path = arguments.out or Path(f"{name}-{seed}")
+    with runs.alone(folder):
+        runs.begin(folder, head, resume=arguments.resume)
+        events = curves.tensorboard(folder) if arguments.tensorboard else None
+        with Stop().on_interrupt() as stop:
+            shown = Progress([f"{name}, seed {seed}"])
+            if learners.SPREAD in learner.takes:
+                given[learners.SPREAD] = _spread(arguments, stop, shown)
+            try:
+                done = runs.train(
+                    learner,
+                    head,
+                    folder,
+                    clock=time.monotonic,
+                    tell=_tell(shown, stop, events),
+                    given=given,
+                )
+            finally:
+                shown.end()
+            _draw(folder, f"{name}, seed {seed}")
     return _over(arguments, folder, done, shown.passed_s(), stop)
 
 
