@@ -138,8 +138,12 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(2, "train", "walk", "--set", "steps=many") == "wrong-setting"
     assert "--set world.scale=x: " in run("train", "walk", "--set", "world.scale=x")[2]
     assert reason(2, "train", "walk", "--set", "steps") == "wrong-setting"
+    assert "'up': there are near, far" in run("train", "walk", "--set", "goal=up")[2]
     assert reason(2, "train", "walk", "--seed", "-1") == "usage"
     assert reason(2, "train", "walk", "--processes", "2") == "not-offered"
+    assert reason(2, "list", "--seed", "0") == "usage"
+    assert "--seed is of train and clone, not of list" in run("list", "--seed", "0")[2]
+    assert reason(2, "train", "walk", "--models", "steady") == "usage"
     assert reason(3, "curves", "none") == "no-run"
     assert run("train", "walk", "--out", "r")[0] == 0
     assert reason(1, "train", "walk", "--out", "r") == "other-run"
@@ -155,6 +159,16 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(1, "train", "walk", "--out", "r", "--resume") == "damaged-run"
     Path("r/run.json").write_bytes(b"{")
     assert reason(1, "train", "walk", "--out", "r", "--resume") == "damaged-run"
+
+
+def test_figures_are_told_as_json_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = learners.About("tests.learner_kit", "a walk")
+    monkeypatch.setitem(learners.FIGURES, "walk", about)
+    code, out, err = run("figures", "walk", "--json", "--", "--fast")
+    assert (code, err) == (3, "walked --fast\n")
+    told = {"figures": "walk", "options": ["--fast"], "exit": 3, "lines": ["walked --fast"]}
+    assert json.loads(out) == told
+    assert run("figures", "walk")[:2] == (3, "walked\n")
 
 
 def test_two_processes_do_not_train_in_one_folder(run: Run, tmp_path: Path) -> None:
