@@ -63,6 +63,21 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(changed: dict[str, Any])
     assert weights(whole[-1]) != weights(other[-1])
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_warm_up_that_is_resumed_ends_as_one_that_was_not(norm: bool) -> None:
+    settings = RUN._replace(passes=25, norm=norm)
+    whole = list(dl2_agent.train(settings, 7))
+    assert [each.step for each in whole] == [-20, -10, 0, 4, 8]
+    for stop in (-20, -10, 0):
+        part = next(each for each in dl2_agent.train(settings, 7) if each.step == stop)
+        saved = part.save()
+        numbers = json.loads(json.dumps(saved.numbers))
+        rest = list(dl2_agent.train(settings, 7, saved._replace(numbers=numbers)))
+        assert [each.step for each in rest] == [each.step for each in whole if each.step > stop]
+        assert weights(whole[-1]) == weights(rest[-1])
+    assert not any(name.startswith("warm") for name in whole[-1].save().tensors)
+
+
 def test_warm_up_makes_the_policy_decide_as_its_teacher() -> None:
     settings = RUN._replace(passes=60, steps=0, samples=128, neurons=32)
     learner = dl2_agent.Learner(settings, 1)

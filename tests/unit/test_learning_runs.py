@@ -81,7 +81,8 @@ def test_points_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
 def test_points_before_the_first_checkpoint_are_made_again(tmp_path: Path) -> None:
     head = runs.Head("walk", {"steps": 3}, seed=1)
     runs.begin(tmp_path, head, resume=False)
-    (tmp_path / runs.CURVE).write_bytes(b'{"step":0,"of":3,"values":{"worst":9}}\n')  # Killed here.
+    told = (b'{"step":%d,"of":3,"values":{"worst":9}}\n' % step for step in (-10, 0))
+    (tmp_path / runs.CURVE).write_bytes(b"".join(told))  # Killed here.
     played(tmp_path, head, 0, resume=True)
     assert [point.step for point in runs.read_curve(tmp_path)] == [1, 2, 3]
 

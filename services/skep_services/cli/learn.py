@@ -257,7 +257,7 @@ def _tell(
         values = [(key, value) for key, value in point.values.items() if value is not None]
         said = ", ".join(f"{key} {value:.4g}" for key, value in values[:SHOWN])
         shown.labels = [f"{first}: {said}" if said else first]
-        shown.tell([min(point.step / max(point.of, 1), 1.0)])
+        shown.tell([min(max(point.step, 0) / max(point.of, 1), 1.0)])
         if events is not None:
             events(point)
         return not stop.asked

@@ -101,7 +101,7 @@ def train(
     settings = learners.made(learner.settings, head.settings)
     saved = load_checkpoint(folder, head)
     last, final, done = Point(saved.step if saved else 0, 0, {}), saved, saved is not None
-    _cut_curve(folder, saved.step if saved else -1)  # A learner may tell of step 0 before any.
+    _cut_curve(folder, saved.step if saved else None)
     saved_at = clock()
     with writing(folder), _of_use(learner.name):
         with (folder / CURVE).open("ab", buffering=0) as curve:
@@ -343,9 +343,9 @@ def _points(folder: Path) -> Iterator[Point]:
             continue
 
 
-def _cut_curve(folder: Path, step: int) -> None:
-    """Leave the points up to a checkpoint."""
-    kept = [each for each in _points(folder) if each.step <= step]
+def _cut_curve(folder: Path, step: int | None) -> None:
+    """Leave the points up to a checkpoint; None: there is none."""
+    kept = [each for each in _points(folder) if step is not None and each.step <= step]
     with writing(folder):
         _write(folder / CURVE, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
