@@ -296,6 +296,23 @@ def test_the_command_stores_what_the_figures_are_made_of(
     assert [step for step, _ in curve] == [0.0, 4.0]
 
 
+def test_kept_rules_are_made_anew_for_other_data(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(dl2_figures, "ruled", lambda worlds: made.append(worlds) or {"n": 1})
+    worlds = {size: dl2_protocol.chosen(TINY) for size in ("large", "small")}
+    other = {**worlds, "small": worlds["small"]._replace(speed=worlds["small"].speed * 1.01)}
+    longer = {**worlds, "large": dl2_protocol.chosen(TINY._replace(jobs=6))}
+    file = tmp_path / "rules.json"
+    for each in (worlds, worlds, other, longer, longer, worlds):
+        assert dl2_figures.ruled_once(file, each) == {"n": 1}
+    assert made == [worlds, other, longer, worlds]
+    file.write_text('{"small": {}}')  # As it was without a digest.
+    dl2_figures.ruled_once(file, worlds)
+    assert len(made) == 5
+
+
 def test_a_policy_that_only_stops_is_judged_all_the_same() -> None:
     policy = dl2_agent.Learner(RUN, 1).policy
     last = [each for each in policy.net if isinstance(each, torch.nn.Linear)][-1]
