@@ -300,13 +300,19 @@ def test_kept_rules_are_made_anew_for_other_data(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(dl2_figures, "ruled", lambda worlds: made.append(worlds) or {"n": 1})
+    scores: dl2_figures.Ruled = {"small": {"drf": [[1.0]]}}
+
+    def ruled(worlds: Any) -> dl2_figures.Ruled:
+        made.append(worlds)
+        return scores
+
+    monkeypatch.setattr(dl2_figures, "ruled", ruled)
     worlds = {size: dl2_protocol.chosen(TINY) for size in ("large", "small")}
     other = {**worlds, "small": worlds["small"]._replace(speed=worlds["small"].speed * 1.01)}
     longer = {**worlds, "large": dl2_protocol.chosen(TINY._replace(jobs=6))}
     file = tmp_path / "rules.json"
     for each in (worlds, worlds, other, longer, longer, worlds):
-        assert dl2_figures.ruled_once(file, each) == {"n": 1}
+        assert dl2_figures.ruled_once(file, each) == scores
     assert made == [worlds, other, longer, worlds]
     file.write_text('{"small": {}}')  # As it was without a digest.
     dl2_figures.ruled_once(file, worlds)
