@@ -2,8 +2,8 @@
 
     python -m tools.dl2_report RESULTS --data DIR --out docs/experiments
 
-RESULTS holds `seed-*.json`, and keeps what the rules reached in `rules.json`, which is made anew for
-other data or settings; pictures are written to `--out`, tables go to standard output.
+RESULTS holds `seed-*.json`, and keeps what the rules reached in `rules.json`, which is made anew
+for other data or settings; pictures are written to `--out`, tables go to standard output.
 """
 
 from __future__ import annotations
