@@ -109,6 +109,13 @@ def test_baselines_are_played_once_and_told_beside_what_is_kept(
     assert f"| {SMALL.name} | random:window | 1 | {rows[1]['mean_jct_s']:,.0f} | " in told
 
 
+def test_a_folder_without_judged_traces_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert beat_main.main(["--judge", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("\n") == 1
+
+
 def test_every_baseline_can_be_made() -> None:
     made = {name: beat_main.policy_of(name) for name in beat_main.NAMES}
     assert {*protocol.RULES, *protocol.BASELINES} <= {*made}

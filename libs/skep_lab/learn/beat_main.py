@@ -186,7 +186,11 @@ def main(words: list[str] | None = None) -> int:
     )
     given = parser.parse_args(words)
     if given.judge is not None:
-        _say(verdict.report(_kept(given.judge)["rows"]))
+        rows = _kept(given.judge)["rows"]
+        if not rows:
+            _say(f"{given.judge} has no beat.json with judged traces: --out {given.judge} makes it")
+            return 1
+        _say(verdict.report(rows))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     return _baselines(given) if given.policies else _train_and_judge(given)
