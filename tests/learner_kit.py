@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
 
     steps: int = 6
     rate: float = 0.5
-    goal: str = "near"
+    goal: Literal["near", "far"] = "near"
     sizes: tuple[int, ...] = (2, 3)
     fails_at: int = 0
     world: World = World()
@@ -70,3 +70,9 @@ def play(options: Mapping[str, Any], weights: Mapping[str, Any], seed: int) -> d
     rng = np.random.default_rng(seed)
     total = float((weights["at"] * rng.normal(size=weights["at"].shape)).sum())
     return {"seed": seed, "return": total * options["scale"]}
+
+
+def main(words: list[str]) -> int:
+    """Print as a command for figures does; return an exit status."""
+    print("walked", *words)
+    return 3

@@ -2,8 +2,8 @@
 
     python -m tools.dl2_report RESULTS --data DIR --out docs/experiments
 
-RESULTS holds `seed-*.json`, and keeps what the rules reached in `rules.json`; pictures are written
-to `--out`, tables go to standard output.
+RESULTS holds `seed-*.json`, and keeps what the rules reached in `rules.json`, which is made anew
+for other data or settings; pictures are written to `--out`, tables go to standard output.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     results = [json.loads(path.read_text()) for path in sorted(given.results.glob("seed-*.json"))]
-    known = given.results / "rules.json"
-    if not known.exists():
-        known.write_text(json.dumps(dl2_figures.ruled(dl2_main.worlds_of(given.data))))
-    for line in dl2_figures.lines(results, json.loads(known.read_text())):
+    worlds = dl2_main.worlds_of(given.data)
+    known = dl2_figures.ruled_once(given.results / "rules.json", worlds)
+    for line in dl2_figures.lines(results, known):
         print(line)
     drawn = {
         name: (title, dl2_figures.curves(results, runs, "sampled"), "steps", "slots")

@@ -63,6 +63,21 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(changed: dict[str, Any])
     assert weights(whole[-1]) != weights(other[-1])
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_warm_up_that_is_resumed_ends_as_one_that_was_not(norm: bool) -> None:
+    settings = RUN._replace(passes=25, norm=norm)
+    whole = list(dl2_agent.train(settings, 7))
+    assert [each.step for each in whole] == [-20, -10, 0, 4, 8]
+    for stop in (-20, -10, 0):
+        part = next(each for each in dl2_agent.train(settings, 7) if each.step == stop)
+        saved = part.save()
+        numbers = json.loads(json.dumps(saved.numbers))
+        rest = list(dl2_agent.train(settings, 7, saved._replace(numbers=numbers)))
+        assert [each.step for each in rest] == [each.step for each in whole if each.step > stop]
+        assert weights(whole[-1]) == weights(rest[-1])
+    assert not any(name.startswith("warm") for name in whole[-1].save().tensors)
+
+
 def test_warm_up_makes_the_policy_decide_as_its_teacher() -> None:
     settings = RUN._replace(passes=60, steps=0, samples=128, neurons=32)
     learner = dl2_agent.Learner(settings, 1)
@@ -279,6 +294,29 @@ def test_the_command_stores_what_the_figures_are_made_of(
     assert any(line.startswith("| poisson | ") for line in told)
     curve = dl2_figures.curves(results, ["small"], "sampled")["small"]
     assert [step for step, _ in curve] == [0.0, 4.0]
+
+
+def test_kept_rules_are_made_anew_for_other_data(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    scores: dl2_figures.Ruled = {"small": {"drf": [[1.0]]}}
+
+    def ruled(worlds: Any) -> dl2_figures.Ruled:
+        made.append(worlds)
+        return scores
+
+    monkeypatch.setattr(dl2_figures, "ruled", ruled)
+    worlds = {size: dl2_protocol.chosen(TINY) for size in ("large", "small")}
+    other = {**worlds, "small": worlds["small"]._replace(speed=worlds["small"].speed * 1.01)}
+    longer = {**worlds, "large": dl2_protocol.chosen(TINY._replace(jobs=6))}
+    file = tmp_path / "rules.json"
+    for each in (worlds, worlds, other, longer, longer, worlds):
+        assert dl2_figures.ruled_once(file, each) == scores
+    assert made == [worlds, other, longer, worlds]
+    file.write_text('{"small": {}}')  # As it was without a digest.
+    dl2_figures.ruled_once(file, worlds)
+    assert len(made) == 5
 
 
 def test_a_policy_that_only_stops_is_judged_all_the_same() -> None:

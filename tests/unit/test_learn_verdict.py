@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from skep.units import seconds
 from skep_lab.fast_env.queue import NEVER_ENDS_S
-from skep_lab.learn import judge, protocol, verdict
+from skep_lab.learn import beat_main, evolve, judge, protocol, verdict
 from skep_lab.learn.protocol import Setting
 from skep_lab.learn.verdict import Row
 from skep_lab.outcome import JobOutcome, RunResult
@@ -79,3 +83,77 @@ def test_a_job_that_never_ends_counts_as_in_the_fast_environment() -> None:
 def test_every_scenario_of_a_bar_is_judged() -> None:
     assert {each for group in protocol.BARS.values() for each in group} <= {*protocol.SCENARIOS}
     assert len(protocol.SCENARIOS) == 42
+
+
+SMALL = Setting("elastic", load=0.5, nodes=1)
+
+
+def test_baselines_are_played_once_and_told_beside_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        beat_main, "works", lambda names: [(name, SMALL, protocol.TUNING[0]) for name in names]
+    )
+    monkeypatch.setattr(beat_main, "MARGIN_S", 0.0)
+    words = ["--out", str(tmp_path), "--processes", "1", "--policies", "fifo", "random:window"]
+    assert beat_main.main(words) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 traces judged")
+    assert beat_main.main([*words, "optimus:exact"]) == 0
+    assert capsys.readouterr().out.startswith("1 of 1 traces judged")
+    rows = json.loads((tmp_path / "beat.json").read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["fifo", "random:window", "optimus:exact"]
+    assert len({row["mean_jct_s"] for row in rows}) == 3
+    assert beat_main.main(["--judge", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("No trace was played by all of look-ahead, hold, learned.")
+    assert f"| {SMALL.name} | random:window | 1 | {rows[1]['mean_jct_s']:,.0f} | " in told
+
+
+def test_a_folder_without_judged_traces_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert beat_main.main(["--judge", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_every_baseline_can_be_made() -> None:
+    made = {name: beat_main.policy_of(name) for name in beat_main.NAMES}
+    assert {*protocol.RULES, *protocol.BASELINES} <= {*made}
+    windowed = made["fifo:window"]
+    assert isinstance(windowed, judge.Windowed)
+    assert (windowed.inner, windowed.window) == (made["fifo"], protocol.WINDOW)
+    model = beat_main.model_of(evolve.starts())
+    assert beat_main.policy_of("learned", model) == judge.Network(model=model)
+
+
+def test_a_report_says_whether_a_bar_is_reached_and_by_how_many_traces() -> None:
+    def row(scenario: Setting, policy: str, number: int, mean: float) -> dict[str, Any]:
+        measured = dict.fromkeys(verdict.FIELDS, mean) | {"unfinished": 0}
+        return {"scenario": scenario._asdict(), "policy": policy, "number": number, **measured}
+
+    means = {"look-ahead": 10.0, "hold": 20.0, "learned": 8.0}
+    group = protocol.BARS["bursts"]
+    played = [
+        row(each, policy, number, mean)
+        for each in group
+        for policy, mean in means.items()
+        for number in protocol.HELD_OUT
+    ]
+    told = verdict.report(played)
+    assert "| bursts | 180 of 180 | +20.0 % (20.0 to 20.0) | yes |" in told
+    assert "| bursts, both | 60 of 60 | +20.0 % (20.0 to 20.0) | yes |" in told
+    assert "| 30 % error | 0 of 180 | - | not all traces were played |" in told
+    assert "Of 42 scenarios 6 were played; worse by more than 2%: none." in told
+    assert f"| {group[0].name} | hold | 30 | 20 | 20 | 20 | 20 | 20.000 | 0 |" in told
+    few = verdict.report([each for each in played if each["number"] != protocol.HELD_OUT[0]])
+    assert "| bursts | 174 of 180 | +20.0 % (20.0 to 20.0) | not all traces were played |" in few
+
+
+def test_a_training_of_which_no_seed_came_to_an_end_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beat_main, "_warm", lambda: None)
+    words = ["--out", str(tmp_path), "--seeds", "0", "--processes", "0", "--generations", "1"]
+    assert beat_main.main(words) == 1
+    assert "no seed came to an end: there are no weights" in capsys.readouterr().out
+    assert not (tmp_path / "beat.npz").exists()

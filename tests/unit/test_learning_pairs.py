@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from skep_services import replaying
 from skep_services.cli.main import main
 from skep_services.learning import cloning, judging
 from skep_services.learning.problems import LearningError, Why
+from skep_services.learning.runs import stored
 from tests.replay_kit import export, history
 
 PLANNED, QUEUED = 11, 5
@@ -278,6 +280,35 @@ def test_what_cloning_and_judging_refuse(
     with pytest.raises(LearningError, match="nothing to learn from") as found:
         cloning.of_log({**streams, "ALLOC": []}, "empty")
     assert found.value.why is Why.LACKS_FACTS
+
+
+@pytest.mark.parametrize(
+    "name, array, said",
+    [
+        ("rows", np.zeros(3), "rows has 1 dimensions, not 2"),
+        ("at", np.zeros((2, 2)), "at has 2 dimensions, not 1"),
+        ("moves", np.zeros((0, 4)), "moves has numbers of type float64"),
+    ],
+)
+def test_arrays_of_another_form_are_damage(
+    tmp_path: Path, name: str, array: Any, said: str
+) -> None:
+    whole = recorded("sif")
+    tensors = {**{each: getattr(whole, each) for each in cloning.ARRAYS}, name: array}
+    (tmp_path / cloning.FILE).write_bytes(stored(tensors, whole.about))
+    with pytest.raises(LearningError, match=re.escape(said)) as found:
+        cloning.load(tmp_path)
+    assert found.value.why is Why.DAMAGED_PAIRS
+
+
+@pytest.mark.parametrize("vcs", [7, None, {"a": 1}, [1]])
+def test_pairs_that_do_not_name_their_vcs_are_damage(tmp_path: Path, vcs: Any) -> None:
+    whole = recorded("sif")
+    tensors = {each: getattr(whole, each) for each in cloning.ARRAYS}
+    (tmp_path / cloning.FILE).write_bytes(stored(tensors, {**whole.about, "vcs": vcs}))
+    with pytest.raises(LearningError, match="the names of its VCs") as found:
+        cloning.load(tmp_path)
+    assert found.value.why is Why.DAMAGED_PAIRS
 
 
 @pytest.mark.parametrize(

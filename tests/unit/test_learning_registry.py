@@ -171,6 +171,10 @@ def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
     file.write_bytes(_stored(weights, header))
     assert reason(1, "add", str(file)) == "other-schema"
     assert reason(3, "add", str(tmp_path / "none")) == "no-model"
+    with file.open("wb") as large:
+        large.truncate(registry.BYTES_MAX + 1)
+    assert "has more than 8 MiB" in run("add", str(file))[2]
+    file.write_bytes(_stored(weights, header))
     assert reason(3, "promote", "abcd") == "no-model"
     assert reason(3, "show", "abcd") == "no-model"
     # What was put there by hand is looked at again before it may act.

@@ -81,7 +81,8 @@ def test_points_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
 def test_points_before_the_first_checkpoint_are_made_again(tmp_path: Path) -> None:
     head = runs.Head("walk", {"steps": 3}, seed=1)
     runs.begin(tmp_path, head, resume=False)
-    (tmp_path / runs.CURVE).write_bytes(b'{"step":0,"of":3,"values":{"worst":9}}\n')  # Killed here.
+    told = (b'{"step":%d,"of":3,"values":{"worst":9}}\n' % step for step in (-10, 0))
+    (tmp_path / runs.CURVE).write_bytes(b"".join(told))  # Killed here.
     played(tmp_path, head, 0, resume=True)
     assert [point.step for point in runs.read_curve(tmp_path)] == [1, 2, 3]
 
@@ -138,8 +139,12 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(2, "train", "walk", "--set", "steps=many") == "wrong-setting"
     assert "--set world.scale=x: " in run("train", "walk", "--set", "world.scale=x")[2]
     assert reason(2, "train", "walk", "--set", "steps") == "wrong-setting"
+    assert "'up': there are near, far" in run("train", "walk", "--set", "goal=up")[2]
     assert reason(2, "train", "walk", "--seed", "-1") == "usage"
     assert reason(2, "train", "walk", "--processes", "2") == "not-offered"
+    assert reason(2, "list", "--seed", "0") == "usage"
+    assert "--seed is of train and clone, not of list" in run("list", "--seed", "0")[2]
+    assert reason(2, "train", "walk", "--models", "steady") == "usage"
     assert reason(3, "curves", "none") == "no-run"
     assert run("train", "walk", "--out", "r")[0] == 0
     assert reason(1, "train", "walk", "--out", "r") == "other-run"
@@ -155,6 +160,26 @@ def test_what_training_refuses(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason(1, "train", "walk", "--out", "r", "--resume") == "damaged-run"
     Path("r/run.json").write_bytes(b"{")
     assert reason(1, "train", "walk", "--out", "r", "--resume") == "damaged-run"
+
+
+def test_figures_are_told_as_json_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = learners.About("tests.learner_kit", "a walk")
+    monkeypatch.setitem(learners.FIGURES, "walk", about)
+    code, out, err = run("figures", "walk", "--json", "--", "--fast")
+    assert (code, err) == (3, "walked --fast\n")
+    told = {"figures": "walk", "options": ["--fast"], "exit": 3, "lines": ["walked --fast"]}
+    assert json.loads(out) == told
+    assert run("figures", "walk")[:2] == (3, "walked\n")
+
+
+def test_two_processes_do_not_train_in_one_folder(run: Run, tmp_path: Path) -> None:
+    with runs.alone(tmp_path / "r"):
+        code, out, err = run("train", "walk", "--out", "r", "--json")
+        assert (code, json.loads(out)["error"]["reason"]) == (1, "other-run")
+        assert err.count("\n") == 1
+        assert "another process trains in r: " in err
+        assert not (tmp_path / "r" / runs.RUN).exists()
+    assert run("train", "walk", "--out", "r")[0] == 0
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +17,10 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
-from skep_lab.learn import dqn, sched2_figures  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
 from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
+from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
 from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402
 from skep_lab.simulator.run import run  # isort: skip  # noqa: E402
 from skep_lab.outcome import JobOutcome, RunResult, Span  # isort: skip  # noqa: E402
@@ -190,6 +192,28 @@ def result(*jobs: JobOutcome) -> RunResult:
         jobs=jobs,
         nodes={"a": 4, "b": 4},
     )
+
+
+def test_kept_rules_are_made_anew_for_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(TIGHT, (1, 2))
+    monkeypatch.setattr(sched2_judge, "settings", lambda: {"single 68": setting})
+    jobs, made = sched2_play.drawn(setting), list[Setting]()
+
+    def play() -> dict[str, sched2_rules.Played]:
+        made.append(setting)
+        return {"single 68|fifo|whole queue": jobs}
+
+    monkeypatch.setattr(sched2_figures, "play_rules", play)
+    file = tmp_path / "rules.npz"
+    for _ in range(2):
+        found = sched2_judge._rules(file)["single 68|fifo|whole queue"]
+        assert np.array_equal(found.ended, jobs.ended)
+    assert len(made) == 1
+    setting = Setting(TIGHT, (1, 3))
+    sched2_judge._rules(file)
+    assert len(made) == 2
 
 
 def test_fragmentation_is_the_equation_of_the_paper() -> None:

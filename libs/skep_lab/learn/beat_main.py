@@ -1,11 +1,20 @@
 """Train Skep's own model with five seeds, and judge it: one command, a process for each core.
 
-    python -m skep_lab.learn.beat_main --out DIR [--time-limit S] [--train S] [--processes N]
+    python -m skep_lab.learn.beat_main --out DIR --generations N    train, and judge
+    python -m skep_lab.learn.beat_main --out DIR --train S          the same by the clock
+    python -m skep_lab.learn.beat_main --out DIR --policies NAME... judge baselines, train nothing
+    python -m skep_lab.learn.beat_main --judge DIR                  print bars and tables
 
 The kernels are compiled once, before processes are forked. Then each training seed has a process,
-and further ones judge the rules. At `--train` seconds the model that is best on tuning traces is
-taken, and all processes judge it on held-out traces, the most important first, until the limit. It
-leaves `beat.npz` (weights) and `beat.json` (curves, and one row for each trace and policy).
+and further ones judge the rules. After `--generations`, or at `--train` seconds, the model that is
+best on tuning traces is taken, and all processes judge it on held-out traces, the most important
+first, until the limit. It leaves `beat.npz` (weights) and `beat.json` (curves, and one row for each
+trace and policy). Equal seeds and generations give equal weights on one machine; by the clock they
+do not, so what is published is trained with `--generations`; 0 judges what evolution begins with.
+
+`--policies` adds to the rows of `beat.json` those that are not there yet. A name is one of
+`protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
+`optimus:exact` is told true speeds.
 """
 
 from __future__ import annotations
@@ -25,12 +34,22 @@ import numpy as np
 from skep.learn import modelfile
 from skep.policy.api import Policy
 from skep.policy.registry import make
-from skep_lab.learn import evolve, judge, protocol, skep_env
+from skep_lab.learn import evolve, judge, protocol, skep_env, verdict
 from skep_lab.learn.protocol import Floats, Setting
 
 Work = tuple[str, Setting, int]
 MARGIN_S = 8.0
 """Left for what is slow at the end."""
+GENERATIONS_MAX = 10_000
+"""Of a training that the clock ends."""
+WINDOWED, EXACT = ":window", ":exact"
+NAMES = (
+    *protocol.RULES,
+    *protocol.BASELINES,
+    *(f"{name}{WINDOWED}" for name in protocol.BASELINES),
+    f"optimus{EXACT}",
+)
+"""What `--policies` plays."""
 
 
 def works(policies: tuple[str, ...]) -> list[Work]:
@@ -53,24 +72,36 @@ def works(policies: tuple[str, ...]) -> list[Work]:
     ]
 
 
-def policy_of(name: str, numbers: Floats) -> Policy:
-    """Return a policy by name; `learned` is the network of these numbers."""
-    if name != "learned":
-        return make(name)
-    return judge.Network(model=modelfile.load(file_of(numbers)))
+def model_of(numbers: Floats) -> modelfile.Model:
+    """Return the network of these numbers; any number is in the ranges of its features."""
+    return modelfile.load(evolve.file_of(numbers, "evolve"))
 
 
-def file_of(numbers: Floats) -> bytes:
-    """Return the file of a network, without the ranges of its features."""
-    sizes = evolve.SIZES
-    header = modelfile.Header(job=sizes.job, head=sizes.head)
-    return modelfile.dump(evolve.weights_of(numbers), header)
+def policy_of(name: str, model: modelfile.Model | None = None) -> Policy:
+    """Return a policy.
+
+    Args:
+        name: A policy's name, also with `:window`; `random`; or `learned`.
+        model: Decides for `learned`.
+    """
+    if name == verdict.LEARNED:
+        assert model is not None
+        return judge.Network(model=model)
+    plain, windowed, _ = name.removesuffix(EXACT).partition(WINDOWED)
+    policy = judge.Random() if plain == judge.Random.name else make(plain)
+    return judge.Windowed(inner=policy) if windowed else policy
 
 
-def play(work: Work, numbers: Floats) -> dict[str, Any]:
-    """Return the row of one trace under one policy."""
+def play(work: Work, model: modelfile.Model | None = None) -> dict[str, Any]:
+    """Return the row of one trace under one policy.
+
+    Args:
+        work: What is played.
+        model: Decides for `learned`.
+    """
     name, setting, number = work
-    played = judge.play(setting, number, policy_of(name, numbers))
+    exact = name.endswith(EXACT)
+    played = judge.play(setting, number, policy_of(name, model), exact=exact)
     made: dict[str, Any] = {"policy": name, "number": number, "scenario": setting._asdict()}
     for field in played.__struct_fields__:
         made[field] = getattr(played, field)
@@ -99,11 +130,12 @@ def _judge(given: tuple[list[Work], Any], numbers: Floats, until: float, out: An
 
     Args:
         given: What is to be played, and how much of it is taken.
-        numbers: The network.
+        numbers: The network, if it is played.
         until: When to stop.
         out: Takes a row for each trace.
     """
     todo, taken = given
+    model = model_of(numbers) if len(numbers) else None
     while True:
         with taken.get_lock():
             at = taken.value
@@ -113,7 +145,7 @@ def _judge(given: tuple[list[Work], Any], numbers: Floats, until: float, out: An
         longest = 3.0 + todo[at][1].nodes / 2.0
         if time.monotonic() + longest > until:
             break
-        out.put(("judged", play(todo[at], numbers)))
+        out.put(("judged", play(todo[at], model)))
     out.put(("over",))
 
 
@@ -139,25 +171,82 @@ def _warm() -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Train and judge; return the exit status."""
-    began = time.monotonic()
+    """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    folder = parser.add_mutually_exclusive_group(required=True)
+    folder.add_argument("--out", type=Path)
+    folder.add_argument("--judge", type=Path, help="print what was judged there")
+    parser.add_argument("--policies", nargs="+", choices=NAMES, metavar="NAME", default=[])
     parser.add_argument("--time-limit", type=float, default=530.0)
     parser.add_argument("--train", type=float, default=300.0, help="when training ends, seconds")
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=len(protocol.TRAINING_SEEDS))
-    parser.add_argument("--generations", type=int, default=10_000)
+    parser.add_argument(
+        "--generations", type=int, help="train so many, however long it takes: to publish"
+    )
     given = parser.parse_args(words)
+    if given.judge is not None:
+        rows = _kept(given.judge)["rows"]
+        if not rows:
+            _say(f"{given.judge} has no beat.json with judged traces: --out {given.judge} makes it")
+            return 1
+        _say(verdict.report(rows))
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    return _baselines(given) if given.policies else _train_and_judge(given)
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Return what a folder has of earlier calls."""
+    file = folder / "beat.json"
+    kept: dict[str, Any] = {"curves": {}, "rows": []}
+    return kept | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def _baselines(given: argparse.Namespace) -> int:
+    """Play what is not played yet, and add it to what is kept."""
+    until = time.monotonic() + given.time_limit - MARGIN_S
+    kept = _kept(given.out)
+    known = {(row["policy"], Setting(**row["scenario"]), row["number"]) for row in kept["rows"]}
+    context = mp.get_context("fork")
+    out: Any = context.Queue()
+    todo = [work for work in works(tuple(given.policies)) if work not in known]
+    args = (_judge, ("over",), (todo, context.Value("q", 0)), np.zeros(0), until, out)
+    processes = [context.Process(target=_guarded, args=args) for _ in range(given.processes)]
+    for each in processes:
+        each.start()
+    rows, over = list[Any](), 0
+    while over < len(processes):
+        try:
+            told = out.get(timeout=max(until + 60.0 - time.monotonic(), 1.0))
+        except queue.Empty:
+            _say("not all came to an end in time")
+            break
+        rows += [told[1]] if told[0] == "judged" else []
+        over += told[0] == "over"
+        if told[0] == "failed":
+            _say(told[1])
+    for each in processes:
+        each.terminate()
+    kept["rows"] += rows
+    (given.out / "beat.json").write_text(json.dumps(kept))
+    _say(f"{len(rows)} of {len(todo)} traces judged; the same command goes on with the rest")
+    return 0
+
+
+def _train_and_judge(given: argparse.Namespace) -> int:
+    began = time.monotonic()
     until = began + given.time_limit - MARGIN_S
     _warm()
     _say(f"compiled after {time.monotonic() - began:.0f} s")
     context = mp.get_context("fork")
     out: Any = context.Queue()
-    settings = evolve.Settings(generations=given.generations)
-    stop = began + given.train
+    by_clock = given.generations is None
+    generations = GENERATIONS_MAX if by_clock else given.generations
+    settings = evolve.Settings(generations=generations)
+    stop = began + given.train if by_clock else until
     rules = works(protocol.RULES), context.Value("q", 0)
-    learned = works(("learned",)), context.Value("q", 0)
+    learned = works((verdict.LEARNED,)), context.Value("q", 0)
     judges = max(given.processes - given.seeds, 0)
     none = np.zeros(0)
     processes = [
@@ -191,6 +280,8 @@ def main(words: list[str] | None = None) -> int:
         else:
             trained[told[1]] = told[2:]
             _say(f"seed {told[1]}: {told[3]:+.4f} after {len(told[4])} generations")
+            if not by_clock and len(told[4]) < generations:
+                _say(f"seed {told[1]} did not come to {generations}: not to be published")
             if len(trained) == given.seeds:
                 best = trained[min(trained, key=lambda seed: trained[seed][1])][0]
                 for at in range(given.seeds):
@@ -201,14 +292,16 @@ def main(words: list[str] | None = None) -> int:
                 working += given.seeds
     for each in processes:
         each.terminate()
-    given.out.mkdir(parents=True, exist_ok=True)
     if trained:
         found = np.stack([trained[seed][0] for seed in sorted(trained)])
         np.savez(given.out / "beat.npz", found=found)
     curves = {str(seed): {"score": each[1], "curve": each[2]} for seed, each in trained.items()}
-    (given.out / "beat.json").write_text(json.dumps({"curves": curves, "rows": rows}))
+    made = {"generations": given.generations, "curves": curves, "rows": rows}
+    (given.out / "beat.json").write_text(json.dumps(made))
     _say(f"{len(rows)} traces judged, {time.monotonic() - began:.0f} s")
-    return 0
+    if not trained:
+        _say(f"no seed came to an end: there are no weights, and {given.out}/beat.npz is not made")
+    return 0 if trained else 1
 
 
 def _say(text: str) -> None:

@@ -59,6 +59,8 @@ EVENED, EVENED_STEP = 0.1, 1e-4
 1 (public code)."""
 AVERAGE_KEEPS = 0.99
 """Of the moving average of rewards, in each slot (without the value network)."""
+WARM_TELLS = 10
+"""Passes of the warm-up between two progresses, from which it can go on."""
 TEACHING_SEED = 500_000
 """The seeds of the episodes of the warm-up lie so far above those of training."""
 
@@ -499,15 +501,22 @@ class Learner:
         ]
         self.rng = np.random.default_rng([seed, 1])
         self.step, self.average, self.reward, self.loss = 0, 0.0, 0.0, 0.0
+        self.warmer: torch.optim.Adam | None = None
+        """Of the warm-up, while it goes on; `step` counts its passes then, up to 0."""
 
     def warm(self, seed: int) -> Iterator[float]:
-        """Learn the teacher's decisions; yields the loss of each pass (section 4.2)."""
+        """Learn the teacher's decisions; yields the loss of each pass (section 4.2).
+
+        A warm-up that was stopped between two passes goes on.
+        """
         settings, net = self.settings, self.policy.net
         seen, mask, action = teach(settings, seed)
         rows = [torch.from_numpy(each) for each in (self.inputs.of(seen), mask, action)]
-        optimiser = torch.optim.Adam(net.parameters(), settings.warm_rate)
+        if self.warmer is None:
+            self.step, self.warmer = -settings.passes, self._warmer()
+        optimiser = self.warmer
         net.train()
-        for _ in range(settings.passes):
+        while self.step < 0:
             order, total = torch.from_numpy(self.rng.permutation(len(action))), 0.0
             for first in range(0, len(order) - 1, settings.batch):
                 some = order[first : first + settings.batch]
@@ -517,7 +526,12 @@ class Learner:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 total += loss.item() * len(some)
+            self.step += 1
+            self.warmer = optimiser if self.step < 0 else None
             yield total / len(action)
+
+    def _warmer(self) -> torch.optim.Adam:
+        return torch.optim.Adam(self.policy.net.parameters(), self.settings.warm_rate)
 
     def play(self, cluster: Cluster) -> int:
         """Decide until a slot ends; return how many did."""
@@ -583,7 +597,8 @@ class Learner:
         counts: dict[str, float] = {}
         for name, net in self.nets.items():
             tensors |= {f"{name}.{key}": part.numpy() for key, part in net.state_dict().items()}
-            for number, part in self.optimisers[name].state_dict()["state"].items():
+        for name, optimiser in self._optimisers().items():
+            for number, part in optimiser.state_dict()["state"].items():
                 counts[f"{name}.{number}"] = float(part["step"])
                 for key in ("exp_avg", "exp_avg_sq"):
                     tensors[f"{name}.adam.{number}.{key}"] = part[key].numpy()
@@ -609,8 +624,10 @@ class Learner:
                 for key in net.state_dict()
             }
             net.load_state_dict(state)
-            optimiser, moments = self.optimisers[name], {}
-            for number in range(len(list(net.parameters()))):
+        self.warmer = self._warmer() if self.step < 0 else None
+        for name, optimiser in self._optimisers().items():
+            moments = {}
+            for number in range(len(optimiser.param_groups[0]["params"])):
                 if f"{name}.{number}" in numbers["adam"]:
                     moments[number] = {
                         key: torch.from_numpy(
@@ -624,6 +641,10 @@ class Learner:
                 part[...] = saved.tensors[f"{number}.{key}"]
             cluster.turns, memory = numbers["turns"][number][0], cluster.memory
             memory.count, memory.draws = numbers["turns"][number][1:]
+
+    def _optimisers(self) -> dict[str, torch.optim.Adam]:
+        """Return those whose state a run goes on from."""
+        return self.optimisers | ({} if self.warmer is None else {"warm": self.warmer})
 
 
 def _actions(settings: Settings) -> int:
@@ -655,6 +676,9 @@ def train(
 ) -> Iterator[Progress]:
     """Train, and yield the progress after the warm-up and each `report_every` steps.
 
+    During the warm-up it is yielded each `WARM_TELLS` passes, with steps below 0 that count up to
+    its end.
+
     Args:
         settings: Of the run.
         seed: Of weights, episodes, samples and exploration.
@@ -667,9 +691,13 @@ def train(
     elif warmed is not None:
         learner.policy.net.load_state_dict(_weights(learner.policy.net, warmed))
         yield _progress(learner, {"loss": learner.loss})
-    elif settings.teacher and settings.passes:
+    if learner.step < 0 or (
+        saved is None and warmed is None and settings.teacher and settings.passes
+    ):
         for loss in learner.warm(seed):
             learner.loss = loss
+            if learner.step < 0 and learner.step % WARM_TELLS == 0:
+                yield _progress(learner, {"loss": loss})
         yield _progress(learner, {"loss": learner.loss})
     shown = learner.step // settings.report_every
     while learner.step < settings.steps:

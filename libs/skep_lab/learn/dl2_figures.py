@@ -7,7 +7,10 @@ matter of learning: they are measured with real parameter servers (`tests/e2e/te
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -78,6 +81,35 @@ def ruled(worlds: Mapping[str, World]) -> Ruled:
         there = dl2_runs.under(worlds["small"], condition)
         found[condition] = {name: dl2_runs.ruled(name, there, HELD_OUT) for name in COMPARED}
     return found
+
+
+def ruled_once(file: Path, worlds: Mapping[str, World]) -> Ruled:
+    """Return what `ruled` does, from a file if it has that of these settings; else it is written.
+
+    Args:
+        file: Scores, and a digest of the settings that they are of.
+        worlds: By `large` and `small`.
+    """
+    digest = digest_of(worlds)
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if isinstance(kept, dict) and kept.get("digest") == digest:
+            known: Ruled = kept["scores"]
+            return known
+    scores = ruled(worlds)
+    file.write_text(json.dumps({"digest": digest, "scores": scores}))
+    return scores
+
+
+def digest_of(worlds: Mapping[str, World]) -> str:
+    """Return what changes with all that the scores of rules depend on, but the rules themselves."""
+    made = hashlib.sha256(
+        repr((HELD_OUT, dl2_runs.CONDITIONS, dl2_rules.NAMES, COMPARED, ERRORS)).encode()
+    )
+    for name, world in sorted(worlds.items()):
+        made.update(repr((name, world.options, world.speed.shape)).encode())
+        made.update(np.ascontiguousarray(world.speed).tobytes())
+    return made.hexdigest()
 
 
 def gain(before: Sequence[Sequence[float]], after: Sequence[Sequence[Sequence[float]]]) -> Paired:

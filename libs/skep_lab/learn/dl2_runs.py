@@ -221,6 +221,8 @@ def play(
     settings = settings._replace(steps=steps or settings.steps)
     seeds = dl2_protocol.VALIDATION if RUNS[name].world == "large" else dl2_protocol.TUNING[:10]
     for progress in dl2_agent.train(settings, seed, warmed=known.get(key)):
+        if progress.step < 0:  # The warm-up goes on.
+            continue
         saved = progress.save()
         if progress.step == 0 and key:
             known[key] = saved.tensors

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -241,21 +242,46 @@ def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
     """
     made = f"evolve: {saved.step} generations of {settings.population} networks"
     report = {"tuning": float(saved.numbers["score"])}
-    return file_of(saved.tensors["best"], made, (seed,), report)
+    best = saved.tensors["best"]
+    return file_of(best, made, (seed,), report, ranges=ranges_of(best))
 
 
 def file_of(
-    numbers: Floats, learner: str, seeds: tuple[int, ...], report: Mapping[str, float]
+    numbers: Floats,
+    learner: str,
+    seeds: tuple[int, ...] = (),
+    report: Mapping[str, float] = MappingProxyType({}),
+    *,
+    ranges: modelfile.Ranges | None = None,
 ) -> bytes:
-    """Return the file of a network, with the ranges that features have on tuning cases.
-
-    What the network does not look at may have any value that the feature can have.
+    """Return the file of a network.
 
     Args:
         numbers: The weights that evolved.
         learner: How they came to be.
         seeds: Of the learner.
         report: Figures of the evaluation.
+        ranges: Of its features; None: any number is in them.
+    """
+    header = modelfile.Header(
+        job=SIZES.job,
+        head=SIZES.head,
+        trained_on="skep_lab.learn.protocol, training traces",
+        learner=learner,
+        seeds=seeds,
+        report=dict(report),
+        ranges=ranges or modelfile.Ranges(),
+    )
+    return modelfile.dump(weights_of(numbers), header)
+
+
+def ranges_of(numbers: Floats) -> modelfile.Ranges:
+    """Return the ranges that features have on tuning cases under a network.
+
+    What the network does not look at may have any value that the feature can have.
+
+    Args:
+        numbers: The weights that evolved.
     """
     weights = weights_of(numbers)
     seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
@@ -274,13 +300,4 @@ def file_of(
             for place, (name, whole) in enumerate(features.items())
         )
         at += len(features)
-    header = modelfile.Header(
-        job=SIZES.job,
-        head=SIZES.head,
-        trained_on="skep_lab.learn.protocol, training traces",
-        learner=learner,
-        seeds=seeds,
-        report=dict(report),
-        ranges=modelfile.Ranges(**ranges),
-    )
-    return modelfile.dump(weights, header)
+    return modelfile.Ranges(**ranges)

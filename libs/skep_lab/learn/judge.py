@@ -7,7 +7,6 @@ predictions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -281,6 +280,11 @@ class Windowed(Policy, frozen=True, kw_only=True):
         """Return what the other policy sees."""
         return self.inner.sees_nodes
 
+    @property
+    def sees_cells(self) -> bool:
+        """Return what the other policy sees."""
+        return self.inner.sees_cells
+
     def planner(self) -> Planner:
         """Return its function, with a view between."""
         plan = self.inner.planner()
@@ -312,6 +316,3 @@ def hash_of(name: str) -> int:
     for each in name.encode():
         made = (made ^ each) * 16777619 % 2**32
     return made
-
-
-Make = Callable[[], Policy]

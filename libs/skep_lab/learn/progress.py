@@ -37,6 +37,7 @@ class Progress(NamedTuple):
     """A point of the curves of a training run."""
 
     step: int
+    """Below 0 during a phase before the first step."""
     of: int
     """Steps in all."""
     values: Mapping[str, float]

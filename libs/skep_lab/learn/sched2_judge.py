@@ -9,6 +9,7 @@ are Markdown; `--charts` stores the lines of figures 8 and 9, and the curves of 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -20,12 +21,14 @@ from skep_lab.fast_env.sched2_rules import Played
 from skep_lab.learn import sched2_figures, sched2_play
 from skep_lab.learn.progress import Tensors
 from skep_lab.learn.sched2_figures import Chart, Table
-from skep_lab.learn.sched2_protocol import JUDGED, settings
+from skep_lab.learn.sched2_protocol import JUDGED, READINGS, RULES, settings
 
 FULL = "seed-"
 """What the names of runs of full length begin with."""
 KEPT = "|"
 """Only the names of what became of jobs have it."""
+DIGEST = "digest"
+"""Of the settings that kept rules are of; others are made anew."""
 
 
 def networks(file: Path, prefix: str = FULL) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
@@ -48,16 +51,20 @@ def networks(file: Path, prefix: str = FULL) -> tuple[dict[str, Tensors], dict[s
 def _rules(file: Path | None) -> dict[str, Played]:
     """Return what became of jobs under the rules, as it is kept, or anew."""
     known = settings()
+    digest = hashlib.sha256(repr((known, RULES, READINGS)).encode()).hexdigest()
     if file is not None and file.exists():
         with np.load(file) as found:
-            names = dict.fromkeys(name.rpartition(KEPT)[0] for name in found.files)
-            return {
-                name: sched2_play.restored(found, name, known[name.partition(KEPT)[0]])
-                for name in names
-            }
+            if DIGEST in found.files and str(found[DIGEST]) == digest:
+                names = dict.fromkeys(
+                    name.rpartition(KEPT)[0] for name in found.files if KEPT in name
+                )
+                return {
+                    name: sched2_play.restored(found, name, known[name.partition(KEPT)[0]])
+                    for name in names
+                }
     made = sched2_figures.play_rules()
     if file is not None:
-        arrays: dict[str, Any] = {**sched2_play.stored(made)}
+        arrays: dict[str, Any] = {**sched2_play.stored(made), DIGEST: np.array(digest)}
         np.savez_compressed(file, **arrays)
     return made
 

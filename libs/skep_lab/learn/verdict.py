@@ -6,10 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from skep_lab.learn.protocol import BARS, FAMILIES, RULES, SCENARIOS, WORSE_MAX, Setting
+from skep_lab.learn.protocol import (
+    BARS,
+    FAMILIES,
+    HELD_OUT,
+    METRICS,
+    RULES,
+    SCENARIOS,
+    WORSE_MAX,
+    Setting,
+)
 from skep_lab.measures.paired import Paired, paired
 
 LEARNED = "learned"
+FIELDS = ("mean_jct_s", "p99_jct_s", "p99_wait_s", "makespan_s", "effectiveness")
+"""What rows have of `METRICS`, in their order."""
+assert len(FIELDS) == len(METRICS)
 
 
 class Row(NamedTuple):
@@ -117,6 +129,61 @@ def table(found: Sequence[Compared]) -> str:
             f"| {each.scenario.name} | {len(each.gains)} | {both['look-ahead']:,.0f}"
             f" | {both['hold']:,.0f} | {each.learned_s:,.0f} | {percent(gain)} |"
         )
+    return "\n".join(lines)
+
+
+def report(played: Sequence[Mapping[str, Any]]) -> str:
+    """Return all that was judged as tables: bars, scenarios, and each policy's measures.
+
+    Args:
+        played: Rows as `beat_main` writes them.
+    """
+    found = all_compared(rows_of(played))
+    needed = ", ".join((*RULES, LEARNED))
+    parts = [f"No trace was played by all of {needed}."]
+    if found:
+        parts = [_bars_table(found), table(found), _worse_text(found)]
+    return "\n\n".join([*parts, measures(played)])
+
+
+def _bars_table(found: Sequence[Compared]) -> str:
+    lines = ["| bar | traces | gain over the better rule, 95 % interval | reached |"]
+    lines.append("|---|---|---|---|")
+    for name, gain in bars(found).items():
+        bar, _, family = name.partition(", ")
+        group = [each for each in BARS[bar] if family in ("", each.family)]
+        traces = sum(len(each.gains) for each in found if each.scenario in group)
+        whole = len(group) * len(HELD_OUT)
+        above = gain is not None and gain.low is not None and gain.low > 0
+        reached = ("yes" if above else "no") if traces == whole else "not all traces were played"
+        text = "-" if gain is None else percent(gain)
+        lines.append(f"| {name} | {traces} of {whole} | {text} | {reached} |")
+    return "\n".join(lines)
+
+
+def _worse_text(found: Sequence[Compared]) -> str:
+    names = [f"{each.scenario.name} ({each.ratio:.3f})" for each in worse(found)]
+    told = f"Of {len(SCENARIOS)} scenarios {len(found)} were played"
+    return f"{told}; worse by more than {WORSE_MAX:.0%}: {'; '.join(names) or 'none'}."
+
+
+def measures(played: Iterable[Mapping[str, Any]]) -> str:
+    """Return the measures of each policy in each scenario as a table, means over its traces.
+
+    Args:
+        played: Rows as `beat_main` writes them.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in played:
+        name = Setting(**row["scenario"]).name
+        groups.setdefault((name, row["policy"]), []).append(row)
+    lines = [f"| scenario | policy | traces | {' | '.join(METRICS)} | unfinished |"]
+    lines.append("|---" * (len(METRICS) + 4) + "|")
+    for (name, policy), rows in sorted(groups.items()):
+        means = [fmean(row[field] for row in rows) for field in FIELDS]
+        told = " | ".join([f"{mean:,.0f}" for mean in means[:-1]] + [f"{means[-1]:.3f}"])
+        unfinished = sum(row["unfinished"] for row in rows)
+        lines.append(f"| {name} | {policy} | {len(rows)} | {told} | {unfinished} |")
     return "\n".join(lines)
 
 

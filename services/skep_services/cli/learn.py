@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +43,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "policy": ("clone",),
     "trace": ("clone",),
     "cluster": ("clone",),
+    "models": ("clone",),
+    "seed": ("train", "clone"),
     "seeds": ("play",),
     "pairs": ("train", "judge"),
 }
@@ -82,7 +87,7 @@ def options(parser: ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting (`skep learn list LEARNER`); repeatable",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--seed", metavar="N", type=int, help="train, clone: default 0")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the files go")
     parser.add_argument("--resume", action="store_true", help="train: go on with the run in --out")
     parser.add_argument(
@@ -95,9 +100,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--policy", help="clone: a simulated policy, as in `skep sim`")
     parser.add_argument("--trace", metavar="FILE|GENERATOR", help="clone: its jobs")
     parser.add_argument("--cluster", metavar="FILE|SHAPE", help="clone: where they run")
-    parser.add_argument(
-        "--models", metavar="NAME", default="steady", help="clone: as in `skep sim`; default steady"
-    )
+    parser.add_argument("--models", metavar="NAME", help="clone: as in `skep sim`; default steady")
     parser.add_argument(
         "--seeds", metavar="SEEDS", help="play: 10 (that is 0 to 9), 3-12 or 1,5,9; default 10"
     )
@@ -117,11 +120,13 @@ def run(arguments: Namespace) -> int:
         CommandError: The command line, a file or a folder is wrong.
     """
     for name, verbs in ONLY.items():
-        if getattr(arguments, name) and arguments.verb not in verbs:
+        value = getattr(arguments, name)
+        given = value not in (None, []) and value is not False
+        if given and arguments.verb not in verbs:
             option = {"assignments": "set", "source": "from"}.get(name, name)
             text = f"--{option} is of {' and '.join(verbs)}, not of {arguments.verb}"
             raise CommandError(exits.USAGE, text)
-    if arguments.seed < 0:
+    if (arguments.seed or 0) < 0:
         raise CommandError(exits.USAGE, f"--seed {arguments.seed}: seeds count from 0")
     with problems(), on.errors():
         return _VERBS[arguments.verb](arguments)
@@ -188,26 +193,28 @@ def _train(arguments: Namespace) -> int:
         text = f"{name} plays in this process only: leave --on and --processes out"
         raise CommandError(exits.USAGE, text, "not-offered")
     given, digest = _pairs(arguments, learner)
-    head = runs.Head(name, settings, arguments.seed, digest)
-    folder: Path = arguments.out or Path(f"{name}-{arguments.seed}")
-    runs.begin(folder, head, resume=arguments.resume)
-    events = curves.tensorboard(folder) if arguments.tensorboard else None
-    with Stop().on_interrupt() as stop:
-        shown = Progress([f"{name}, seed {arguments.seed}"])
-        if learners.SPREAD in learner.takes:
-            given[learners.SPREAD] = _spread(arguments, stop, shown)
-        try:
-            done = runs.train(
-                learner,
-                head,
-                folder,
-                clock=time.monotonic,
-                tell=_tell(shown, stop, events),
-                given=given,
-            )
-        finally:
-            shown.end()
-        _draw(folder, f"{name}, seed {arguments.seed}")
+    seed = arguments.seed or 0
+    head = runs.Head(name, settings, seed, digest)
+    folder: Path = arguments.out or Path(f"{name}-{seed}")
+    with runs.alone(folder):
+        runs.begin(folder, head, resume=arguments.resume)
+        events = curves.tensorboard(folder) if arguments.tensorboard else None
+        with Stop().on_interrupt() as stop:
+            shown = Progress([f"{name}, seed {seed}"])
+            if learners.SPREAD in learner.takes:
+                given[learners.SPREAD] = _spread(arguments, stop, shown)
+            try:
+                done = runs.train(
+                    learner,
+                    head,
+                    folder,
+                    clock=time.monotonic,
+                    tell=_tell(shown, stop, events),
+                    given=given,
+                )
+            finally:
+                shown.end()
+            _draw(folder, f"{name}, seed {seed}")
     return _over(arguments, folder, done, shown.passed_s(), stop)
 
 
@@ -250,7 +257,7 @@ def _tell(
         values = [(key, value) for key, value in point.values.items() if value is not None]
         said = ", ".join(f"{key} {value:.4g}" for key, value in values[:SHOWN])
         shown.labels = [f"{first}: {said}" if said else first]
-        shown.tell([min(point.step / max(point.of, 1), 1.0)])
+        shown.tell([min(max(point.step, 0) / max(point.of, 1), 1.0)])
         if events is not None:
             events(point)
         return not stop.asked
@@ -454,7 +461,7 @@ def _simulated(arguments: Namespace) -> Pairs:
         raise CommandError(exits.USAGE, "clone --policy: --trace has the jobs, --cluster the nodes")
     where = place(arguments.cluster, arguments.home)
     trace = sources.load(
-        arguments.trace, form=None, seed=arguments.seed, lenient=True, home=arguments.home
+        arguments.trace, form=None, seed=arguments.seed or 0, lenient=True, home=arguments.home
     )
     if where.pooled:
         trace = order.pooled(trace)
@@ -469,8 +476,8 @@ def _simulated(arguments: Namespace) -> Pairs:
         return cloning.of_policy(
             trace,
             where.cluster,
-            Settings(seed=arguments.seed, policies=chosen),
-            models.speeds(arguments.models, where.cluster),
+            Settings(seed=arguments.seed or 0, policies=chosen),
+            models.speeds(arguments.models or "steady", where.cluster),
             watch=watch,
         )
     finally:
@@ -517,7 +524,7 @@ def _model(arguments: Namespace) -> tuple[str, bytes]:
 
     name = _one(arguments, "MODEL")
     if Path(name).is_file():
-        return name, Path(name).read_bytes()
+        return name, registry.read_file(name)
     folder = registry.folder_of(home_folder(arguments.home))
     entry = registry.find(registry.read_registry(folder), name)
     return entry.model[:12], registry.read_model(folder, entry.model)
@@ -547,7 +554,23 @@ def _figures(arguments: Namespace) -> int:
         text = f"no figures are called {name}: there are {', '.join(learners.FIGURES)}"
         raise LearningError(Why.NO_FIGURES, text)
     module = learners.imported(learners.FIGURES[name].module, name)
-    return int(module.main(words) or exits.OK)
+    if not arguments.json:
+        return int(module.main(words) or exits.OK)
+    heard = _Heard()
+    with redirect_stdout(heard):
+        code = int(module.main(words) or exits.OK)
+    lines = heard.getvalue().splitlines()
+    print_json({"figures": name, "options": words, "exit": code, "lines": lines})
+    return code
+
+
+class _Heard(io.StringIO):
+    """What figures print: kept for a document, and shown meanwhile where errors are."""
+
+    def write(self, text: str) -> int:
+        """Keep and show a part."""
+        sys.stderr.write(text)
+        return super().write(text)
 
 
 _VERBS = {

@@ -167,15 +167,10 @@ def _tell(key: str, value: Any, indent: int = 0) -> None:
 
 def _add(arguments: Namespace, folder: Path) -> int:
     from skep_services.learning import modelfiles, registry
-    from skep_services.learning.problems import LearningError, Why
 
     added = []
     for name in arguments.what:
-        try:
-            with open(name, "rb") as file:
-                data = file.read(registry.BYTES_MAX + 1)
-        except OSError as error:
-            raise LearningError(Why.NO_MODEL, f"{name}: {error.strerror or error}") from None
+        data = registry.read_file(name)
         modelfiles.check(data, name)
         why = arguments.why or f"from {os.path.basename(name)}"
         added.append(registry.add(folder, data, time.time_ns(), why))

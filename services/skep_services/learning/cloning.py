@@ -36,6 +36,10 @@ from skep_services.replaying import Streams
 
 FILE, ABOUT = "pairs.safetensors", "pairs.json"
 ARRAYS = tuple(name for name in Pairs._fields if name != "about")
+TABLES = frozenset({"rows", "cluster", "moves"})
+"""Arrays of two dimensions; the others have one."""
+REALS = frozenset({"rows", "cluster", "at", "propensity"})
+"""Arrays of real numbers; the others have whole ones."""
 SERVICE = "allocator"
 
 
@@ -209,7 +213,7 @@ def load(path: Path) -> Pairs:
     file = path / FILE if path.is_dir() else path
     try:
         tensors, about = opened(file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         text = f"{file} does not exist: `skep learn clone --out {path}` makes it"
         raise LearningError(Why.DAMAGED_PAIRS, text) from None
     except ValueError as error:
@@ -229,6 +233,15 @@ def _wrong(tensors: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return what in arrays does not fit together; empty: nothing."""
     if set(tensors) != set(ARRAYS):
         return f"it has not the arrays {', '.join(ARRAYS)}"
+    for name in ARRAYS:
+        array, dimensions = tensors[name], 2 if name in TABLES else 1
+        if array.ndim != dimensions:
+            return f"{name} has {array.ndim} dimensions, not {dimensions}"
+        if (array.dtype.kind == "f") != (name in REALS):
+            return f"{name} has numbers of type {array.dtype}"
+    vcs = about.get("vcs")
+    if not isinstance(vcs, list) or not all(isinstance(name, str) for name in vcs):
+        return "it does not list the names of its VCs"
     pairs, rows = len(tensors["at"]), tensors["rows"]
     shapes = {
         "rows": (len(rows), columns.RAW),
@@ -251,7 +264,7 @@ def _wrong(tensors: Mapping[str, Any], about: Mapping[str, Any]) -> str:
         _between(tensors["row"], len(rows)),
         _ends(tensors["first"], len(tensors["row"])),
         _ends(tensors["first_move"], len(tensors["moves"])),
-        _between(tensors["vc"], len(about.get("vcs", ()))),
+        _between(tensors["vc"], len(vcs)),
         len(of_move) == len(tensors["moves"])
         and _between(tensors["moves"][:, 0], jobs[of_move] if len(of_move) else 1),
         _between(tensors["moves"][:, 1] + 1, CHOICES + 1),

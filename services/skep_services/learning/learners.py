@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -213,11 +213,33 @@ def made(settings: type[Any], given: Mapping[str, Any], where: str = "") -> Any:
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Return a value as its type has it; raises ValueError or TypeError."""
+    """Return a value as its type has it.
+
+    Raises:
+        ValueError: It is another one; msgspec's ValidationError is one, too.
+        ValidationError: It is another one.
+        TypeError: It is another one.
+    """
     if not isinstance(value, dict) or not _is_named(kind):
-        return msgspec.convert(value, kind, strict=False)
+        try:
+            return msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError as error:
+            allowed = _allowed(kind)
+            if not allowed:
+                raise
+            reason = f"{error}: there are {', '.join(allowed)}"
+            raise ValueError(reason) from None
     hints = get_type_hints(kind, include_extras=True)
     return kind(**{name: _made(hints[name], part) for name, part in value.items()})
+
+
+def _allowed(kind: Any) -> list[str]:
+    """Return the values that a type has, as a person writes them; empty: too many to list."""
+    if get_origin(kind) is Annotated:
+        return _allowed(get_args(kind)[0])
+    if get_origin(kind) is not Literal:
+        return []
+    return [str(value) or '""' for value in get_args(kind)]
 
 
 def _is_named(kind: Any) -> bool:

@@ -138,6 +138,35 @@ def promoted(folder: Path) -> tuple[str, ...]:
     return tuple(each.model for each in sorted(found, key=lambda each: each.at) if each.size >= 0)
 
 
+def read_file(name: str) -> bytes:
+    """Return the content of a file that a person names as a model.
+
+    Args:
+        name: The file.
+
+    Raises:
+        LearningError: It cannot be read, or is too large.
+    """
+    try:
+        with open(name, "rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise LearningError(Why.NO_MODEL, f"{name}: {error.strerror or error}") from None
+    return _bounded(data, name)
+
+
+def _bounded(data: bytes, what: str) -> bytes:
+    """Return what was read of a model's file, one byte more than it may have at most.
+
+    Raises:
+        LearningError: It is too large.
+    """
+    if len(data) > BYTES_MAX:
+        text = f"{what} has more than {BYTES_MAX >> 20} MiB, and is no model of Skep's"
+        raise LearningError(Why.DAMAGED_MODEL, text)
+    return data
+
+
 def read_model(folder: Path, model: str) -> bytes:
     """Return the content of a model's file, which is what its name says.
 
@@ -155,10 +184,7 @@ def read_model(folder: Path, model: str) -> bytes:
     except FileNotFoundError:
         text = f"the file of model {model[:12]} is missing: {path}"
         raise LearningError(Why.NO_MODEL, text) from None
-    if len(data) > BYTES_MAX:
-        text = f"{path} has more than {BYTES_MAX >> 20} MiB, and is no model of Skep's"
-        raise LearningError(Why.DAMAGED_MODEL, text)
-    if name_of(data) != model:
+    if name_of(_bounded(data, str(path))) != model:
         text = f"{path} is damaged: its content is not what its name says; add it again, or retire"
         raise LearningError(Why.DAMAGED_MODEL, f"{text} it")
     return data

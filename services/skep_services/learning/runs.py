@@ -6,6 +6,7 @@
     DIR/<sha256>.safetensors     the model, once the run is done
     DIR/result.json              the model's name and the last values
     DIR/curves.svg
+    DIR/lock                     held by the process that trains
 
 Every file but the curve is replaced as a whole. The curve is cut back to the checkpoint when a run
 goes on, so it is the same whether the run was stopped between or not.
@@ -13,6 +14,7 @@ goes on, so it is the same whether the run was stopped between or not.
 
 from __future__ import annotations
 
+import fcntl
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from skep_services.learning.registry import SUFFIX, name_of
 
 VERSION = 1
 RUN, CURVE, CHECKPOINT, RESULT = "run.json", "curve.jsonl", f"checkpoint{SUFFIX}", "result.json"
+LOCK = "lock"
 KEY = "skep"
 """Of the only entry of a file's metadata: safetensors writes several in no fixed order."""
 SAVE_EVERY_S = 30.0
@@ -98,7 +101,7 @@ def train(
     settings = learners.made(learner.settings, head.settings)
     saved = load_checkpoint(folder, head)
     last, final, done = Point(saved.step if saved else 0, 0, {}), saved, saved is not None
-    _cut_curve(folder, saved.step if saved else -1)  # A learner may tell of step 0 before any.
+    _cut_curve(folder, saved.step if saved else None)
     saved_at = clock()
     with writing(folder), _of_use(learner.name):
         with (folder / CURVE).open("ab", buffering=0) as curve:
@@ -128,6 +131,28 @@ def _of_use(name: str) -> Iterator[None]:
         yield
     except UnfitError as error:
         raise LearningError(Why.UNFIT, f"{name}: {error}") from None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """See that no other process trains in a folder meanwhile; the folder is made.
+
+    Args:
+        folder: Where the files of a run are.
+
+    Raises:
+        LearningError: Another process trains there, or the folder cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another process trains in {folder}: wait for its end"
+            raise LearningError(Why.OTHER_RUN, f"{text}, or --out names another folder") from None
+        yield
 
 
 def begin(folder: Path, head: Head, *, resume: bool) -> None:
@@ -318,9 +343,9 @@ def _points(folder: Path) -> Iterator[Point]:
             continue
 
 
-def _cut_curve(folder: Path, step: int) -> None:
-    """Leave the points up to a checkpoint."""
-    kept = [each for each in _points(folder) if each.step <= step]
+def _cut_curve(folder: Path, step: int | None) -> None:
+    """Leave the points up to a checkpoint; None: there is none."""
+    kept = [each for each in _points(folder) if step is not None and each.step <= step]
     with writing(folder):
         _write(folder / CURVE, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
