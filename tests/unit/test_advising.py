@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -267,6 +269,51 @@ def test_the_latest_blocks_are_kept_and_no_more() -> None:
         )
     kept = [each.block for each in guard.facts() if isinstance(each, BlockMeasured)]
     assert kept == [*range(5, BLOCKS_KEPT + 5)]
+
+
+def turns(guard: Guard, gains: Sequence[int | None]) -> list[tuple[int, Reason]]:
+    """Have blocks come to these gains (None: not valid); return after which stages changed, why."""
+    stage = StageSet(
+        vc="nlp", model=MODEL, stage="switchback", why=Reason.SHADOW_PASSED, at=at(60)
+    )
+    guard.apply(stage)
+    found = []
+    for number, gain in enumerate(gains):
+        block = BlockMeasured(
+            vc="nlp",
+            model=MODEL,
+            block=number,
+            at=at(100),
+            by_model=3,
+            by_rule=3,
+            valid=gain is not None,
+            gain_milli=gain or 0,
+        )
+        guard.apply(block)
+        changes = [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
+        found += [(number + 1, each.why) for each in changes]
+        if changes:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    "gains, ends",
+    [
+        ([5] * 8, [(8, Reason.NOT_WORSE)]),
+        ([5, None] * 8, [(15, Reason.NOT_WORSE)]),
+        ([-500, 500] * 8, [(16, Reason.NO_VERDICT)]),
+        # The latest 16 blocks have eight valid ones again and again: all good in the end.
+        ([-500, None, 500, None] * 4 + [100, None] * 12, [(31, Reason.NO_VERDICT)]),
+        ([None, None, 5] * 11, [(24, Reason.NOT_WORSE)]),
+        ([None, None, None, 5] * 12, [(32, Reason.NOT_WORSE)]),
+        ([None] * 40, [(BLOCKS_KEPT, Reason.NO_VERDICT)]),
+    ],
+)
+def test_each_number_of_valid_blocks_is_looked_at_once(
+    gains: list[int | None], ends: list[tuple[int, Reason]]
+) -> None:
+    assert turns(begun(shadow_s=60, period_s=1e6), gains) == ends
 
 
 def test_reading_a_log_again_keeps_no_job_of_before_the_block() -> None:

@@ -43,11 +43,15 @@ from skep.wire.reasons import Reason
 
 MILLI = 1000
 LOOKS = (8, 16)
-"""Blocks after which a switchback is judged; behind the last one there is no verdict."""
+"""Valid blocks after which a switchback is judged; behind the last one there is no verdict."""
 HARM_FROM = 4
 """Blocks from which on harm ends it, at a stricter level: it is looked at after each."""
-BLOCKS_KEPT = 16
+BLOCKS_ON = 16
 """The latest blocks by which a model that is on is judged."""
+BLOCKS_KEPT = 32
+"""The latest blocks that are kept. A switchback has no more, whether they are valid or not: none
+drops out of its looks, so each number of valid blocks is looked at once."""
+assert BLOCKS_KEPT >= max(BLOCKS_ON, *LOOKS)
 TURNS = 2
 TURNS_ON = 8
 """Periods of a block: in a switchback one is the model's, and when it is on all but one."""
@@ -526,19 +530,21 @@ def _leaves_shadow(known: Watched, now: Instant) -> StageSet | None:
 
 def _judged(known: Watched, now: Instant) -> StageSet | None:
     """Return the next stage of a model by its blocks; None: it stays."""
-    gains = [float(each.gain_milli) for each in known.blocks[-BLOCKS_KEPT:] if each.valid]
+    takes_turns = known.stage == "switchback"
+    blocks = known.blocks if takes_turns else known.blocks[-BLOCKS_ON:]
+    gains = [float(each.gain_milli) for each in blocks if each.valid]
     strict = interval(gains, T_995)
     if strict is not None and len(gains) >= HARM_FROM and strict.high < 0:
         return _set(known, "off", Reason.MEASURED_REGRESSION, now, strict, cools=True)
-    if known.stage != "switchback" or len(gains) not in LOOKS or not known.blocks[-1].valid:
+    if not takes_turns:
         return None
     found = interval(gains, T_975)
-    assert found is not None, known.vc
-    if found.high < 0:
-        return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
-    if found.low > -WORSE_MILLI and found.mean >= 0:
-        return _set(known, "on", Reason.NOT_WORSE, now, found)
-    if len(gains) >= LOOKS[-1]:
+    if found is not None and len(gains) in LOOKS and known.blocks[-1].valid:
+        if found.high < 0:
+            return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
+        if found.low > -WORSE_MILLI and found.mean >= 0:
+            return _set(known, "on", Reason.NOT_WORSE, now, found)
+    if len(gains) >= LOOKS[-1] or len(blocks) >= BLOCKS_KEPT:
         return _set(known, "shadow", Reason.NO_VERDICT, now, found, cools=True)
     return None
 
