@@ -273,9 +273,7 @@ def test_the_latest_blocks_are_kept_and_no_more() -> None:
 
 def turns(guard: Guard, gains: Sequence[int | None]) -> list[tuple[int, Reason]]:
     """Have blocks come to these gains (None: not valid); return after which stages changed, why."""
-    stage = StageSet(
-        vc="nlp", model=MODEL, stage="switchback", why=Reason.SHADOW_PASSED, at=at(60)
-    )
+    stage = StageSet(vc="nlp", model=MODEL, stage="switchback", why=Reason.SHADOW_PASSED, at=at(60))
     guard.apply(stage)
     found = []
     for number, gain in enumerate(gains):

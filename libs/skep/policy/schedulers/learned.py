@@ -22,7 +22,7 @@ from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
 from skep.policy.parts import check_one_or_more, queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
-from skep.policy.sizes import gpus_per_worker, resizable
+from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.following import LEARNED
@@ -53,7 +53,7 @@ class Learned(Policy, frozen=True, kw_only=True):
     has not answered for `answer_s`; where its advice is damaged, of another model, made for other
     features or beyond what the model was trained on; where the model hardly prefers what it
     proposes (`margin_milli`, thousandths); where a job has waited for longer than `wait_bound_s`,
-    which then comes first; and where its stage in the VC is not to act. A VC that turned to its
+    which then comes first, unless the VC's nodes would not hold it even if nothing else ran; and where its stage in the VC is not to act. A VC that turned to its
     rule because of something wrong stays with it for `cool_s`.
 
     How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
@@ -204,20 +204,36 @@ class Learned(Policy, frozen=True, kw_only=True):
         return after(view.unanswered, self.answers_within) if view.unanswered else None
 
     def _overdue(self, view: VcView) -> JobView | None:
-        """Return the job that has waited the longest, if that is beyond its bound."""
-        waiting = queued(view)
-        if not waiting or not self.wait_bound_s:
+        """Return the job that has waited the longest, if that is beyond its bound.
+
+        A job that would not fit if nothing else ran waits for nodes, and no rule helps it.
+        """
+        late = [job for job in queued(view) if self._bound(job) <= view.now]
+        if not late or not self.wait_bound_s:
             return None
-        first = min(waiting, key=lambda job: (_waits_since(job), job.sequence))
-        late = after(_waits_since(first), seconds(self.wait_bound_s)) <= view.now
-        return first if late else None
+        capacity, vain = FreeCapacity(view, ()), dict[object, None]()
+        for job in sorted(late, key=lambda job: (_waits_since(job), job.sequence)):
+            workers = fewest_workers(job)
+            gpus = workers * gpus_per_worker(job)
+            least = replace(job, workers=workers, gpus=gpus) if workers else job
+            asks = job.spec.resources, least.workers, job.nodes if job.at_home else ()
+            if asks in vain:
+                continue
+            if capacity.fit(least) is not None:
+                return job
+            vain[asks] = None
+        return None
 
     def _overdue_at(self, view: VcView) -> Instant | None:
-        """Return when the first job that waits now will have waited for too long."""
-        since = min(map(_waits_since, queued(view)), default=None)
-        if since is None or not self.wait_bound_s:
+        """Return when the next job that waits now will have waited for too long."""
+        if not self.wait_bound_s:
             return None
-        return after(since, seconds(self.wait_bound_s))
+        bounds = map(self._bound, queued(view))
+        return min((at for at in bounds if at > view.now), default=None)
+
+    def _bound(self, job: JobView) -> Instant:
+        """Return when a job will have waited for too long."""
+        return after(_waits_since(job), seconds(self.wait_bound_s))
 
 
 def _waits_since(job: JobView) -> Instant:
