@@ -88,6 +88,42 @@ def test_a_model_that_comes_later_is_used_once_it_is_there() -> None:
     assert answer.stage == "on"
 
 
+class Fragile(Follower):
+    """Takes over a half of a sight without a job, and fails."""
+
+    def follow(self, sight: Sight) -> bool:
+        """Follow a sight, or fail in the middle of it."""
+        followed = super().follow(sight)
+        if sight.jobs or not followed:
+            return followed
+        self.jobs["j9"] = job("j9")
+        text = "no job"
+        raise ValueError(text)
+
+
+def test_what_a_model_has_half_taken_over_is_used_no_more() -> None:
+    made = Advising(GivenModels({MODEL: Fragile}), ActsAtOnce())
+    made.set_cluster(cluster())
+    (first,) = made.sight(sight(1, whole=True, jobs=(job("j1"),)), at(0))
+    assert isinstance(first, LearnedAdvice)
+    assert first.stage == "on"
+    broken, asks = made.sight(sight(2), at(0.5))
+    assert isinstance(broken, LearnedAdvice)
+    assert (broken.stage, broken.why, broken.number) == ("off", Reason.ADVICE_BROKEN, 2)
+    assert asks == SightWanted(vc="nlp", at=at(0.5))
+    assert [*made.sight(sight(3, jobs=(job("j2"),)), at(0.9))] == [], "it is asked for already"
+    (broken,) = made.sight(sight(4, whole=True), at(1))
+    assert isinstance(broken, LearnedAdvice)
+    assert (broken.why, made.wake_at()) == (Reason.ADVICE_BROKEN, at(1.5))
+    assert [*made.due(at(1.5))] == [SightWanted(vc="nlp", at=at(1.5))]
+    (again,) = made.sight(sight(5, whole=True, jobs=(job("j1"),)), at(1.6))
+    assert isinstance(again, LearnedAdvice)
+    assert again.stage == "on"
+    seat = made.posts["nlp"].seat
+    assert isinstance(seat, Fragile)
+    assert [*seat.jobs] == ["j1"]
+
+
 def test_vcs_without_a_model_are_not_answered() -> None:
     made = Advising(NoModels(), ActsAtOnce())
     made.set_cluster(cluster(model=""))

@@ -198,7 +198,9 @@ class Advising:
         except Exception:  # A model that ends on a sight is one that cannot be followed.
             post.number = sight.number
             yield self._off(post, Reason.ADVICE_BROKEN, now)
-            return
+            # What it has taken over is half of a sight, so it begins anew with a whole one.
+            post.seat, post.number = self.models.seat(post.model), -1
+            follows = False
         if follows:
             post.number, post.asked_at = sight.number, None
             yield self._advise(post, now)

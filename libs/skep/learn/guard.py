@@ -51,7 +51,7 @@ BLOCKS_ON = 16
 BLOCKS_KEPT = 32
 """The latest blocks that are kept. A switchback has no more, whether they are valid or not: none
 drops out of its looks, so each number of valid blocks is looked at once."""
-assert BLOCKS_KEPT >= max(BLOCKS_ON, *LOOKS)
+assert max(BLOCKS_ON, *LOOKS) <= BLOCKS_KEPT
 TURNS = 2
 TURNS_ON = 8
 """Periods of a block: in a switchback one is the model's, and when it is on all but one."""
