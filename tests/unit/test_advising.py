@@ -8,12 +8,21 @@ import msgspec
 import pytest
 
 from skep.learn.advising import ActsAtOnce, Advising, GivenModels, NoModels
-from skep.learn.guard import BLOCKS_KEPT, KNOWN_MAX, PERIOD_S, SHADOW_S, T_975, Guard, interval
+from skep.learn.guard import (
+    BLOCKS_KEPT,
+    KNOWN_MAX,
+    PAIRS_KEPT,
+    PERIOD_S,
+    SHADOW_S,
+    T_975,
+    Guard,
+    interval,
+)
 from skep.learn.shadow import Shadow, put_back
 from skep.units import Instant, seconds
 from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster, VirtualCluster
-from skep.wire.facts import End, JobEnded, JobQueued
+from skep.wire.facts import End, JobBound, JobEnded, JobQueued, Member
 from skep.wire.following import AdviceFollowed, BlockMeasured, GuardFact, ShadowSeen, StageSet
 from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
 from skep.wire.reasons import Reason
@@ -191,12 +200,26 @@ def begun(**options: object) -> Guard:
     return guard
 
 
+def bound(name: str, attempt: int = 1) -> JobBound:
+    member = Member(node="n1", identity="i", first_rank=0, devices=((0,),))
+    return JobBound(
+        job=name,
+        attempt=attempt,
+        order=1,
+        members=(member,),
+        master_port=1,
+        why=Reason.BEST_FIT_ONE_NODE,
+        at=at(2),
+    )
+
+
 def compared(guard: Guard, pairs: int, *, model_s: float, rule_s: float) -> None:
     """Have the rule begin one job, and the model another, so many times."""
     for number in range(pairs):
         names = f"j{2 * number + 1}", f"j{2 * number + 2}"
         for name in names:
             guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+            guard.hear(bound(name))
         guard.compared("nlp", [names[0]], [names[1]], at(2))
         guard.compared("nlp", [names[1]], [names[1]], at(3))
         for name, ran_s in zip(names, (rule_s, model_s), strict=True):
@@ -236,7 +259,11 @@ def test_a_model_leaves_the_shadow_only_if_its_choices_were_not_longer() -> None
 def test_a_model_that_only_holds_stays_in_the_shadow() -> None:
     guard = begun(shadow_s=60)
     for number in range(300):
-        guard.compared("nlp", [f"j{number + 1}"], [], at(2))
+        name = f"j{number + 1}"
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+        guard.hear(bound(name))
+        guard.compared("nlp", [name], [], at(2))
+    assert guard.watched["nlp"].seen.decisions == 300
     assert not [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
 
 
@@ -280,6 +307,31 @@ def test_its_facts_lead_to_the_same_state() -> None:
     again.set_cluster(cluster(shadow_s=60))
     assert [*again.facts()] == [*guard.facts()]
     assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
+
+
+@pytest.mark.parametrize("log_first", [False, True])
+def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool) -> None:
+    guard = begun(shadow_s=60)
+    known = guard.watched["nlp"]
+    for name in ("j1", "j2"):
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+    for attempt in (1, 2):
+        if log_first:
+            guard.hear(bound("j1", attempt))
+        for _ in range(300):
+            guard.compared("nlp", ["j1"], ["j1"], at(2))
+            guard.compared("nlp", ["j2", "j3"], ["j2", "j3"], at(2))
+        if not log_first:
+            assert known.seen.decisions == attempt - 1
+            guard.hear(bound("j1", attempt))
+        assert (known.seen.decisions, known.seen.agreed) == (attempt, attempt)
+
+
+def test_sights_of_jobs_that_there_are_not_take_no_room() -> None:
+    guard = begun(shadow_s=60)
+    names = [f"j{number + 1}" for number in range(PAIRS_KEPT + 5)]
+    guard.compared("nlp", names, names, at(2))
+    assert [*guard.watched["nlp"].choices] == names[5:]
 
 
 def test_a_job_that_is_not_followed_takes_no_place_among_pairs() -> None:

@@ -28,7 +28,7 @@ import msgspec
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster
-from skep.wire.facts import End, JobEnded, JobQueued
+from skep.wire.facts import End, JobBound, JobEnded, JobQueued
 from skep.wire.following import (
     LEARNED,
     AdviceFollowed,
@@ -81,6 +81,7 @@ FAULTS = frozenset(
 )
 JOBS_KEPT = 100_000
 PAIRS_KEPT = 1000
+"""Pairs that wait for the ends of their jobs; and choices that wait for the log, the latest."""
 PAIRS_MIN = 10
 """Pairs without which hindsight says nothing: a few may all be alike."""
 KNOWN_MAX = 200
@@ -178,6 +179,11 @@ class Watched:
         """When those have ended; None: not as they should."""
         self.pairs: dict[str, tuple[str, str]] = {}
         """By job that the rule began: that and the job that the model would have begun."""
+        self.bound: dict[str, None] = {}
+        """Jobs of `came` that the log says were begun, and that are not compared yet."""
+        self.choices: dict[str, tuple[bool, str]] = {}
+        """By job that a sight says was begun, but not the log yet: whether the model would have
+        begun it, and the job that it would have begun instead; empty: none."""
         self.work: dict[str, float] = {}
         """How much GPU time the jobs of pairs took, as far as they have ended."""
 
@@ -227,24 +233,49 @@ class Watched:
     def compared(self, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
         """Compare the jobs that the rule began with those that the model would have.
 
+        A job counts once the log says as well that it was begun: anybody may send a sight. Which
+        of the two comes first is no matter.
+
         Args:
             begun: The jobs that the rule began.
             chosen: The jobs that the model would have begun, the first one first.
             at: When that was.
         """
-        agreed = [job for job in begun if job in chosen]
+        # A job that is not followed never ends, and its pair would stay for ever.
+        others = (job for job in chosen if job not in begun and job in self.came)
+        for job in begun:
+            agreed = job in chosen
+            self.choices.pop(job, None)
+            self.choices[job] = agreed, "" if agreed else next(others, "")
+            self._count(job, at)
+        while len(self.choices) > PAIRS_KEPT:
+            del self.choices[next(iter(self.choices))]
+
+    def begins(self, job: str, at: Instant) -> None:
+        """Take over that the log says that a job was begun.
+
+        Args:
+            job: The job.
+            at: When that was.
+        """
+        if job in self.came:
+            self.bound[job] = None
+            self._count(job, at)
+
+    def _count(self, job: str, at: Instant) -> None:
+        """Count a decision, if both a sight and the log have said it."""
+        if job not in self.bound or job not in self.choices:
+            return
+        del self.bound[job]
+        agreed, other = self.choices.pop(job)
         self.seen = msgspec.structs.replace(
             self.seen,
             at=at,
-            decisions=self.seen.decisions + len(begun),
-            agreed=self.seen.agreed + len(agreed),
+            decisions=self.seen.decisions + 1,
+            agreed=self.seen.agreed + agreed,
         )
-        # A job that is not followed never ends, and its pair would stay for ever.
-        others = (job for job in chosen if job not in begun and job in self.came)
-        differ = (job for job in begun if job not in agreed and job in self.came)
-        for job, other in zip(differ, others, strict=False):
-            if len(self.pairs) < PAIRS_KEPT:
-                self.pairs[job] = job, other
+        if other in self.came and len(self.pairs) < PAIRS_KEPT:
+            self.pairs[job] = job, other
 
     def ends(self, fact: JobEnded, gpus: int) -> None:
         """Take over that a job has ended.
@@ -253,6 +284,8 @@ class Watched:
             fact: Its end.
             gpus: How many it asked for.
         """
+        self.bound.pop(fact.job, None)
+        self.choices.pop(fact.job, None)
         if fact.job not in self.came:
             return
         good = fact.end is End.SUCCEEDED and fact.ran_at > 0
@@ -427,6 +460,10 @@ class Guard:
                     expected = float(run_s) * 1e9 if isinstance(run_s, int | float) else 0.0
                     known.came[job] = Came(fact.submitted_at, expected)
                     self._gpus[job] = spec.vc, spec.gpus
+            case JobBound(job=job, at=at):
+                known = self.watched.get(self._gpus.get(job, ("", 0))[0])
+                if known is not None:
+                    known.begins(job, at)
             case JobEnded(job=job):
                 vc, gpus = self._gpus.pop(job, ("", 0))
                 if vc in self.watched:
@@ -448,6 +485,7 @@ class Guard:
                     vc=fact.vc, model=fact.model, at=fact.at, decisions=0, agreed=0
                 )
                 known.pairs.clear()
+                known.choices.clear()
                 known.forget()
             case ShadowSeen():
                 known.seen, known.told = fact, fact.decisions
