@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from skep.policy.plan import Following
 from skep.policy.schedulers.learned import Learned
@@ -52,3 +53,32 @@ def test_an_elastic_job_counts_with_its_fewest_workers() -> None:
     wide = since(job("j1", 12, elastic=(2, 12)), 100)
     assert policy.judge(advised(wide)) is Reason.WAITED_TOO_LONG
     assert policy.judge(advised(since(job("j1", 12), 100))) is None
+
+
+@pytest.mark.parametrize(
+    "stage, said, why",
+    [
+        ("off", Reason.NO_MODEL, Reason.NO_MODEL),
+        ("off", Reason.ADVICE_BROKEN, Reason.ADVICE_BROKEN),
+        ("off", None, Reason.STAGE_OFF),
+        ("off", Reason.ADVISED, Reason.STAGE_OFF),
+        ("shadow", Reason.PREEMPTED, Reason.STAGE_SHADOW),
+        ("rest", None, Reason.STAGE_SWITCHBACK),
+        ("on", Reason.NO_MODEL, None),
+    ],
+)
+def test_an_advisor_gives_only_reasons_of_its_own(
+    stage: str, said: Reason | None, why: Reason | None
+) -> None:
+    assert learned().judge(advised(since(job("j1"), 20), stage=stage, why=said)) is why
+
+
+YEAR_S = 365 * 86_400
+
+
+@pytest.mark.parametrize("option", ["answer_s", "wait_bound_s", "cool_s", "shadow_s", "period_s"])
+def test_times_have_bounds(option: str) -> None:
+    learned(**{option: YEAR_S})
+    for wrong in (YEAR_S + 1, 1e300, float("inf"), float("nan"), -1):
+        with pytest.raises(ValueError, match=option):
+            learned(**{option: wrong})

@@ -40,6 +40,8 @@ STAGES: Mapping[str, Reason] = {
     "rest": Reason.STAGE_SWITCHBACK,
 }
 """Stages in which the rule is in force."""
+SAID = frozenset((Reason.ADVICE_BROKEN, Reason.NO_MODEL, Reason.OTHER_SCHEMA))
+"""Reasons that an advisor may give for the stage "off": others would be no reason of it."""
 WANTED = ("auto", "off", "shadow", "on")
 CALM = frozenset((Reason.NO_ADVICE, *STAGES.values()))
 """Why a VC follows its rule though nothing is wrong with its model."""
@@ -53,8 +55,9 @@ class Learned(Policy, frozen=True, kw_only=True):
     has not answered for `answer_s`; where its advice is damaged, of another model, made for other
     features or beyond what the model was trained on; where the model hardly prefers what it
     proposes (`margin_milli`, thousandths); where a job has waited for longer than `wait_bound_s`,
-    which then comes first, unless the VC's nodes would not hold it even if nothing else ran; and where its stage in the VC is not to act. A VC that turned to its
-    rule because of something wrong stays with it for `cool_s`.
+    which then comes first, unless the VC's nodes would not hold it even if nothing else ran; and
+    where its stage in the VC is not to act. A VC that turned to its rule because of something wrong
+    stays with it for `cool_s`.
 
     How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
     shadow, then in turns of `period_s` with the rule. Another `stage` forces it.
@@ -173,7 +176,7 @@ class Learned(Policy, frozen=True, kw_only=True):
         if advised.schema != SCHEMA:
             return Reason.OTHER_SCHEMA
         if advised.stage in STAGES:
-            return advised.why or STAGES[advised.stage]
+            return advised.why if advised.why in SAID else STAGES[advised.stage]
         if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, advised.moves):
             return Reason.ADVICE_BROKEN
         if not advised.reliable:
