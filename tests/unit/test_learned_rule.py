@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from skep.policy.plan import Following
-from skep.policy.schedulers.learned import Learned
+from skep.policy.schedulers.learned import YEAR_S, Learned
 from skep.policy.view import JobView, VcView
 from skep.units import Instant, after, seconds
 from skep.wire.learned import SCHEMA, LearnedAdvice
@@ -71,9 +71,6 @@ def test_an_advisor_gives_only_reasons_of_its_own(
     stage: str, said: Reason | None, why: Reason | None
 ) -> None:
     assert learned().judge(advised(since(job("j1"), 20), stage=stage, why=said)) is why
-
-
-YEAR_S = 365 * 86_400
 
 
 @pytest.mark.parametrize("option", ["answer_s", "wait_bound_s", "cool_s", "shadow_s", "period_s"])

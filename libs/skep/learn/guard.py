@@ -269,10 +269,7 @@ class Watched:
         del self.bound[job]
         agreed, other = self.choices.pop(job)
         self.seen = msgspec.structs.replace(
-            self.seen,
-            at=at,
-            decisions=self.seen.decisions + 1,
-            agreed=self.seen.agreed + agreed,
+            self.seen, at=at, decisions=self.seen.decisions + 1, agreed=self.seen.agreed + agreed
         )
         if other in self.came and len(self.pairs) < PAIRS_KEPT:
             self.pairs[job] = job, other

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
-from skep.policy.parts import check_one_or_more, queued
+from skep.policy.parts import queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
 from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable
@@ -34,6 +34,8 @@ LEAST = seconds(1.0)
 to the other is a fact."""
 LASTS_MAX = seconds(3600.0)
 """How long advice may be in force: an advisor's is sent again long before."""
+YEAR_S = 365 * 86_400
+"""No time that an operator sets is longer: a number of milliseconds is noticed."""
 STAGES: Mapping[str, Reason] = {
     "off": Reason.STAGE_OFF,
     "shadow": Reason.STAGE_SHADOW,
@@ -83,7 +85,7 @@ class Learned(Policy, frozen=True, kw_only=True):
         """Check the options.
 
         Raises:
-            ValueError: The model is no hash, the rule no other policy, or a number negative.
+            ValueError: The model is no hash, the rule no other policy, or a number out of bounds.
         """
         if self.model and not (
             len(self.model) == 64 and set(self.model) <= set("0123456789abcdef")
@@ -93,13 +95,17 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.rule == self.name or self.rule not in self.kinds:
             reason = f"rule is the name of another policy: not {self.rule!r}"
             raise ValueError(reason)
-        if min(self.answer_s, self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
-            reason = "answer_s, wait_bound_s, margin_milli, cool_s, shadow_s are 0 or more"
+        for option in ("answer_s", "wait_bound_s", "cool_s", "shadow_s", "period_s"):
+            least, value = int(option == "period_s"), getattr(self, option)
+            if not least <= value <= YEAR_S:
+                reason = f"{option} is seconds, {least} to {YEAR_S} (a year): not {value}"
+                raise ValueError(reason)
+        if self.margin_milli < 0:
+            reason = f"margin_milli is thousandths, 0 or more: not {self.margin_milli}"
             raise ValueError(reason)
         if self.stage not in WANTED:
             reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
             raise ValueError(reason)
-        check_one_or_more("period_s", self.period_s, "seconds")
 
     def fallback(self) -> Policy:
         """Return the rule."""
