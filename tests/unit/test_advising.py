@@ -23,7 +23,14 @@ from skep.units import Instant, seconds
 from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.facts import End, JobBound, JobEnded, JobQueued, Member
-from skep.wire.following import AdviceFollowed, BlockMeasured, GuardFact, ShadowSeen, StageSet
+from skep.wire.following import (
+    AdviceFollowed,
+    BlockMeasured,
+    GuardFact,
+    ShadowSeen,
+    StageSet,
+    models_named,
+)
 from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
 from skep.wire.reasons import Reason
 from tests.kit import at, spec
@@ -138,6 +145,16 @@ def test_vcs_without_a_model_are_not_answered() -> None:
     made.set_cluster(cluster(model=""))
     assert [*made.sight(sight(1, whole=True), at(0))] == []
     assert made.wake_at() is None
+
+
+@pytest.mark.parametrize("options", [{}, {"model": ""}, {"model": 7}, {"model": [MODEL]}])
+def test_a_vc_names_a_model_by_text_and_with_this_policy_only(options: dict[str, object]) -> None:
+    vcs = {
+        "none": VirtualCluster(gpus=1, policy="learned", options=options),
+        "other": VirtualCluster(gpus=1, policy="fair", options={"model": MODEL}),
+        **cluster().vcs,
+    }
+    assert models_named(Cluster(vcs=vcs)) == {"nlp": MODEL}
 
 
 # --- shadow --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from skep.learn.shadow import Shadow
 from skep.units import Instant, after, seconds
 from skep.wire.cluster import Cluster
-from skep.wire.following import LEARNED
+from skep.wire.following import models_named
 from skep.wire.learned import (
     HOLDS_MAX,
     MOVES_MAX,
@@ -31,7 +31,8 @@ from skep.wire.reasons import Reason
 
 RESEND_AFTER = seconds(5.0)
 EXPIRES_AFTER = seconds(15.0)
-"""Two messages in a row may be lost."""
+"""Two messages in a row may be lost: so it is of all advice that expires."""
+assert 2 * RESEND_AFTER < EXPIRES_AFTER
 ASK_AFTER = seconds(1.0)
 """How often a whole sight is asked for, until one comes: an allocator answers within half of it."""
 
@@ -173,10 +174,7 @@ class Advising:
     def set_cluster(self, cluster: Cluster) -> None:
         """Follow which VCs have a model, and which."""
         before, self.posts = self.posts, {}
-        for vc, each in cluster.vcs.items():
-            model = each.options.get("model", "") if each.policy == LEARNED else ""
-            if not isinstance(model, str) or not model:
-                continue
+        for vc, model in models_named(cluster).items():
             known = before.get(vc)
             if known is None or known.model != model or known.seat is None:
                 known = Post(vc, model, self.models.seat(model))

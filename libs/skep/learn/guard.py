@@ -30,13 +30,13 @@ from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster
 from skep.wire.facts import End, JobBound, JobEnded, JobQueued
 from skep.wire.following import (
-    LEARNED,
     AdviceFollowed,
     BlockMeasured,
     GuardFact,
     GuardStage,
     ShadowSeen,
     StageSet,
+    models_named,
 )
 from skep.wire.learned import Stage
 from skep.wire.reasons import Reason
@@ -398,12 +398,9 @@ class Guard:
     def set_cluster(self, cluster: Cluster) -> None:
         """Follow which VCs have a model."""
         self.watched = {}
-        for vc, each in cluster.vcs.items():
-            model = each.options.get("model", "") if each.policy == LEARNED else ""
-            if not isinstance(model, str) or not model:
-                continue
+        for vc, model in models_named(cluster).items():
             self.watched[vc] = self._of(vc, model)
-            self.watched[vc].options(each.options)
+            self.watched[vc].options(cluster.vcs[vc].options)
 
     def _of(self, vc: str, model: str) -> Watched:
         """Return a model in a VC, as the one that was named the latest."""
