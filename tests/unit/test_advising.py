@@ -138,6 +138,7 @@ def test_what_a_model_has_half_taken_over_is_used_no_more() -> None:
     seat = made.posts["nlp"].seat
     assert isinstance(seat, Fragile)
     assert [*seat.jobs] == ["j1"]
+    made.check()
 
 
 def test_vcs_without_a_model_are_not_answered() -> None:
@@ -207,6 +208,7 @@ def looked(guard: Guard, now: Instant) -> list[GuardFact]:
     for fact in guard.look(now):
         guard.apply(fact)
         found.append(fact)
+    guard.check()
     return found
 
 
@@ -349,6 +351,15 @@ def test_sights_of_jobs_that_there_are_not_take_no_room() -> None:
     names = [f"j{number + 1}" for number in range(PAIRS_KEPT + 5)]
     guard.compared("nlp", names, names, at(2))
     assert [*guard.watched["nlp"].choices] == names[5:]
+
+
+def test_what_is_kept_of_a_job_that_is_not_followed_is_found() -> None:
+    guard = begun(shadow_s=60)
+    compared(guard, 3, model_s=1, rule_s=9)
+    guard.check()
+    guard.watched["nlp"].bound["j99"] = None
+    with pytest.raises(AssertionError, match="nlp"):
+        guard.check()
 
 
 def test_a_job_that_is_not_followed_takes_no_place_among_pairs() -> None:

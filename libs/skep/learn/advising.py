@@ -72,6 +72,10 @@ class Seat(Protocol):
         """Return what the model would do now; it may raise whatever is wrong with it."""
         ...
 
+    def check(self) -> None:
+        """Assert what holds of what it was shown."""
+        ...
+
 
 class Models(Protocol):
     """The models that there are."""
@@ -204,6 +208,25 @@ class Advising:
             yield self._advise(post, now)
         elif post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
             yield self._ask(post, now)
+
+    def check(self) -> None:
+        """Assert the bounds of what is kept and said.
+
+        Raises:
+            AssertionError: One of them does not hold.
+        """
+        for vc, post in self.posts.items():
+            assert post.vc == vc
+            assert post.number >= -1, vc
+            if post.seat is not None:
+                post.seat.check()
+            post.shadow.check()
+            said = post.said
+            if said is not None:
+                assert (said.vc, said.model) == (vc, post.model)
+                assert said.at < said.expires_at, vc
+                assert len(said.moves) <= MOVES_MAX, vc
+                assert len(said.holds) <= HOLDS_MAX, vc
 
     def _compare(self, post: Post, sight: Sight, now: Instant) -> None:
         """Have a model in shadow choose again where its rule has begun jobs."""

@@ -258,7 +258,7 @@ class Watched:
             job: The job.
             at: When that was.
         """
-        if job in self.came:
+        if job in self.came and job not in self.ended:
             self.bound[job] = None
             self._count(job, at)
 
@@ -363,6 +363,21 @@ class Watched:
     def _next_begins(self) -> Instant:
         """Return when the next block to be measured begins."""
         return self._times(self._next_block())[0]
+
+    def check(self) -> None:
+        """Assert its bounds, and that what is kept of jobs is of jobs that are followed.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        assert len(self.blocks) <= BLOCKS_KEPT, self.vc
+        assert len(self.faults) <= FAULTS_MAX, self.vc
+        assert len(self.came) <= JOBS_KEPT, self.vc
+        assert max(len(self.pairs), len(self.choices)) <= PAIRS_KEPT, self.vc
+        assert self.work.keys() == self.ended.keys() <= self.came.keys(), self.vc
+        assert self.bound.keys() <= self.came.keys() - self.ended.keys(), self.vc
+        assert not self.choices.keys() & self.bound.keys(), self.vc
+        assert self.seen.agreed <= self.seen.decisions, self.vc
 
     def forget(self) -> None:
         """Forget jobs that no further block, and no comparison, is about."""
@@ -495,6 +510,18 @@ class Guard:
                 if known.told:
                     yield known.seen
                 yield from known.blocks
+
+    def check(self) -> None:
+        """Assert that models are found by what they are, and the bounds of each.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        for key, known in self._known.items():
+            assert key == (known.vc, known.model)
+            known.check()
+        for vc, known in self.watched.items():
+            assert self._known[vc, known.model] is known
 
     def wake_at(self) -> Instant | None:
         """Return when something is to be looked at; None: at no time."""

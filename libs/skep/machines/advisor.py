@@ -299,6 +299,9 @@ class AdvisorMachine:
         self.profiles.check()
         self.fitting.check()
         self.calibration.check()
+        self.advising.check()
+        if self.guard is not None:
+            self.guard.check()
         if self._judging is not None:
             self._judging.check()
 
