@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from skep.units import Instant
-from skep.wire.learned import SCHEMA, AdvisedMove, JobSight, Sight
+from skep.wire.learned import SCHEMA, SEEN_MAX, AdvisedMove, JobSight, Sight
 
 MODEL = "a" * 64
 OTHER_MODEL = "b" * 64
@@ -42,6 +42,10 @@ class Follower:
         self.jobs.update({job.job: job for job in sight.jobs})
         self.number, self.free = sight.number, sight.free
         return True
+
+    def check(self) -> None:
+        """Assert that it knows no more jobs than sights show."""
+        assert len(self.jobs) <= SEEN_MAX
 
     def waiting(self) -> list[JobSight]:
         """Return the jobs that wait, in the order of their arrival."""

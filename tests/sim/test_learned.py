@@ -84,6 +84,18 @@ def test_where_the_model_does_not_answer_the_rule_plans() -> None:
     assert all(job.waited is not None and job.waited <= seconds(260) for job in result.jobs)
 
 
+@pytest.mark.parametrize("delay_s, cool_s", [(5, 30), (5, 20), (20, 10), (50, 30)])
+def test_a_late_answer_that_says_nothing_new_is_followed_after_a_while(
+    delay_s: float, cool_s: float
+) -> None:
+    chosen = settings(Follower, delay_s=delay_s, cool_s=cool_s)
+    _, said = played(chosen, trace((0, 1000, 8), (10, 10, 8)))
+    reasons = [fact.why for fact in said]
+    assert reasons[:3] == [Reason.NO_ADVICE, Reason.ADVICE_LATE, Reason.ADVISED], reasons
+    waited = said[2].at - said[1].at
+    assert seconds(cool_s) <= waited <= seconds(max(delay_s, cool_s)), "and not until j1 ends"
+
+
 def test_the_same_run_comes_to_the_same_facts() -> None:
     once, again = (played(settings(delay_s=0.3)) for _ in range(2))
     assert once[0].decisions == again[0].decisions

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from skep.learn.advising import ActsAtOnce, Advising, GivenModels, NoModels
-from skep.learn.guard import BLOCKS_KEPT, KNOWN_MAX, PERIOD_S, SHADOW_S, T_975, Guard, interval
+from skep.learn.guard import (
+    BLOCKS_KEPT,
+    KNOWN_MAX,
+    PAIRS_KEPT,
+    PERIOD_S,
+    SHADOW_S,
+    T_975,
+    Guard,
+    interval,
+)
 from skep.learn.shadow import Shadow, put_back
 from skep.units import Instant, seconds
 from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster, VirtualCluster
-from skep.wire.facts import End, JobEnded, JobQueued
-from skep.wire.following import AdviceFollowed, BlockMeasured, GuardFact, ShadowSeen, StageSet
+from skep.wire.facts import End, JobBound, JobEnded, JobQueued, Member
+from skep.wire.following import (
+    AdviceFollowed,
+    BlockMeasured,
+    GuardFact,
+    ShadowSeen,
+    StageSet,
+    models_named,
+)
 from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
 from skep.wire.reasons import Reason
 from tests.kit import at, spec
@@ -86,11 +104,58 @@ def test_a_model_that_comes_later_is_used_once_it_is_there() -> None:
     assert answer.stage == "on"
 
 
+class Fragile(Follower):
+    """Takes over a half of a sight without a job, and fails."""
+
+    def follow(self, sight: Sight) -> bool:
+        """Follow a sight, or fail in the middle of it."""
+        followed = super().follow(sight)
+        if sight.jobs or not followed:
+            return followed
+        self.jobs["j9"] = job("j9")
+        text = "no job"
+        raise ValueError(text)
+
+
+def test_what_a_model_has_half_taken_over_is_used_no_more() -> None:
+    made = Advising(GivenModels({MODEL: Fragile}), ActsAtOnce())
+    made.set_cluster(cluster())
+    (first,) = made.sight(sight(1, whole=True, jobs=(job("j1"),)), at(0))
+    assert isinstance(first, LearnedAdvice)
+    assert first.stage == "on"
+    broken, asks = made.sight(sight(2), at(0.5))
+    assert isinstance(broken, LearnedAdvice)
+    assert (broken.stage, broken.why, broken.number) == ("off", Reason.ADVICE_BROKEN, 2)
+    assert asks == SightWanted(vc="nlp", at=at(0.5))
+    assert [*made.sight(sight(3, jobs=(job("j2"),)), at(0.9))] == [], "it is asked for already"
+    (broken,) = made.sight(sight(4, whole=True), at(1))
+    assert isinstance(broken, LearnedAdvice)
+    assert (broken.why, made.wake_at()) == (Reason.ADVICE_BROKEN, at(1.5))
+    assert [*made.due(at(1.5))] == [SightWanted(vc="nlp", at=at(1.5))]
+    (again,) = made.sight(sight(5, whole=True, jobs=(job("j1"),)), at(1.6))
+    assert isinstance(again, LearnedAdvice)
+    assert again.stage == "on"
+    seat = made.posts["nlp"].seat
+    assert isinstance(seat, Fragile)
+    assert [*seat.jobs] == ["j1"]
+    made.check()
+
+
 def test_vcs_without_a_model_are_not_answered() -> None:
     made = Advising(NoModels(), ActsAtOnce())
     made.set_cluster(cluster(model=""))
     assert [*made.sight(sight(1, whole=True), at(0))] == []
     assert made.wake_at() is None
+
+
+@pytest.mark.parametrize("options", [{}, {"model": ""}, {"model": 7}, {"model": [MODEL]}])
+def test_a_vc_names_a_model_by_text_and_with_this_policy_only(options: dict[str, object]) -> None:
+    vcs = {
+        "none": VirtualCluster(gpus=1, policy="learned", options=options),
+        "other": VirtualCluster(gpus=1, policy="fair", options={"model": MODEL}),
+        **cluster().vcs,
+    }
+    assert models_named(Cluster(vcs=vcs)) == {"nlp": MODEL}
 
 
 # --- shadow --------------------------------------------------------------------------------------
@@ -143,6 +208,7 @@ def looked(guard: Guard, now: Instant) -> list[GuardFact]:
     for fact in guard.look(now):
         guard.apply(fact)
         found.append(fact)
+    guard.check()
     return found
 
 
@@ -153,12 +219,26 @@ def begun(**options: object) -> Guard:
     return guard
 
 
+def bound(name: str, attempt: int = 1) -> JobBound:
+    member = Member(node="n1", identity="i", first_rank=0, devices=((0,),))
+    return JobBound(
+        job=name,
+        attempt=attempt,
+        order=1,
+        members=(member,),
+        master_port=1,
+        why=Reason.BEST_FIT_ONE_NODE,
+        at=at(2),
+    )
+
+
 def compared(guard: Guard, pairs: int, *, model_s: float, rule_s: float) -> None:
     """Have the rule begin one job, and the model another, so many times."""
     for number in range(pairs):
         names = f"j{2 * number + 1}", f"j{2 * number + 2}"
         for name in names:
             guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+            guard.hear(bound(name))
         guard.compared("nlp", [names[0]], [names[1]], at(2))
         guard.compared("nlp", [names[1]], [names[1]], at(3))
         for name, ran_s in zip(names, (rule_s, model_s), strict=True):
@@ -198,7 +278,11 @@ def test_a_model_leaves_the_shadow_only_if_its_choices_were_not_longer() -> None
 def test_a_model_that_only_holds_stays_in_the_shadow() -> None:
     guard = begun(shadow_s=60)
     for number in range(300):
-        guard.compared("nlp", [f"j{number + 1}"], [], at(2))
+        name = f"j{number + 1}"
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+        guard.hear(bound(name))
+        guard.compared("nlp", [name], [], at(2))
+    assert guard.watched["nlp"].seen.decisions == 300
     assert not [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
 
 
@@ -244,6 +328,40 @@ def test_its_facts_lead_to_the_same_state() -> None:
     assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
 
 
+@pytest.mark.parametrize("log_first", [False, True])
+def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool) -> None:
+    guard = begun(shadow_s=60)
+    known = guard.watched["nlp"]
+    for name in ("j1", "j2"):
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
+    for attempt in (1, 2):
+        if log_first:
+            guard.hear(bound("j1", attempt))
+        for _ in range(300):
+            guard.compared("nlp", ["j1"], ["j1"], at(2))
+            guard.compared("nlp", ["j2", "j3"], ["j2", "j3"], at(2))
+        if not log_first:
+            assert known.seen.decisions == attempt - 1
+            guard.hear(bound("j1", attempt))
+        assert (known.seen.decisions, known.seen.agreed) == (attempt, attempt)
+
+
+def test_sights_of_jobs_that_there_are_not_take_no_room() -> None:
+    guard = begun(shadow_s=60)
+    names = [f"j{number + 1}" for number in range(PAIRS_KEPT + 5)]
+    guard.compared("nlp", names, names, at(2))
+    assert [*guard.watched["nlp"].choices] == names[5:]
+
+
+def test_what_is_kept_of_a_job_that_is_not_followed_is_found() -> None:
+    guard = begun(shadow_s=60)
+    compared(guard, 3, model_s=1, rule_s=9)
+    guard.check()
+    guard.watched["nlp"].bound["j99"] = None
+    with pytest.raises(AssertionError, match="nlp"):
+        guard.check()
+
+
 def test_a_job_that_is_not_followed_takes_no_place_among_pairs() -> None:
     guard = begun(shadow_s=60)
     guard.hear(JobQueued(job="j1", spec=spec(vc="nlp"), submitted_at=at(1)))
@@ -267,6 +385,49 @@ def test_the_latest_blocks_are_kept_and_no_more() -> None:
         )
     kept = [each.block for each in guard.facts() if isinstance(each, BlockMeasured)]
     assert kept == [*range(5, BLOCKS_KEPT + 5)]
+
+
+def turns(guard: Guard, gains: Sequence[int | None]) -> list[tuple[int, Reason]]:
+    """Have blocks come to these gains (None: not valid); return after which stages changed, why."""
+    stage = StageSet(vc="nlp", model=MODEL, stage="switchback", why=Reason.SHADOW_PASSED, at=at(60))
+    guard.apply(stage)
+    found = []
+    for number, gain in enumerate(gains):
+        block = BlockMeasured(
+            vc="nlp",
+            model=MODEL,
+            block=number,
+            at=at(100),
+            by_model=3,
+            by_rule=3,
+            valid=gain is not None,
+            gain_milli=gain or 0,
+        )
+        guard.apply(block)
+        changes = [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
+        found += [(number + 1, each.why) for each in changes]
+        if changes:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    "gains, ends",
+    [
+        ([5] * 8, [(8, Reason.NOT_WORSE)]),
+        ([5, None] * 8, [(15, Reason.NOT_WORSE)]),
+        ([-500, 500] * 8, [(16, Reason.NO_VERDICT)]),
+        # The latest 16 blocks have eight valid ones again and again: all good in the end.
+        ([-500, None, 500, None] * 4 + [100, None] * 12, [(31, Reason.NO_VERDICT)]),
+        ([None, None, 5] * 11, [(24, Reason.NOT_WORSE)]),
+        ([None, None, None, 5] * 12, [(32, Reason.NOT_WORSE)]),
+        ([None] * 40, [(BLOCKS_KEPT, Reason.NO_VERDICT)]),
+    ],
+)
+def test_each_number_of_valid_blocks_is_looked_at_once(
+    gains: list[int | None], ends: list[tuple[int, Reason]]
+) -> None:
+    assert turns(begun(shadow_s=60, period_s=1e6), gains) == ends
 
 
 def test_reading_a_log_again_keeps_no_job_of_before_the_block() -> None:

@@ -74,6 +74,17 @@ def test_shorter_jobs_come_first_until_one_has_waited_for_too_long() -> None:
     assert held(whole, short, wait_max_s=200) == "?j5 ?j4"
 
 
+def test_a_job_that_has_waited_for_too_long_blocks_only_those_with_its_pin() -> None:
+    asks = [
+        waits("j3", 4, 900, since_s=300, pin="p"),
+        waits("j4", 1, 60, pin="p"),
+        waits("j5", 2, 60),
+        waits("j6", 1, 60, pin="q"),
+    ]
+    seen = view(asks, pins={"p": {"n1": 2}, "q": {"n2": 1}})
+    assert told(make("hold", {"wait_max_s": 200}).plan(seen)) == "+j6@n2 +j5@n1 ?j3 ?j4"
+
+
 def test_an_elastic_job_begins_narrower_where_that_is_close_if_it_is_asked_for() -> None:
     asks = waits("j3", 4, 100, elastic=(1, 4))
     assert held(asks) == "?j3"

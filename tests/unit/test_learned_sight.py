@@ -132,6 +132,12 @@ def test_a_gap_asks_for_a_whole_sight() -> None:
     assert scene.follow(part)
     assert len(scene.names) == 4
     assert not scene.follow(part)
+    fewer = msgspec.structs.replace(part, number=5, gone=("j1", "j3"))
+    assert scene.follow(fewer)
+    scene.check()
+    scene.names.reverse()
+    with pytest.raises(AssertionError):
+        scene.check()
 
 
 def test_differences_that_come_to_too_many_jobs_are_not_followed() -> None:
@@ -146,6 +152,7 @@ def test_differences_that_come_to_too_many_jobs_are_not_followed() -> None:
         follows = scene.follow(sight)
         assert not follows
         assert len(scene.names) <= 2 * SEEN_MAX
+        scene.check()
     assert scene.follow(sight_of(seen(), 3)), "a whole one is"
 
 

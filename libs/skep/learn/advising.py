@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from skep.learn.shadow import Shadow
 from skep.units import Instant, after, seconds
 from skep.wire.cluster import Cluster
-from skep.wire.following import LEARNED
+from skep.wire.following import models_named
 from skep.wire.learned import (
     HOLDS_MAX,
     MOVES_MAX,
@@ -31,7 +31,8 @@ from skep.wire.reasons import Reason
 
 RESEND_AFTER = seconds(5.0)
 EXPIRES_AFTER = seconds(15.0)
-"""Two messages in a row may be lost."""
+"""Two messages in a row may be lost: so it is of all advice that expires."""
+assert 2 * RESEND_AFTER < EXPIRES_AFTER
 ASK_AFTER = seconds(1.0)
 """How often a whole sight is asked for, until one comes: an allocator answers within half of it."""
 
@@ -69,6 +70,10 @@ class Seat(Protocol):
 
     def decide(self, now: Instant) -> Advised:
         """Return what the model would do now; it may raise whatever is wrong with it."""
+        ...
+
+    def check(self) -> None:
+        """Assert what holds of what it was shown."""
         ...
 
 
@@ -173,10 +178,7 @@ class Advising:
     def set_cluster(self, cluster: Cluster) -> None:
         """Follow which VCs have a model, and which."""
         before, self.posts = self.posts, {}
-        for vc, each in cluster.vcs.items():
-            model = each.options.get("model", "") if each.policy == LEARNED else ""
-            if not isinstance(model, str) or not model:
-                continue
+        for vc, model in models_named(cluster).items():
             known = before.get(vc)
             if known is None or known.model != model or known.seat is None:
                 known = Post(vc, model, self.models.seat(model))
@@ -198,12 +200,33 @@ class Advising:
         except Exception:  # A model that ends on a sight is one that cannot be followed.
             post.number = sight.number
             yield self._off(post, Reason.ADVICE_BROKEN, now)
-            return
+            # What it has taken over is half of a sight, so it begins anew with a whole one.
+            post.seat, post.number = self.models.seat(post.model), -1
+            follows = False
         if follows:
             post.number, post.asked_at = sight.number, None
             yield self._advise(post, now)
         elif post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
             yield self._ask(post, now)
+
+    def check(self) -> None:
+        """Assert the bounds of what is kept and said.
+
+        Raises:
+            AssertionError: One of them does not hold.
+        """
+        for vc, post in self.posts.items():
+            assert post.vc == vc
+            assert post.number >= -1, vc
+            if post.seat is not None:
+                post.seat.check()
+            post.shadow.check()
+            said = post.said
+            if said is not None:
+                assert (said.vc, said.model) == (vc, post.model)
+                assert said.at < said.expires_at, vc
+                assert len(said.moves) <= MOVES_MAX, vc
+                assert len(said.holds) <= HOLDS_MAX, vc
 
     def _compare(self, post: Post, sight: Sight, now: Instant) -> None:
         """Have a model in shadow choose again where its rule has begun jobs."""

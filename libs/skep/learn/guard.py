@@ -28,26 +28,30 @@ import msgspec
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.bounds import INSTANT_MAX
 from skep.wire.cluster import Cluster
-from skep.wire.facts import End, JobEnded, JobQueued
+from skep.wire.facts import End, JobBound, JobEnded, JobQueued
 from skep.wire.following import (
-    LEARNED,
     AdviceFollowed,
     BlockMeasured,
     GuardFact,
     GuardStage,
     ShadowSeen,
     StageSet,
+    models_named,
 )
 from skep.wire.learned import Stage
 from skep.wire.reasons import Reason
 
 MILLI = 1000
 LOOKS = (8, 16)
-"""Blocks after which a switchback is judged; behind the last one there is no verdict."""
+"""Valid blocks after which a switchback is judged; behind the last one there is no verdict."""
 HARM_FROM = 4
 """Blocks from which on harm ends it, at a stricter level: it is looked at after each."""
-BLOCKS_KEPT = 16
+BLOCKS_ON = 16
 """The latest blocks by which a model that is on is judged."""
+BLOCKS_KEPT = 32
+"""The latest blocks that are kept. A switchback has no more, whether they are valid or not: none
+drops out of its looks, so each number of valid blocks is looked at once."""
+assert max(BLOCKS_ON, *LOOKS) <= BLOCKS_KEPT
 TURNS = 2
 TURNS_ON = 8
 """Periods of a block: in a switchback one is the model's, and when it is on all but one."""
@@ -77,6 +81,7 @@ FAULTS = frozenset(
 )
 JOBS_KEPT = 100_000
 PAIRS_KEPT = 1000
+"""Pairs that wait for the ends of their jobs; and choices that wait for the log, the latest."""
 PAIRS_MIN = 10
 """Pairs without which hindsight says nothing: a few may all be alike."""
 KNOWN_MAX = 200
@@ -174,6 +179,11 @@ class Watched:
         """When those have ended; None: not as they should."""
         self.pairs: dict[str, tuple[str, str]] = {}
         """By job that the rule began: that and the job that the model would have begun."""
+        self.bound: dict[str, None] = {}
+        """Jobs of `came` that the log says were begun, and that are not compared yet."""
+        self.choices: dict[str, tuple[bool, str]] = {}
+        """By job that a sight says was begun, but not the log yet: whether the model would have
+        begun it, and the job that it would have begun instead; empty: none."""
         self.work: dict[str, float] = {}
         """How much GPU time the jobs of pairs took, as far as they have ended."""
 
@@ -223,24 +233,46 @@ class Watched:
     def compared(self, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
         """Compare the jobs that the rule began with those that the model would have.
 
+        A job counts once the log says as well that it was begun: anybody may send a sight. Which
+        of the two comes first is no matter.
+
         Args:
             begun: The jobs that the rule began.
             chosen: The jobs that the model would have begun, the first one first.
             at: When that was.
         """
-        agreed = [job for job in begun if job in chosen]
-        self.seen = msgspec.structs.replace(
-            self.seen,
-            at=at,
-            decisions=self.seen.decisions + len(begun),
-            agreed=self.seen.agreed + len(agreed),
-        )
         # A job that is not followed never ends, and its pair would stay for ever.
         others = (job for job in chosen if job not in begun and job in self.came)
-        differ = (job for job in begun if job not in agreed and job in self.came)
-        for job, other in zip(differ, others, strict=False):
-            if len(self.pairs) < PAIRS_KEPT:
-                self.pairs[job] = job, other
+        for job in begun:
+            agreed = job in chosen
+            self.choices.pop(job, None)
+            self.choices[job] = agreed, "" if agreed else next(others, "")
+            self._count(job, at)
+        while len(self.choices) > PAIRS_KEPT:
+            del self.choices[next(iter(self.choices))]
+
+    def begins(self, job: str, at: Instant) -> None:
+        """Take over that the log says that a job was begun.
+
+        Args:
+            job: The job.
+            at: When that was.
+        """
+        if job in self.came and job not in self.ended:
+            self.bound[job] = None
+            self._count(job, at)
+
+    def _count(self, job: str, at: Instant) -> None:
+        """Count a decision, if both a sight and the log have said it."""
+        if job not in self.bound or job not in self.choices:
+            return
+        del self.bound[job]
+        agreed, other = self.choices.pop(job)
+        self.seen = msgspec.structs.replace(
+            self.seen, at=at, decisions=self.seen.decisions + 1, agreed=self.seen.agreed + agreed
+        )
+        if other in self.came and len(self.pairs) < PAIRS_KEPT:
+            self.pairs[job] = job, other
 
     def ends(self, fact: JobEnded, gpus: int) -> None:
         """Take over that a job has ended.
@@ -249,6 +281,8 @@ class Watched:
             fact: Its end.
             gpus: How many it asked for.
         """
+        self.bound.pop(fact.job, None)
+        self.choices.pop(fact.job, None)
         if fact.job not in self.came:
             return
         good = fact.end is End.SUCCEEDED and fact.ran_at > 0
@@ -330,6 +364,21 @@ class Watched:
         """Return when the next block to be measured begins."""
         return self._times(self._next_block())[0]
 
+    def check(self) -> None:
+        """Assert its bounds, and that what is kept of jobs is of jobs that are followed.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        assert len(self.blocks) <= BLOCKS_KEPT, self.vc
+        assert len(self.faults) <= FAULTS_MAX, self.vc
+        assert len(self.came) <= JOBS_KEPT, self.vc
+        assert max(len(self.pairs), len(self.choices)) <= PAIRS_KEPT, self.vc
+        assert self.work.keys() == self.ended.keys() <= self.came.keys(), self.vc
+        assert self.bound.keys() <= self.came.keys() - self.ended.keys(), self.vc
+        assert not self.choices.keys() & self.bound.keys(), self.vc
+        assert self.seen.agreed <= self.seen.decisions, self.vc
+
     def forget(self) -> None:
         """Forget jobs that no further block, and no comparison, is about."""
         begins = self._next_begins()
@@ -364,12 +413,9 @@ class Guard:
     def set_cluster(self, cluster: Cluster) -> None:
         """Follow which VCs have a model."""
         self.watched = {}
-        for vc, each in cluster.vcs.items():
-            model = each.options.get("model", "") if each.policy == LEARNED else ""
-            if not isinstance(model, str) or not model:
-                continue
+        for vc, model in models_named(cluster).items():
             self.watched[vc] = self._of(vc, model)
-            self.watched[vc].options(each.options)
+            self.watched[vc].options(cluster.vcs[vc].options)
 
     def _of(self, vc: str, model: str) -> Watched:
         """Return a model in a VC, as the one that was named the latest."""
@@ -423,6 +469,10 @@ class Guard:
                     expected = float(run_s) * 1e9 if isinstance(run_s, int | float) else 0.0
                     known.came[job] = Came(fact.submitted_at, expected)
                     self._gpus[job] = spec.vc, spec.gpus
+            case JobBound(job=job, at=at):
+                known = self.watched.get(self._gpus.get(job, ("", 0))[0])
+                if known is not None:
+                    known.begins(job, at)
             case JobEnded(job=job):
                 vc, gpus = self._gpus.pop(job, ("", 0))
                 if vc in self.watched:
@@ -444,6 +494,7 @@ class Guard:
                     vc=fact.vc, model=fact.model, at=fact.at, decisions=0, agreed=0
                 )
                 known.pairs.clear()
+                known.choices.clear()
                 known.forget()
             case ShadowSeen():
                 known.seen, known.told = fact, fact.decisions
@@ -459,6 +510,18 @@ class Guard:
                 if known.told:
                     yield known.seen
                 yield from known.blocks
+
+    def check(self) -> None:
+        """Assert that models are found by what they are, and the bounds of each.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        for key, known in self._known.items():
+            assert key == (known.vc, known.model)
+            known.check()
+        for vc, known in self.watched.items():
+            assert self._known[vc, known.model] is known
 
     def wake_at(self) -> Instant | None:
         """Return when something is to be looked at; None: at no time."""
@@ -526,19 +589,21 @@ def _leaves_shadow(known: Watched, now: Instant) -> StageSet | None:
 
 def _judged(known: Watched, now: Instant) -> StageSet | None:
     """Return the next stage of a model by its blocks; None: it stays."""
-    gains = [float(each.gain_milli) for each in known.blocks[-BLOCKS_KEPT:] if each.valid]
+    takes_turns = known.stage == "switchback"
+    blocks = known.blocks if takes_turns else known.blocks[-BLOCKS_ON:]
+    gains = [float(each.gain_milli) for each in blocks if each.valid]
     strict = interval(gains, T_995)
     if strict is not None and len(gains) >= HARM_FROM and strict.high < 0:
         return _set(known, "off", Reason.MEASURED_REGRESSION, now, strict, cools=True)
-    if known.stage != "switchback" or len(gains) not in LOOKS or not known.blocks[-1].valid:
+    if not takes_turns:
         return None
     found = interval(gains, T_975)
-    assert found is not None, known.vc
-    if found.high < 0:
-        return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
-    if found.low > -WORSE_MILLI and found.mean >= 0:
-        return _set(known, "on", Reason.NOT_WORSE, now, found)
-    if len(gains) >= LOOKS[-1]:
+    if found is not None and len(gains) in LOOKS and known.blocks[-1].valid:
+        if found.high < 0:
+            return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
+        if found.low > -WORSE_MILLI and found.mean >= 0:
+            return _set(known, "on", Reason.NOT_WORSE, now, found)
+    if len(gains) >= LOOKS[-1] or len(blocks) >= BLOCKS_KEPT:
         return _set(known, "shadow", Reason.NO_VERDICT, now, found, cools=True)
     return None
 

@@ -139,6 +139,19 @@ class Scene:
             self.number = -1
         return self.number >= 0
 
+    def check(self) -> None:
+        """Assert that rows are as the jobs say, and the bounds.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        assert self._rows == {name: row for row, name in enumerate(self.names)}
+        assert self._lists.keys() == self._rows.keys()
+        assert len(self.names) <= len(self._table)
+        assert self.number < 0 or len(self.names) <= SEEN_MAX
+        assert self._changed.keys() <= set(range(len(self.names)))
+        self._arrivals.check()
+
     @property
     def room(self) -> Floats:
         """Return the row of the cluster without anything that depends on time or on jobs."""
@@ -237,6 +250,10 @@ class _Arrivals:
             self._age()
         while len(self._before) > ARRIVALS_MAX:
             self._before.popleft()
+
+    def check(self) -> None:
+        """Assert the bounds."""
+        assert max(len(self._hour), len(self._before)) <= ARRIVALS_MAX
 
     def _age(self) -> None:
         oldest = self._hour.popleft()

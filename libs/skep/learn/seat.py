@@ -29,6 +29,10 @@ class ModelSeat:
         """Take over a sight; return False if a whole one is needed."""
         return self._scene.follow(sight)
 
+    def check(self) -> None:
+        """Assert what holds of its scene."""
+        self._scene.check()
+
     def decide(self, now: Instant) -> Decision:
         """Return what the model would do now."""
         return decide(self._model, self._scene, now / NS_PER_SECOND)

@@ -51,6 +51,14 @@ class Shadow:
         seen = replace(sight, whole=True, free=sight.free + gpus, room=room, jobs=tuple(jobs))
         return tuple(waiting), replace(seen, gone=())
 
+    def check(self) -> None:
+        """Assert that it keeps no more jobs than sights show.
+
+        Raises:
+            AssertionError: It keeps more.
+        """
+        assert len(self._jobs) <= SEEN_MAX
+
     def _shown(self) -> list[JobSight]:
         return sorted(self._jobs.values(), key=lambda job: job.sequence)[:SEEN_MAX]
 

@@ -30,7 +30,7 @@ import msgspec
 from skep.estimates.calibration import PREDICTED, Calibration
 from skep.estimates.judging import Judging
 from skep.ids import job_id, job_sequence
-from skep.learn.advising import ActsAtOnce, Advising, Models, NoModels
+from skep.learn.advising import EXPIRES_AFTER, RESEND_AFTER, ActsAtOnce, Advising, Models, NoModels
 from skep.learn.guard import Guard
 from skep.ledger import runs
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
@@ -62,10 +62,6 @@ AdvisorEvent = Facts | Finding | Sight | Unreadable
 ADVISE_EVERY = seconds(0.5)
 """How often a changed order is worth computing and sending: 512 jobs take about 4 ms."""
 
-RESEND_AFTER = seconds(5.0)
-EXPIRES_AFTER = seconds(15.0)
-"""Two messages in a row may be lost."""
-
 AGE_MAX = seconds(3600.0)
 """A job that has waited for longer is overtaken by no other: no length keeps it out for ever."""
 
@@ -83,7 +79,6 @@ NODES_MAX = 20_000
 
 SEQUENCE_BITS = 64
 
-assert 2 * RESEND_AFTER < EXPIRES_AFTER
 assert ADVISE_EVERY < RESEND_AFTER
 
 
@@ -304,6 +299,9 @@ class AdvisorMachine:
         self.profiles.check()
         self.fitting.check()
         self.calibration.check()
+        self.advising.check()
+        if self.guard is not None:
+            self.guard.check()
         if self._judging is not None:
             self._judging.check()
 

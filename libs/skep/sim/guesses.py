@@ -14,7 +14,7 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire import codec
-from skep.wire.learned import SCHEMA, AdvisedMove, JobSight, LearnedAdvice, Sight
+from skep.wire.learned import SCHEMA, SEEN_MAX, AdvisedMove, JobSight, LearnedAdvice, Sight
 
 SECOND = 10**9
 MODELS = ("0a" * 32, "0b" * 32)
@@ -65,6 +65,10 @@ class Guesser:
         self._jobs.update({job.job: job for job in sight.jobs})
         self._number = sight.number
         return True
+
+    def check(self) -> None:
+        """Assert that it knows no more jobs than sights show."""
+        assert len(self._jobs) <= SEEN_MAX
 
     def decide(self, _now: Instant) -> Guess:
         """Return what comes to its mind.

@@ -12,11 +12,21 @@ from msgspec import Meta
 
 from skep.units import Instant
 from skep.wire.bounds import Count, Gain, Milli, Moment, Short
+from skep.wire.cluster import Cluster
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
 LEARNED = "learned"
 """The policy of a VC that follows a model."""
+
+
+def models_named(cluster: Cluster) -> dict[str, str]:
+    """Return the model that the policy of each VC names, by VC, without those that name none."""
+    given = {
+        vc: each.options.get("model") for vc, each in cluster.vcs.items() if each.policy == LEARNED
+    }
+    return {vc: model for vc, model in given.items() if isinstance(model, str) and model}
+
 
 ModelName = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")]
 """The SHA-256 of a model file, which is its name; empty: none."""

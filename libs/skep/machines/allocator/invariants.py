@@ -19,6 +19,8 @@ def check(tx: Transaction) -> None:
     invariants.check(tx.state)
     trials.check(tx.state)
     for planned in tx.soft.planned.values():
+        if planned.sights is not None:
+            planned.sights.check()
         shown = {
             name: policy_views.of_job(tx, job) if name not in planned.misfits else None
             for name, job in tx.state.jobs.items()

@@ -34,8 +34,8 @@ class Hold(Policy, frozen=True):
     (`JobView.slowdown_high`). With `narrower` an elastic job begins with fewer workers, if that is
     how it fits close together.
 
-    One that has waited for `wait_max_s` comes before all others, and blocks them. No job is
-    stopped. Unknown lengths count as an hour.
+    One that has waited for `wait_max_s` comes before all others, and blocks those with its pin. No
+    job is stopped. Unknown lengths count as an hour.
     """
 
     name: ClassVar[str] = "hold"
@@ -79,9 +79,10 @@ class Hold(Policy, frozen=True):
             view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
         )
         drain = round(self.drain * _drain(waiting, view))
-        turns, holds, looks, behind = list[Turn](), list[Withheld](), list[Instant](), False
+        turns, holds, looks = list[Turn](), list[Withheld](), list[Instant]()
+        behind = dict[str, None]()  # Pins: jobs with another one want other GPUs.
         for job in waiting:
-            if behind:
+            if job.pin in behind:
                 holds.append(Withheld(job.job, Reason.WAITS_BEHIND))
                 continue
             relaxes = Instant(job.waiting_since + round(self.relax * ideal(job)) + drain)
@@ -94,7 +95,8 @@ class Hold(Policy, frozen=True):
                 turns.append(Turn(job.job, Reason.SMALLEST_PRODUCT, nodes, workers=workers))
                 continue
             aged = Instant(job.waiting_since + seconds(self.wait_max_s))
-            behind = aged <= view.now
+            if aged <= view.now:
+                behind[job.pin] = None
             fits = job.gpus <= capacity.left(job.pin)
             why = Reason.HELD_FOR_LOCALITY if fits else Reason.WAITS_FOR_GPUS
             holds.append(Withheld(job.job, why))

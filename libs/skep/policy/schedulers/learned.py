@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
-from skep.policy.parts import check_one_or_more, queued
+from skep.policy.parts import queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
-from skep.policy.sizes import gpus_per_worker, resizable
+from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.following import LEARNED
@@ -34,12 +34,16 @@ LEAST = seconds(1.0)
 to the other is a fact."""
 LASTS_MAX = seconds(3600.0)
 """How long advice may be in force: an advisor's is sent again long before."""
+YEAR_S = 365 * 86_400
+"""No time that an operator sets is longer: a number of milliseconds is noticed."""
 STAGES: Mapping[str, Reason] = {
     "off": Reason.STAGE_OFF,
     "shadow": Reason.STAGE_SHADOW,
     "rest": Reason.STAGE_SWITCHBACK,
 }
 """Stages in which the rule is in force."""
+SAID = frozenset((Reason.ADVICE_BROKEN, Reason.NO_MODEL, Reason.OTHER_SCHEMA))
+"""Reasons that an advisor may give for the stage "off": others would be no reason of it."""
 WANTED = ("auto", "off", "shadow", "on")
 CALM = frozenset((Reason.NO_ADVICE, *STAGES.values()))
 """Why a VC follows its rule though nothing is wrong with its model."""
@@ -53,8 +57,9 @@ class Learned(Policy, frozen=True, kw_only=True):
     has not answered for `answer_s`; where its advice is damaged, of another model, made for other
     features or beyond what the model was trained on; where the model hardly prefers what it
     proposes (`margin_milli`, thousandths); where a job has waited for longer than `wait_bound_s`,
-    which then comes first; and where its stage in the VC is not to act. A VC that turned to its
-    rule because of something wrong stays with it for `cool_s`.
+    which then comes first, unless the VC's nodes would not hold it even if nothing else ran; and
+    where its stage in the VC is not to act. A VC that turned to its rule because of something wrong
+    stays with it for `cool_s`.
 
     How far the model has come is judged by the advisor (`stage` "auto"): at least `shadow_s` in
     shadow, then in turns of `period_s` with the rule. Another `stage` forces it.
@@ -80,7 +85,7 @@ class Learned(Policy, frozen=True, kw_only=True):
         """Check the options.
 
         Raises:
-            ValueError: The model is no hash, the rule no other policy, or a number negative.
+            ValueError: The model is no hash, the rule no other policy, or a number out of bounds.
         """
         if self.model and not (
             len(self.model) == 64 and set(self.model) <= set("0123456789abcdef")
@@ -90,13 +95,17 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.rule == self.name or self.rule not in self.kinds:
             reason = f"rule is the name of another policy: not {self.rule!r}"
             raise ValueError(reason)
-        if min(self.answer_s, self.wait_bound_s, self.margin_milli, self.cool_s, self.shadow_s) < 0:
-            reason = "answer_s, wait_bound_s, margin_milli, cool_s, shadow_s are 0 or more"
+        for option in ("answer_s", "wait_bound_s", "cool_s", "shadow_s", "period_s"):
+            least, value = int(option == "period_s"), getattr(self, option)
+            if not least <= value <= YEAR_S:
+                reason = f"{option} is seconds, {least} to {YEAR_S} (a year): not {value}"
+                raise ValueError(reason)
+        if self.margin_milli < 0:
+            reason = f"margin_milli is thousandths, 0 or more: not {self.margin_milli}"
             raise ValueError(reason)
         if self.stage not in WANTED:
             reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
             raise ValueError(reason)
-        check_one_or_more("period_s", self.period_s, "seconds")
 
     def fallback(self) -> Policy:
         """Return the rule."""
@@ -173,7 +182,7 @@ class Learned(Policy, frozen=True, kw_only=True):
         if advised.schema != SCHEMA:
             return Reason.OTHER_SCHEMA
         if advised.stage in STAGES:
-            return advised.why or STAGES[advised.stage]
+            return advised.why if advised.why in SAID else STAGES[advised.stage]
         if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, advised.moves):
             return Reason.ADVICE_BROKEN
         if not advised.reliable:
@@ -204,20 +213,36 @@ class Learned(Policy, frozen=True, kw_only=True):
         return after(view.unanswered, self.answers_within) if view.unanswered else None
 
     def _overdue(self, view: VcView) -> JobView | None:
-        """Return the job that has waited the longest, if that is beyond its bound."""
-        waiting = queued(view)
-        if not waiting or not self.wait_bound_s:
+        """Return the job that has waited the longest, if that is beyond its bound.
+
+        A job that would not fit if nothing else ran waits for nodes, and no rule helps it.
+        """
+        late = [job for job in queued(view) if self._bound(job) <= view.now]
+        if not late or not self.wait_bound_s:
             return None
-        first = min(waiting, key=lambda job: (_waits_since(job), job.sequence))
-        late = after(_waits_since(first), seconds(self.wait_bound_s)) <= view.now
-        return first if late else None
+        capacity, vain = FreeCapacity(view, ()), dict[object, None]()
+        for job in sorted(late, key=lambda job: (_waits_since(job), job.sequence)):
+            workers = fewest_workers(job)
+            gpus = workers * gpus_per_worker(job)
+            least = replace(job, workers=workers, gpus=gpus) if workers else job
+            asks = job.spec.resources, least.workers, job.nodes if job.at_home else ()
+            if asks in vain:
+                continue
+            if capacity.fit(least) is not None:
+                return job
+            vain[asks] = None
+        return None
 
     def _overdue_at(self, view: VcView) -> Instant | None:
-        """Return when the first job that waits now will have waited for too long."""
-        since = min(map(_waits_since, queued(view)), default=None)
-        if since is None or not self.wait_bound_s:
+        """Return when the next job that waits now will have waited for too long."""
+        if not self.wait_bound_s:
             return None
-        return after(since, seconds(self.wait_bound_s))
+        bounds = map(self._bound, queued(view))
+        return min((at for at in bounds if at > view.now), default=None)
+
+    def _bound(self, job: JobView) -> Instant:
+        """Return when a job will have waited for too long."""
+        return after(_waits_since(job), seconds(self.wait_bound_s))
 
 
 def _waits_since(job: JobView) -> Instant:

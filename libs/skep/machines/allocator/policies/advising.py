@@ -17,6 +17,7 @@ from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.following import AdviceFollowed
 from skep.wire.learned import LearnedAdvice, SightWanted
+from skep.wire.reasons import Reason
 
 SIGHTS_EVERY = seconds(0.5)
 """How often a model is told what is new in a VC: it costs as much as changed, and a plan by what
@@ -29,7 +30,7 @@ def heard(tx: Transaction, event: LearnedAdvice, now: Instant) -> None:
     """Take over what a model says; its policy judges it.
 
     Args:
-        tx: A plan is asked for, if it says something new.
+        tx: A plan is asked for, if it says something new, or was missed.
         event: What it says.
         now: The time of the decision.
     """
@@ -38,7 +39,9 @@ def heard(tx: Transaction, event: LearnedAdvice, now: Instant) -> None:
         return
     before, planned.advised = planned.advised, event
     planned.sights.answered(event.number)
-    if before is None or before.expires_at <= now or _says(before) != _says(event):
+    said = tx.state.followed.get(event.vc)
+    late = said is not None and said.why is Reason.ADVICE_LATE
+    if late or before is None or before.expires_at <= now or _says(before) != _says(event):
         planned.due = True
     elif planned.look_at == before.expires_at:
         planned.look_at = event.expires_at

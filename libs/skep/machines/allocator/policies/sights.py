@@ -8,7 +8,7 @@ from skep.policy.incremental import changes
 from skep.policy.sight import job_sight, room_of, seen
 from skep.policy.view import JobView, NodeView, VcView
 from skep.units import Duration, Instant, after
-from skep.wire.learned import JobSight, RoomSight, Sight
+from skep.wire.learned import SEEN_MAX, JobSight, RoomSight, Sight
 
 OPEN_MAX = 10_000
 """Unanswered sights that are remembered: an hour's. The first one tells since when."""
@@ -67,6 +67,18 @@ class Sights:
             counts: What is counted whenever anything else of a view may be new.
         """
         return jobs is not self._jobs or counts != self._counts
+
+    def check(self) -> None:
+        """Assert the bounds, and that what is unanswered is in order.
+
+        Raises:
+            AssertionError: That does not hold.
+        """
+        numbers = [number for number, _ in self._open]
+        assert len(numbers) <= OPEN_MAX
+        assert numbers == sorted(numbers)
+        assert not numbers or numbers[-1] <= self._number
+        assert len(self._told) <= SEEN_MAX
 
     def see(self, view: VcView, counts: tuple[int, int], *, whole: bool) -> Sight | None:
         """Return what is to be told of a view; None: nothing is new.
