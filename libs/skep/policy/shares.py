@@ -8,6 +8,7 @@ of GPUs that the steps use up, and a step may pass over sizes that add nothing b
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -90,16 +91,15 @@ def _add_step(
         choices: Its sizes.
         left: GPUs that are left.
     """
-    best: _Step | None = None
+    best, loss = None, math.inf
     for choice in choices:
         more = choice.gpus - now.gpus
-        if not 0 < more <= left or choice.worth <= now.worth:
-            continue
-        step = _Step((now.worth - choice.worth) / more, job.sequence, job.job, choice, more)
-        if best is None or step.loss < best.loss:
-            best = step
+        if 0 < more <= left and choice.worth > now.worth:
+            costs = (now.worth - choice.worth) / more
+            if costs < loss:
+                best, loss = choice, costs
     if best is not None:
-        steps.append(best)
+        steps.append(_Step(loss, job.sequence, job.job, best, best.gpus - now.gpus))
 
 
 def carry_out(

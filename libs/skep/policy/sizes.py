@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from skep.policy.view import JobView, Phase
 from skep.units import NS_PER_SECOND, Instant
 
@@ -63,14 +65,22 @@ def known_speeds(job: JobView) -> dict[int, float]:
     elastic = job.spec.elastic
     if elastic is None or job.phase is Phase.AWAY:
         return {job.workers: 1.0}
-    rates = {workers: rate for workers, rate in job.rates if rate > 0}
-    most = max([*(EXPLORED * workers for workers in rates), elastic.min])
-    found: dict[int, float] = {}
-    base = min(rates, default=1)
-    for workers in range(elastic.min, min(elastic.max, most) + 1):
-        base = workers if workers in rates else base
-        found[workers] = max(rates.get(base, 1) * workers / base, LEAST_SPEED)
-    return found
+    return dict(_speeds(job.rates, elastic.min, elastic.max))
+
+
+@lru_cache(maxsize=4096)
+def _speeds(
+    rates: tuple[tuple[int, int], ...], fewest: int, most: int
+) -> tuple[tuple[int, float], ...]:
+    """Return the speeds of `known_speeds` for what is known of them."""
+    known = {workers: rate for workers, rate in rates if rate > 0}
+    most = min(most, max([*(EXPLORED * workers for workers in known), fewest]))
+    found: list[tuple[int, float]] = []
+    base = min(known, default=1)
+    for workers in range(fewest, most + 1):
+        base = workers if workers in known else base
+        found.append((workers, max(known.get(base, 1) * workers / base, LEAST_SPEED)))
+    return tuple(found)
 
 
 def times(job: JobView, now: Instant, *, cautious: bool = False) -> dict[int, float]:
@@ -94,8 +104,10 @@ def times(job: JobView, now: Instant, *, cautious: bool = False) -> dict[int, fl
     else:
         work = max(ran, UNKNOWN) * usual
     found = {workers: work / speed for workers, speed in speeds.items()}
+    if not cautious or job.phase is not Phase.RUNNING:
+        return found
     known, low = dict(job.rates), dict(job.rates_low)
-    for workers in found if cautious and job.phase is Phase.RUNNING else ():
+    for workers in found:
         if workers != job.workers and 0 < low.get(workers, 0) < known.get(workers, 0):
             found[workers] *= known[workers] / low[workers]
     return found
