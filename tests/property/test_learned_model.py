@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from skep.learn import columns as c
-from skep.learn.candidates import CANDIDATE_FEATURES, GROW, LOCAL, SPREAD, candidates, demands, fit
-from skep.learn.columns import Floats
+from skep.learn.candidates import (
+    CANDIDATE_FEATURES,
+    GROW,
+    LOCAL,
+    SPREAD,
+    candidates,
+    demands,
+    fit,
+    look,
+)
+from skep.learn.columns import Flags, Floats
 from skep.learn.decide import RANKED, decide, take
 from skep.learn.features import (
     CLUSTER_FEATURES,
@@ -30,7 +39,7 @@ from skep.learn.features import (
     times,
 )
 from skep.learn.modelfile import Header, Model, ModelError, dump, load
-from skep.learn.net import random_weights
+from skep.learn.net import SetNet, random_weights
 from skep.learn.scene import Scene
 from skep.learn.shares import FIRST, SOON, share_out
 from skep.policy.sight import changes
@@ -81,6 +90,27 @@ def test_differences_show_what_whole_sights_do(seed: int) -> None:
         assert seen(scene, NOW) == seen(followed(after), NOW)
         before = after
     assert not scene.follow(msgspec.structs.replace(before, whole=False, number=9))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_forgotten_is_made_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skep.learn.scene.ALIKE_MAX", 20)
+    monkeypatch.setattr("skep.learn.scene.FITS_MAX", 2)
+    rng, brain = random.Random(seed), model(seed)
+    before = sight(rng, 12)
+    scene = followed(before)
+    for number in range(1, 12):
+        jobs = tuple(changed(rng, each) if rng.random() < 0.5 else each for each in before.jobs)
+        after = msgspec.structs.replace(sight(rng, 0, number=number), jobs=jobs)
+        assert scene.follow(changes(before, after))
+        scene.check()
+        decided = decide(brain, scene, NOW)
+        again = followed(after)
+        assert seen(scene, NOW) == seen(again, NOW)
+        assert {move.job for move in decided.moves} == {
+            move.job for move in decide(brain, again, NOW).moves
+        }
+        before = after
 
 
 @given(seed=SEEDS)
@@ -158,6 +188,58 @@ def scored(
         queued(raw),
         holding(raw),
     )
+
+
+@given(seed=SEEDS)
+def test_units_that_nothing_looks_at_are_of_no_matter(seed: int) -> None:
+    rng = random.Random(seed)
+    note(f"seed {seed}")
+    net = model(rng.randrange(1000)).net
+    weights, job = {name: each.copy() for name, each in net.weights.items()}, net.sizes.job
+    for name, units in (("head.2", 16), ("hold.2", 16), ("job.2", 16)):
+        weights[f"{name}.weight"][:, rng.sample(range(units), rng.randrange(units + 1))] = 0.0
+    if rng.random() < 0.5:
+        weights["head.0.weight"][:, job : 5 * job] = 0.0
+        weights["hold.0.weight"][:, : 4 * job] = 0.0
+        weights["head.0.weight"][:, rng.sample(range(job), rng.randrange(job + 1))] = 0.0
+    scene = followed(sight(rng, rng.randrange(1, 12)))
+    view = look(scene.raw, scene.cluster(NOW, times(scene.raw, NOW)), NOW)
+    inputs = view.jobs, view.cluster, view.candidates.features, view.waits, view.holds
+    scores, hold = SetNet(weights).forward(*inputs)
+    wanted, wanted_hold = plainly(weights, *inputs)
+    assert np.allclose(scores, wanted, rtol=1e-3, atol=1e-3)
+    assert np.allclose(hold, wanted_hold, rtol=1e-3, atol=1e-3)
+
+
+def plainly(
+    weights: dict[str, Matrix],
+    jobs: Matrix,
+    cluster: Matrix,
+    options: Matrix,
+    waits: Flags,
+    holds: Flags,
+) -> tuple[Matrix, Matrix]:
+    """Return the scores of a network as its definition has them."""
+
+    def layer(name: str, given: Matrix) -> Matrix:
+        made: Matrix = given @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+        return made
+
+    def relu(given: Matrix) -> Matrix:
+        return np.maximum(given, 0.0)
+
+    embedded = relu(layer("job.2", relu(layer("job.0", jobs))))
+    pooled = []
+    for chosen in (embedded[waits], embedded[holds]):
+        some = chosen if len(chosen) else np.zeros_like(embedded[:1])
+        pooled += [some.mean(0), some.max(0)]
+    context = np.concatenate([*pooled, relu(layer("cluster.0", cluster))])
+    shape = (*options.shape[:2], -1)
+    parts = embedded[:, None], context, options
+    wide = [np.broadcast_to(each, (*options.shape[:2], each.shape[-1])) for each in parts]
+    hidden = relu(layer("head.0", np.concatenate(wide, -1).reshape(shape)))
+    scores = layer("head.2", hidden)[..., 0] + options @ weights["skip.weight"][0]
+    return scores, layer("hold.2", relu(layer("hold.0", context)))[0]
 
 
 @given(

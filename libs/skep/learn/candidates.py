@@ -11,7 +11,7 @@ changed may get one of the next two sizes up and down.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,6 +86,7 @@ CANDIDATE_FEATURES: dict[str, tuple[float, float]] = {
 }
 """Features of a candidate with their ranges, in order."""
 A = len(CANDIDATE_FEATURES)
+FITS, SPREADS = 10, 12
 SHARES = A - 5
 """The last features of a candidate compare it with the share of its job."""
 NOW = 11
@@ -101,17 +102,22 @@ _ROOMS = np.arange(c.NODE_MAX, 0.0, -1.0)
     MORE,  # workers that need room
     TAKES,  # GPUs more than now; negative: fewer
     NEED,  # nodes that it needs at least
-    ON,  # nodes where it is
+    ON,  # nodes where it stays
     FACTOR,  # its time at the size, over that now, both on as few nodes as possible
     WORK,  # GPUs at the size
     NEAR,  # slowdown on one node more than needed
-    FAR,  # slowdown on many more
+    FAR,  # what is added to it on many more
     REACH,  # on so many more than one
     PAUSE,  # seconds without progress
     KNOWN,  # its remaining time is known there
-) = range(14)
+    SIZED,  # workers, at least one
+    PRESENT,  # workers that it has, or would begin with
+    RESIZES,  # it gets another size
+    CHANGE,  # GPUs more or fewer, at least one
+    PAYS,  # GPUs more, if it grows and its remaining time is known there; else infinite
+) = range(19)
 """Numbers of an option."""
-OPTION = 14
+OPTION = 19
 
 
 class Options(NamedTuple):
@@ -121,6 +127,12 @@ class Options(NamedTuple):
     """`[.., n, CHOICES, OPTION]`."""
     features: Matrix
     """`[.., n, CHOICES, A]`: those that change with the job only; the others are 0."""
+
+
+def may_change(raw: Floats) -> Flags:
+    """Return which jobs have candidates: those that may be placed, or get another size."""
+    resize: Flags = (raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)
+    return queued(raw) | resize
 
 
 def options(raw: Floats, cluster: Floats, curves: Curves) -> Options:
@@ -153,14 +165,17 @@ def options(raw: Floats, cluster: Floats, curves: Curves) -> Options:
     numbers[..., MORE] = np.maximum(more, 0.0)
     numbers[..., TAKES] = takes = more * each
     numbers[..., NEED] = need
-    numbers[..., ON] = np.maximum(raw[..., c.NODES], 1.0)[..., None]
+    numbers[..., ON] = np.maximum(raw[..., c.NODES], 1.0)[..., None] * resize
     numbers[..., FACTOR] = 1.0 / (np.where(rated, speeds, 1.0) * before)
-    numbers[..., WORK] = size * each
+    numbers[..., WORK], numbers[..., SIZED] = size * each, size
+    numbers[..., PRESENT], numbers[..., RESIZES] = size - more * resize, resize
+    numbers[..., CHANGE] = np.maximum(np.abs(takes), 1.0)
     numbers[..., NEAR] = near[..., None]
-    numbers[..., FAR] = np.maximum(raw[..., c.SLOW_FAR], near)[..., None]
+    numbers[..., FAR] = (np.maximum(raw[..., c.SLOW_FAR], near) - near)[..., None]
     numbers[..., REACH] = np.maximum(raw[..., c.FAR_NODES][..., None] - need - 1.0, 1.0)
     numbers[..., PAUSE] = raw[..., c.PAUSE][..., None] * resize
     numbers[..., KNOWN] = known = (raw[..., c.LEFT] >= 0)[..., None] & ((size == now) | rated)
+    numbers[..., PAYS] = np.where(resize & known & (takes > 0), takes, np.inf)
 
     features[..., 11:15] = _KIND_FLAGS.take(kinds, axis=0)
     features[..., 15] = np.abs(takes) / np.maximum(cluster[..., c.GPUS], 1.0)[..., None, None]
@@ -244,27 +259,19 @@ def fit(cluster: Floats, wanted: Demands) -> Fit:
     room = cluster[..., c.ROOM + c.NODE_MAX : c.ROOM : -1]
     slots = wanted.slots * room
     places = slots.cumsum(-1)
-    fits = (places[..., -1] >= wanted.workers) & (wanted.gpus <= cluster[..., c.FREE])
-    places -= slots
-    left = wanted.workers[..., None] - places
-    left *= wanted.nodes
-    np.ceil(left, out=left)
-    np.maximum(left, 0.0, out=left)
-    nodes = np.minimum(left, room, out=left).sum(-1)
+    fits = places[..., -1] >= wanted.workers
+    fits &= wanted.gpus <= cluster[..., c.FREE]
+    slots -= places
+    slots += wanted.workers[..., None]  # Workers that are left for such nodes.
+    slots *= wanted.nodes
+    np.ceil(slots, out=slots)
+    np.maximum(slots, _NOTHING, out=slots)
+    nodes = np.minimum(slots, room, out=slots).sum(-1)
     return Fit(np.where(fits, nodes, np.inf), fits & (nodes <= wanted.need))
 
 
-class Placed(NamedTuple):
-    """Where candidates would go."""
-
-    nodes: Floats
-    """On how many nodes the job is then; as few as possible if it does not fit."""
-    possible: Flags
-    """The candidate exists and fits now."""
-
-    def at(self, index: Any) -> Placed:
-        """Return some of them, or with other axes."""
-        return Placed(self.nodes[index], self.possible[index])
+_NOTHING, _ONE = np.zeros(()), np.ones(())
+"""Quicker than numbers of Python."""
 
 
 def able(found: Fit) -> tuple[Flags, ...]:
@@ -272,73 +279,101 @@ def able(found: Fit) -> tuple[Flags, ...]:
 
     A gang that fits on as few nodes as it needs is not spread. A smaller gang always fits.
     """
-    fits = np.isfinite(found.nodes)
-    return found.local, fits & ~found.local, fits, np.ones_like(fits)
+    fits = found.nodes < np.inf
+    return found.local, fits ^ found.local, fits, np.ones_like(fits)
 
 
-def place(numbers: Floats, found: Fit) -> Placed:
-    """Return where candidates would go, by how the workers that need room would go.
+def place(numbers: Floats, nodes: Floats, possible: Flags) -> Floats:
+    """Return on how many nodes jobs are then; as few as they need if it is not possible.
 
     Workers that are added go on the last of the job's nodes and on others. A smaller gang stays on
     its nodes.
-    """
-    kind = numbers[..., KIND]
-    possible = np.choose(kind.astype(np.int64), able(found)) & (numbers[..., WORKERS] > 0)
-    need, on = numbers[..., NEED], numbers[..., ON]
-    there = np.where(possible, found.nodes, 0.0)
-    nodes = np.where(kind == GROW, on + np.maximum(there - 1.0, 0.0), on)
-    nodes = np.where(kind == SPREAD, there, nodes)
-    local = (kind == LOCAL) | ~possible
-    return Placed(np.where(local, need, np.maximum(nodes, need)), possible)
-
-
-def write_free(numbers: Floats, cluster: Floats, features: Matrix) -> None:
-    """Write the features of candidates that change with what is free.
 
     Args:
         numbers: Of the candidates, `[.., OPTION]`.
-        cluster: Rows of their clusters; axes of length 1 are broadcast.
+        nodes: On how many nodes the workers that need room would go.
+        possible: The candidates exist and fit now.
+    """
+    made: Floats = np.where(possible, nodes, 0.0)
+    made -= numbers[..., KIND] == GROW
+    np.maximum(made, _NOTHING, out=made)
+    made += numbers[..., ON] * possible
+    return np.maximum(made, numbers[..., NEED], out=made)
+
+
+class Takes(NamedTuple):
+    """GPUs that candidates take."""
+
+    gpus: Floats
+    """`[..]`; negative: it gives some back."""
+    more: Floats
+    """The same; 0: none, or it gives some back."""
+    whole: Flags
+    """They are those of whole nodes."""
+
+
+def takes(numbers: Floats, node_gpus: Floats | float) -> Takes:
+    """Return the GPUs that candidates take.
+
+    Args:
+        numbers: Of the candidates, `[.., OPTION]`.
+        node_gpus: GPUs of a whole node, at least one; axes of length 1 are broadcast.
+    """
+    gpus = numbers[..., TAKES]
+    whole = np.remainder(gpus, node_gpus) == 0
+    return Takes(gpus, np.maximum(gpus, 0.0), whole)
+
+
+def write_free(
+    taken: Takes, free: Floats | float, in_use: Floats | float, features: Matrix
+) -> None:
+    """Write the features of candidates that change with what is free.
+
+    Args:
+        taken: Of the candidates.
+        free: Free GPUs, at least one; axes of length 1 are broadcast.
+        in_use: Those of them that are on nodes in use.
         features: `[.., A]`.
     """
-    takes, free = numbers[..., TAKES], cluster[..., c.FREE]
-    node_gpus = np.maximum(cluster[..., c.NODE_GPUS], 1.0)
-    share = takes / np.maximum(free, 1.0)
-    features[..., 0] = np.minimum(np.maximum(share, 0.0), 1.0)
-    in_use = free - cluster[..., c.WHOLE] * node_gpus
-    features[..., 1] = (takes <= in_use) | (np.remainder(takes, node_gpus) == 0)
+    share = taken.more / free
+    features[..., 0] = np.minimum(share, 1.0, out=share)
+    features[..., 1] = (taken.gpus <= in_use) | taken.whole
 
 
 def write_there(
-    numbers: Floats, placed: Placed, left: Floats, waited: Matrix, features: Matrix
+    numbers: Floats, nodes: Floats, left: Floats, waited: Matrix, features: Matrix
 ) -> None:
     """Write the features of candidates that change with time and with where they would go.
 
     Args:
         numbers: Of the candidates, `[.., OPTION]`.
-        placed: Where they would go, `[..]`.
+        nodes: On how many nodes their jobs are then, `[..]`.
         left: Remaining seconds of their jobs, `[..]`; axes of length 1 are broadcast.
         waited: The feature `waited_ratio` of their jobs.
         features: `[.., A]`.
     """
-    need, kind, near = numbers[..., NEED], numbers[..., KIND], numbers[..., NEAR]
-    over = placed.nodes - need
-    far = np.minimum((over - 1.0) / numbers[..., REACH], 1.0)
-    slow = np.where(over > 0, near + (numbers[..., FAR] - near) * far, 1.0)
-    remaining = left * numbers[..., FACTOR] * slow
-    saved = (left - remaining) * (kind >= GROW)
-    features[..., 2], features[..., 3] = placed.nodes / need, slow
+    need = numbers[..., NEED]
+    over = nodes - need
+    slow = np.minimum((over - 1.0) / numbers[..., REACH], 1.0)
+    slow *= numbers[..., FAR]
+    slow += numbers[..., NEAR]
+    slow = np.where(over > 0, slow, 1.0)
+    remaining = left * numbers[..., FACTOR]
+    remaining *= slow
+    saved = (left - remaining) * numbers[..., RESIZES]
+    features[..., 2], features[..., 3] = nodes / need, slow
     ratios = features[..., 2:4]
     np.log2(ratios, out=ratios)
     ratios /= LOG_SIZE
     features[..., 4], features[..., 5] = remaining, remaining * numbers[..., WORK]
-    features[..., 6] = np.abs(saved) / np.maximum(np.abs(numbers[..., TAKES]), 1.0)
+    features[..., 6] = np.abs(saved) / numbers[..., CHANGE]
     logs = features[..., 4:7]
     np.log1p(logs, out=logs)
     logs *= _SCALES
-    features[..., 6] *= np.sign(saved)
-    features[..., 7], features[..., 8] = waited, waited * (kind == SPREAD)
-    pause = numbers[..., PAUSE] / np.maximum(left, 1.0)
-    features[..., 9], features[..., 10] = pause * numbers[..., KNOWN], placed.possible
+    features[..., 6] = np.copysign(features[..., 6], saved)
+    features[..., 7], features[..., 8] = waited, waited * features[..., SPREADS]
+    pause = numbers[..., PAUSE] / np.maximum(left, _ONE)
+    features[..., 9] = pause * numbers[..., KNOWN]
     now = features[..., 2:NOW]
     np.minimum(now, _HIGH[2:NOW], out=now)
     np.maximum(now, _LOW[2:NOW], out=now)
@@ -353,19 +388,19 @@ def write_shares(numbers: Floats, shares: Shares, left: Floats, features: Matrix
         left: Remaining seconds of their jobs.
         features: `[.., A]`.
     """
-    resize, size = numbers[..., KIND] >= GROW, np.maximum(numbers[..., WORKERS], 1.0)
-    share, price, takes = shares.workers, shares.price, numbers[..., TAKES]
+    share = shares.workers
     has = share > 0
-    now = size - takes / np.maximum(numbers[..., EACH], 1.0) * resize
-    off = np.log2(np.where(has, size / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
-    before = np.log2(np.where(has, now / np.maximum(share, 1.0), 1.0)) / LOG_SIZE
-    nearer = np.abs(before) - np.abs(off)
-    adds = np.log((left + SOON) / (left * numbers[..., FACTOR] + SOON))
-    pays = resize & (price > 0) & (adds > 0) & (takes > 0) & (numbers[..., KNOWN] > 0)
-    rate = np.where(pays, adds, 1.0) / np.where(pays, takes * price, 1.0)
+    logs = np.log2(numbers[..., SIZED : PRESENT + 1] / np.maximum(share, _ONE)[..., None])
+    logs *= (has / LOG_SIZE)[..., None]
+    off, far = logs[..., 0], np.abs(logs)
+    adds = (left + SOON) / (left * numbers[..., FACTOR] + SOON)
+    np.log(adds, out=adds)
+    adds /= numbers[..., PAYS] * np.where(shares.price > 0, shares.price, np.inf)
     made = features[..., SHARES:]
     made[..., 0], made[..., 1], made[..., 2] = ~has, off, -off
-    made[..., 3], made[..., 4] = nearer * resize, np.log2(rate) / LOG_SIZE
+    made[..., 3] = (far[..., 1] - far[..., 0]) * numbers[..., RESIZES]
+    made[..., 4] = np.log2(np.where(adds > 0, adds, 1.0))
+    made[..., 4] /= LOG_SIZE
     np.minimum(made, _HIGH[SHARES:], out=made)
     np.maximum(made, _LOW[SHARES:], out=made)
 
@@ -409,13 +444,17 @@ def candidates_of(
     when, curves, shares = known
     numbers, features = options(raw, cluster, curves)
     here = cluster[..., None, None, :]
-    wanted = demands(numbers[..., MORE], numbers[..., EACH], here[..., c.NODE_GPUS])
-    placed = place(numbers, fit(here, wanted))
-    write_free(numbers, here, features)
+    found = fit(here, demands(numbers[..., MORE], numbers[..., EACH], here[..., c.NODE_GPUS]))
+    kind, workers = numbers[..., KIND], numbers[..., WORKERS]
+    features[..., FITS] = possible = np.choose(kind.astype(np.int64), able(found)) & (workers > 0)
+    free, node_gpus = here[..., c.FREE], np.maximum(here[..., c.NODE_GPUS], 1.0)
+    in_use = free - here[..., c.WHOLE] * node_gpus
+    write_free(takes(numbers, node_gpus), np.maximum(free, 1.0), in_use, features)
     waited, left = jobs[..., WAITED_RATIO, None], when.remaining[..., None]
-    write_there(numbers, placed, left, waited, features)
-    write_shares(numbers, shares.at((..., None)), left, features)
-    return Candidates(features, numbers[..., WORKERS], numbers[..., KIND], placed.possible)
+    write_there(numbers, place(numbers, found.nodes, possible), left, waited, features)
+    shares = Shares(shares.workers[..., None], shares.price[..., None])
+    write_shares(numbers, shares, left, features)
+    return Candidates(features, workers, kind, possible)
 
 
 class Seen(NamedTuple):

@@ -42,6 +42,19 @@ class Curves(NamedTuple):
         """Return parts of the table, `[.., n, m, 4]`, by places `[.., n, m]`."""
         return self.table.reshape(-1, 4).take(self._base()[..., None] + places, axis=0)
 
+    def some(self, which: Integers) -> Curves:
+        """Return those of some jobs; there is one axis of jobs."""
+        return Curves(
+            self.table[which],
+            self.here[which],
+            self.known[which],
+            self.best_speed[which],
+            self.best_size[which],
+            self.next_gain[which],
+            self.ahead_gain[which],
+            self.efficiency[which],
+        )
+
     def _base(self) -> Integers:
         return np.arange(self.here.size).reshape(self.here.shape) * PLACES
 
@@ -71,7 +84,8 @@ def curves_of(raw: Floats) -> Curves:
     inner[..., AHEAD] = np.where(ahead > -np.inf, ahead, 0.0)
     made = Curves(table, here, known, one, one, nothing, nothing, one)
     best, fewest = speeds.argmax(-1) + EDGE, there.argmax(-1) + EDGE
-    places = np.stack([best, fewest, here + 1], axis=-1)
+    places = np.empty((*here.shape, 3), dtype=np.int64)
+    places[..., 0], places[..., 1], places[..., 2] = best, fewest, here + 1
     found = made.at(places)
     least = found[..., 1, :]
     return made._replace(

@@ -12,7 +12,7 @@ Arrays are made with the feature as the slowest axis in memory: each feature is 
 from __future__ import annotations
 
 from math import log1p, log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,6 +100,26 @@ TIMED = 8
 """The first features of a job change with time alone."""
 JOB_PLACES = {name: place for place, name in enumerate(JOB_FEATURES)}
 WAITED_RATIO = JOB_PLACES["waited_ratio"]
+SIZED = np.array(
+    [
+        JOB_PLACES[name]
+        for name in (
+            "gang",
+            "gang_nodes",
+            "gang_share",
+            "may_grow",
+            "may_shrink",
+            "spread",
+            "best_speed",
+            "best_size",
+            "rates_known",
+            "next_gain",
+            "ahead_gain",
+            "efficiency",
+        )
+    ]
+)
+"""Features that are others when the job has another size, but for those that change with time."""
 _JOB_HIGH = np.array([high for _, high in JOB_FEATURES.values()], dtype=np.float32)
 _JOB_LOW = np.array([low for low, _ in JOB_FEATURES.values()], dtype=np.float32)
 _CLUSTER_LOW, _CLUSTER_HIGH = np.array([*CLUSTER_FEATURES.values()], dtype=np.float32).T
@@ -110,31 +130,52 @@ _LOG_SCALES = np.array(
 )
 
 
+_NOTHING, _ONE = np.zeros(()), np.ones(())
+"""Quicker than numbers of Python."""
+
+
 class Times(NamedTuple):
-    """What jobs have run, waited and have left at a time, in seconds `[.., n]`."""
+    """What jobs are at a time, `[.., n]`; seconds."""
 
     age: Floats
     ran: Floats
     remaining: Floats
     """0 where it is unknown."""
     known: Flags
-
-    def at(self, index: Any) -> Times:
-        """Return the times of some jobs, or with other axes."""
-        return Times(self.age[index], self.ran[index], self.remaining[index], self.known[index])
+    waits: Flags
+    """It may be placed."""
+    holds: Flags
+    """It has GPUs, or is about to."""
+    gpus: Floats
+    """That it has, or asks for."""
+    work: Floats
+    """Remaining GPU-seconds."""
 
 
 def times(raw: Floats, now: ArrayLike) -> Times:
     """Return the times of jobs, as `JobView.ran` and `JobView.remaining` have them."""
-    at = np.asarray(now, dtype=np.float64)[..., None]
-    went = np.maximum(at - raw[..., c.SINCE], 0.0)
-    went *= raw[..., c.PHASE] == c.RUNNING
-    left = raw[..., c.LEFT]
+    at = now if isinstance(now, float) else np.asarray(now, dtype=np.float64)[..., None]
+    phase, left = raw[..., c.PHASE], raw[..., c.LEFT]
+    went = at - raw[..., c.SINCE]
+    np.maximum(went, _NOTHING, out=went)
+    went *= phase == c.RUNNING
     known = left >= 0
-    remaining = np.maximum(left - went, 0.0)
+    remaining = left - went
+    np.maximum(remaining, _NOTHING, out=remaining)
     remaining *= known
+    age = at - raw[..., c.SUBMITTED]
+    waits = (phase == c.WAITING) | (phase == c.AWAY)
+    gpus = raw[..., c.EACH] * raw[..., c.WORKERS]
+    some = gpus > 0
     return Times(
-        np.maximum(at - raw[..., c.SUBMITTED], 0.0), raw[..., c.SERVED] + went, remaining, known
+        np.maximum(age, _NOTHING, out=age),
+        raw[..., c.SERVED] + went,
+        remaining,
+        known,
+        waits & some,
+        some > waits,
+        gpus,
+        remaining * gpus,
     )
 
 
@@ -159,23 +200,22 @@ def sums(raw: Floats, cluster: Floats, now: ArrayLike) -> Floats:
 
 def write_sums(raw: Floats, when: Times, cluster: Floats) -> Floats:
     """Do what `sums` does, where the times are known already."""
-    gpus = raw[..., c.EACH] * raw[..., c.WORKERS]
-    values = np.empty((*raw.shape[:-2], 5, raw.shape[-2]))
-    values[..., 0, :], values[..., 1, :] = 1.0, gpus
-    values[..., 2, :], values[..., 3, :] = when.remaining * gpus, when.known
-    values[..., 4, :] = when.age
+    values = np.ones((*raw.shape[:-2], 5, raw.shape[-2]))
+    values[..., 1, :], values[..., 2, :] = when.gpus, when.work
+    values[..., 3, :], values[..., 4, :] = when.known, when.age
     chosen = np.empty((*raw.shape[:-1], 2))
-    chosen[..., 0], chosen[..., 1] = queued(raw), holding(raw)
+    chosen[..., 0], chosen[..., 1] = when.waits, when.holds
     found = values @ chosen
     cluster[..., c.QUEUED_JOBS : c.QUEUED_JOBS + 5] = found[..., 0]
     cluster[..., c.HELD_JOBS : c.HELD_JOBS + 5] = found[..., 1]
-    cluster[..., c.JOBS] = found[..., 0, 0] + found[..., 0, 1]
+    cluster[..., c.JOBS] = found[..., 0, :].sum(-1)
     return cluster
 
 
 def empty(shape: tuple[int, ...], width: int) -> Matrix:
     """Return room for features, `[*shape, width]`."""
-    return np.moveaxis(np.zeros((width, *shape), dtype=np.float32), 0, -1)
+    made = np.zeros((width, *shape), dtype=np.float32)
+    return made.transpose(*range(1, made.ndim), 0)
 
 
 def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
@@ -194,19 +234,21 @@ def job_features(raw: Floats, cluster: Floats, now: ArrayLike) -> Matrix:
 
 def write_timed(raw: Floats, when: Times, now: ArrayLike, out: Matrix) -> None:
     """Write the first TIMED features of jobs."""
-    at = np.asarray(now, dtype=np.float64)[..., None]
-    total = np.maximum(when.ran + when.remaining, 1.0)
-    waited = np.maximum(when.age - when.ran, 0.0)
+    at = now if isinstance(now, float) else np.asarray(now, dtype=np.float64)[..., None]
+    total = when.ran + when.remaining
+    np.maximum(total, _ONE, out=total)
+    waited = when.age - when.ran
+    np.maximum(waited, _NOTHING, out=waited)
     since = raw[..., c.SINCE]
     out[..., 0], out[..., 1] = when.age, when.ran
     out[..., 2] = np.maximum(at - np.where(since > 0, since, raw[..., c.SUBMITTED]), 0.0)
     out[..., 3] = when.remaining
-    out[..., 4] = when.remaining * (raw[..., c.EACH] * raw[..., c.WORKERS])
+    out[..., 4] = when.work
     out[..., 5] = waited / total * when.known
     logs = out[..., :_LOGS]
     np.log1p(logs, out=logs)
     logs /= _LOG_SCALES
-    out[..., 6] = waited / np.maximum(when.age, 1.0)
+    out[..., 6] = waited / np.maximum(when.age, _ONE)
     out[..., 7] = when.ran / total * when.known
     timed = out[..., :TIMED]
     np.minimum(timed, _JOB_HIGH[:TIMED], out=timed)
@@ -268,10 +310,16 @@ def nodes_needed(workers: Floats, each: Floats, node_gpus: Floats) -> Floats:
 def cluster_features(cluster: Floats) -> Matrix:
     """Return the features of clusters, `[.., G]`, from rows with their sums."""
     rows = cluster.reshape(-1, c.CLUSTER).tolist()
-    made = np.array([_cluster_row(row) for row in rows], dtype=np.float32)
+    made = np.array([features_of(row) for row in rows], dtype=np.float32)
+    return made.reshape(*cluster.shape[:-1], G)
+
+
+def features_of(row: list[float]) -> Matrix:
+    """Return the features of one cluster, `[G]`."""
+    made = np.array(_cluster_row(row), dtype=np.float32)
     np.minimum(made, _CLUSTER_HIGH, out=made)
     np.maximum(made, _CLUSTER_LOW, out=made)
-    return made.reshape(*cluster.shape[:-1], G)
+    return made
 
 
 def _cluster_row(row: list[float]) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from skep.learn.candidates import CANDIDATE_FEATURES
 from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, Matrix
@@ -26,6 +27,8 @@ BYTES_MAX = 8 * 1024 * 1024
 """A network of the widest layers has 2 MB."""
 HEADER_BYTES_MAX = 256 * 1024
 """The names, ranges and report of a model take 10 KB."""
+SLACK = 0.05
+"""A feature may leave the range of the training by so much, and the advice is still reliable."""
 KEY = "skep"
 """Of the text in the file's header."""
 
@@ -65,6 +68,42 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     ranges: Ranges = Ranges()
 
 
+class Bounds(NamedTuple):
+    """Between which features of one kind are reliable: those of the training, and a bit more.
+
+    All features are in the ranges that they can have at all.
+    """
+
+    which: NDArray[np.int64]
+    """The features that were in a narrower range in the training."""
+    low: Matrix
+    high: Matrix
+
+    def hold(self, features: Matrix) -> bool:
+        """Return whether features `[n, ..]` are within."""
+        if not len(features) or not len(self.which):
+            return True
+        seen = features.T[self.which]
+        least, most = np.minimum.reduce(seen, axis=1), np.maximum.reduce(seen, axis=1)
+        return bool((least >= self.low).all() and (most <= self.high).all())
+
+
+def bounds_of(
+    ranges: tuple[tuple[float, float], ...], features: Mapping[str, tuple[float, float]]
+) -> Bounds:
+    """Return the bounds for ranges: the least and the most of each feature; empty: any number.
+
+    Args:
+        ranges: Those of the training.
+        features: Those that the features can have.
+    """
+    whole = np.array([*features.values()], dtype=np.float32)
+    made = np.array(ranges or whole, dtype=np.float32)
+    low, high = made[:, 0] - SLACK, made[:, 1] + SLACK
+    which = ((low > whole[:, 0]) | (high < whole[:, 1])).nonzero()[0]
+    return Bounds(which, low[which], high[which])
+
+
 class Model(NamedTuple):
     """A network and what is known of it."""
 
@@ -72,6 +111,8 @@ class Model(NamedTuple):
     header: Header
     name: str
     """SHA-256 of its file."""
+    bounds: tuple[Bounds, Bounds, Bounds]
+    """Of features of jobs, of clusters, and of candidates."""
 
 
 def dump(weights: Mapping[str, Matrix], header: Header) -> bytes:
@@ -124,7 +165,12 @@ def load(data: bytes) -> Model:
             )
         if not np.isfinite(tensor).all():
             _refuse(f"weights {name} are not all finite numbers")
-    return Model(SetNet(tensors), header, name_of(data))
+    bounds = (
+        bounds_of(header.ranges.job, JOB_FEATURES),
+        bounds_of(header.ranges.cluster, CLUSTER_FEATURES),
+        bounds_of(header.ranges.candidate, CANDIDATE_FEATURES),
+    )
+    return Model(SetNet(tensors), header, name_of(data), bounds)
 
 
 def read_header(data: bytes) -> Header:

@@ -66,31 +66,40 @@ def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 class SetNet:
-    """A network with its weights. All its functions take any number of leading axes."""
+    """A network with its weights. All its functions take any number of leading axes.
+
+    The hidden layer of the head has one more number, the score by `skip`: it is not cut off at 0,
+    and has weight 1.
+    """
 
     def __init__(self, weights: Mapping[str, Matrix]) -> None:
-        """Take weights of the shapes of `shapes`."""
+        """Take weights of the shapes of `shapes`; units that nothing looks at are left out."""
         self.weights = dict(weights)
         self.sizes = Sizes(weights["job.0.weight"].shape[0], weights["head.0.weight"].shape[0])
         job = self.sizes.job
-        ends = (job, job + (POOLS + 1) * job)
-
-        def turned(weight: NDArray[np.float32]) -> Matrix:
-            return np.ascontiguousarray(weight.T, dtype=np.float32)
-
+        last, last_hold = weights["head.2.weight"][0], weights["hold.2.weight"][0]
+        seen, held = last != 0, last_hold != 0
+        self._score = np.append(last[seen], np.float32(1.0))
+        self._least = np.append(np.zeros(seen.sum()), -np.inf).astype(np.float32)
+        self._hold_score = last_hold[held], weights["hold.2.bias"][0]
+        first, hold = weights["head.0.weight"][seen], weights["hold.0.weight"][held]
+        nothing = np.zeros((1, (POOLS + 2) * job), dtype=np.float32)
+        first = np.concatenate([first, np.concatenate([nothing, weights["skip.weight"]], 1)])
+        of_job, of_context, of_candidate = np.split(first, [job, (POOLS + 2) * job], axis=1)
+        of_pools, of_cluster = np.split(np.concatenate([of_context, hold]), [POOLS * job], axis=1)
+        biases = weights["head.0.bias"][seen], weights["head.2.bias"], weights["hold.0.bias"][held]
+        self._of_pools, self._of_cluster = _turned(of_pools), _turned(of_cluster)
+        self._of_none, self._of_candidate = np.concatenate(biases), _turned(of_candidate)
+        self._cluster = _turned(weights["cluster.0.weight"]), weights["cluster.0.bias"]
+        self.sees_pools = bool(of_pools.any())
+        """Whether other jobs are of any matter to the score of a candidate."""
+        outer = of_job.any(0) | self.sees_pools
+        inner = weights["job.2.weight"][outer].any(0)
+        self._of_job = _turned(of_job[:, outer])
         self._job = [
-            (np.ascontiguousarray(weights[f"job.{at}.weight"]), weights[f"job.{at}.bias"])
-            for at in (0, 2)
+            (weights["job.0.weight"][inner], weights["job.0.bias"][inner, None]),
+            (weights["job.2.weight"][outer][:, inner], weights["job.2.bias"][outer, None]),
         ]
-        self._cluster = turned(weights["cluster.0.weight"]), weights["cluster.0.bias"]
-        first = weights["head.0.weight"]
-        self._of_job = turned(first[:, : ends[0]])
-        self._of_context = turned(first[:, ends[0] : ends[1]]), weights["head.0.bias"]
-        self._of_candidate = turned(first[:, ends[1] :])
-        self._score = weights["head.2.weight"][0], float(weights["head.2.bias"][0])
-        self._skip = weights["skip.weight"][0]
-        self._hold = turned(weights["hold.0.weight"]), weights["hold.0.bias"]
-        self._hold_score = weights["hold.2.weight"][0], float(weights["hold.2.bias"][0])
 
     def embed(self, jobs: Matrix) -> Matrix:
         """Return the embeddings of jobs, `[.., n, job]`, from their features.
@@ -100,36 +109,45 @@ class SetNet:
         made = jobs.swapaxes(-1, -2)
         for weight, bias in self._job:
             made = weight @ made
-            made += bias[:, None]
-            np.maximum(made, 0.0, out=made)
+            made += bias
+            np.maximum(made, _NOTHING, out=made)
         return made.swapaxes(-1, -2)
 
     def encode(self, cluster: Matrix) -> Matrix:
         """Return encoded clusters, `[.., job]`, from their features."""
         weight, bias = self._cluster
-        made: Matrix = np.maximum(cluster @ weight + bias, 0.0)
-        return made
-
-    def context(self, pools: Matrix, cluster: Matrix) -> Matrix:
-        """Return what all candidates share, from the pools and the features of clusters."""
-        return np.concatenate([pools, self.encode(cluster)], axis=-1)
+        made: Matrix = cluster @ weight
+        made += bias
+        return np.maximum(made, _NOTHING, out=made)
 
     def of_jobs(self, embedded: Matrix) -> Matrix:
         """Return the part of jobs in the hidden layer of the head."""
         made: Matrix = embedded @ self._of_job
         return made
 
-    def of_context(self, context: Matrix) -> Matrix:
-        """Return the part of the context in the hidden layer of the head."""
-        weight, bias = self._of_context
-        made: Matrix = context @ weight + bias
-        return made
+    def of_context(self, pools: Matrix | None, encoded: Matrix) -> tuple[Matrix, Matrix]:
+        """Return the part of the context in the hidden layer of the head, and the score of holding.
+
+        That is the score of doing nothing more, `[..]`.
+
+        Args:
+            pools: Of the jobs; None: they are of no matter.
+            encoded: The cluster.
+        """
+        made: Matrix = encoded @ self._of_cluster
+        made += self._of_none
+        if pools is not None:
+            made += pools @ self._of_pools
+        ends = len(self._score)
+        last, last_bias = self._hold_score
+        hold: Matrix = np.maximum(made[..., ends:], _NOTHING) @ last + last_bias
+        return made[..., :ends], hold
 
     def score(self, of_jobs: Matrix, of_context: Matrix, candidates: Matrix) -> Matrix:
         """Return the scores of candidates, `[..]`.
 
         Args:
-            of_jobs: The part of each candidate's job in the hidden layer, `[.., head]`; axes of
+            of_jobs: The part of each candidate's job in the hidden layer, `[.., head + 1]`; axes of
                 length 1 are broadcast.
             of_context: The part of its context.
             candidates: Features, `[.., A]`.
@@ -137,17 +155,7 @@ class SetNet:
         hidden = candidates @ self._of_candidate
         hidden += of_jobs
         hidden += of_context
-        np.maximum(hidden, 0.0, out=hidden)
-        weight, bias = self._score
-        made: Matrix = hidden @ weight + candidates @ self._skip + np.float32(bias)
-        return made
-
-    def hold(self, context: Matrix) -> Matrix:
-        """Return the score of doing nothing more, `[..]`."""
-        weight, bias = self._hold
-        hidden = np.maximum(context @ weight + bias, 0.0)
-        last, last_bias = self._hold_score
-        made: Matrix = hidden @ last + np.float32(last_bias)
+        made: Matrix = np.maximum(hidden, self._least, out=hidden) @ self._score
         return made
 
     def forward(
@@ -166,10 +174,17 @@ class SetNet:
             Scores `[.., n, CHOICES]`, also of what is not possible, and `[..]`.
         """
         embedded = self.embed(jobs)
-        context = self.context(pools(embedded, waits, holds), cluster)
+        pooled = pools(embedded, waits, holds) if self.sees_pools else None
+        of_context, hold = self.of_context(pooled, self.encode(cluster))
         of_jobs = self.of_jobs(embedded)[..., None, :]
-        of_context = self.of_context(context)[..., None, None, :]
-        return self.score(of_jobs, of_context, candidates), self.hold(context)
+        return self.score(of_jobs, of_context[..., None, None, :], candidates), hold
+
+
+_NOTHING = np.zeros((), dtype=np.float32)
+
+
+def _turned(weight: NDArray[np.float32]) -> Matrix:
+    return np.ascontiguousarray(weight.T, dtype=np.float32)
 
 
 def pools(embedded: Matrix, waits: Flags, holds: Flags) -> Matrix:
@@ -195,34 +210,35 @@ class Pools:
 
     def __init__(self, embedded: Matrix, waits: Flags, holds: Flags) -> None:
         """Begin with embeddings `[n, job]` of jobs that wait, or have GPUs."""
-        self._embedded, self._chosen = embedded, (waits.copy(), holds)
-        masks = [each.astype(np.float32) for each in self._chosen]
-        self._counts = [int(each.sum()) for each in masks]
-        self._sums = [embedded.T @ each for each in masks]
-        self._most = [(embedded * each[:, None]).max(0, initial=0.0) for each in masks]
+        self._embedded = embedded.T
+        self._chosen = np.empty((2, len(embedded)), dtype=np.float32)
+        self._chosen[0], self._chosen[1] = waits, holds
+        self._counts = self._chosen.sum(1)
+        self._sums = self._chosen @ embedded
+        self._most = (self._embedded * self._chosen[:, None]).max(-1, initial=0.0)
+        self._made = np.empty((2, 2, embedded.shape[1]), dtype=np.float32)
 
     def change(self, row: int, embedded: Matrix) -> None:
         """Take another embedding of a job, which has GPUs from now on."""
-        before = self._embedded[row].copy()
-        self._embedded[row] = embedded
-        for at, chosen in enumerate(self._chosen):
-            if chosen[row]:
-                chosen[row] = False
-                self._counts[at] -= 1
-                self._sums[at] -= before
-                if (before >= self._most[at]).any():
-                    self._most[at] = (self._embedded * chosen[:, None]).max(0, initial=0.0)
-        self._chosen[1][row] = True
+        before = self._embedded[:, row].copy()
+        self._embedded[:, row] = embedded
+        at = int(self._chosen[1, row])  # Where it was.
+        self._chosen[at, row], self._chosen[1, row] = 0.0, 1.0
+        self._counts[at] -= 1
         self._counts[1] += 1
+        self._sums[at] -= before
         self._sums[1] += embedded
+        most = self._most[at]
+        gone = (before * (before >= most)).nonzero()[0]
+        if len(gone):
+            most[gone] = (self._embedded[gone] * self._chosen[at]).max(1)
         np.maximum(self._most[1], embedded, out=self._most[1])
 
     def read(self) -> Matrix:
         """Return what `pools` does."""
-        parts: list[Matrix] = []
-        for count, total, most in zip(self._counts, self._sums, self._most, strict=True):
-            parts += [total / np.float32(max(count, 1)), most]
-        return np.concatenate(parts)
+        np.divide(self._sums, np.maximum(self._counts, 1.0)[:, None], out=self._made[:, 0])
+        self._made[:, 1] = self._most
+        return self._made.reshape(-1)
 
 
 def random_weights(seed: int, sizes: Sizes | None = None) -> dict[str, Matrix]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,19 +12,26 @@ from skep.learn import columns as c
 from skep.learn.candidates import (
     CHOICES,
     EACH,
+    GROW,
     KIND,
     KINDS,
     MORE,
     OPTION,
+    SPREAD,
     WORKERS,
     A,
+    Demands,
     Options,
+    able,
     demands,
+    fit,
+    may_change,
     options,
 )
-from skep.learn.columns import Floats, Integers
+from skep.learn.columns import Flags, Floats, Integers
 from skep.learn.curves import curves_of
-from skep.learn.features import F, Matrix, Times, empty, write_steady, write_sums
+from skep.learn.features import SIZED, TIMED, F, Matrix, Times, empty, write_steady, write_sums
+from skep.learn.shares import LADDER, Ladders, ladders
 from skep.policy.sight import sight_of
 from skep.policy.view import VcView
 from skep.wire.learned import SEEN_MAX, JobSight, RoomSight, Sight
@@ -31,18 +39,34 @@ from skep.wire.learned import SEEN_MAX, JobSight, RoomSight, Sight
 ROWS_MIN = 64
 ARRIVALS_MAX = 4096
 """Arrivals that are remembered: more than one every two seconds for two hours."""
+ALIKE_MAX = 2 * SEEN_MAX
+"""More kinds of jobs are forgotten, with those of jobs that are gone."""
 DEMANDS_MAX = 1024
-"""More demands for room are forgotten, with those of jobs that are gone."""
+"""The same of demands for room."""
 DEMAND_MAX = 2**20
 """A gang has fewer workers."""
+FITS_MAX = 256
+"""The same of states of the room."""
+_Key = tuple[float, ...]
 _NUMBER_OF_PHASE = {phase: number for number, phase in enumerate(c.PHASES)}
+
+
+class Fits(NamedTuple):
+    """What fits in some room."""
+
+    nodes: Floats
+    """On how many nodes each of the demands would go; infinite: it does not fit."""
+    now: Flags
+    """By the code of a candidate whether it fits; the last is of no candidate."""
+    later: Flags
+    """The same when others have taken room: a gang may be spread then that fits on as few nodes as
+    it needs now."""
 
 
 class Scene:
     """The jobs and the cluster of one VC, by the sights that were followed.
 
-    What depends on the rows of jobs alone is kept with them, and is made again for changed rows
-    only.
+    What depends on the row of a job without its times is made once for all jobs that are alike.
     """
 
     def __init__(self) -> None:
@@ -53,32 +77,32 @@ class Scene:
         self.names: list[str] = []
         """Jobs, by row. The order is of no matter to a model."""
         self._rows: dict[str, int] = {}
-        self._lists: dict[str, list[float]] = {}
-        """The row of each job again: lists are quicker to compare."""
+        self._keys: list[_Key] = []
+        """What each job is like."""
         self._changed: dict[int, None] = {}
-        """Rows whose derived numbers are not made yet."""
-        self._cluster = np.zeros(c.CLUSTER)
+        """Rows that are like other jobs than before."""
+        self._cluster = [0.0] * c.CLUSTER
         self._arrivals = _Arrivals()
         self._latest = -1
         """The highest sequence that was seen: later ones are arrivals."""
         self._table = np.zeros((0, c.RAW))
         self._grow(ROWS_MIN)
+        self._forget()
 
     def _grow(self, rows: int) -> None:
-        """Make room for so many rows, of which none is made."""
+        """Make room for so many rows."""
         old = self._table
         self._table = np.zeros((c.RAW, rows)).T
         self._table[: len(old)] = old
         self._jobs = empty((rows,), F)
-        self._numbers = np.zeros((rows, CHOICES, OPTION))
-        self._options = np.zeros((rows, CHOICES, A), dtype=np.float32)
         self._codes = np.zeros((rows, CHOICES), dtype=np.int64)
-        self._forget_demands()
+        self._alike = np.zeros(rows, dtype=np.int64)
+        self._changed = dict.fromkeys(range(len(self.names)))
 
-    def _forget_demands(self) -> None:
-        self._demands: dict[int, int] = {}
-        self.demands = demands(np.zeros(0), np.zeros(0), np.zeros(()))
-        """What candidates want, without repetition."""
+    def _forget(self) -> None:
+        """Forget which kinds of jobs there are, and what they want."""
+        self._kinds = _Kinds()
+        self._fits: dict[tuple[float, ...], Fits] = {}
         self._changed = dict.fromkeys(range(len(self.names)))
 
     @classmethod
@@ -101,8 +125,26 @@ class Scene:
     @property
     def options(self) -> Options:
         """Return the candidates of all jobs, as `candidates.options` has them."""
-        count = len(self.names)
-        return Options(self._numbers[:count], self._options[:count])
+        return self.options_at(np.arange(len(self.names) * CHOICES).reshape(-1, CHOICES))
+
+    def options_at(self, chosen: Integers) -> Options:
+        """Return some candidates, with another axis for their numbers, the slowest in memory.
+
+        Args:
+            chosen: Numbers of candidates: CHOICES of each job.
+        """
+        row, place = np.divmod(chosen, CHOICES)
+        at = self._alike[row] * CHOICES + place
+        axes = *range(1, at.ndim + 1), 0
+        numbers, features = self._kinds.numbers, self._kinds.options
+        return Options(
+            numbers.take(at, axis=1).transpose(axes), features.take(at, axis=1).transpose(axes)
+        )
+
+    @property
+    def demands(self) -> Demands:
+        """Return what candidates want, without repetition."""
+        return self._kinds.demands
 
     @property
     def codes(self) -> Integers:
@@ -111,6 +153,27 @@ class Scene:
         Where there is no candidate it is -1.
         """
         return self._codes[: len(self.names)]
+
+    @property
+    def ladders(self) -> Ladders:
+        """Return the ladders of all jobs."""
+        return Ladders.of(self._kinds.ladders, self._alike[: len(self.names)])
+
+    def sized(self, row: int, workers: float) -> Matrix:
+        """Return the features SIZED that a job would have in another of its sizes."""
+        place = self._table[row, c.SIZE : c.RATE].tolist().index(workers)
+        made: Matrix = self._kinds.sized[:, place, self._alike[row]]
+        return made
+
+    def fits(self, cluster: Sequence[float]) -> Fits:
+        """Return what fits in the room of a cluster, by its row."""
+        room = cluster[c.FREE], *cluster[c.ROOM :]
+        made = self._fits.get(room)
+        if made is None:
+            if len(self._fits) >= FITS_MAX:
+                self._fits.clear()
+            made = self._fits[room] = self._kinds.fits(np.array(cluster))
+        return made
 
     def follow(self, sight: Sight) -> bool:
         """Show what a sight says.
@@ -126,14 +189,13 @@ class Scene:
             self._arrivals.began = at
         self.number, self.at = sight.number, at
         if sight.whole:
-            self.names, self._rows, self._lists = [], {}, {}
-            self._forget_demands()
+            self.names, self._rows, self._keys, self._changed = [], {}, [], {}
         for name in sight.gone:
             self._remove(name)
         for job in sight.jobs:
             self._put(job)
         if self._set_cluster(sight):
-            self._forget_demands()
+            self._forget()
         self._derive()
         if len(self.names) > SEEN_MAX:  # No allocator says so many: its jobs would grow for ever.
             self.number = -1
@@ -146,14 +208,15 @@ class Scene:
             AssertionError: That does not hold.
         """
         assert self._rows == {name: row for row, name in enumerate(self.names)}
-        assert self._lists.keys() == self._rows.keys()
-        assert len(self.names) <= len(self._table)
+        assert len(self._keys) == len(self.names) <= len(self._table)
         assert self.number < 0 or len(self.names) <= SEEN_MAX
         assert self._changed.keys() <= set(range(len(self.names)))
+        assert len(self._fits) <= FITS_MAX
+        assert len(self._kinds.known) <= ALIKE_MAX + 2 * SEEN_MAX
         self._arrivals.check()
 
     @property
-    def room(self) -> Floats:
+    def room(self) -> list[float]:
         """Return the row of the cluster without anything that depends on time or on jobs."""
         return self._cluster
 
@@ -164,23 +227,25 @@ class Scene:
             now: The time.
             when: The times of the jobs then.
         """
-        row = self._cluster.copy()
+        row = np.array(self._cluster)
         self._arrivals.write(row, now)
         return write_sums(self.raw, when, row)
 
     def _put(self, job: JobSight) -> None:
         row = self._rows.get(job.job)
+        numbers = row_of(job)
+        key = _key_of(numbers)
         if row is None:
             row = len(self.names)
             if row == len(self._table):
                 self._grow(2 * row)
             self._rows[job.job] = row
             self.names.append(job.job)
-        numbers = row_of(job)
-        old = self._lists.get(job.job)
-        if old is None or not _only_times(old, numbers):
+            self._keys.append(key)
             self._changed[row] = None
-        self._lists[job.job] = numbers
+        elif key != self._keys[row]:
+            self._keys[row] = key
+            self._changed[row] = None
         self._table[row] = numbers
         if job.sequence > self._latest:
             self._latest = job.sequence
@@ -191,45 +256,117 @@ class Scene:
         row = self._rows.pop(name, None)
         if row is None:
             return
-        del self._lists[name]
-        last = self.names.pop()
+        last, key = self.names.pop(), self._keys.pop()
         self._changed.pop(len(self.names), None)
         if last != name:
             self._table[row] = self._table[len(self.names)]
-            self.names[row], self._rows[last] = last, row
+            self.names[row], self._rows[last], self._keys[row] = last, row, key
             self._changed[row] = None
 
     def _set_cluster(self, sight: Sight) -> bool:
         """Take the cluster of a sight; return whether features of all jobs change with it."""
-        row = np.zeros(c.CLUSTER)
+        row = [0.0] * c.CLUSTER
         row[c.GPUS], row[c.FREE], row[c.NODE_GPUS] = sight.gpus, sight.free, sight.node_gpus
         add_room(row, sight.room)
         before, self._cluster = self._cluster, row
         return any(before[each] != row[each] for each in (c.GPUS, c.NODE_GPUS))
 
     def _derive(self) -> None:
-        """Make what depends on the rows that have changed."""
-        if len(self._demands) > DEMANDS_MAX:
-            self._forget_demands()
+        """Find which kinds the jobs are of that have changed, and make those that are new."""
+        if len(self._kinds.known) > ALIKE_MAX or len(self._kinds.found) > DEMANDS_MAX:
+            self._forget()
         if not self._changed:
             return
+        kinds, fresh = self._kinds, list[int]()
+        for row in self._changed:
+            key = self._keys[row]
+            if key not in kinds.known:
+                kinds.known[key] = len(kinds.known)
+                fresh.append(row)
+        if fresh and kinds.make(self._table.T.take(fresh, axis=1).T, np.array(self._cluster)):
+            self._fits.clear()
         rows = np.fromiter(self._changed, np.int64, len(self._changed))
+        alike = np.array([kinds.known[self._keys[row]] for row in self._changed])
         self._changed = {}
-        raw = self._table.take(rows, axis=0)
-        curves, made = curves_of(raw), empty((len(rows),), F)
-        write_steady(raw, self._cluster, curves, made)
-        self._jobs[rows] = made
-        numbers, features = options(raw, self._cluster, curves)
-        self._numbers[rows], self._options[rows] = numbers, features
-        wanted = (numbers[..., EACH] * DEMAND_MAX + numbers[..., MORE]).astype(np.int64)
-        distinct, which = np.unique(wanted, return_inverse=True)
-        found = self._demands
-        number = np.array([found.setdefault(each, len(found)) for each in distinct.tolist()])
-        codes = number[which.reshape(wanted.shape)] * KINDS + numbers[..., KIND].astype(np.int64)
-        self._codes[rows] = np.where(numbers[..., WORKERS] > 0, codes, -1)
-        if len(found) != len(self.demands.workers):
-            each, workers = np.divmod(np.fromiter(found, np.float64, len(found)), DEMAND_MAX)
-            self.demands = demands(workers, each, self._cluster[c.NODE_GPUS])
+        self._alike[rows] = alike
+        self._jobs[rows, TIMED:] = kinds.jobs.take(alike, axis=1).T
+        self._codes[rows] = kinds.codes.take(alike, axis=1).T
+
+
+class _Kinds:
+    """What depends on the rows of jobs without their times, by kind."""
+
+    def __init__(self) -> None:
+        self.known: dict[_Key, int] = {}
+        self.found: dict[float, int] = {}
+        """The number of each of the demands."""
+        self.demands = demands(np.zeros(0), np.zeros(0), np.zeros(()))
+        """What candidates want, without repetition."""
+        self.jobs = np.zeros((F - TIMED, ROWS_MIN), dtype=np.float32)
+        """Features of a job, by kind."""
+        self.sized = np.zeros((len(SIZED), c.SIZES, ROWS_MIN), dtype=np.float32)
+        """Features that it would have in each of its sizes."""
+        self.ladders = np.zeros((LADDER, ROWS_MIN))
+        self.codes = np.zeros((CHOICES, ROWS_MIN), dtype=np.int64)
+        self.numbers = np.zeros((OPTION, ROWS_MIN * CHOICES))
+        """Of its candidates."""
+        self.options = np.zeros((A, ROWS_MIN * CHOICES), dtype=np.float32)
+
+    def make(self, raw: Floats, cluster: Floats) -> bool:
+        """Add kinds; return whether there are more demands now.
+
+        Args:
+            raw: The row of a job of each.
+            cluster: The row of the cluster.
+        """
+        first, end = len(self.known) - len(raw), len(self.known)
+        while end > self.codes.shape[1]:
+            for name in ("jobs", "sized", "ladders", "codes", "numbers", "options"):
+                table = getattr(self, name)
+                setattr(self, name, np.concatenate([table, np.zeros_like(table)], axis=-1))
+        offers = may_change(raw)
+        every, several = raw, (offers & (raw[:, c.SIZE + 1] > 0)).nonzero()[0]
+        if len(several):
+            every = np.concatenate([raw, raw[several].repeat(c.SIZES, axis=0)])
+            every[len(raw) :, c.WORKERS] = raw[several, c.SIZE : c.RATE].ravel()
+        curves, made = curves_of(every), empty((len(every),), F)
+        write_steady(every, cluster, curves, made)
+        self.jobs[:, first:end] = made[: len(raw), TIMED:].T
+        if len(several):
+            sized = made[len(raw) :, SIZED].T.reshape(len(SIZED), -1, c.SIZES)
+            self.sized[:, :, first + several] = sized.transpose(0, 2, 1)
+        self.ladders[:, first:end] = ladders(raw)
+        self.codes[:, first:end] = -1
+        which = offers.nonzero()[0]
+        if not len(which):
+            return False
+        numbers, features = options(raw[which], cluster, curves.some(which))
+        kinds = first + which
+        at = (kinds[:, None] * CHOICES + np.arange(CHOICES)).ravel()
+        self.numbers[:, at] = numbers.reshape(-1, OPTION).T
+        self.options[:, at] = features.reshape(-1, A).T
+        found = self.found
+        wanted = numbers[..., EACH] * DEMAND_MAX + numbers[..., MORE]
+        number = [found.setdefault(each, len(found)) for each in wanted.ravel().tolist()]
+        codes = np.array(number).reshape(wanted.shape) * KINDS + numbers[..., KIND]
+        self.codes[:, kinds] = np.where(numbers[..., WORKERS] > 0, codes, -1).T
+        if len(found) == len(self.demands.workers):
+            return False
+        each, workers = np.divmod(np.fromiter(found, np.float64, len(found)), DEMAND_MAX)
+        self.demands = demands(workers, each, cluster[c.NODE_GPUS])
+        return True
+
+    def fits(self, cluster: Floats) -> Fits:
+        """Return what fits in the room of a cluster."""
+        found = fit(cluster, self.demands)
+        kinds = able(found)
+        now = np.zeros(len(found.nodes) * KINDS + 1, dtype=bool)
+        by_kind = now[:-1].reshape(-1, KINDS)
+        for kind, fits in enumerate(kinds):
+            by_kind[:, kind] = fits
+        later = now.copy()
+        later[SPREAD:-1:KINDS] = kinds[GROW]
+        return Fits(found.nodes, now, later)
 
 
 class _Arrivals:
@@ -271,7 +408,7 @@ class _Arrivals:
         row[c.ARRIVED_WORK] = self._work
 
 
-def add_room(row: Floats, room: Sequence[RoomSight]) -> None:
+def add_room(row: list[float], room: Sequence[RoomSight]) -> None:
     """Count the nodes of a cluster by their free GPUs."""
     for each in room:
         row[c.NODE_COUNT] += each.count
@@ -279,10 +416,9 @@ def add_room(row: Floats, room: Sequence[RoomSight]) -> None:
         row[c.ROOM + min(each.free, c.NODE_MAX)] += each.count
 
 
-def _only_times(old: list[float], new: list[float]) -> bool:
-    """Return whether two rows of a job differ in times alone, and both or none have a length."""
-    known = (old[c.LEFT] >= 0) == (new[c.LEFT] >= 0)
-    return known and old[: c.SUBMITTED] == new[: c.SUBMITTED] and old[c.DOUBT :] == new[c.DOUBT :]
+def _key_of(row: list[float]) -> _Key:
+    """Return what jobs are alike in: all but their times, and whether they have a length."""
+    return row[c.LEFT] >= 0, *row[: c.SUBMITTED], *row[c.DOUBT :]
 
 
 def row_of(job: JobSight) -> list[float]:

@@ -9,7 +9,7 @@ share, and what growing adds over what the last GPU adds.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from skep.learn.features import Times, queued
 
 SOON = 60.0
 """Seconds that are added to what is left: a job that is about to end does not take everything."""
-LONGEST = 100.0
-"""Beyond the logarithm of any time."""
+LONGEST = 1e18
+"""Beyond the logarithm of any time, times any number of GPUs."""
+ENOUGH = 256
+"""It is no quicker to look for the best of fewer steps than to sort them."""
 FIRST = 1e12
 """What the first workers of a waiting job add, over its remaining GPU-seconds: more than any step
 of a job that has some."""
@@ -32,11 +34,96 @@ class Shares(NamedTuple):
     workers: Floats
     """0: it had better wait."""
     price: Floats
-    """What the last GPU that is shared out adds; 0: there are enough."""
+    """What the last GPU that is shared out adds, `[.., 1]`; 0: there are enough."""
 
-    def at(self, index: Any) -> Shares:
-        """Return some of them, or with other axes."""
-        return Shares(self.workers[index], self.price[index])
+
+(
+    GPUS,  # that it has or asks for, at least one
+    EACH,  # GPUs of a worker
+    FIXED,  # its workers before any GPU is shared out
+    GIVEN,  # GPUs that it then gives back
+    SINGLE,  # FIRST if it waits, in its only size; else 0
+    SEVERAL,  # it has several sizes: what follows is of such jobs alone
+) = range(6)
+HEADS = 6
+"""So many numbers of a ladder are of the job; SIZES follow of each of its sizes:
+
+by how much slower it is there; seconds that are added to what is left; LONGEST if its rate is not
+known, else 0; minus its GPUs; 1 if it is the smallest that it can have, else 0; minus FIRST there
+if it waits, else 0; 0 if it is another one that it can have, else infinite."""
+LADDER = HEADS + 7 * c.SIZES
+
+
+class Ladders(NamedTuple):
+    """What sharing out needs of `n` jobs and does not change with time."""
+
+    heads: Floats
+    """`[HEADS, n]`."""
+    several: Integers
+    """The jobs with several sizes, `[m]`."""
+    sizes: Floats
+    """The rest of their ladders, `[LADDER - HEADS, m]`."""
+
+    @classmethod
+    def of(cls, table: Floats, which: Integers) -> Ladders:
+        """Return ladders of a table, `[LADDER, ..]`.
+
+        Args:
+            table: What `ladders` returns.
+            which: Their places in it, `[n]`.
+        """
+        heads = table[:HEADS].take(which, axis=1)
+        several = heads[SEVERAL].nonzero()[0]
+        return cls(heads, several, table[HEADS:].take(which.take(several), axis=1))
+
+
+def ladders(raw: Floats) -> Floats:
+    """Return the ladders of jobs, `[LADDER, n]`.
+
+    Args:
+        raw: Rows of jobs, `[n, RAW]`.
+    """
+    columns = raw.T
+    workers, each = columns[c.WORKERS], np.maximum(columns[c.EACH], 1.0)
+    waits, known = queued(raw), columns[c.LEFT] >= 0
+    runs = (columns[c.PHASE] == c.RUNNING) & (columns[c.RESIZABLE] > 0)
+    several = known & (waits | runs) & (columns[c.SIZE + 1] > 0)
+    waits &= known
+    made = np.zeros((LADDER, len(raw)))
+    made[GPUS], made[EACH] = np.maximum(workers * each, 1.0), each
+    made[FIXED] = workers * ~waits
+    made[SINGLE], made[SEVERAL] = (waits > several) * FIRST, several
+    at = several.nonzero()[0]
+    if len(at):
+        made[HEADS:, at], least = _by_size(columns[:, at], waits[at])
+        least -= workers[at]
+        least *= ~waits[at]
+        made[FIXED, at] += least
+        made[GIVEN, at] = -least * each[at]
+    return made
+
+
+def _by_size(columns: Floats, waits: Flags) -> tuple[Floats, Floats]:
+    """Return ladders from HEADS on, `[.., m]`, and the smallest sizes that jobs can have.
+
+    Args:
+        columns: Rows of the jobs, `[RAW, m]`.
+        waits: Whether they wait.
+    """
+    sizes, rates = columns[c.SIZE : c.RATE], columns[c.RATE :]
+    here = sizes == columns[c.WORKERS]
+    rate = (rates * here).max(0)
+    speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
+    able = (sizes > 0) & (speeds > 0)
+    smallest = np.zeros_like(able)
+    smallest[able.argmax(0), np.arange(len(waits))] = True
+    made = np.empty((7, *sizes.shape))
+    made[0] = np.where(able, speeds, 1.0)
+    made[1] = columns[c.PAUSE] * (columns[c.PHASE] == c.RUNNING) * ~here + SOON
+    made[2], made[3] = ~able * LONGEST, -sizes * np.maximum(columns[c.EACH], 1.0)
+    made[4], made[5] = smallest, smallest * waits * -FIRST
+    made[6] = np.where(able & ~smallest, 0.0, np.inf)
+    return made.reshape(-1, len(waits)), (sizes * smallest).sum(0)
 
 
 def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
@@ -47,32 +134,38 @@ def share_out(raw: Floats, cluster: Floats, when: Times) -> Shares:
         cluster: Rows of their clusters, `[.., CLUSTER]`.
         when: The times of the jobs.
     """
-    waits, workers = queued(raw), raw[..., c.WORKERS]
-    if not workers.size:
-        return Shares(workers, workers)
-    each = np.maximum(raw[..., c.EACH], 1.0)
-    gpus = workers * each
-    part = when.known & (waits | ((raw[..., c.PHASE] == c.RUNNING) & (raw[..., c.RESIZABLE] > 0)))
-    several = part & (raw[..., c.SIZE + 1] > 0)
-    single = part & waits & ~several
-    slopes, takes = np.zeros((2, *part.shape, c.SIZES))
-    takes[..., 0] = gpus * single
-    slopes[..., 0] = single * FIRST / ((when.remaining + SOON) * np.maximum(gpus, 1.0))
-    base = np.where(part & ~waits, workers, 0.0)
-    at = np.nonzero(several)
-    if len(at[0]):
-        slopes[at], takes[at], base[at] = _steps(raw[at], when.remaining[at], waits[at])
-    given = ((workers - base) * each * (part & ~waits)).sum(-1)
-    budget = np.reshape(cluster[..., c.FREE] + given, -1).tolist()
-    made = np.ascontiguousarray(np.where(part, base, workers))
-    price = np.zeros((*part.shape[:-1], 1))
-    n = part.shape[-1]
-    every = (slopes.reshape(-1, n * c.SIZES), takes.reshape(-1, n * c.SIZES))
-    for place, (slope, take) in enumerate(zip(*every, strict=True)):
-        chosen, price.reshape(-1)[place] = _fill(slope, take, budget[place])
-        more = np.bincount(chosen // c.SIZES, take[chosen], n)
-        made.reshape(-1, n)[place] += more / each.reshape(-1, n)[place]
-    return Shares(made, np.broadcast_to(price, made.shape))
+    made, n = raw[..., c.WORKERS], raw.shape[-2]
+    if not made.size:
+        return Shares(made, np.zeros((*made.shape[:-1], 1)))
+    table = ladders(raw.reshape(-1, c.RAW))
+    remaining, free = when.remaining.reshape(-1, n), cluster[..., c.FREE].ravel().tolist()
+    found = [
+        shares_of(Ladders.of(table, np.arange(at * n, (at + 1) * n)), remaining[at], free[at])
+        for at in range(len(free))
+    ]
+    workers = np.array([each.workers for each in found]).reshape(made.shape)
+    price = np.array([each.price for each in found]).reshape(*made.shape[:-1], 1)
+    return Shares(workers, price)
+
+
+def shares_of(given: Ladders, remaining: Floats, free: float) -> Shares:
+    """Return the shares of jobs, `[n]`.
+
+    Args:
+        given: Their ladders.
+        remaining: Seconds that they have left, 0 where that is unknown.
+        free: GPUs that are free.
+    """
+    heads, several, sizes = given
+    slopes, takes = np.zeros((2, len(remaining), c.SIZES))
+    work = remaining + SOON
+    work *= heads[GPUS]
+    slopes[:, 0], takes[:, 0] = heads[SINGLE] / work, heads[GPUS]
+    if len(several):
+        slopes[several], takes[several] = _steps(sizes, remaining.take(several))
+    chosen, price = _fill(slopes.ravel(), takes.ravel(), free + float(np.add.reduce(heads[GIVEN])))
+    more = np.bincount(chosen // c.SIZES, takes.take(chosen), len(remaining))
+    return Shares(heads[FIXED] + more / heads[EACH], np.array([price]))
 
 
 def _fill(slopes: Floats, takes: Floats, budget: float) -> tuple[Integers, float]:
@@ -80,66 +173,73 @@ def _fill(slopes: Floats, takes: Floats, budget: float) -> tuple[Integers, float
 
     That is 0 if all are taken, or none.
     """
-    chosen = np.flatnonzero(slopes > 0)
+    chosen = (slopes > 0).nonzero()[0]
+    worths = slopes.take(chosen)
     most = int(max(budget, 0.0)) + 1  # Every step takes a GPU: more are not looked at.
-    if len(chosen) > most:
-        worths = slopes[chosen]
-        chosen = chosen[worths >= np.partition(worths, -most)[-most]]
-    chosen = chosen[np.argsort(-slopes[chosen], kind="stable")]
-    count = int(np.searchsorted(takes[chosen].cumsum(), budget, side="right"))
-    price = float(slopes[chosen[count - 1]]) if 0 < count < len(chosen) else 0.0
+    if len(chosen) > most + ENOUGH:
+        kept = worths >= np.partition(worths, -most)[-most]
+        chosen, worths = chosen[kept], worths[kept]
+    order = (-worths).argsort(kind="stable")
+    chosen = chosen.take(order)
+    count = int(takes.take(chosen).cumsum().searchsorted(budget, side="right"))
+    price = float(worths[order[count - 1]]) if 0 < count < len(chosen) else 0.0
     return chosen[:count], price
 
 
-def _steps(raw: Floats, remaining: Floats, waits: Flags) -> tuple[Floats, Floats, Floats]:
-    """Return the steps of the concave envelopes of jobs with several sizes, and where they begin.
+def _steps(sizes: Floats, remaining: Floats) -> tuple[Floats, Floats]:
+    """Return the steps of the concave envelopes of jobs with several sizes.
+
+    A size is on the envelope if the least that a step to it adds per GPU is no less than the most
+    that a step from it adds. The step from the size before adds that least.
 
     Args:
-        raw: Rows of jobs, `[m, RAW]`.
-        remaining: Seconds that they have left.
-        waits: Whether they wait: then they begin with nothing, else with their smallest size.
+        sizes: Of their ladders, `[.., m]`; it is written to.
+        remaining: Seconds that they have left, `[m]`.
 
     Returns:
-        What each step adds per GPU and the GPUs that it takes, `[m, SIZES]`, 0 beyond the last; and
-        the workers that a job has before.
+        What the step to each size adds per GPU and the GPUs that it takes, `[m, SIZES]`; the first
+        is 0 where there is no step.
     """
-    sizes, rates = np.ascontiguousarray(raw[:, c.SIZE :].T).reshape(2, c.SIZES, -1)
-    each, pause = np.maximum(raw[:, c.EACH], 1.0), raw[:, c.PAUSE] * (raw[:, c.PHASE] == c.RUNNING)
-    here = sizes == raw[:, c.WORKERS]
-    rate = (rates * here).max(0)
-    speeds = np.where(rate > 0, rates / np.where(rate > 0, rate, 1.0), here)
-    able = (sizes > 0) & (speeds > 0)
-    left = remaining / np.where(able, speeds, 1.0)
-    left += SOON
-    left += pause * ~here
-    gpus, worth = np.zeros((2, RUNGS, len(raw)))  # The first is to have nothing.
-    gpus[1:], worth[1:] = sizes * each, np.where(able, -np.log(left), -LONGEST)
-    worth[0] = LONGEST  # No step leads from nothing, but the one that is made below.
-    more = gpus - gpus[:, None]
-    slope = worth - worth[:, None]
-    slope /= np.where(more > 0, more, np.inf)
-    # From each size the step that adds most per GPU leads to the next one on the envelope.
-    best = slope.max(1)
-    following = RUNGS - ((slope == best[:, None]) * _EARLIER).max(1).astype(np.int64)
-    jobs = np.arange(len(raw))
-    following[0] = least = able.argmax(0) + 1
-    work = left[least - 1, jobs] * gpus[least, jobs]
-    best[0] = able.any(0) * FIRST / np.maximum(work, 1.0)
-    then = (following * len(raw) + jobs).ravel()
-    at = np.where(waits, 0, least) * len(raw) + jobs
-    base = gpus.take(at) / each
-    slopes, takes = np.zeros((2, c.SIZES, len(raw)))
-    for step in range(c.SIZES):
-        slopes[step] = found = best.take(at)
-        gains = found > 0
-        if not gains.any():
-            break
-        after = np.where(gains, then.take(at), at)
-        takes[step] = gpus.take(after) - gpus.take(at)
-        at = after
-    return slopes.T, takes.T, base
+    parts = sizes.reshape(-1, c.SIZES, len(remaining))
+    slower, stands, unable, taken, smallest, begins, beyond = parts
+    left = remaining / slower
+    left += stands
+    work = left * taken
+    np.minimum(work, -1.0, out=work)
+    begins = begins / work
+    np.maximum(np.log(left, out=left), unable, out=unable)
+    both = parts[2:4]  # Logarithms of the times that are left, and minus GPUs.
+    change = both.take(_LOW, axis=1)
+    change -= both.take(_HIGH, axis=1)
+    slope, more = change
+    slope /= np.maximum(more, 1.0, out=more)
+    on = np.maximum.reduce(slope.take(_ON, axis=0))
+    adds = np.zeros(left.shape)
+    to = np.minimum.reduce(slope.take(_TO, axis=0), out=adds[1:])
+    steps = adds > beyond
+    steps[1:-1] &= to[:-1] >= on
+    before = taken * (steps + smallest)
+    for size in range(1, c.SIZES):
+        np.minimum(before[size], before[size - 1], out=before[size])
+    takes = -taken
+    takes[1:] += before[:-1]
+    return np.where(steps, adds, begins).T, takes.T
 
 
-RUNGS = c.SIZES + 1
-_EARLIER = np.arange(RUNGS, 0, -1, dtype=np.int8)[:, None]
-"""The more, the smaller a size is."""
+_PAIRS = [(low, high) for low in range(c.SIZES) for high in range(low + 1, c.SIZES)]
+_LOW, _HIGH = np.array(_PAIRS).T.copy()
+"""The sizes between which there is a step."""
+_ON = np.array(
+    [
+        [_PAIRS.index((low, max(high, low + 1))) for low in range(1, c.SIZES - 1)]
+        for high in range(2, c.SIZES)
+    ]
+)
+"""The steps from each size but the first and last; some are repeated, so that there are as many."""
+_TO = np.array(
+    [
+        [_PAIRS.index((min(low, high - 1), high)) for high in range(1, c.SIZES)]
+        for low in range(c.SIZES - 1)
+    ]
+)
+"""The steps to each size but the first, in the same way."""

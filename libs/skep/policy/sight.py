@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import log2
 
 from skep.policy.sizes import resizable
@@ -91,7 +90,10 @@ def _thinned(curve: tuple[tuple[int, int], ...], near: int) -> tuple[tuple[int, 
 
 def room_of(nodes: tuple[NodeView, ...]) -> tuple[RoomSight, ...]:
     """Return how many nodes there are of each size and number of free GPUs."""
-    counts = Counter((node.gpus, min(node.free, node.gpus)) for node in nodes)
+    counts: dict[tuple[int, int], int] = {}
+    for node in nodes:
+        kind = node.gpus, min(node.free, node.gpus)
+        counts[kind] = counts.get(kind, 0) + 1
     return tuple(
         RoomSight(gpus=gpus, free=free, count=count)
         for (gpus, free), count in sorted(counts.items())[:ROOM_MAX]

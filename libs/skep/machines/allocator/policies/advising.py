@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from skep.machines.allocator.policies import policy_views
 from skep.machines.allocator.policies.policy_memory import Planned
+from skep.machines.allocator.policies.sights import Sights
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.policy.plan import Following
@@ -92,8 +93,18 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
 def is_due(tx: Transaction, now: Instant) -> bool:
     """Return whether some model has to be told something, or it has to be said when."""
     at = tx.soft.sights_at
-    late = at is not None and at <= now  # Even if nothing is new any more: the timer is to go.
-    return late or any(_is_stale(tx, each, now) for each in tx.soft.planned.values())
+    if at is not None and at <= now:
+        return True  # Even if nothing is new any more: the timer is to go.
+    return any(
+        (at is None or _soonest(each.sights, now) < at) and _is_stale(tx, each, now)
+        for each in tx.soft.planned.values()
+        if each.sights is not None
+    )
+
+
+def _soonest(sights: Sights, now: Instant) -> Instant:
+    """Return when a sight may be sent: at any time if the clock was set back."""
+    return now if sights.at is None or now < sights.at else after(sights.at, SIGHTS_EVERY)
 
 
 def _is_stale(tx: Transaction, planned: Planned, now: Instant) -> bool:
@@ -123,7 +134,7 @@ def tell(tx: Transaction, now: Instant) -> None:
         sights = planned.sights
         if sights is None or not _is_stale(tx, planned, now):
             continue
-        due = now if sights.at is None or now < sights.at else after(sights.at, SIGHTS_EVERY)
+        due = _soonest(sights, now)
         if due > now:
             times.append(due)
             continue
