@@ -17,8 +17,8 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
-from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
-from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_clone, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_play, sched2_policy, sched2_teachers  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
 from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402
@@ -114,7 +114,17 @@ def assert_same(left: Saved, right: Saved) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"double": True, "horizon_s": 3600.0, "reward": "waiting", "traces": ()}],
+    [
+        {},
+        {
+            "double": True,
+            "horizon_s": 3600.0,
+            "reward": "waiting",
+            "traces": (),
+            "gap": 0.5,
+            "sorts": True,
+        },
+    ],
     ids=["paper", "all options"],
 )
 def test_equal_seeds_give_equal_weights_stopped_and_resumed_or_not(more: dict[str, Any]) -> None:
@@ -239,3 +249,51 @@ def test_locality_is_reused_where_no_smaller_job_was_between(
     name: str, jobs: list[JobOutcome], wanted: float
 ) -> None:
     assert sched2_figures.reuse(result(*jobs)) == wanted, name
+
+
+@pytest.mark.parametrize("name, rule", [("hold", "hold"), ("saf", "saf")])
+def test_a_teacher_sees_enough_to_do_as_its_rule(name: str, rule: str) -> None:
+    seeds = np.array([3, 4])
+    wanted = sched2_rules.play(sched2_rules.NAMES[rule]._replace(window=4), seeds, TIGHT)
+    found = sched2_play.play(
+        lambda seen, _: sched2_teachers.choose(name, seen, TIGHT), seeds, TIGHT
+    )
+    np.testing.assert_array_equal(found.first, wanted.first)
+
+
+def test_a_clone_does_as_its_teacher_and_a_learner_goes_on_from_it() -> None:
+    cloning = sched2_clone.Cloning(
+        environment=SMALL.environment, traces=(0, 1, 2), rounds=2, updates=60, batch=64, sorts=True
+    )
+    rounds = list(sched2_clone.clone(cloning, 5))
+    again = list(sched2_clone.clone(cloning, 5))[-1]
+    for name, each in rounds[-1].items():
+        np.testing.assert_array_equal(each, again[name], err_msg=name)
+    same, act = [], sched2_play.greedy(cloning.environment, rounds[-1])
+
+    def compared(seen: Any, may: Any) -> Any:
+        chosen = act(seen, may)
+        real = may.sum(1) > 1
+        same.extend((chosen == sched2_teachers.choose("hold", seen, cloning.environment))[real])
+        return chosen
+
+    sched2_play.play(compared, np.array([0, 1, 2]), cloning.environment)
+    assert np.mean(same) > 0.9, (np.mean(same), len(same))
+    still = msgspec.structs.replace(SMALL, rate=0.0)
+    kept = [each.save() for each in dqn.train(still, 5, begins=rounds[-1])][-1].tensors
+    for name, each in rounds[-1].items():
+        np.testing.assert_array_equal(kept[f"model/{name}"], each, err_msg=name)
+
+
+def test_a_network_that_sorts_nodes_has_no_place_for_each() -> None:
+    torch.manual_seed(1)
+    seen = np.random.default_rng(2).random((5, 12 + 4 * 6 + 4)).astype(np.float32)
+    seen[:, :12] *= seen[:, :12] > 0.4
+    moved = seen.copy()
+    moved[:, :12] = seen[:, :12].reshape(5, 3, 4)[:, [2, 0, 1]].reshape(5, 12)
+    for sorts in (True, False):
+        weights = dqn.weights_of(dqn.network(TIGHT, sorts=sorts))
+        model = dqn.with_weights(TIGHT, weights)
+        with torch.no_grad():
+            same = torch.equal(model(torch.from_numpy(seen)), model(torch.from_numpy(moved)))
+        assert same is sorts
