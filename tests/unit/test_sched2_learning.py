@@ -17,8 +17,9 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
-from skep_lab.learn import dqn, sched2_clone, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
-from skep_lab.learn import sched2_play, sched2_policy, sched2_teachers  # isort: skip  # noqa: E402
+from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_clone, sched2_teachers  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
 from skep_lab.simulator.build import ALL  # isort: skip  # noqa: E402

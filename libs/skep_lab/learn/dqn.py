@@ -413,7 +413,8 @@ class _Run:
         )
         given = torch.from_numpy(numbers).to(settings.device)
         wide, actions = drawn.seen.shape[1], drawn.may_then.shape[1]
-        seen, then, may_then, may, rest = given.split([wide, wide, actions, actions, 4], 1)
+        seen, then = given[:, :wide], given[:, wide : 2 * wide]
+        may_then, may, rest = given[:, 2 * wide :].tensor_split((actions, 2 * actions), 1)
         action, reward, keeps, weight = rest.unbind(1)
         action = action.long().unsqueeze(1)
         with torch.no_grad():

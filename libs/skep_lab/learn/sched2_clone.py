@@ -93,13 +93,14 @@ def clone(cloning: Cloning, seed: int) -> Iterator[Tensors]:
                 group["lr"] = cloning.rate * ((1.0 - update / updates) if last else 1.0)
             at = rng.integers(len(shown.taught), size=cloning.batch)
             optimiser.zero_grad()
-            _loss(model, Shown(*(each[at] for each in shown)), cloning).backward()  # type: ignore[no-untyped-call]
+            loss = _loss(model, Shown._make(each[at] for each in shown), cloning)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         weights = weights_of(model)
         yield weights
         if not last:
             more = _play(cloning, greedy(options, weights))
-            shown = Shown(*(np.concatenate(both) for both in zip(shown, more, strict=True)))
+            shown = _joined([shown, more])
 
 
 def _loss(model: nn.Module, shown: Shown, cloning: Cloning) -> torch.Tensor:
@@ -132,8 +133,13 @@ def _play(cloning: Cloning, act: Act) -> Shown:
         counts = ~over & (may.sum(1) > 1)
         rows.append((seen, may, taught, action, sight.reward * cloning.scale, keeps, counts))
         over |= sight.done
-    returned, made = np.zeros(len(over)), []
+    returned, made = np.zeros(len(over)), list[Shown]()
     for seen, may, taught, action, reward, keeps, counts in reversed(rows):
         returned = reward + keeps * returned
-        made.append([each[counts] for each in (seen, may, taught, action, returned)])
-    return Shown(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        all_of = (seen, may, taught, action, returned)
+        made.append(Shown._make(each[counts] for each in all_of))
+    return _joined(made)
+
+
+def _joined(parts: list[Shown]) -> Shown:
+    return Shown._make(np.concatenate(each) for each in zip(*parts, strict=True))

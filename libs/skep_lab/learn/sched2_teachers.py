@@ -1,6 +1,6 @@
-"""Two rules for SCHED²'s network to imitate: each chooses by what the network sees, and nothing else.
+"""Two rules that SCHED²'s network may imitate: they choose by what the network sees alone.
 
-They choose as `sched2_rules` does for the first J jobs, so an observation has all that `hold` needs.
+They choose as `sched2_rules` does for the first J jobs: an observation has all that `hold` needs.
 """
 
 from __future__ import annotations
