@@ -35,21 +35,20 @@ from skep_lab.measures.paired import paired
 
 GOES_ON = replace(
     BASE,
-    envs=30,
-    decisions=120,
+    envs=15,
+    decisions=75,
     batch=256,
     memory=240_000,
     horizon_s=7200.0,
     explores=1e-6,
     target_every=100,
-    rate=1e-4,
-    episodes=30,
-    tells=320,
+    episodes=15,
+    tells=300,
     sorts=True,
 )
-"""As the best candidate of `sched2_main`, but at a fifth of its rate, with the least exploration
-from the start, and a memory of whole episodes: those of `sched2_main` are all in the same phase,
-and its memory has a part of that phase only."""
+"""As the best candidate of `sched2_main`, but with the least exploration from the start, and a
+memory of whole episodes: there all environments are in the same phase of an episode, and the memory
+has a part of that phase only."""
 TRIES = {"plain": GOES_ON, "gap": replace(GOES_ON, gap=0.9)}
 AGAINST = {"saf, first 10, blocking": NAMES["saf"], "hold, first 10": NAMES["hold"]}
 
