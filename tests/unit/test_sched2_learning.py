@@ -18,7 +18,7 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
 from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
-from skep_lab.learn import sched2_clone, sched2_teachers  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_clone, sched2_teachers, sched2_why  # isort: skip  # noqa: E402
 from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
@@ -298,3 +298,20 @@ def test_a_network_that_sorts_nodes_has_no_place_for_each() -> None:
         with torch.no_grad():
             same = torch.equal(model(torch.from_numpy(seen)), model(torch.from_numpy(moved)))
         assert same is sorts
+
+
+def test_a_state_is_worth_the_starts_that_come_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sched2_why, "HORIZONS_H", (1.0, 1e9))
+    batch, rule = Batch(2, TIGHT), sched2_rules.NAMES["hold"]._replace(window=4)
+    batch.reset(np.array([3, 4]))
+    played = sched2_rules.play(rule, np.array([3, 4]), TIGHT)
+    every = (played.run / (played.ended - played.at)).sum(1)
+    rest = sched2_why.returns(batch, rule)
+    np.testing.assert_allclose(rest[:, 1], every)
+    act, earned = sched2_why.noisy(0.0, np.random.default_rng(0), batch), np.zeros(2)
+    for _ in range(40):
+        earned += batch.step(act(batch.sight.observation, batch.sight.mask)).reward
+    np.testing.assert_allclose(sched2_why.returns(batch, rule)[:, 1] + earned, every)
+    assert (sched2_why.returns(batch, rule)[:, 0] < every - earned).all()
+    batch.reset(np.array([3, 4]))
+    assert sched2_why.spread_instead(batch, act, 60, 1), "there are such decisions"
