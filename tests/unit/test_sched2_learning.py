@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
 from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
-from skep_lab.learn import sched2_clone, sched2_teachers, sched2_why  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_clone, sched2_clone_main  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_teachers, sched2_why  # isort: skip  # noqa: E402
 from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
@@ -315,3 +317,21 @@ def test_a_state_is_worth_the_starts_that_come_after_it(monkeypatch: pytest.Monk
     assert (sched2_why.returns(batch, rule)[:, 0] < every - earned).all()
     batch.reset(np.array([3, 4]))
     assert sched2_why.spread_instead(batch, act, 60, 1), "there are such decisions"
+
+
+def test_networks_are_judged_against_rules_trace_by_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = SMALL.environment
+    monkeypatch.setattr(sched2_clone_main, "REALISTIC", few)
+    monkeypatch.setattr(sched2_clone_main, "JUDGED", tuple(range(6)))
+    files = [tmp_path / f"{seed}.npz" for seed in (1, 2)]
+    for seed, file in enumerate(files):
+        torch.manual_seed(seed)
+        np.savez(file, **dqn.weights_of(dqn.network(few)))
+    assert sched2_clone_main.main(["judge", *map(str, files)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for measure in ("jct_s", "makespan_s", "effectiveness"):
+        rule = report[measure]["hold, first 10"]
+        assert rule["less"] == pytest.approx(np.mean(report[measure]["networks"]) - rule["base"])
+        assert rule["interval"][0] <= rule["less"] <= rule["interval"][1]
