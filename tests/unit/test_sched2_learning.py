@@ -328,7 +328,8 @@ def test_networks_are_judged_against_rules_trace_by_trace(
     files = [tmp_path / f"{seed}.npz" for seed in (1, 2)]
     for seed, file in enumerate(files):
         torch.manual_seed(seed)
-        np.savez(file, **dqn.weights_of(dqn.network(few)))
+        weights: dict[str, Any] = dqn.weights_of(dqn.network(few))
+        np.savez(file, **weights)
     assert sched2_clone_main.main(["judge", *map(str, files)]) == 0
     report = json.loads(capsys.readouterr().out)
     for measure in ("jct_s", "makespan_s", "effectiveness"):
