@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests import fast_env_kit  # noqa: E402, F401  before the fast environment
 from skep_lab.fast_env import sched2_rules  # isort: skip  # noqa: E402
 from skep_lab.fast_env.sched2 import Batch, Options  # isort: skip  # noqa: E402
 from skep_lab.learn import dqn, sched2_figures, sched2_judge  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_clone, sched2_clone_main  # isort: skip  # noqa: E402
+from skep_lab.learn import sched2_teachers, sched2_why  # isort: skip  # noqa: E402
 from skep_lab.learn import sched2_play, sched2_policy  # isort: skip  # noqa: E402
 from skep_lab.learn.progress import Saved  # isort: skip  # noqa: E402
 from skep_lab.learn.sched2_protocol import Setting  # isort: skip  # noqa: E402
@@ -114,7 +117,17 @@ def assert_same(left: Saved, right: Saved) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"double": True, "horizon_s": 3600.0, "reward": "waiting", "traces": ()}],
+    [
+        {},
+        {
+            "double": True,
+            "horizon_s": 3600.0,
+            "reward": "waiting",
+            "traces": (),
+            "gap": 0.5,
+            "sorts": True,
+        },
+    ],
     ids=["paper", "all options"],
 )
 def test_equal_seeds_give_equal_weights_stopped_and_resumed_or_not(more: dict[str, Any]) -> None:
@@ -239,3 +252,87 @@ def test_locality_is_reused_where_no_smaller_job_was_between(
     name: str, jobs: list[JobOutcome], wanted: float
 ) -> None:
     assert sched2_figures.reuse(result(*jobs)) == wanted, name
+
+
+@pytest.mark.parametrize("name, rule", [("hold", "hold"), ("saf", "saf")])
+def test_a_teacher_sees_enough_to_do_as_its_rule(name: str, rule: str) -> None:
+    seeds = np.array([3, 4])
+    wanted = sched2_rules.play(sched2_rules.NAMES[rule]._replace(window=4), seeds, TIGHT)
+    found = sched2_play.play(
+        lambda seen, _: sched2_teachers.choose(name, seen, TIGHT), seeds, TIGHT
+    )
+    np.testing.assert_array_equal(found.first, wanted.first)
+
+
+def test_a_clone_does_as_its_teacher_and_a_learner_goes_on_from_it() -> None:
+    cloning = sched2_clone.Cloning(
+        environment=SMALL.environment, traces=(0, 1, 2), rounds=2, updates=60, batch=64, sorts=True
+    )
+    rounds = list(sched2_clone.clone(cloning, 5))
+    again = list(sched2_clone.clone(cloning, 5))[-1]
+    for name, each in rounds[-1].items():
+        np.testing.assert_array_equal(each, again[name], err_msg=name)
+    same, act = [], sched2_play.greedy(cloning.environment, rounds[-1])
+
+    def compared(seen: Any, may: Any) -> Any:
+        chosen = act(seen, may)
+        real = may.sum(1) > 1
+        same.extend((chosen == sched2_teachers.choose("hold", seen, cloning.environment))[real])
+        return chosen
+
+    sched2_play.play(compared, np.array([0, 1, 2]), cloning.environment)
+    assert np.mean(same) > 0.9, (np.mean(same), len(same))
+    still = msgspec.structs.replace(SMALL, rate=0.0)
+    kept = [each.save() for each in dqn.train(still, 5, begins=rounds[-1])][-1].tensors
+    for name, each in rounds[-1].items():
+        np.testing.assert_array_equal(kept[f"model/{name}"], each, err_msg=name)
+
+
+def test_a_network_that_sorts_nodes_has_no_place_for_each() -> None:
+    torch.manual_seed(1)
+    seen = np.random.default_rng(2).random((5, 12 + 4 * 6 + 4)).astype(np.float32)
+    seen[:, :12] *= seen[:, :12] > 0.4
+    moved = seen.copy()
+    moved[:, :12] = seen[:, :12].reshape(5, 3, 4)[:, [2, 0, 1]].reshape(5, 12)
+    for sorts in (True, False):
+        weights = dqn.weights_of(dqn.network(TIGHT, sorts=sorts))
+        model = dqn.with_weights(TIGHT, weights)
+        with torch.no_grad():
+            same = torch.equal(model(torch.from_numpy(seen)), model(torch.from_numpy(moved)))
+        assert same is sorts
+
+
+def test_a_state_is_worth_the_starts_that_come_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sched2_why, "HORIZONS_H", (1.0, 1e9))
+    batch, rule = Batch(2, TIGHT), sched2_rules.NAMES["hold"]._replace(window=4)
+    batch.reset(np.array([3, 4]))
+    played = sched2_rules.play(rule, np.array([3, 4]), TIGHT)
+    every = (played.run / (played.ended - played.at)).sum(1)
+    rest = sched2_why.returns(batch, rule)
+    np.testing.assert_allclose(rest[:, 1], every)
+    act, earned = sched2_why.noisy(0.0, np.random.default_rng(0), batch), np.zeros(2)
+    for _ in range(40):
+        earned += batch.step(act(batch.sight.observation, batch.sight.mask)).reward
+    np.testing.assert_allclose(sched2_why.returns(batch, rule)[:, 1] + earned, every)
+    assert (sched2_why.returns(batch, rule)[:, 0] < every - earned).all()
+    batch.reset(np.array([3, 4]))
+    assert sched2_why.spread_instead(batch, act, 60, 1), "there are such decisions"
+
+
+def test_networks_are_judged_against_rules_trace_by_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = SMALL.environment
+    monkeypatch.setattr(sched2_clone_main, "REALISTIC", few)
+    monkeypatch.setattr(sched2_clone_main, "JUDGED", tuple(range(6)))
+    files = [tmp_path / f"{seed}.npz" for seed in (1, 2)]
+    for seed, file in enumerate(files):
+        torch.manual_seed(seed)
+        weights: dict[str, Any] = dqn.weights_of(dqn.network(few))
+        np.savez(file, **weights)
+    assert sched2_clone_main.main(["judge", *map(str, files)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for measure in ("jct_s", "makespan_s", "effectiveness"):
+        rule = report[measure]["hold, first 10"]
+        assert rule["less"] == pytest.approx(np.mean(report[measure]["networks"]) - rule["base"])
+        assert rule["interval"][0] <= rule["less"] <= rule["interval"][1]

@@ -35,9 +35,8 @@ from skep_lab.fast_env.arrays import JOB, NUM, Floats, Ints
 from skep_lab.fast_env.sched2 import STATISTICS, Batch, Options
 from skep_lab.learn.progress import Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.sched2_protocol import EPISODES, REALISTIC, TRAINING
+from skep_lab.learn.sched2_teachers import JOB_FEATURES
 
-JOB_FEATURES = 6
-"""k = 4 profiled times, GPUs, and the time that a job has waited."""
 HOUR_NS = 3600.0 * 1e9
 PRIORITY_LEAST = 1e-3
 """Added to each error, so that every transition can be drawn."""
@@ -45,6 +44,8 @@ BETA_FIRST = 0.4
 """Schaul et al., table 3: the correction of priorities begins with this, and ends with 1."""
 CLIP = 10.0
 """The largest norm of a gradient."""
+SORTS = "sorts"
+"""Weights have this if their network sees nodes by free GPUs."""
 UNKNOWN_VALUE = -1e9
 """The value of an action that is not possible."""
 
@@ -70,6 +71,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     count fully."""
     ahead: int = 5
     """Decisions whose rewards are added before the value of the state after them is estimated."""
+    gap: float = 0.0
+    """Above 0: an action is valued less once more by this part of what it loses against the best
+    one, so that losses become 1 / (1 - gap) times as large (Bellemare et al. 2016)."""
+    sorts: bool = False
+    """Whether the network sees nodes by free GPUs, instead of each in a place of its own."""
     double: bool = False
     """Whether the network chooses the action that the target network values."""
     rate: float = 5e-4
@@ -97,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "episodes, envs, ahead, batch, target_every and tells are 1 or more": min(counts) < 1,
             "gamma is from 0 to 1, and 0 or more are horizon_s and alpha": not 0 <= self.gamma <= 1
             or min(self.horizon_s, self.alpha) < 0,
+            "gap is from 0 to below 1": not 0 <= self.gap < 1,
             "epsilon_last and explores are from 0 to 1": not 0 <= self.epsilon_last <= 1
             or not 0 < self.explores <= 1,
             "decisions is a multiple of envs": self.decisions % self.envs != 0
@@ -114,11 +121,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Network(nn.Module):
     """Values of all actions: the same weights for every server (figure 6, equations 3 to 5)."""
 
-    def __init__(self, nodes: int, node_gpus: int, window: int) -> None:
+    def __init__(self, nodes: int, node_gpus: int, window: int, *, sorts: bool = False) -> None:
         """Take the sizes of the state; weights are torch's random ones."""
         super().__init__()
         self.nodes, self.node_gpus = nodes, node_gpus
         rest = window * JOB_FEATURES + STATISTICS
+        self._sorts = sorts
+        if sorts:
+            self.register_buffer(SORTS, torch.ones(()))
         self.server = nn.Sequential(
             nn.Linear(node_gpus, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()
         )
@@ -132,15 +142,20 @@ class Network(nn.Module):
         gpus = self.nodes * self.node_gpus
         left = seen[:, :gpus].reshape(-1, self.nodes, self.node_gpus)
         # A GPU that is taken for a minute more is seen as 0.016, a free one as 0: too alike.
-        servers = self.server(left + (left > 0.0))
+        left = left + (left > 0.0)
+        if self._sorts:
+            taken = (left > 0.0).sum(2) * 2.0 * self.node_gpus + left.sum(2)
+            order = taken.argsort(dim=1, stable=True)
+            left = left.gather(1, order.unsqueeze(2).expand_as(left))
+        servers = self.server(left)
         both = torch.cat([servers.flatten(1), self.jobs(seen[:, gpus:])], 1)
         made: Tensor = self.values(both)
         return made
 
 
-def network(options: Options) -> Network:
+def network(options: Options, *, sorts: bool = False) -> Network:
     """Return an untrained network for a setting."""
-    return Network(sum(options.nodes), options.node_gpus, options.window)
+    return Network(sum(options.nodes), options.node_gpus, options.window, sorts=sorts)
 
 
 def weights_of(model: nn.Module) -> dict[str, NDArray[Any]]:
@@ -155,7 +170,7 @@ def with_weights(options: Options, weights: Tensors) -> Network:
         options: The setting that they were trained in.
         weights: As from `weights_of`.
     """
-    made = network(options)
+    made = network(options, sorts=SORTS in weights)
     made.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in weights.items()})
     return made
 
@@ -199,6 +214,7 @@ class Drawn(NamedTuple):
     places: Ints
     seen: NDArray[np.float32]
     action: Ints
+    may: NDArray[np.bool_]
     reward: Floats
     """Added over the decisions ahead."""
     then: NDArray[np.float32]
@@ -276,6 +292,7 @@ class Memory:
             places=places,
             seen=self.seen[row, env].astype(np.float32),
             action=self.action[row, env].astype(np.int64),
+            may=self.may[row, env],
             reward=reward,
             then=self.seen[then, env].astype(np.float32),
             may_then=self.may[then, env],
@@ -293,11 +310,13 @@ class Memory:
 class _Run:
     """A training run: all that changes while it goes on."""
 
-    def __init__(self, settings: Settings, seed: int) -> None:
+    def __init__(self, settings: Settings, seed: int, begins: Tensors | None) -> None:
         torch.manual_seed(seed)
         self.settings, self.rng = settings, np.random.default_rng(seed)
-        self.model = network(settings.environment).to(settings.device)
-        self.target = network(settings.environment).to(settings.device)
+        options, sorts = settings.environment, settings.sorts
+        made = network(options, sorts=sorts) if begins is None else with_weights(options, begins)
+        self.model = made.to(settings.device)
+        self.target = network(options, sorts=SORTS in made.state_dict()).to(settings.device)
         self.target.load_state_dict(self.model.state_dict())
         self.optimiser = torch.optim.Adam(
             self.model.parameters(), lr=settings.rate, fused=settings.device == "cuda"
@@ -383,6 +402,7 @@ class _Run:
                 drawn.seen,
                 drawn.then,
                 drawn.may_then,
+                drawn.may,
                 drawn.action[:, None],
                 drawn.reward[:, None],
                 drawn.keeps[:, None],
@@ -394,17 +414,21 @@ class _Run:
         given = torch.from_numpy(numbers).to(settings.device)
         wide, actions = drawn.seen.shape[1], drawn.may_then.shape[1]
         seen, then = given[:, :wide], given[:, wide : 2 * wide]
-        may = given[:, 2 * wide : 2 * wide + actions]
-        action, reward, keeps, weight = given[:, 2 * wide + actions :].unbind(1)
+        may_then, may, rest = given[:, 2 * wide :].tensor_split((actions, 2 * actions), 1)
+        action, reward, keeps, weight = rest.unbind(1)
+        action = action.long().unsqueeze(1)
         with torch.no_grad():
-            after = self.target(then).masked_fill(may == 0.0, UNKNOWN_VALUE)
+            after = self.target(then).masked_fill(may_then == 0.0, UNKNOWN_VALUE)
             if settings.double:
-                choice = self.model(then).masked_fill(may == 0.0, UNKNOWN_VALUE).argmax(1, True)
-                best = after.gather(1, choice).squeeze(1)
+                choice = self.model(then).masked_fill(may_then == 0.0, UNKNOWN_VALUE)
+                best = after.gather(1, choice.argmax(1, True)).squeeze(1)
             else:
                 best = after.amax(1)
             wanted = reward + keeps * best
-        value = self.model(seen).gather(1, action.long().unsqueeze(1)).squeeze(1)
+            if settings.gap:
+                now = self.target(seen).masked_fill(may == 0.0, UNKNOWN_VALUE)
+                wanted -= settings.gap * (now.amax(1) - now.gather(1, action).squeeze(1))
+        value = self.model(seen).gather(1, action).squeeze(1)
         loss = (weight * nn.functional.smooth_l1_loss(value, wanted, reduction="none")).mean()
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -474,28 +498,31 @@ def _under(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     }
 
 
-def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator[Progress]:
+def train(
+    settings: Settings, seed: int, saved: Saved | None = None, begins: Tensors | None = None
+) -> Iterator[Progress]:
     """Train a network; equal arguments give equal weights, stopped and resumed or not.
 
     Args:
         settings: What it goes by.
         seed: Of weights, exploration and what is drawn from the memory.
         saved: What an earlier run with the same settings and seed had come to; None: nothing.
+        begins: Weights that the network begins with, as from `sched2_clone`; None: random ones.
 
     Yields:
         Progress in updates: episodes, loss, epsilon, and means over the episodes since then.
         `of` is an estimate until the last one.
     """
     torch.set_num_threads(1)
-    run = _Run(settings, seed)
+    run = _Run(settings, seed, begins)
     if saved is not None:
         run.load(saved)
     steps = settings.decisions // settings.envs
-    begins = max(settings.batch // settings.envs, settings.ahead) + 1
+    least = max(settings.batch // settings.envs, settings.ahead) + 1
     while run.episodes < settings.episodes:
         for _ in range(steps):
             run.step()
-        if run.memory.count <= begins:
+        if run.memory.count <= least:
             continue
         run.update()
         if run.updates % settings.tells == 0 or run.episodes >= settings.episodes:

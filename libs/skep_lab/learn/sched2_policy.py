@@ -26,9 +26,9 @@ from skep_lab.fast_env.arrays import JOB, Ints
 from skep_lab.fast_env.play import SpeedTable
 from skep_lab.fast_env.sched2 import HOUR, MINUTE, STATISTICS, Options
 from skep_lab.fast_env.sched2_rules import FIFO, LRF, RANDOM, SAF, SIF, SPF, Rule
-from skep_lab.learn.dqn import JOB_FEATURES
 from skep_lab.learn.sched2_play import Act
 from skep_lab.learn.sched2_protocol import MODELS
+from skep_lab.learn.sched2_teachers import JOB_FEATURES
 from skep_lab.simulator.build import uniform
 from skep_lab.traces.job import Trace, TraceJob
 
