@@ -12,8 +12,9 @@ from skep.wire.reasons import TEXT
 
 def sentence(said: AdviceFollowed) -> str:
     """Return which way a VC is planned, and why."""
-    planner = f"model {said.model[:12]}" if said.follows else f"rule {said.rule}"
-    return f"{said.vc} is planned by its {planner}: {TEXT[said.why]}"
+    if said.follows:
+        return f"{said.vc} is planned by its model {said.model[:12]}"
+    return f"{said.vc} is planned by its rule {said.rule}: {TEXT[said.why]}"
 
 
 def following_view(
@@ -40,13 +41,13 @@ def following_view(
                 "why": said.why,
                 "text": sentence(said),
                 "since": said.at,
-                "stage": _stage(stage) if stage is not None else None,
+                "stage": _stage(stage, said) if stage is not None else None,
             }
         )
     return found
 
 
-def _stage(stage: StageSet) -> dict[str, Any]:
+def _stage(stage: StageSet, said: AdviceFollowed) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "since": stage.at,
@@ -57,4 +58,24 @@ def _stage(stage: StageSet) -> dict[str, Any]:
         "gain_milli": stage.gain_milli,
         "low_milli": stage.low_milli,
         "high_milli": stage.high_milli,
+        "text": stage_sentence(stage, said),
     }
+
+
+def stage_sentence(stage: StageSet, said: AdviceFollowed) -> str:
+    """Return how far a model has come, and the figures that it rests on.
+
+    Args:
+        stage: The latest one.
+        said: How the VC is planned, which is told before it.
+    """
+    told = f"stage {stage.stage}"
+    if stage.why is not said.why:
+        told += f": {TEXT[stage.why]}"
+    if stage.decisions:
+        told += f"; agreed in {stage.agreed_milli / 10:.0f}% of {stage.decisions:,} decisions"
+    if stage.pairs:
+        low, high = stage.low_milli / 10, stage.high_milli / 10
+        gain = f"{stage.gain_milli / 10:+.1f}% ({low:+.1f} to {high:+.1f})"
+        told += f"; {gain} over {stage.pairs:,} comparisons"
+    return told
