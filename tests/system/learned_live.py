@@ -6,7 +6,7 @@ An embedded cluster has two VCs with the policy `learned`. Bursts of jobs come t
 the long ones first; some jobs are trainings in PyTorch. In `team` a model (by itself the network
 that evolution begins with, which places the shortest job first) comes from shadow to turns with
 `backfill`, and its blocks decide whether it is turned on. In `chance` a model of random weights
-begins beside `hold`, and must not be turned on. The advisor is killed meanwhile.
+begins beside `hold`, and must not be turned on. Advisor and trainer are killed meanwhile.
 
 Then files that are missing, damaged, not finite, of another schema or trained on another range take
 the model's place, and a model is retired while it acts: each has to lead to the rule, with a fact,
@@ -21,10 +21,13 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +36,7 @@ import numpy as np
 import safetensors.numpy
 
 from skep.learn.features import JOB_FEATURES
+from skep.learn.guard import BLOCKS_KEPT
 from skep.learn.modelfile import KEY, Header, Ranges, dump, name_of
 from skep.learn.net import random_weights
 from skep.wire import codec, subjects
@@ -41,7 +45,7 @@ from skep.wire.following import AdviceFollowed, BlockMeasured, StageSet
 from skep.wire.learned import LearnedAdvice, Sight
 from skep.wire.reasons import Reason
 from skep_lab.learn import evolve
-from tests.support.embedded import until
+from tests.support.embedded import Embedded, until
 from tests.system.introspect.live import Ears, Live, machine, running, under
 from tests.system.learned_waits import answers, summary, waits
 
@@ -53,17 +57,19 @@ VC_GPUS = 4
 NODES = [{"name": f"node-{number}", "gpus": VC_GPUS, "device": "cpu"} for number in (1, 2)]
 SEED = 0
 """Of random weights."""
-PERIOD_S, SHADOW_S = 12, 5
+PERIOD_S, SHADOW_S = 10, 5
 BURST_EVERY_S = PERIOD_S / 2
 """One burst of a period comes after its first quarter, which counts for neither."""
 SHORT_S = 0.3
-BURST = 2.8, 2.6, 2.4, 2.2, 1.2, 0.9, 0.6, 0.5, 0.4, 0.3, 0.3, 0.2
+BURST = 2.9, 2.7, 2.5, 2.3, 0.5, 0.2, 0.4, 0.3, 0.5, 0.2, 0.4, 0.3
 """Seconds. Under any order all of it is over before the next one comes."""
 KILLED_AFTER = 2, 5
 """Blocks of a switchback after which the advisor is killed."""
 WITHIN_S = 60.0
 VERDICT_WITHIN_S = 330.0
-"""Eight blocks and one period take 204 s, and the shadow half a minute."""
+"""Eight blocks and a period after them take 170 s, and the shadow half a minute."""
+CHANCE_S = 40.0
+"""For how much longer it is seen what becomes of random weights."""
 LATE_S = 20.0
 """A silent advisor is noticed after two seconds; a busy machine may take longer."""
 T = TypeVar("T")
@@ -183,6 +189,12 @@ class Study:
         """Return what was measured of a VC's model."""
         return [fact for fact in self.told.facts(BlockMeasured) if fact.vc == vc]
 
+    def verdict(self) -> StageSet | None:
+        """Return what came of the shadow and the turns of the model of `team`."""
+        told = self.stages(TEAM)
+        ends = (after for before, after in pairwise(told) if before.stage == "switchback")
+        return next(ends, None) or next((each for each in told if each.stage == "off"), None)
+
     def followed(self) -> list[AdviceFollowed]:
         """Return how `team` was planned."""
         return [fact for fact in self.told.facts(AdviceFollowed) if fact.vc == TEAM]
@@ -242,6 +254,49 @@ def options_of(vc: str, model: str) -> dict[str, Any]:
     return {"model": model, "rule": RULES[vc], **usual}
 
 
+class Trainer:
+    """`skep-trainer` beside the cluster, for the jobs of `team`; it is killed now and then."""
+
+    SETTINGS = ("generations=2", "population=2", "traces=1", "tuning=1", "every=1", "blocks=3")
+    """Little: its kernels are interpreted here, as to compile them takes a minute."""
+
+    def __init__(self, cluster: Embedded) -> None:
+        """Begin it."""
+        self._state = cluster.home / "trainer"
+        words = ["--vc", TEAM, "--every", "24", "--window", "24", "--poll", "2"]
+        words += [f"--set={each}" for each in self.SETTINGS]
+        self._command = [sys.executable, "-m", "skep_services.trainer", *words]
+        self._environment = {**cluster.environment, "NUMBA_DISABLE_JIT": "1"}
+        self.ended, self.kills = list[int](), 0
+        """How those ended that ended by themselves."""
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, env=self._environment, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def kill(self) -> None:
+        """Kill it, and begin another one."""
+        self.end()
+        self.kills += 1
+        self._process = self._begin()
+
+    def end(self) -> None:
+        """Kill it."""
+        if self._process.poll() is not None:
+            self.ended.append(self._process.returncode)
+        self._process.kill()
+        self._process.wait()
+
+    def report(self) -> dict[str, Any]:
+        """Return what came of its rounds."""
+        kept = self._state / "trainer.json"
+        rounds = json.loads(kept.read_text())["rounds"] if kept.exists() else []
+        outcomes = [each["outcome"] for each in rounds]
+        return {"kills": self.kills, "ended": self.ended, "rounds": outcomes}
+
+
 class Bursts:
     """Hands in a burst of jobs in every VC, again and again, in a thread."""
 
@@ -280,50 +335,47 @@ class Bursts:
             self._wrong = f"burst {self.count}: {error}"
 
 
-def rise(study: Study, torch: int) -> None:
+def rise(study: Study, trainer: Trainer, torch: int) -> None:
     """Have the models come from shadow to turns, and see what their blocks come to."""
     began, killed, seen = time.monotonic(), 0, list[int]()
 
     def left_s() -> float:
         return max(VERDICT_WITHIN_S - (time.monotonic() - began), 1.0)
 
-    def verdict() -> StageSet | None:
+    def so_far(blocks: int) -> bool:
         for known in study.blocks(TEAM)[len(seen) :]:
             seen.append(known.block)
-            say(
-                f"block {known.block}: {known.by_model} and {known.by_rule} jobs, {known.gain_milli}"
-            )
-        told = [fact.stage for fact in study.stages(TEAM)]
-        ends = told.index("switchback") + 1 if "switchback" in told else len(told)
-        if "off" in told[:ends]:
-            ends = told.index("off")
-        return next(iter(study.stages(TEAM)[ends:]), None)
+            jobs = f"{known.by_model} and {known.by_rule} jobs"
+            say(f"block {known.block}: {jobs}, {known.gain_milli / 10:+.1f}%")
+        return study.verdict() is not None or len(seen) >= blocks
 
     study.trains("shadow", torch)
     with Bursts(study, "rise") as bursts:
         until(lambda: bursts.count, "a burst", WITHIN_S)
         study.kill_advisor()
-        say("the advisor was killed in shadow")
+        trainer.kill()
+        say("advisor and trainer were killed in shadow")
         for blocks in KILLED_AFTER:
-            until(
-                lambda blocks=blocks: verdict() or len(study.blocks(TEAM)) >= blocks,  # type: ignore[misc]
-                f"{blocks} blocks",
-                left_s(),
-            )
-            if verdict() is None:
+            until(partial(so_far, blocks), f"{blocks} blocks", left_s())
+            if study.verdict() is None:
                 study.kill_advisor()
+                trainer.kill()
                 killed += 1
-                say(f"the advisor was killed after {blocks} blocks")
+                say(f"advisor and trainer were killed after {blocks} blocks")
         try:
-            until(verdict, "a verdict", left_s())
+            until(partial(so_far, BLOCKS_KEPT), "a verdict", left_s())
         except TimeoutError as error:
             say(str(error))
+        chance_until = time.monotonic() + min(CHANCE_S, left_s())
         until(
-            lambda: {each.stage for each in study.stages(CHANCE)} & {"on", "off"} or left_s() <= 1,
+            lambda: (
+                {each.stage for each in study.stages(CHANCE)} & {"on", "off"}
+                or time.monotonic() > chance_until
+            ),
             "a verdict on random weights",
-            WITHIN_S + left_s(),
+            2 * CHANCE_S,
         )
-    found = verdict()
+    found = study.verdict()
     say(f"verdict after {time.monotonic() - began:.0f} s: {found}")
     heard = [each.message for each in study.told.seen]
     advised = [each for each in heard if isinstance(each, Sight | LearnedAdvice)]
@@ -404,6 +456,7 @@ def silence(study: Study, good: str, torch: int) -> None:
     study.when(lambda fact: fact.follows, "the model acts after a stop", since + 1)
     placed, stages = [], len(study.stages(TEAM))
     for number in range(3):
+        until(lambda: study.followed()[-1].follows, "the model acts", WITHIN_S)
         pid = study.cluster.entry("advisor")["pid"]
         study.cluster.kill("advisor")
         placed.append(study.begins(f"killed-{number}"))
@@ -448,6 +501,8 @@ def wrong(report: Mapping[str, Any], named: str) -> list[str]:
         numbers, starts = [each[0] for each in blocks], [each[0] for each in blocks].count(0)
         if starts == 1 and numbers != list(range(len(numbers))):
             found.append(f"blocks of {vc} are lost: {numbers}")
+    if report["trainer"]["ended"]:
+        found.append(f"the trainer ended by itself: {report['trainer']}")
     if any(each["placed"] for each in report["sabotage"].values()):
         found.append("a sabotaged model placed jobs")
     placed = report["silence"]["placed_s_stopped"], *report["silence"]["placed_s_killed"]
@@ -473,7 +528,12 @@ def main() -> int:
         study = Study(live, told, models)
         study.put(good)
         study.put(chance)
-        rise(study, given.torch)
+        trainer = Trainer(live.cluster)
+        try:
+            rise(study, trainer, given.torch)
+        finally:
+            trainer.end()
+        study.report["trainer"] = trainer.report()
         sabotage(study, good)
         silence(study, models[TEAM], given.torch)
         ends(study)
