@@ -100,7 +100,7 @@ def sabotaged(good: bytes) -> dict[str, tuple[str, bytes | None, tuple[Reason, .
     return {
         "missing": ("0" * 64, None, none),
         "not finite": (name_of(nan), nan, none),
-        "damaged": (name_of(good[:-1] + b"?"), bytes(damaged), none),
+        "damaged": (name_of(good + b"?"), bytes(damaged), none),
         "another schema": (name_of(other), other, none),
         "another range": (name_of(beyond), beyond, (Reason.BEYOND_TRAINING,)),
         "overflows": (
