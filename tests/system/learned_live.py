@@ -439,9 +439,9 @@ def sabotage(study: Study, good: bytes) -> None:
 def silence(study: Study, good: str, torch: int) -> None:
     """Stop and kill the advisor while its model acts: jobs begin all the same."""
     study.acts(good)
-    placed = study.placed_by(good)
+    before = study.placed_by(good)
     study.trains("acts", torch)
-    study.report["trainings_placed"] = study.placed_by(good) - placed
+    study.report["trainings_placed"] = study.placed_by(good) - before
     found: dict[str, Any] = {"placed_s_before": study.begins("before")}
     pid = study.cluster.entry("advisor")["pid"]
     since = len(study.followed())
