@@ -57,11 +57,11 @@ VC_GPUS = 4
 NODES = [{"name": f"node-{number}", "gpus": VC_GPUS, "device": "cpu"} for number in (1, 2)]
 SEED = 0
 """Of random weights."""
-PERIOD_S, SHADOW_S = 11, 5
+PERIOD_S, SHADOW_S = 10, 5
 BURST_EVERY_S = PERIOD_S / 2
 """One burst of a period comes after its first quarter, which counts for neither."""
 SHORT_S = 0.3
-BURST = 3.7, 3.6, 3.4, 3.3, 0.5, 0.2, 0.4, 0.3, 0.5, 0.3
+BURST = 3.3, 3.2, 3.1, 3.0, 0.5, 0.2, 0.4, 0.3, 0.5, 0.3
 """Seconds. Under any order all of it is over before the next one comes."""
 KILLED_AFTER = 3
 """Blocks of a switchback after which the advisor is killed: its block is spoilt, and counts."""
@@ -69,7 +69,7 @@ WITHIN_S = 60.0
 TRAINED_S = 180.0
 """To import PyTorch and make 20 steps takes a minute on a machine that is far too busy."""
 VERDICT_WITHIN_S = 330.0
-"""Eight blocks and a period after them take 187 s, and the shadow half a minute."""
+"""Eight blocks and a period after them take 170 s, 250 s where the first ones are longer."""
 CHANCE_S = 40.0
 """For how much longer it is seen what becomes of random weights."""
 LATE_S = 20.0
