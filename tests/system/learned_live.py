@@ -10,9 +10,9 @@ begins beside `hold`, and must not be turned on. Advisor and trainer are killed 
 
 Then files that are missing, damaged, not finite, of another schema or trained on another range take
 the model's place, and a model is retired while it acts: each has to lead to the rule, with a fact,
-and none of them may ever be followed. The advisor is stopped and killed while a model acts: jobs
+and none of them may place a job. The advisor is stopped and killed while a model acts: jobs
 begin all the same. In the end every job has succeeded, and the decisions of the log are made again.
-Takes six minutes. Prints JSON; exits 1 if anything failed.
+Takes eight minutes (`docs/experiments/learned-live.md`). Prints JSON; exits 1 if anything failed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
@@ -442,7 +441,6 @@ def test_a_job_that_waits_is_told_who_plans_its_vc() -> None:
 
 
 def test_a_stage_tells_its_figures_and_no_reason_twice() -> None:
-    said = AdviceFollowed(vc="nlp", follows=True, why=Reason.ADVISED, at=at(9), model=MODEL)
     stage = StageSet(
         vc="nlp",
         model=MODEL,
@@ -456,13 +454,12 @@ def test_a_stage_tells_its_figures_and_no_reason_twice() -> None:
         low_milli=-40,
         high_milli=16,
     )
-    assert stage_sentence(stage, said) == (
+    assert stage_sentence(stage) == (
         "stage switchback: nothing that it would have done in shadow looks worse; "
         "agreed in 50% of 1,200 decisions; -1.2% (-4.0 to +1.6) over 10 comparisons"
     )
-    watched = replace(said, follows=False, why=Reason.STAGE_SHADOW, rule="hold")
     begun = StageSet(vc="nlp", model=MODEL, stage="shadow", why=Reason.STAGE_SHADOW, at=at(8))
-    assert stage_sentence(begun, watched) == "stage shadow"
+    assert stage_sentence(begun) == "stage shadow"
 
 
 def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:

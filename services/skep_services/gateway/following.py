@@ -7,7 +7,7 @@ from typing import Any
 
 from skep.ledger.state import ClusterState
 from skep.wire.following import AdviceFollowed, StageSet
-from skep.wire.reasons import TEXT
+from skep.wire.reasons import TEXT, Reason
 
 
 def sentence(said: AdviceFollowed) -> str:
@@ -41,13 +41,13 @@ def following_view(
                 "why": said.why,
                 "text": sentence(said),
                 "since": said.at,
-                "stage": _stage(stage, said) if stage is not None else None,
+                "stage": _stage(stage) if stage is not None else None,
             }
         )
     return found
 
 
-def _stage(stage: StageSet, said: AdviceFollowed) -> dict[str, Any]:
+def _stage(stage: StageSet) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "since": stage.at,
@@ -58,19 +58,14 @@ def _stage(stage: StageSet, said: AdviceFollowed) -> dict[str, Any]:
         "gain_milli": stage.gain_milli,
         "low_milli": stage.low_milli,
         "high_milli": stage.high_milli,
-        "text": stage_sentence(stage, said),
+        "text": stage_sentence(stage),
     }
 
 
-def stage_sentence(stage: StageSet, said: AdviceFollowed) -> str:
-    """Return how far a model has come, and the figures that it rests on.
-
-    Args:
-        stage: The latest one.
-        said: How the VC is planned, which is told before it.
-    """
+def stage_sentence(stage: StageSet) -> str:
+    """Return how far a model has come, and the figures that it rests on."""
     told = f"stage {stage.stage}"
-    if stage.why is not said.why:
+    if stage.why is not Reason.STAGE_SHADOW:  # That is why the rule plans: it was told.
         told += f": {TEXT[stage.why]}"
     if stage.decisions:
         told += f"; agreed in {stage.agreed_milli / 10:.0f}% of {stage.decisions:,} decisions"
