@@ -1,6 +1,7 @@
 """What a node keeps for its jobs: checkpoints, room in the host's memory, and no leaks."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from skep.machines.agent import PublishEvent, StartRank, SweepDevices, TellRank
 from skep.wire import talk
 from skep.wire.node import MemberExited, Outcome
 from skep_services.adapters.devices import CpuSlots, DeviceProcess, DeviceState
-from skep_services.agent import calls, checkpoints, memory
+from skep_services.agent import calls, checkpoints, memory, mps
 from skep_services.agent.checkpoints import Checkpoints, checkpoints_dir
 from skep_services.agent.environment import run_plan
 from skep_services.agent.sweep import leaks
@@ -166,15 +167,45 @@ async def test_where_no_checkpoint_can_be_kept_nothing_starts(tmp_path: Path) ->
     assert hands.runtime.plans == []
 
 
-def test_who_holds_memory_of_a_device_that_a_job_left_is_named() -> None:
+def test_who_holds_memory_of_a_device_that_a_job_left_is_named(tmp_path: Path) -> None:
     own = DeviceProcess(os.getpid(), 4096)
     seen = (DeviceState(0, processes=(own,)), DeviceState(1, processes=(own,)))
-    (text,) = leaks(seen, (0,), "j1", 1)
+    (text,) = leaks(seen, (0,), "j1", 1, state=tmp_path)
     assert text.startswith(f"process {os.getpid()} (")
     assert text.endswith("of no run, holds 4096 bytes of device 0")
-    assert leaks(seen, (2,), "j1", 1) == []
-    (text,) = leaks((DeviceState(0, processes=(DeviceProcess(os.getpid()),)),), (0,), "j1", 1)
+    assert leaks(seen, (2,), "j1", 1, state=tmp_path) == []
+    (text,) = leaks(
+        (DeviceState(0, processes=(DeviceProcess(os.getpid()),)),), (0,), "j1", 1, state=tmp_path
+    )
     assert text.endswith("holds memory of device 0")
+
+
+@pytest.mark.parametrize(
+    "name, environ, named",
+    [
+        ("cat", {"SKEP_RUN": "j1.1.0", "SKEP_NODE_STATE": "ours"}, True),
+        ("cat", {"SKEP_RUN": "j1.1.0"}, True),
+        ("cat", {"SKEP_RUN": "j1.1.0", "SKEP_NODE_STATE": "another"}, False),
+        ("cat", {"SKEP_RUN": "j1.2.0", "SKEP_NODE_STATE": "ours"}, False),
+        (mps.SERVER, {mps.PIPES: "ours/mps/pipe"}, False),
+        (mps.SERVER, {mps.PIPES: "another/mps/pipe"}, True),
+        ("cat", {mps.PIPES: "ours/mps/pipe"}, True),
+    ],
+)
+def test_what_is_on_a_device_by_right_is_not_left_behind(
+    tmp_path: Path, name: str, environ: dict[str, str], named: bool
+) -> None:
+    told = {key: value.replace("ours", str(tmp_path)) for key, value in environ.items()}
+    with subprocess.Popen(
+        [name], executable="cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdout.read(1)  # Its environment is not told while it begins.
+        seen = (DeviceState(0, processes=(DeviceProcess(process.pid, 7),)),)
+        assert len(leaks(seen, (0,), "j1", 1, state=tmp_path)) == named
+        process.stdin.close()
 
 
 @pytest.mark.asyncio

@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 
 from skep.units import Duration, Instant, after, seconds
+from skep.wire import subjects
 from skep.wire.admin import DrainNode
 from skep.wire.advice import JobAdvice, QueueAdvice
 from skep.wire.codec import Submission
 from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.following import AdviceFollowed, StageSet
 from skep.wire.node import Outcome
-from skep.wire.reasons import Reason
+from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SizeHint
 from skep_services.gateway.cells import vcs_view
+from skep_services.gateway.following import stage_sentence
 from skep_services.gateway.live import RATES_FRESH_FOR, Live, age_s
 from skep_services.gateway.rows import State
 from skep_services.gateway.texts import describe, describe_finding, describe_node
 from skep_services.gateway.views import gpus_view, nodes_view
 from skep_services.gateway.why import explain
-from tests.gateway_kit import Cluster, job_of, texts
+from tests.gateway_kit import Cluster, facts, job_of, texts
 from tests.kit import T0, at, heartbeat, joined, spec
 
 NOW = at(100)
@@ -417,6 +420,46 @@ def test_gpus_hide_other_tenants_jobs_but_not_that_they_are_taken() -> None:
         None,
         None,
     )
+
+
+MODEL = "ab" * 32
+
+
+def test_a_job_that_waits_is_told_who_plans_its_vc() -> None:
+    cluster = cluster_of(gpus=2)
+    cluster.submit(spec(gpus=2))
+    waits = cluster.submit(spec(gpus=1))
+    said = AdviceFollowed(
+        vc="nlp", follows=False, why=Reason.ADVICE_LATE, at=at(9), model=MODEL, rule="hold"
+    )
+    cluster.tell(subjects.ALLOC, facts("allocator", said, second=9))
+    assert reasons(why(cluster, waits))[-1] == (
+        "advice-late",
+        f"nlp is planned by its rule hold: {TEXT[Reason.ADVICE_LATE]}",
+        "",
+    )
+
+
+def test_a_stage_tells_its_figures_and_no_reason_twice() -> None:
+    stage = StageSet(
+        vc="nlp",
+        model=MODEL,
+        stage="switchback",
+        why=Reason.SHADOW_PASSED,
+        at=at(8),
+        decisions=1200,
+        agreed_milli=500,
+        pairs=10,
+        gain_milli=-12,
+        low_milli=-40,
+        high_milli=16,
+    )
+    assert stage_sentence(stage) == (
+        "stage switchback: nothing that it would have done in shadow looks worse; "
+        "agreed in 50% of 1,200 decisions; -1.2% (-4.0 to +1.6) over 10 comparisons"
+    )
+    begun = StageSet(vc="nlp", model=MODEL, stage="shadow", why=Reason.STAGE_SHADOW, at=at(8))
+    assert stage_sentence(begun) == "stage shadow"
 
 
 def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:

@@ -42,6 +42,7 @@ def test_only_a_job_that_its_nodes_would_hold_turns_a_vc_to_its_rule() -> None:
     plan = policy.plan(advised(runs, no_room, young))
     assert plan.following == Following(model=True, why=Reason.ADVISED)
     assert plan.look_at == after(NOW, seconds(15)), "and not at once again and again"
+    assert plan.behind is Reason.WAITS_FOR_GPUS, "the model would hold nothing back"
     fits = since(job("j3", 8, workers=2), 100)
     plan = policy.plan(advised(runs, no_room, fits, young))
     assert plan.following == Following(model=False, why=Reason.WAITED_TOO_LONG)

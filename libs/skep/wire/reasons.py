@@ -501,9 +501,9 @@ TEXT: dict[Reason, str] = {
     Reason.STAGE_SWITCHBACK: "the model and the rule take turns",
     Reason.SHADOW_PASSED: "nothing that it would have done in shadow looks worse",
     Reason.NOT_WORSE: "in turns with the rule the model was not worse",
-    Reason.MEASURED_REGRESSION: "in turns with the rule the model was worse",
+    Reason.MEASURED_REGRESSION: "the model was measured to be worse than the rule",
     Reason.FAULTS_REPEATED: "its advice could not be followed too often",
-    Reason.COOLED_DOWN: "it may be tried again",
+    Reason.COOLED_DOWN: "after a while without it, the model may be tried again",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

@@ -234,7 +234,7 @@ class AgentCalls:
         """Name the processes that still hold memory of devices that a part has left."""
         seen = await asyncio.to_thread(self._devices.look)
         whose = command.job, command.attempt
-        for text in leaks(seen, command.devices, *whose, command.shared):
+        for text in leaks(seen, command.devices, *whose, command.shared, state=self._state):
             log.warning("after %s attempt %d: %s", command.job, command.attempt, text)
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:

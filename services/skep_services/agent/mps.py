@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +26,27 @@ log = logging.getLogger(__name__)
 
 SETTING = "SKEP_MPS"
 PROGRAM = "nvidia-cuda-mps-control"
+SERVER = "nvidia-cuda-mps-server"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PATIENCE_S = 10.0
 """The control daemon answers within milliseconds; its start takes less than a second."""
 OUTPUT_CHARACTERS_MAX = 200
+
+
+def is_server(command_line: str, environ: Mapping[bytes, bytes], state: Path) -> bool:
+    """Return whether a process is the server that the daemon of an agent keeps on its devices.
+
+    Args:
+        command_line: With what it was executed.
+        environ: Its environment.
+        state: The agent's state folder.
+    """
+    ours = environ.get(PIPES.encode()) == os.fsencode(_folder(state) / "pipe")
+    return ours and Path(command_line.partition(" ")[0]).name == SERVER
+
+
+def _folder(state: Path) -> Path:
+    return state / "mps"
 
 
 class Mps:
@@ -55,9 +74,9 @@ class Mps:
             self.trouble = f"the devices of this node are {device}, not cuda"
         self._search = environment.get("PATH", "")
         self._program = ""
-        self._folder = state / "mps"
+        self._folder = _folder(state)
         self._folders = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
+            PIPES: str(self._folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder / "log"),
         }
 

@@ -34,6 +34,10 @@ RUN_VARIABLE_BEFORE = "SKEP_TOKEN"
 """What names its run in a process's environment, and what did up to version 0.1. The second is
 also the variable of a user's credential, so only what has the form of a run's name is taken."""
 
+NODE_VARIABLE = "SKEP_NODE_STATE"
+"""What names the state folder of the agent that started a process: runs of two clusters on one
+machine have the same names."""
+
 
 class Process(NamedTuple):
     """One process: its identity (`pid`, `ticks`), parent, process group and session."""

@@ -32,9 +32,6 @@ from skep_services.agent.runner_launch import NotStarted, launch, not_written, s
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
 
-NODE_VARIABLE = "SKEP_NODE_STATE"
-"""Names the node's state folder in the environment of every process of a run."""
-
 RUNS_MAX = 65_536
 """Runs known at once, ended ones included. An agent forgets ends as soon as they are durable."""
 
@@ -464,7 +461,7 @@ class Holder:
 
     def _token(self, pid: int) -> str | None:
         environ = proc.environ(pid)
-        if environ.get(NODE_VARIABLE.encode()) != os.fsencode(self.state):
+        if environ.get(proc.NODE_VARIABLE.encode()) != os.fsencode(self.state):
             return None
         return proc.run_named(environ) or None
 
@@ -478,7 +475,7 @@ class Holder:
         trouble = script_trouble(plan["script"], plan["workdir"])
         if trouble is not None:
             return NotStarted(trouble)
-        env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], NODE_VARIABLE: self.state}
+        env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], proc.NODE_VARIABLE: self.state}
         output = log.open_for_process()
         try:
             with proc.marked(known.mark):

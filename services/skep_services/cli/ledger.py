@@ -51,7 +51,9 @@ def run_ledger(arguments: Namespace) -> int:
         return exits.OK
     answer = client.get(path)
     for each in answer.get("following", ()):
-        say(f"{each['text']} (since {clock_time(each['since'])}){_stage(each['stage'])}")
+        say(f"{each['text']} (since {clock_time(each['since'])})")
+        if stage := each["stage"]:
+            say(f"  {stage['text']} (since {clock_time(stage['since'])})")
     if not answer["total"]:
         say("no trials")
         return exits.OK
@@ -69,18 +71,6 @@ def run_ledger(arguments: Namespace) -> int:
     if answer["forgotten"]:
         say(f"{answer['forgotten']} older trials are not counted here")
     return exits.OK
-
-
-def _stage(stage: dict[str, Any] | None) -> str:
-    """Return how far a model has come, and the figures that it rests on."""
-    if stage is None:
-        return ""
-    told = f"; stage {stage['stage']} since {clock_time(stage['since'])}, {stage['why']}"
-    if stage["decisions"]:
-        told += f": agreed in {stage['agreed_milli'] / 10:.0f}% of {stage['decisions']:,} decisions"
-    if stage["pairs"]:
-        told += f": {gain(stage)} over {stage['pairs']} comparisons"
-    return told
 
 
 def trial_columns(trials: list[dict[str, Any]]) -> list[Column]:

@@ -23,7 +23,6 @@ from skep.ids import job_of
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.following import following_view
 from skep_services.gateway.holders import counted
 from skep_services.gateway.rows import PLACED, State
 from skep_services.gateway.texts import alarm_text
@@ -207,16 +206,10 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             "policy": config.policy,
             "options": config.options,
             **counts[name],
-            **({"following": said} if (said := _following(fold, name)) else {}),
         }
         for name, config in sorted(cluster.vcs.items())
         if vc in {"", name}
     ]
-
-
-def _following(fold: Fold, vc: str) -> Plain | None:
-    """Return whether a VC with a model follows it; None: it has none."""
-    return next(iter(following_view(fold.state, {}, vc)), None)
 
 
 def usage_view(cells: Cells, rows: list[Plain], vc: str) -> list[Plain]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
+from skep.wire.following import StageSet
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
@@ -28,6 +29,7 @@ from skep_services.gateway.cells import (
     usage_view,
     vcs_view,
 )
+from skep_services.gateway.following import following_view
 from skep_services.gateway.frozen import frozen
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
@@ -72,10 +74,16 @@ class Cluster:
     """The handlers."""
 
     def __init__(
-        self, indexer: Indexer, submitter: Submitter, health: Health, metrics: Metrics, clock: Clock
+        self,
+        indexer: Indexer,
+        submitter: Submitter,
+        health: Health,
+        metrics: Metrics,
+        clock: Clock,
+        stages: Mapping[tuple[str, str], StageSet],
     ) -> None:
         self._indexer, self._submitter, self._health = indexer, submitter, health
-        self._metrics, self._clock = metrics, clock
+        self._metrics, self._clock, self._stages = metrics, clock, stages
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -137,7 +145,16 @@ class Cluster:
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""
         fold, vc = self._indexer.fold, caller_of(request).vc
-        return json_response({"vcs": vcs_view(fold, vc), "alarms": alarms_view(fold, vc)})
+        return json_response({"vcs": self._vcs(vc), "alarms": alarms_view(fold, vc)})
+
+    def _vcs(self, vc: str) -> list[dict[str, Any]]:
+        """Return the virtual clusters, and whether those with a model follow it."""
+        fold = self._indexer.fold
+        said = {one["vc"]: one for one in following_view(fold.state, self._stages, vc)}
+        return [
+            row | ({"following": said[row["vc"]]} if row["vc"] in said else {})
+            for row in vcs_view(fold, vc)
+        ]
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
         """Answer one virtual cluster's cells: where they are and the jobs inside.
@@ -146,7 +163,7 @@ class Cluster:
             ApiError: There is no such virtual cluster, or the caller may not see it (404).
         """
         name, vc = request.match_info["vc"], caller_of(request).vc
-        rows = [one for one in vcs_view(self._indexer.fold, vc) if one["vc"] == name]
+        rows = [one for one in self._vcs(vc) if one["vc"] == name]
         if not rows:
             raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
         cells = self._frozen()
@@ -155,7 +172,7 @@ class Cluster:
     async def usages(self, request: web.Request) -> web.StreamResponse:
         """Answer every virtual cluster's cells."""
         fold, vc = self._indexer.fold, caller_of(request).vc
-        rows, alarms, cells = vcs_view(fold, vc), alarms_view(fold, vc), self._frozen()
+        rows, alarms, cells = self._vcs(vc), alarms_view(fold, vc), self._frozen()
         return raw_response(
             await _apart(lambda: {"vcs": usage_view(cells, rows, vc), "alarms": alarms})
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 from skep.ledger.state import ClusterState
 from skep.wire.following import AdviceFollowed, StageSet
-from skep.wire.reasons import TEXT
+from skep.wire.reasons import TEXT, Reason
 
 
 def sentence(said: AdviceFollowed) -> str:
     """Return which way a VC is planned, and why."""
-    planner = f"model {said.model[:12]}" if said.follows else f"rule {said.rule}"
-    return f"{said.vc} is planned by its {planner}: {TEXT[said.why]}"
+    if said.follows:
+        return f"{said.vc} is planned by its model {said.model[:12]}"
+    return f"{said.vc} is planned by its rule {said.rule}: {TEXT[said.why]}"
 
 
 def following_view(
@@ -57,4 +58,19 @@ def _stage(stage: StageSet) -> dict[str, Any]:
         "gain_milli": stage.gain_milli,
         "low_milli": stage.low_milli,
         "high_milli": stage.high_milli,
+        "text": stage_sentence(stage),
     }
+
+
+def stage_sentence(stage: StageSet) -> str:
+    """Return how far a model has come, and the figures that it rests on."""
+    told = f"stage {stage.stage}"
+    if stage.why is not Reason.STAGE_SHADOW:  # That is why the rule plans: it was told.
+        told += f": {TEXT[stage.why]}"
+    if stage.decisions:
+        told += f"; agreed in {stage.agreed_milli / 10:.0f}% of {stage.decisions:,} decisions"
+    if stage.pairs:
+        low, high = stage.low_milli / 10, stage.high_milli / 10
+        gain = f"{stage.gain_milli / 10:+.1f}% ({low:+.1f} to {high:+.1f})"
+        told += f"; {gain} over {stage.pairs:,} comparisons"
+    return told

@@ -218,7 +218,7 @@ class Gateway:
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
         health = Health(self._bus, indexer, clock)
-        cluster = Cluster(indexer, submitter, health, metrics, clock)
+        cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(

@@ -45,7 +45,7 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
         case State.QUEUED:
             reasons, would_change = _queued(job, fold, live, now)
             said = fold.state.followed.get(row.vc)
-            if said is not None and row.class_in_force == GUARANTEED_CLASS:
+            if said is not None and row.service_class == GUARANTEED_CLASS:
                 reasons.append(_said(said.why.value, sentence(said)))
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)

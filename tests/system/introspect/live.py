@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import nats
 
@@ -149,7 +149,7 @@ class Ears:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), daemon=True)
 
-    def __enter__(self) -> Ears:
+    def __enter__(self) -> Self:
         self._thread.start()
         if not self._ready.wait(PATIENCE_S):
             text = "the bus cannot be heard"

@@ -316,7 +316,13 @@ def follow(view: VcView, advised: LearnedAdvice) -> Plan:
             holds.append(Withheld(job.job, Reason.HELD_FOR_LOCALITY))
         else:
             turns.append(turn)
-    return Plan(turns=tuple(turns), strict=False, actions=actions, holds=tuple(holds))
+    return Plan(
+        turns=tuple(turns),
+        strict=False,
+        actions=actions,
+        holds=tuple(holds),
+        behind=Reason.WAITS_FOR_GPUS,
+    )
 
 
 def _resizes(capacity: FreeCapacity, known: list[tuple[JobView, AdvisedMove]]) -> Iterator[Resize]:
