@@ -1,9 +1,9 @@
 """Evolution of a set network that begins as a rule: CMA-ES on the weights that a rule would set.
 
 A generation draws networks around the present one, plays all of them on the same traces (common
-random numbers), and moves towards those with the least mean loss. The loss of a trace is the
-logarithm of mean JCT over that under the rule that evolution began with; what is above 0 counts
-WORSE times more, so that one family of traces is not made worse for the sake of another. Nothing is
+random numbers), and moves towards those with the least loss. That of a family of traces is the
+mean logarithm of mean JCT over that under the rule that evolution began with; what is above 0
+counts WORSE times more, so that no family is made worse for the sake of another. Nothing is
 assigned to single decisions: what a long queue costs later counts by itself.
 
 The weights that evolve are those of `skip`, a score that is linear in the features of a candidate.
@@ -81,12 +81,12 @@ class Settings(NamedTuple):
 
     generations: Count = 40
     population: Annotated[int, msgspec.Meta(ge=2)] = 12
-    traces: Count = 12
+    traces: Annotated[int, msgspec.Meta(ge=3)] = 24
     """Of each generation; every network plays all of them."""
     sigma: float = 0.3
-    tuning: Annotated[int, msgspec.Meta(ge=1, le=len(protocol.TUNING))] = 48
+    tuning: Annotated[int, msgspec.Meta(ge=3, le=len(protocol.TUNING))] = 96
     """Cases of tuning by which the best network is chosen."""
-    every: Count = 4
+    every: Count = 8
     """Generations between two looks at the tuning cases."""
 
 
@@ -210,7 +210,6 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
     tuned = tuning_cases(settings.tuning)
     tuned_jobs = [jobs_of(protocol.draw(*case)) for case in tuned]
     base = np.log(mean_jct_s(begun, tuned, tuned_jobs))
-    of = [protocol.FAMILIES.index(setting.family) for setting, _ in tuned]
     best = Best(0.0, start)
     if saved is not None:
         rng = rng_of(saved.numbers["rng"])
@@ -231,7 +230,7 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
             logs = np.log(mean_jct_s(now, tuned, tuned_jobs)) - base
             values["tuning"] = float(loss(logs)[0])
             for at, family in enumerate(protocol.FAMILIES):
-                values[family] = float(logs[0, np.equal(of, at)].mean())
+                values[family] = float(logs[0, at :: len(protocol.FAMILIES)].mean())
             if values["tuning"] < best.score:
                 best = Best(values["tuning"], cma.mean * scale)
 
@@ -253,9 +252,12 @@ def loss(logs: Floats) -> Floats:
     """Return the losses of networks.
 
     Args:
-        logs: Of mean JCT over that under the rule that evolution began with, `[networks, traces]`.
+        logs: Of mean JCT over that under the rule that evolution began with, `[networks, traces]`,
+            with families in turn.
     """
-    made: Floats = (logs + WORSE * np.maximum(logs, 0.0)).mean(1)
+    families = len(protocol.FAMILIES)
+    means = np.stack([logs[:, at::families].mean(1) for at in range(families)], axis=1)
+    made: Floats = (means + WORSE * np.maximum(means, 0.0)).mean(1)
     return made
 
 
@@ -267,10 +269,25 @@ def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
         settings: Those of the run.
         seed: That of the run.
     """
-    made = f"evolve: {saved.step} generations of {settings.population} networks"
     report = {"tuning": float(saved.numbers["score"])}
-    best = saved.tensors["best"]
-    return file_of(best, made, (seed,), report, ranges=ranges_of(best))
+    done = settings._replace(generations=saved.step)
+    return published(saved.tensors["best"], done, seed, report)
+
+
+def published(numbers: Floats, settings: Settings, seed: int, report: Mapping[str, float]) -> bytes:
+    """Return the file of a network that was trained, with the ranges of its features.
+
+    Args:
+        numbers: The weights that evolved.
+        settings: Those of the run, with the generations that there were.
+        seed: That of the run.
+        report: Figures of the evaluation.
+    """
+    made = (
+        f"evolve: {settings.generations} generations of {settings.population} networks"
+        f" on {settings.traces} traces"
+    )
+    return file_of(numbers, made, (seed,), report, ranges=ranges_of(numbers))
 
 
 def file_of(
