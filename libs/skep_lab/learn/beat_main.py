@@ -244,10 +244,10 @@ def _about(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def _ship(out: Path, folder: Path) -> Path:
-    """Write the file of the seed that is best on tuning traces.
+    """Write the file of the seed that is best on tuning traces; it is judged after that.
 
     Args:
-        out: What training left, with what was judged since.
+        out: What training left.
         folder: Where the file goes; its name is its hash.
 
     Returns:
@@ -256,7 +256,8 @@ def _ship(out: Path, folder: Path) -> Path:
     kept, found = _kept(out), np.load(out / "beat.npz")["found"]
     seed = min(range(len(found)), key=lambda each: kept["curves"][str(each)]["score"])
     curve = kept["curves"][str(seed)]
-    report = {"tuning": curve["score"]} | verdict.figures(verdict.rows_of(kept["rows"]))
+    point = min(curve["curve"], key=lambda each: each.get("tuning", 0.0))
+    report = {name: point[name] for name in ("tuning", *protocol.FAMILIES)}
     settings = evolve.Settings(generations=len(curve["curve"]))
     data = evolve.published(found[seed], settings, seed, report)
     file = folder / f"{hashlib.sha256(data).hexdigest()}.safetensors"

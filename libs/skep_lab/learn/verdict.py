@@ -112,26 +112,6 @@ def bars(found: Sequence[Compared]) -> dict[str, Paired | None]:
     return made
 
 
-def figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Return a judgement in a few numbers, for the header of a model's file.
-
-    They are for each bar the mean gain, the lower end of its interval and how many traces it is of,
-    and how many scenarios were judged and are worse than they may be.
-    """
-    found = all_compared(rows)
-    made: dict[str, float] = {}
-    for name, gain in bars(found).items():
-        if gain is not None and name in BARS:
-            made[name] = gain.mean
-            made[f"{name}, low"] = gain.low if gain.low is not None else gain.mean
-            group = [each for each in found if each.scenario in BARS[name]]
-            made[f"{name}, traces"] = sum(len(each.gains) for each in group)
-    if found:
-        made |= {"scenarios": len(found), "worse": len(worse(found))}
-        made["worst ratio"] = max(each.ratio for each in found)
-    return made
-
-
 def worse(found: Sequence[Compared]) -> list[Compared]:
     """Return the scenarios in which the learned policy is worse by more than is allowed."""
     return [each for each in found if each.ratio > 1.0 + WORSE_MAX]

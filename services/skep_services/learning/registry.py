@@ -277,6 +277,7 @@ def change(folder: Path, model: str, state: State, at: int, why: str = "") -> No
         LearningError: The folder cannot be written.
     """
     with writing(folder):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # A model of Skep needs none before.
         _append(folder, Line(model, state, at, why[:WHY_MAX]))
 
 
