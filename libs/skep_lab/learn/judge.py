@@ -7,6 +7,7 @@ predictions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -15,12 +16,12 @@ import numpy as np
 from skep.learn.decide import decide
 from skep.learn.features import times
 from skep.learn.modelfile import Model
-from skep.learn.scene import Scene
+from skep.learn.scene import Scene, row_of
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import FreeCapacity
 from skep.policy.parts import queued
 from skep.policy.plan import Plan, Resize, Turn
-from skep.policy.sight import sight_of
+from skep.policy.sight import job_sight, seen, sight_of
 from skep.policy.sizes import resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, seconds
@@ -254,31 +255,42 @@ class Network(Policy, frozen=True, kw_only=True):
         return plan
 
 
-class _Rows(Scene):
-    """A scene without the features of its jobs: the compiled network makes its own."""
+class _Rows:
+    """The rows of the jobs of a VC from view to view: those of jobs that change are made anew."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
         self._net = scores.net_of(model.net.weights)
         self._work = scores.work_of(0, self._net)
         self._moves = np.zeros((MOVES_MAX, 3))
+        self._known: dict[str, tuple[JobView, list[float]]] = {}
+        self._arrivals = Scene()
+        """It is shown the jobs that have just come, and has the row of the cluster by that."""
 
     def moves(self, view: VcView) -> list[tuple[str, int, bool]]:
         """Return what the network would do: jobs, their workers, and whether they are spread."""
-        self.follow(sight_of(view, 0))
-        now, raw = view.now / 1e9, np.array(self.raw, order="C")
-        if not len(raw):
+        jobs, now = seen(view.jobs), view.now / 1e9
+        rows = self._rows(jobs)
+        came = {job.job for job in jobs if job.job not in self._known}
+        self._known = {job.job: (job, row) for job, row in zip(jobs, rows, strict=True)}
+        new = msgspec.structs.replace(view, jobs=tuple(job for job in jobs if job.job in came))
+        self._arrivals.follow(sight_of(new, 0))
+        if not rows:
             return []
-        if len(raw) >= len(self._work.shares):
-            self._work = scores.work_of(2 * len(raw), self._net)
-        cluster = self.cluster(now, times(raw, now))
+        if len(rows) >= len(self._work.shares):
+            self._work = scores.work_of(2 * len(rows), self._net)
+        cluster = self._arrivals.cluster(now, times(self._arrivals.raw, now))
         by = self._net, self._work
-        made = self._moves[: scores.decide(raw, cluster, now, by, self._moves)].tolist()
-        return [(self.names[int(row)], int(workers), spread > 0) for row, workers, spread in made]
+        count = scores.decide(np.array(rows), cluster, now, by, self._moves)
+        made = self._moves[:count].tolist()
+        return [(jobs[int(row)].job, int(workers), spread > 0) for row, workers, spread in made]
 
-    def _derive(self) -> None:
-        """Make no features."""
-        self._changed = {}
+    def _rows(self, jobs: Sequence[JobView]) -> list[list[float]]:
+        made = []
+        for job in jobs:
+            known = self._known.get(job.job)
+            same = known is not None and known[0] is job
+            made.append(known[1] if known is not None and same else row_of(job_sight(job)))
+        return made
 
 
 def _plan(view: VcView, moves: list[tuple[str, int, bool]]) -> Plan:
