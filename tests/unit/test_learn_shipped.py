@@ -1,4 +1,4 @@
-"""The model that comes with Skep: its file is whole, and it decides as it should on small scenes."""
+"""The model that comes with Skep: its file is whole, and it decides well on small scenes."""
 
 from __future__ import annotations
 

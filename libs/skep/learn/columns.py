@@ -87,9 +87,9 @@ HOUR = 3600.0
 def sizes_of(least: int, most: int, workers: int) -> list[int]:
     """Return the sizes of a job that its row holds, fewest workers first.
 
-    They are both ends, the powers of two between, and its present size. If there are too many, those
-    nearest to its present size remain. Sizes of one worker more and less are left out on purpose: a
-    job would find others each time that it changes, and follow the errors of their rates.
+    They are both ends, the powers of two between, and its present size. If there are too many,
+    those nearest to its present size remain. Sizes of one worker more and less are left out on
+    purpose: a job would find others each time that it changes, and follow errors of their rates.
 
     Args:
         least: The fewest workers that it may have.

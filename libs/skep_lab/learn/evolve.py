@@ -64,7 +64,7 @@ GROWS_SLOW = -24.0
 """Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
 does not say what is free on the nodes of a job, so growing may spread it."""
 BEYOND = 0.15
-"""Where evolution begins: a slowdown (its feature) up to this counts as none: it may be an error."""
+"""Where evolution begins: a slowdown (its feature) up to this counts as none: it may be wrong."""
 BEYOND_SCALE = 0.05
 WORSE = 2.0
 """Being worse than the rule counts so many times more."""
