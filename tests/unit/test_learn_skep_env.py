@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
         return np.repeat(made, len(cases), axis=1)
 
     monkeypatch.setattr(evolve, "mean_jct_s", score)
-    settings = evolve.Settings(generations=12, population=8, traces=2, tuning=2, every=4)
+    settings = evolve.Settings(generations=12, population=8, traces=3, tuning=3, every=4)
     whole = [progress.save() for progress in evolve.train(settings, 5)]
     half = next(each for each in whole if each.step == 6)
     rest = [progress.save() for progress in evolve.train(settings, 5, half)]
@@ -124,7 +124,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
 def test_columns_that_the_environment_writes_are_those_of_production() -> None:
     batch = skep_env.batch_of([(Setting("both", nodes=2), 3)])
     row = batch.shown.raw[0, 0]
-    sizes = c.sizes_of(1, protocol.WORKERS_MAX, int(row[c.WORKERS]), runs=False)
+    sizes = c.sizes_of(1, protocol.WORKERS_MAX, int(row[c.WORKERS]))
     assert row[c.SIZE : c.SIZE + c.SIZES].tolist() == [*sizes, *[0.0] * (c.SIZES - len(sizes))]
 
 

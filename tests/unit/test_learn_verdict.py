@@ -117,13 +117,14 @@ def test_a_folder_without_judged_traces_is_said_in_a_line(
 
 
 def test_every_baseline_can_be_made() -> None:
-    made = {name: beat_main.policy_of(name) for name in beat_main.NAMES}
+    model = beat_main.model_of(evolve.starts())
+    models = dict.fromkeys(beat_main.LEARNED, model)
+    made = {name: beat_main.policy_of(name, models) for name in beat_main.NAMES}
     assert {*protocol.RULES, *protocol.BASELINES} <= {*made}
     windowed = made["fifo:window"]
     assert isinstance(windowed, judge.Windowed)
     assert (windowed.inner, windowed.window) == (made["fifo"], protocol.WINDOW)
-    model = beat_main.model_of(evolve.starts())
-    assert beat_main.policy_of("learned", model) == judge.Network(model=model)
+    assert made["seed:3"] == judge.Network(model=model, compiled=True)
 
 
 def test_a_report_says_whether_a_bar_is_reached_and_by_how_many_traces() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from skep.learn import modelfile
 from skep.learn.net import Sizes, shapes
+from skep.learn.shipped import shipped
 from skep_services.advisor.models import ModelFolder
 from skep_services.cli.main import main
 from skep_services.learning import registry
@@ -47,7 +48,7 @@ def model(seed: int = 0) -> bytes:
 
 def test_states_are_the_last_lines_about_a_model(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    assert registry.read_registry(folder) == {}
+    assert registry.read_registry(folder).keys() == shipped().keys()
     first = registry.add(folder, b"one", 10, "a run")
     assert registry.add(folder, b"one", 11) == first == registry.name_of(b"one")
     other = registry.add(folder, b"two", 12)
@@ -55,8 +56,8 @@ def test_states_are_the_last_lines_about_a_model(tmp_path: Path) -> None:
     registry.change(folder, other, State.PROMOTED, 30)
     registry.change(folder, first, State.RETIRED, 40, "worse on Monday")
     found = registry.read_registry(folder)
-    assert list(found) == [first, other]
-    states = [(each.state, each.at, each.why) for each in found.values()]
+    assert list(found) == [first, other, *shipped()]
+    states = [(found[name].state, found[name].at, found[name].why) for name in (first, other)]
     assert states == [(State.RETIRED, 40, "worse on Monday"), (State.PROMOTED, 30, "")]
     assert [line.at for line in found[first].history] == [10, 20, 40]
     assert registry.promoted(folder) == (other,)
@@ -131,7 +132,6 @@ def test_prefixes_name_one_model(tmp_path: Path) -> None:
 def test_a_model_is_added_shown_promoted_and_retired(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "m.safetensors"
     file.write_bytes(model())
-    assert "has no models" in run("ls")[2]
     code, out, _ = run("add", str(file))
     name = out.strip()
     assert (code, name) == (0, registry.name_of(model()))
@@ -146,6 +146,26 @@ def test_a_model_is_added_shown_promoted_and_retired(run: Run, tmp_path: Path) -
     assert json.loads(run("promote", name[:4], "--json")[1])["error"]["reason"] == "wrong-state"
     assert json.loads(run("retire", name, "--json")[1])["before"] == "promoted"
     assert json.loads(run("ls", "--json")[1])["models"][0]["state"] == "retired"
+
+
+def test_the_model_that_comes_with_skep_can_be_promoted_and_used_without_a_file(
+    run: Run, tmp_path: Path
+) -> None:
+    (name,) = shipped()
+    code, out, _ = run("ls")
+    assert (code, out.splitlines()[1].split()[:2]) == (0, [name[:12], "candidate"])
+    assert registry.SHIPPED in out
+    about = json.loads(run("show", name[:8], "--json")[1])["about"]
+    assert about["report"]["tuning"] < 0
+    assert run("promote", name[:8], "--why", "bursts come")[0] == 0
+    folder = tmp_path / "home" / "models"
+    assert registry.promoted(folder) == (name,)
+    assert registry.name_of(registry.read_model(folder, name)) == name
+    models = ModelFolder(folder, None)
+    assert models.offers(name)
+    assert models.seat(name) is not None
+    assert run("retire", name[:8], "--why", "they went")[0] == 0
+    assert not models.offers(name)
 
 
 def test_what_it_refuses(run: Run, tmp_path: Path) -> None:

@@ -132,10 +132,11 @@ def test_features_beyond_the_training_are_told() -> None:
 
 
 def test_sizes_of_a_job_are_few_and_near() -> None:
-    assert c.sizes_of(3, 3, 3, runs=True) == [3]
-    assert c.sizes_of(1, 16, 4, runs=False) == [1, 2, 4, 8, 16]
-    assert c.sizes_of(1, 16, 4, runs=True) == [1, 2, 3, 4, 5, 8]
-    assert c.sizes_of(2, 12, 2, runs=True) == [2, 3, 4, 8, 12]
+    assert c.sizes_of(3, 3, 3) == [3]
+    assert c.sizes_of(1, 16, 4) == [1, 2, 4, 8, 16]
+    assert c.sizes_of(1, 16, 5) == [1, 2, 4, 5, 8, 16]
+    assert c.sizes_of(2, 12, 2) == [2, 4, 8, 12]
+    assert c.sizes_of(1, 128, 3) == [1, 2, 3, 4, 8, 16]
 
 
 def test_sight_of_many_jobs_keeps_rows_apart() -> None:

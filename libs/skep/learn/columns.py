@@ -84,23 +84,21 @@ CLUSTER = ROOM + NODE_MAX + 1
 HOUR = 3600.0
 
 
-def sizes_of(least: int, most: int, workers: int, *, runs: bool) -> list[int]:
+def sizes_of(least: int, most: int, workers: int) -> list[int]:
     """Return the sizes of a job that its row holds, fewest workers first.
 
-    They are both ends, the powers of two between, and its present size; of a running job also one
-    worker more and less. If there are too many, those nearest to its present size remain.
+    They are both ends, the powers of two between, and its present size. If there are too many,
+    those nearest to its present size remain. Sizes of one worker more and less are left out on
+    purpose: a job would find others each time that it changes, and follow errors of their rates.
 
     Args:
         least: The fewest workers that it may have.
         most: The most.
         workers: Those that it has, or asks for.
-        runs: Whether it runs.
     """
     if least >= most:
         return [workers]
     found = {workers, least, most}
     found.update(2**power for power in range(most.bit_length()) if least < 2**power < most)
-    if runs:
-        found.update(each for each in (workers - 1, workers + 1) if least <= each <= most)
     nearest = sorted(found, key=lambda each: (abs(log2(each / workers)), each))
     return sorted(nearest[:SIZES])

@@ -444,11 +444,10 @@ def row_of(job: JobSight) -> list[float]:
     row[c.PAUSE] = job.pause / 1e9
     if job.slowdown:
         _set_slowdown(row, job)
-    runs = job.phase == "running"
     elastic = job.phase != "away"
     least, most = (job.least, job.most) if elastic else (job.workers, job.workers)
     rates = dict(job.rates)
-    for place, size in enumerate(c.sizes_of(least, most, job.workers, runs=runs)):
+    for place, size in enumerate(c.sizes_of(least, most, job.workers)):
         row[c.SIZE + place], row[c.RATE + place] = size, rates.get(size, 0) / 1000
     return row
 

@@ -425,11 +425,11 @@ def _show_job(s: State, more: More, b: int, j: int, row: Floats) -> None:
         row[c.SLOW_FAR] = 1.0 / more.told_spread[b, j, far - fewest]
         if parts > fewest:
             row[c.SLOW_NOW] = 1.0 / more.told_spread[b, j, min(parts - fewest, far - fewest)]
-    _show_sizes(s, more, b, j, phase == c.RUNNING, row)
+    _show_sizes(s, more, b, j, row)
 
 
 @inner
-def _show_sizes(s: State, more: More, b: int, j: int, runs: bool, row: Floats) -> None:
+def _show_sizes(s: State, more: More, b: int, j: int, row: Floats) -> None:
     """Write the sizes that a job may have, and the stated rates (`columns.sizes_of`)."""
     workers = s.jobs[b, j, JOB.size_now]
     least, most = more.limits[b, j, 0], more.limits[b, j, 1]
@@ -443,11 +443,6 @@ def _show_sizes(s: State, more: More, b: int, j: int, runs: bool, row: Floats) -
         if power > least:
             wanted |= 1 << power
         power *= 2
-    if runs:
-        if workers > least:
-            wanted |= 1 << (workers - 1)
-        if workers < most:
-            wanted |= 1 << (workers + 1)
     count = 0
     for size in range(least, most + 1):
         count += (wanted >> size) & 1

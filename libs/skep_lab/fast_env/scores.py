@@ -1,7 +1,8 @@
-"""What `skep.learn` makes of rows, compiled: shares, features, and the set network's scores.
+"""What `skep.learn` makes of rows, compiled: shares, features, the set network's scores, and moves.
 
-It is the same arithmetic as `skep.learn.{shares,features,candidates,net}`, for one environment at a
-time and without arrays in between: a training needs it a million times. A test compares both.
+It is the same arithmetic as `skep.learn.{shares,features,candidates,net,decide}`, for one
+environment at a time and without arrays in between: a training needs it a million times. Tests
+compare both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from skep.learn import candidates as kinds
 from skep.learn import columns as c
 from skep.learn.candidates import CANDIDATE_FEATURES, CHOICES, A
+from skep.learn.decide import RANKED
 from skep.learn.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
@@ -28,7 +30,7 @@ from skep.learn.features import (
 )
 from skep.learn.shares import FIRST, SOON
 from skep_lab.fast_env.arrays import Floats, Ints
-from skep_lab.fast_env.compiled import inner
+from skep_lab.fast_env.compiled import compiled, inner
 
 LOCAL, SPREAD, GROW, SHRINK = kinds.LOCAL, kinds.SPREAD, kinds.GROW, kinds.SHRINK
 STEPS = np.array(kinds.STEPS)
@@ -443,20 +445,30 @@ def _fit(cluster: Floats, workers: float, each: float) -> float:
 
 @inner
 def _candidate(
-    row: Floats, cluster: Floats, now: float, workers: float, kind: int, f: Floats
+    row: Floats, cluster: Floats, now: float, chosen: tuple[float, int, bool], f: Floats
 ) -> float:
     """Write the features of a candidate, but for those of shares.
 
+    Args:
+        row: Of its job.
+        cluster: The row of the cluster.
+        now: Seconds.
+        chosen: Its workers and kind, and whether one counts too that further moves make possible: a
+            gang is spread only where it does not fit on as few nodes as it needs.
+        f: The features.
+
     Returns:
-        Its remaining seconds on as few nodes as it needs; below 0: it is not possible now.
+        Its remaining seconds on as few nodes as it needs; below 0: it is not possible.
     """
+    workers, kind, later = chosen
     each, before = row[c.EACH], max(row[c.WORKERS], 1.0)
     node = max(cluster[c.NODE_GPUS], 1.0)
-    need, nodes = _need(workers, each, node), max(row[c.NODES], 1.0)
+    need, nodes, fits = _need(workers, each, node), max(row[c.NODES], 1.0), True
     if kind != SHRINK:
         placed = _fit(cluster, workers - before if kind == GROW else workers, each)
         close = placed <= need
-        if placed == 0 or (kind == LOCAL and not close) or (kind == SPREAD and close):
+        fits = not (kind == SPREAD and close)
+        if placed == 0 or (kind == LOCAL and not close) or not (fits or later):
             return -1.0
         if kind == LOCAL:
             nodes = need
@@ -488,7 +500,7 @@ def _candidate(
     f[KF.saved] = gone if saved > 0 else -gone
     f[KF.waited_ratio], f[KF.spread_waited] = ratio, ratio if kind == SPREAD else 0.0
     f[KF.pause] = row[c.PAUSE] / max(left, 1.0) if resize and known else 0.0
-    f[KF.fits] = 1.0
+    f[KF.fits] = _flag(fits)
     f[KF.local], f[KF.spread] = _flag(kind == LOCAL), _flag(kind == SPREAD)
     f[KF.grows], f[KF.shrinks] = _flag(kind == GROW), _flag(kind == SHRINK)
     f[KF.takes] = abs(takes) / max(cluster[c.GPUS], 1.0)
@@ -662,7 +674,7 @@ def best(raw: Floats, n: int, cluster: Floats, now: float, net: Net, w: Work) ->
             workers, kind = choice(row, place)
             if workers <= 0:
                 continue
-            alone = _candidate(row, cluster, now, workers, kind, w.candidate)
+            alone = _candidate(row, cluster, now, (workers, kind, False), w.candidate)
             if alone < 0:
                 continue
             _against_share(row, now, workers, alone, (w.shares[i], price), w.candidate)
@@ -676,3 +688,120 @@ def best(raw: Floats, n: int, cluster: Floats, now: float, net: Net, w: Work) ->
             if score > w.found[0]:
                 w.found[0], w.found[1] = score, float(i)
                 w.found[2], w.found[3] = workers, float(kind)
+
+
+# --- several moves at once -----------------------------------------------------------------------
+
+
+@inner
+def _take(cluster: Floats, workers: float, each: float) -> None:
+    """Take room for workers from the nodes of a cluster, as packing would (`decide.take`)."""
+    cluster[c.FREE] -= workers * each
+    node = min(int(cluster[c.NODE_GPUS]), NODE_MAX)
+    while workers > 0:
+        at = -1
+        for free in range(NODE_MAX + 1):
+            if cluster[c.ROOM + free] != 0 and (at < workers * each):
+                at = free
+        number = min(workers, at // each)
+        if number < 1:
+            return
+        then = at - int(number * each)
+        cluster[c.ROOM + at] -= 1
+        cluster[c.ROOM + then] += 1
+        cluster[c.WHOLE] += (then == node) - (at == node)
+        workers -= number
+
+
+@inner
+def _score_all(raw: Floats, cluster: Floats, now: float, net: Net, w: Work, left: Floats) -> None:
+    """Write the scores of the candidates that are left.
+
+    Args:
+        raw: Rows of jobs.
+        cluster: The row of the cluster.
+        now: Seconds.
+        net: The network; its context is written.
+        w: Room to compute in.
+        left: [n CHOICES, 2] score, and 1 if it is possible now, 0 if later, -1 if it is left out.
+    """
+    outputs, price = net.head_bias.shape[0], w.shares[w.shares.shape[0] - 1]
+    for at in range(left.shape[0]):
+        i, place = at // CHOICES, at % CHOICES
+        if left[at, 1] < 0:
+            continue
+        workers, kind = choice(raw[i], place)
+        alone = -1.0
+        if workers > 0:
+            alone = _candidate(raw[i], cluster, now, (workers, kind, True), w.candidate)
+        left[at, 1] = w.candidate[KF.fits]
+        if alone < 0:
+            left[at, 1] = -1.0
+            continue
+        _against_share(raw[i], now, workers, alone, (w.shares[i], price), w.candidate)
+        _clip(w.candidate, _LOW, _HIGH, w.seen, F + G)
+        w.hidden[2, :outputs] = w.shared
+        if net.sees_jobs[0] == 1:
+            _add(w.embedded[i], net.of_job, w.hidden[2])
+        left[at, 0] = _score(net, w, w.hidden[2])
+
+
+@inner
+def _keep_ranked(left: Floats) -> None:
+    """Leave out all candidates but the RANKED best."""
+    scores = -left[left[:, 1] >= 0, 0]
+    if scores.shape[0] <= RANKED:
+        return
+    scores.sort()
+    least, count = -scores[RANKED - 1], 0
+    for at in range(left.shape[0]):
+        count += left[at, 1] >= 0 and left[at, 0] > least
+    for at in range(left.shape[0]):
+        if left[at, 1] >= 0 and left[at, 0] <= least:
+            count += left[at, 0] == least
+            if left[at, 0] < least or count > RANKED:
+                left[at, 1] = -1.0
+
+
+@compiled
+def decide(raw: Floats, cluster: Floats, now: float, by: tuple[Net, Work], moves: Floats) -> int:
+    """Write what a network would do, best move first, as `skep.learn.decide` does.
+
+    Args:
+        raw: Rows of jobs; they are changed to what they are after the moves.
+        cluster: The row of the cluster, likewise.
+        now: Seconds.
+        by: The network, and room to compute in for as many rows.
+        moves: [K, 3] row, workers, and whether it is spread.
+
+    Returns:
+        How many moves there are.
+    """
+    n, (net, w) = raw.shape[0], by
+    left = np.zeros((n * CHOICES, 2))
+    for count in range(moves.shape[0]):
+        _sums(raw, n, cluster, now)
+        if count == 0:
+            _share_out(raw, n, cluster, now, w)
+        _cluster_features(cluster, w)
+        held = _context(raw, n, cluster, now, net, w)
+        _score_all(raw, cluster, now, net, w, left)
+        if count == 0:
+            _keep_ranked(left)
+        best_at, best_score = -1, held
+        for at in range(n * CHOICES):
+            if left[at, 1] > 0 and left[at, 0] > best_score:
+                best_at, best_score = at, left[at, 0]
+        if best_at < 0:
+            return count
+        i = best_at // CHOICES
+        workers, kind = choice(raw[i], best_at % CHOICES)
+        moves[count, 0], moves[count, 1], moves[count, 2] = i, workers, _flag(kind == SPREAD)
+        starts, before = kind <= SPREAD, raw[i, c.WORKERS]
+        if starts or workers > before:
+            _take(cluster, workers if starts else workers - before, raw[i, c.EACH])
+        raw[i, c.WORKERS] = workers
+        if starts:
+            raw[i, c.PHASE], raw[i, c.SINCE] = c.STARTING, now
+        left[i * CHOICES : (i + 1) * CHOICES, 1] = -1.0
+    return moves.shape[0]

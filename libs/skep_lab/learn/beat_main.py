@@ -2,8 +2,9 @@
 
     python -m skep_lab.learn.beat_main --out DIR --generations N    train, and judge
     python -m skep_lab.learn.beat_main --out DIR --train S          the same by the clock
-    python -m skep_lab.learn.beat_main --out DIR --policies NAME... judge baselines, train nothing
-    python -m skep_lab.learn.beat_main --judge DIR                  print bars and tables
+    python -m skep_lab.learn.beat_main --out DIR --policies NAME... judge policies, train nothing
+    python -m skep_lab.learn.beat_main --judge DIR...               print bars and tables
+    python -m skep_lab.learn.beat_main --out DIR --ship FOLDER      write the model's file
 
 The kernels are compiled once, before processes are forked. Then each training seed has a process,
 and further ones judge the rules. After `--generations`, or at `--train` seconds, the model that is
@@ -14,40 +15,50 @@ do not, so what is published is trained with `--generations`; 0 judges what evol
 
 `--policies` adds to the rows of `beat.json` those that are not there yet. A name is one of
 `protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
-`optimus:exact` is told true speeds.
+`optimus:exact` is told true speeds. `learned` is the model that comes with Skep, or that of
+`--model FILE`; `begun` is what evolution begins with; `seed:2` is what that seed of `DIR` came to.
+With `--of begun` or `--of seed:2` the tables are about that one in place of `learned`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing as mp
 import queue
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from skep.learn import modelfile
+from skep.learn.shipped import shipped
 from skep.policy.api import Policy
 from skep.policy.registry import make
 from skep_lab.learn import evolve, judge, protocol, skep_env, verdict
 from skep_lab.learn.protocol import Floats, Setting
 
 Work = tuple[str, Setting, int]
+Models = Mapping[str, modelfile.Model]
+"""Of the policies that are networks."""
 MARGIN_S = 8.0
 """Left for what is slow at the end."""
 GENERATIONS_MAX = 10_000
 """Of a training that the clock ends."""
 WINDOWED, EXACT = ":window", ":exact"
+BEGUN, SEED = "begun", "seed:"
+LEARNED = (verdict.LEARNED, BEGUN, *(f"{SEED}{seed}" for seed in protocol.TRAINING_SEEDS))
 NAMES = (
     *protocol.RULES,
     *protocol.BASELINES,
     *(f"{name}{WINDOWED}" for name in protocol.BASELINES),
     f"optimus{EXACT}",
+    *LEARNED,
 )
 """What `--policies` plays."""
 
@@ -77,31 +88,49 @@ def model_of(numbers: Floats) -> modelfile.Model:
     return modelfile.load(evolve.file_of(numbers, "evolve"))
 
 
-def policy_of(name: str, model: modelfile.Model | None = None) -> Policy:
+def models_of(names: list[str], given: argparse.Namespace) -> Models:
+    """Return the models of those of some policies that are networks.
+
+    Args:
+        names: Of the policies.
+        given: What the command line says.
+    """
+    made = {}
+    for name in names:
+        if name == BEGUN:
+            made[name] = model_of(evolve.starts())
+        elif name.startswith(SEED):
+            found = np.load(given.out / "beat.npz")["found"]
+            made[name] = model_of(found[int(name.removeprefix(SEED))])
+        elif name == verdict.LEARNED:
+            made[name] = modelfile.load((given.model or [*shipped().values()][-1]).read_bytes())
+    return made
+
+
+def policy_of(name: str, models: Models) -> Policy:
     """Return a policy.
 
     Args:
-        name: A policy's name, also with `:window`; `random`; or `learned`.
-        model: Decides for `learned`.
+        name: A policy's name, also with `:window`; `random`; or one of LEARNED.
+        models: Decide for these.
     """
-    if name == verdict.LEARNED:
-        assert model is not None
-        return judge.Network(model=model)
+    if name in models:
+        return judge.Network(model=models[name], compiled=True)
     plain, windowed, _ = name.removesuffix(EXACT).partition(WINDOWED)
     policy = judge.Random() if plain == judge.Random.name else make(plain)
     return judge.Windowed(inner=policy) if windowed else policy
 
 
-def play(work: Work, model: modelfile.Model | None = None) -> dict[str, Any]:
+def play(work: Work, models: Models) -> dict[str, Any]:
     """Return the row of one trace under one policy.
 
     Args:
         work: What is played.
-        model: Decides for `learned`.
+        models: Of the policies that are networks.
     """
     name, setting, number = work
     exact = name.endswith(EXACT)
-    played = judge.play(setting, number, policy_of(name, model), exact=exact)
+    played = judge.play(setting, number, policy_of(name, models), exact=exact)
     made: dict[str, Any] = {"policy": name, "number": number, "scenario": setting._asdict()}
     for field in played.__struct_fields__:
         made[field] = getattr(played, field)
@@ -125,17 +154,16 @@ def _train(seed: int, settings: evolve.Settings, until: float, out: Any) -> None
     out.put(("trained", seed, best, score, curve))
 
 
-def _judge(given: tuple[list[Work], Any], numbers: Floats, until: float, out: Any) -> None:
+def _judge(given: tuple[list[Work], Any], models: Models, until: float, out: Any) -> None:
     """Judge until a time what no other process has taken.
 
     Args:
         given: What is to be played, and how much of it is taken.
-        numbers: The network, if it is played.
+        models: Of the policies that are networks.
         until: When to stop.
         out: Takes a row for each trace.
     """
     todo, taken = given
-    model = model_of(numbers) if len(numbers) else None
     while True:
         with taken.get_lock():
             at = taken.value
@@ -145,7 +173,7 @@ def _judge(given: tuple[list[Work], Any], numbers: Floats, until: float, out: An
         longest = 3.0 + todo[at][1].nodes / 2.0
         if time.monotonic() + longest > until:
             break
-        out.put(("judged", play(todo[at], model)))
+        out.put(("judged", play(todo[at], models)))
     out.put(("over",))
 
 
@@ -175,7 +203,10 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     folder = parser.add_mutually_exclusive_group(required=True)
     folder.add_argument("--out", type=Path)
-    folder.add_argument("--judge", type=Path, help="print what was judged there")
+    folder.add_argument("--judge", type=Path, nargs="+", help="print what was judged there")
+    parser.add_argument("--of", choices=LEARNED, default=verdict.LEARNED, help="print it for this")
+    parser.add_argument("--model", type=Path, help="the file of `learned`")
+    parser.add_argument("--ship", type=Path, help="write the file of the best seed there")
     parser.add_argument("--policies", nargs="+", choices=NAMES, metavar="NAME", default=[])
     parser.add_argument("--time-limit", type=float, default=530.0)
     parser.add_argument("--train", type=float, default=300.0, help="when training ends, seconds")
@@ -186,13 +217,16 @@ def main(words: list[str] | None = None) -> int:
     )
     given = parser.parse_args(words)
     if given.judge is not None:
-        rows = _kept(given.judge)["rows"]
+        rows = [row for folder in given.judge for row in _kept(folder)["rows"]]
         if not rows:
-            _say(f"{given.judge} has no beat.json with judged traces: --out {given.judge} makes it")
+            _say(f"{given.judge[0]} has no beat.json with judged traces: --out makes it")
             return 1
-        _say(verdict.report(rows))
+        _say(verdict.report(_about(rows, given.of)))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.ship is not None:
+        _say(str(_ship(given.out, given.ship)))
+        return 0
     return _baselines(given) if given.policies else _train_and_judge(given)
 
 
@@ -203,6 +237,34 @@ def _kept(folder: Path) -> dict[str, Any]:
     return kept | (json.loads(file.read_text()) if file.exists() else {})
 
 
+def _about(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return rows with those of a policy as those of the learned one."""
+    others = [row for row in rows if row["policy"] not in LEARNED]
+    return others + [row | {"policy": verdict.LEARNED} for row in rows if row["policy"] == name]
+
+
+def _ship(out: Path, folder: Path) -> Path:
+    """Write the file of the seed that is best on tuning traces; it is judged after that.
+
+    Args:
+        out: What training left.
+        folder: Where the file goes; its name is its hash.
+
+    Returns:
+        The file.
+    """
+    kept, found = _kept(out), np.load(out / "beat.npz")["found"]
+    seed = min(range(len(found)), key=lambda each: kept["curves"][str(each)]["score"])
+    curve = kept["curves"][str(seed)]
+    point = min(curve["curve"], key=lambda each: each.get("tuning", 0.0))
+    report = {name: point[name] for name in ("tuning", *protocol.FAMILIES)}
+    settings = evolve.Settings(generations=len(curve["curve"]))
+    data = evolve.published(found[seed], settings, seed, report)
+    file = folder / f"{hashlib.sha256(data).hexdigest()}.safetensors"
+    file.write_bytes(data)
+    return file
+
+
 def _baselines(given: argparse.Namespace) -> int:
     """Play what is not played yet, and add it to what is kept."""
     until = time.monotonic() + given.time_limit - MARGIN_S
@@ -211,7 +273,8 @@ def _baselines(given: argparse.Namespace) -> int:
     context = mp.get_context("fork")
     out: Any = context.Queue()
     todo = [work for work in works(tuple(given.policies)) if work not in known]
-    args = (_judge, ("over",), (todo, context.Value("q", 0)), np.zeros(0), until, out)
+    models = models_of(given.policies, given)
+    args = (_judge, ("over",), (todo, context.Value("q", 0)), models, until, out)
     processes = [context.Process(target=_guarded, args=args) for _ in range(given.processes)]
     for each in processes:
         each.start()
@@ -248,7 +311,6 @@ def _train_and_judge(given: argparse.Namespace) -> int:
     rules = works(protocol.RULES), context.Value("q", 0)
     learned = works((verdict.LEARNED,)), context.Value("q", 0)
     judges = max(given.processes - given.seeds, 0)
-    none = np.zeros(0)
     processes = [
         context.Process(
             target=_guarded,
@@ -257,7 +319,7 @@ def _train_and_judge(given: argparse.Namespace) -> int:
         for seed in range(given.seeds)
     ]
     processes += [
-        context.Process(target=_guarded, args=(_judge, ("over",), rules, none, until, out))
+        context.Process(target=_guarded, args=(_judge, ("over",), rules, {}, until, out))
         for _ in range(judges)
     ]
     for each in processes:
@@ -283,10 +345,10 @@ def _train_and_judge(given: argparse.Namespace) -> int:
             if not by_clock and len(told[4]) < generations:
                 _say(f"seed {told[1]} did not come to {generations}: not to be published")
             if len(trained) == given.seeds:
-                best = trained[min(trained, key=lambda seed: trained[seed][1])][0]
+                best = model_of(trained[min(trained, key=lambda seed: trained[seed][1])][0])
                 for at in range(given.seeds):
                     what = rules if at % 5 in {1, 3} else learned
-                    args = (_judge, ("over",), what, best, until, out)
+                    args = (_judge, ("over",), what, {verdict.LEARNED: best}, until, out)
                     processes.append(context.Process(target=_guarded, args=args))
                     processes[-1].start()
                 working += given.seeds

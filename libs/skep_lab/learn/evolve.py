@@ -1,12 +1,14 @@
 """Evolution of a set network that begins as a rule: CMA-ES on the weights that a rule would set.
 
 A generation draws networks around the present one, plays all of them on the same traces (common
-random numbers), and moves towards those with the least mean logarithm of mean JCT. Nothing is
+random numbers), and moves towards those with the least loss. That of a family of traces is the
+mean logarithm of mean JCT over that under the rule that evolution began with; what is above 0
+counts WORSE times more, so that no family is made worse for the sake of another. Nothing is
 assigned to single decisions: what a long queue costs later counts by itself.
 
-The weights that evolve are those of `skip` (a score that is linear in the features of a candidate)
-and of holding, which is linear in features of the cluster. The encoder of jobs passes on one
-number, how badly a job bears being spread; a hidden unit weighs growing by it.
+The weights that evolve are those of `skip`, a score that is linear in the features of a candidate.
+Doing nothing more is scored 0. The encoder of jobs passes on one number, by how much a job is
+slower on one node more, beyond what may be an error; a hidden unit weighs growing by it.
 
 Source: Hansen, "The CMA evolution strategy: a tutorial" (arXiv 1604.00772), with its constants.
 """
@@ -46,41 +48,45 @@ RULE: Mapping[str, float] = {
 }
 """Where evolution begins: the shortest first, close together, with the size of its share; that is
 `hold` for fixed gangs and `look-ahead` for elastic ones."""
+STAYS: tuple[str, ...] = ("local", "no_share")
+"""Of these: the weights that do not evolve. On traces of tuning they make no difference."""
 EVOLVES: tuple[str, ...] = (
-    *RULE,
+    *(name for name in RULE if name not in STAYS),
     "nodes",
     "remaining",
     "saved",
-    "takes",
-    "takes_free",
     "size",
     "gain",
     "worth",
 )
-"""Features of candidates whose weights evolve; the others stay 0."""
-HOLDS: tuple[str, ...] = ("queued_gpus", "queued_work", "free", "burst", "load")
-"""Features of the cluster by which doing nothing more is scored."""
-GROWS_SLOW = -12.0
+"""Features of candidates whose weights evolve; those that are not in RULE begin with 0."""
+GROWS_SLOW = -24.0
 """Where evolution begins: how much worse it is to grow a job that bears being spread badly. A sight
 does not say what is free on the nodes of a job, so growing may spread it."""
+BEYOND = 0.15
+"""Where evolution begins: a slowdown (its feature) up to this counts as none: it may be wrong."""
+BEYOND_SCALE = 0.05
+WORSE = 2.0
+"""Being worse than the rule counts so many times more."""
 RANGES_FROM = 24
 """Tuning cases on which the ranges of features are seen."""
 GATE = 2.0
 """Opens the hidden unit of that: it is closed for candidates that do not grow."""
-SIZES = Sizes(job=G, head=G)
+SIZES = Sizes(job=4, head=4)
+"""More than what evolves needs: other learners may begin with such a model."""
 
 
 class Settings(NamedTuple):
     """What a run may choose."""
 
-    generations: Count = 100
-    population: Annotated[int, msgspec.Meta(ge=2)] = 14
-    traces: Count = 12
+    generations: Count = 40
+    population: Annotated[int, msgspec.Meta(ge=2)] = 12
+    traces: Annotated[int, msgspec.Meta(ge=3)] = 24
     """Of each generation; every network plays all of them."""
     sigma: float = 0.3
-    tuning: Annotated[int, msgspec.Meta(ge=1, le=len(protocol.TUNING))] = 48
+    tuning: Annotated[int, msgspec.Meta(ge=3, le=len(protocol.TUNING))] = 96
     """Cases of tuning by which the best network is chosen."""
-    every: Count = 4
+    every: Count = 8
     """Generations between two looks at the tuning cases."""
 
 
@@ -88,17 +94,23 @@ class Place(NamedTuple):
     """One number that evolves: a weight by its name and its place."""
 
     name: str
-    at: tuple[int, int]
+    at: tuple[int, ...]
     start: float
+    scale: float
+    """How far it goes with a step of 1."""
 
 
 def places() -> list[Place]:
     """Return the weights that evolve."""
-    skip, cluster = [*CANDIDATE_FEATURES], [*CLUSTER_FEATURES]
+    skip = [*CANDIDATE_FEATURES]
+
+    def place(name: str, at: tuple[int, ...], start: float) -> Place:
+        return Place(name, at, start, max(1.0, abs(start) / 3.0))
+
     return [
-        *(Place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
-        *(Place("hold.2.weight", (0, cluster.index(name)), 0.0) for name in HOLDS),
-        Place("head.2.weight", (0, 0), GROWS_SLOW),
+        *(place("skip.weight", (0, skip.index(name)), RULE.get(name, 0.0)) for name in EVOLVES),
+        place("head.2.weight", (0, 0), GROWS_SLOW),
+        Place("job.0.bias", (0,), -BEYOND, BEYOND_SCALE),
     ]
 
 
@@ -117,11 +129,12 @@ class Best(NamedTuple):
 def weights_of(numbers: Floats) -> dict[str, Any]:
     """Return the weights of the network that these numbers stand for."""
     made = {name: np.zeros(shape, np.float32) for name, shape in shapes(SIZES).items()}
-    made["cluster.0.weight"][:] = np.eye(G)
-    made["hold.0.weight"][:, 4 * G :] = np.eye(G)
+    for name in STAYS:
+        made["skip.weight"][0, [*CANDIDATE_FEATURES].index(name)] = RULE[name]
     made["job.0.weight"][0, JOB_PLACES["slow_near"]] = made["job.2.weight"][0, 0] = 1.0
     first = made["head.0.weight"]
-    first[0, 0], first[0, 6 * G + [*CANDIDATE_FEATURES].index("grows")] = 1.0, GATE
+    grows = 6 * SIZES.job + [*CANDIDATE_FEATURES].index("grows")
+    first[0, 0], first[0, grows] = 1.0, GATE
     made["head.0.bias"][0] = -GATE
     for place, number in zip(places(), numbers, strict=True):
         made[place.name][place.at] = number
@@ -190,12 +203,13 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         saved: What a run goes on from.
     """
     start = starts()
-    scale = np.maximum(1.0, np.abs(start) / 3.0)
+    scale = np.array([place.scale for place in places()])
+    begun = [net(weights_of(start))]
     rng = np.random.default_rng([seed, 20])
     cma = _Cma(start / scale, settings.sigma, settings.population)
     tuned = tuning_cases(settings.tuning)
     tuned_jobs = [jobs_of(protocol.draw(*case)) for case in tuned]
-    base = np.log(mean_jct_s([net(weights_of(start))], tuned, tuned_jobs)[0])
+    base = np.log(mean_jct_s(begun, tuned, tuned_jobs))
     best = Best(0.0, start)
     if saved is not None:
         rng = rng_of(saved.numbers["rng"])
@@ -207,14 +221,16 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         cases = training_cases(rng, settings.traces)
         steps = cma.ask(rng, settings.population)
         nets = [net(weights_of((cma.mean + cma.sigma * step) * scale)) for step in steps]
-        scores = np.log(mean_jct_s(nets, cases)).mean(1)
+        logs = np.log(mean_jct_s(begun + nets, cases))
+        scores = loss(logs[1:] - logs[:1])
         cma.tell(steps, scores)
         values = {"spread": float(scores.std()), "sigma": cma.sigma}
         if cma.generation % settings.every == 0 or cma.generation == settings.generations:
-            logs = (
-                np.log(mean_jct_s([net(weights_of(cma.mean * scale))], tuned, tuned_jobs)[0]) - base
-            )
-            values["tuning"] = float(logs.mean())
+            now = [net(weights_of(cma.mean * scale))]
+            logs = np.log(mean_jct_s(now, tuned, tuned_jobs)) - base
+            values["tuning"] = float(loss(logs)[0])
+            for at, family in enumerate(protocol.FAMILIES):
+                values[family] = float(logs[0, at :: len(protocol.FAMILIES)].mean())
             if values["tuning"] < best.score:
                 best = Best(values["tuning"], cma.mean * scale)
 
@@ -232,6 +248,19 @@ def train(settings: Settings, seed: int, saved: Saved | None = None) -> Iterator
         yield Progress(cma.generation, settings.generations, values, save)
 
 
+def loss(logs: Floats) -> Floats:
+    """Return the losses of networks.
+
+    Args:
+        logs: Of mean JCT over that under the rule that evolution began with, `[networks, traces]`,
+            with families in turn.
+    """
+    families = len(protocol.FAMILIES)
+    means = np.stack([logs[:, at::families].mean(1) for at in range(families)], axis=1)
+    made: Floats = (means + WORSE * np.maximum(means, 0.0)).mean(1)
+    return made
+
+
 def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
     """Return the file of the best network.
 
@@ -240,10 +269,25 @@ def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
         settings: Those of the run.
         seed: That of the run.
     """
-    made = f"evolve: {saved.step} generations of {settings.population} networks"
     report = {"tuning": float(saved.numbers["score"])}
-    best = saved.tensors["best"]
-    return file_of(best, made, (seed,), report, ranges=ranges_of(best))
+    done = settings._replace(generations=saved.step)
+    return published(saved.tensors["best"], done, seed, report)
+
+
+def published(numbers: Floats, settings: Settings, seed: int, report: Mapping[str, float]) -> bytes:
+    """Return the file of a network that was trained, with the ranges of its features.
+
+    Args:
+        numbers: The weights that evolved.
+        settings: Those of the run, with the generations that there were.
+        seed: That of the run.
+        report: Figures of the evaluation.
+    """
+    made = (
+        f"evolve: {settings.generations} generations of {settings.population} networks"
+        f" on {settings.traces} traces"
+    )
+    return file_of(numbers, made, (seed,), report, ranges=ranges_of(numbers))
 
 
 def file_of(
@@ -286,7 +330,11 @@ def ranges_of(numbers: Floats) -> modelfile.Ranges:
     weights = weights_of(numbers)
     seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
     batch_of(tuning_cases(RANGES_FROM)).play(net(weights), seen)
-    looks = {"job": {"slow_near"}, "cluster": {*HOLDS}, "candidate": {*EVOLVES, "grows"}}
+    looks: dict[str, set[str]] = {
+        "job": {"slow_near"},
+        "cluster": set(),
+        "candidate": {*RULE, *EVOLVES},
+    }
     ranges, at = {}, 0
     for part, features in (
         ("job", JOB_FEATURES),

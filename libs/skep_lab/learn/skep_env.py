@@ -16,6 +16,8 @@ from skep_lab.learn.protocol import Drawn, Floats, Setting
 Weights = Mapping[str, NDArray[Any]]
 Case = tuple[Setting, int]
 """A setting and the number of a trace."""
+NODES = 12
+"""Of cases of training. Those of tuning have up to 20."""
 
 
 def jobs_of(drawn: Drawn) -> Jobs:
@@ -67,20 +69,25 @@ def net(weights: Weights) -> Net:
     return net_of(weights)
 
 
-def training_cases(rng: np.random.Generator, count: int) -> list[Case]:
-    """Return random cases of training: as many of each family as possible."""
-    made = []
-    for number in range(count):
-        family = protocol.FAMILIES[number % len(protocol.FAMILIES)]
+def training_cases(rng: np.random.Generator, count: int, most: int = NODES) -> list[Case]:
+    """Return random cases of training: as many of each family as possible.
+
+    Args:
+        rng: Draws them.
+        count: How many.
+        most: On so many nodes at most: half as many take a fourth of the time.
+    """
+    made = list[Case]()
+    while len(made) < count:
+        family = protocol.FAMILIES[len(made) % len(protocol.FAMILIES)]
         setting = protocol.training_setting(rng)._replace(family=family)
-        made.append((setting, int(rng.integers(len(protocol.TRAINING)))))
+        if setting.nodes <= most:
+            made.append((setting, int(rng.integers(len(protocol.TRAINING)))))
     return made
 
 
 def tuning_cases(count: int) -> list[Case]:
     """Return the first cases of tuning, always the same."""
     rng = np.random.default_rng(protocol.TUNING.start)
-    return [
-        (setting, protocol.TUNING[number])
-        for number, (setting, _) in enumerate(training_cases(rng, count))
-    ]
+    cases = training_cases(rng, count, max(protocol.TRAIN_NODES))
+    return [(setting, protocol.TUNING[number]) for number, (setting, _) in enumerate(cases)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from skep.learn.modelfile import BYTES_MAX, Model, ModelError, load
 from skep.learn.seat import ModelSeat
-from skep_services.learning.registry import NAME, STATES, SUFFIX, State, read_registry
+from skep_services.learning.registry import NAME, STATES, State, file_of, read_registry
 
 KEPT_MAX = 32
 """Models that are in memory at a time: 2 MB each at most."""
@@ -78,7 +78,7 @@ class ModelFolder:
         if entry is not None and entry.state is State.RETIRED:
             text = f"it was retired: {entry.why or 'no reason is given'}"
             raise ModelError(text)
-        with (self._folder / f"{model}{SUFFIX}").open("rb") as file:
+        with file_of(self._folder, model).open("rb") as file:
             made = load(file.read(BYTES_MAX + 1))
         if made.name != model:
             text = f"the file is damaged: its content is that of {made.name[:12]}"

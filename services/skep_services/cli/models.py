@@ -29,7 +29,8 @@ VERBS = {
 ABOUT = """\
 Models are files in HOME/models (or SKEP_MODELS), named by the SHA-256 of their content. A virtual
 cluster that is to follow one names it: policy: {name: learned, model: HASH}. Where a MODEL is asked
-for, its first four digits or more will do. How fast models train where is `skep speeds`.
+for, its first four digits or more will do. Models that come with Skep need not be added. How fast
+models train where is `skep speeds`.
 """
 SHOWN = 12
 """Digits of a model in tables."""
@@ -93,11 +94,6 @@ def _ls(arguments: Namespace, folder: Path) -> int:
     known = list(read_registry(folder).values())
     if arguments.json:
         print_json({"folder": str(folder), "models": [_row(each) for each in known]})
-        return exits.OK
-    if not known:
-        say(
-            f"{folder} has no models: `skep learn train` makes one, `skep models add` puts it there"
-        )
         return exits.OK
     render.show_table(
         [

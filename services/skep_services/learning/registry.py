@@ -5,7 +5,7 @@
 
 Lines are only ever added, under a lock, each by one write. The last line about a model is its
 state. A line that a power failure cut short is passed over. A file of which no line tells is a
-candidate.
+candidate. So are the models that come with Skep, whose files are among its code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import fcntl
 import hashlib
 import os
 import re
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from skep.learn.shipped import shipped
 from skep.wire.bounds import UNDECODABLE
 from skep_services import durable
 from skep_services.learning.problems import LearningError, Why, writing
@@ -31,6 +33,7 @@ PREFIX = re.compile(r"[0-9a-f]{4,64}")
 """A part of a name that a person writes: four digits are as easy to copy as fewer."""
 WHY_MAX = 500
 """Characters of a reason: a line about a report, not the report."""
+SHIPPED = "comes with Skep"
 BYTES_MAX = 8 * 1024 * 1024
 """Of a model's file, as `skep.learn.modelfile` has it; this module needs no numpy."""
 
@@ -82,9 +85,9 @@ def name_of(data: bytes) -> str:
 
 
 def read_registry(folder: Path) -> dict[str, Entry]:
-    """Return the models of a folder by name, in the order in which they came.
+    """Return the models of a folder by name, in the order in which they came, and those of Skep.
 
-    No model's file is opened. A folder that is not there has no models.
+    No model's file is opened. A folder that is not there has none of its own.
 
     Args:
         folder: The folder of the models.
@@ -92,14 +95,13 @@ def read_registry(folder: Path) -> dict[str, Entry]:
     Raises:
         OSError: The folder cannot be read.
     """
-    try:
-        files = {
+    files = {name: file.stat().st_size for name, file in shipped().items()}
+    with suppress(FileNotFoundError):
+        files |= {
             each.stem: each.stat().st_size
             for each in folder.iterdir()
             if each.suffix == SUFFIX and NAME.fullmatch(each.stem)
         }
-    except FileNotFoundError:
-        return {}
     told: dict[str, list[Line]] = {}
     for line in _lines(folder):
         told.setdefault(line.model, []).append(line)
@@ -108,7 +110,8 @@ def read_registry(folder: Path) -> dict[str, Entry]:
 
 def _entry(name: str, files: dict[str, int], told: dict[str, list[Line]]) -> Entry:
     history = tuple(told.get(name, ()))
-    last = history[-1] if history else Line(name, State.CANDIDATE, 0)
+    why = SHIPPED if name in shipped() else ""
+    last = history[-1] if history else Line(name, State.CANDIDATE, 0, why)
     return Entry(name, files.get(name, -1), last.state, last.at, last.why, history)
 
 
@@ -136,6 +139,17 @@ def promoted(folder: Path) -> tuple[str, ...]:
     """
     found = [each for each in read_registry(folder).values() if each.state is State.PROMOTED]
     return tuple(each.model for each in sorted(found, key=lambda each: each.at) if each.size >= 0)
+
+
+def file_of(folder: Path, model: str) -> Path:
+    """Return the file of a model: that in a folder, else that which comes with Skep.
+
+    Args:
+        folder: The folder of the models.
+        model: Its whole name.
+    """
+    own = folder / f"{model}{SUFFIX}"
+    return own if own.exists() else shipped().get(model, own)
 
 
 def read_file(name: str) -> bytes:
@@ -177,7 +191,7 @@ def read_model(folder: Path, model: str) -> bytes:
     Raises:
         LearningError: The file is missing, too large, or has other content.
     """
-    path = folder / f"{model}{SUFFIX}"
+    path = file_of(folder, model)
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
@@ -263,6 +277,7 @@ def change(folder: Path, model: str, state: State, at: int, why: str = "") -> No
         LearningError: The folder cannot be written.
     """
     with writing(folder):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # A model of Skep needs none before.
         _append(folder, Line(model, state, at, why[:WHY_MAX]))
 
 
