@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from gymnasium.utils.env_checker import check_env  # isort: skip  # noqa: E402
-from skep_lab.fast_env import scores, tape  # isort: skip  # noqa: E402
+from skep_lab.fast_env import queue, scores, tape  # isort: skip  # noqa: E402
 from skep_lab.fast_env.environments import SkepEnv  # isort: skip  # noqa: E402
 from skep_lab.learn import evolve, ppo, protocol, skep_env  # isort: skip  # noqa: E402
 from skep_lab.learn.protocol import Setting  # isort: skip  # noqa: E402
@@ -197,12 +195,11 @@ def test_wrong_settings_are_refused_in_a_line(word: str, line: str) -> None:
 
 
 def test_gymnasium_plays_a_trace_to_its_end() -> None:
-    def draw(seed: int) -> object:
+    def draw(seed: int) -> queue.Batch:
         return skep_env.batch_of([(Setting("locality", nodes=2), seed % 100)])
 
-    make: Callable[[], SkepEnv] = lambda: SkepEnv(draw, rows=4)  # type: ignore[arg-type]  # noqa: E731
-    check_env(make(), skip_render_check=True)
-    env, total, done = make(), 0.0, False
+    check_env(SkepEnv(draw, rows=4), skip_render_check=True)
+    env, total, done = SkepEnv(draw, rows=4), 0.0, False
     _views, info = env.reset(seed=3)
     while not done:
         action = np.int64(np.argmax(info["action_mask"]))
