@@ -42,9 +42,9 @@ def few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "TRAIN_NODES", (2,))
 
 
-def played(seed: int, **settings: object) -> tuple[ppo.Settings, ppo.Played]:
+def played(seed: int) -> tuple[ppo.Settings, ppo.Played]:
     """Return episodes of a random network."""
-    chosen = SMALL._replace(start="random", temperature=1.0, **settings)
+    chosen = SMALL._replace(start="random", temperature=1.0)
     weights = ppo.start_of(chosen, seed)
     return chosen, ppo.play(chosen, weights, np.random.default_rng(seed), chosen.temperature)
 
@@ -114,7 +114,7 @@ def test_moves_are_drawn_from_the_softmax_of_scores() -> None:
     net = scores.net_of(weights)
     noise = tape.noise_of(np.random.default_rng(4), 5003, 1.0)
     work = scores.work_of(8, net, noise=noise)
-    count, drawn = int(shown.counts[0]), {}
+    count, drawn = int(shown.counts[0]), dict[tuple[float, float], int]()
     for _ in range(400):
         scores.best(shown.raw[0], count, shown.cluster[0], float(shown.now[0]), net, work)
         what = (-1.0, 0.0) if work.found[4] > work.found[0] else (work.found[1], work.found[2])
@@ -166,13 +166,13 @@ def test_what_costs_less_becomes_likelier(better: bool) -> None:
 def test_wider_networks_begin_with_the_rule() -> None:
     _settings, found = played(3)
     batch = ppo.batch_of(found, np.arange(len(found.cost)))
-    said = []
-    for start in ("rule", "wide"):
-        weights = ppo.start_of(SMALL._replace(start=start), 3)
-        with torch.no_grad():
-            said.append(ppo.Network(weights, 3).decide(batch, 0.05)[0])
+    rule = ppo.start_of(SMALL._replace(start="rule"), 3)
+    wide = ppo.start_of(SMALL._replace(start="wide"), 3)
+    with torch.no_grad():
+        said = [ppo.Network(weights, 3).decide(batch, 0.05)[0] for weights in (rule, wide)]
     assert torch.equal(*said)
-    assert weights["head.0.weight"].any(1).all()
+    assert wide["head.0.weight"].any(1).all()
+    assert not rule["head.0.weight"].any(1).all()
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ class Dl2Env(_Env):
         return {**super()._info(), "slot_ended": bool(self.batch.sight.slot_ended[0])}
 
 
-class SkepEnv(gymnasium.Env[Views, np.int64]):
+class SkepEnv(gymnasium.Env[Any, np.int64]):
     """What Skep's own models see and may do: see `queue`.
 
     The observation has the features of `skep.learn`: `jobs` by row, `cluster`, and `candidates` by

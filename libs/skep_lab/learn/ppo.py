@@ -152,7 +152,7 @@ class Network(imitate.Network):
         context = torch.cat([*parts, self.cluster(batch.cluster)], 1)
         first = self.head[0]
         assert isinstance(first, nn.Linear)
-        of_job, of_context, of_option = first.weight.split([SIZES.job, CONTEXT, A], 1)
+        of_job, of_context, of_option = torch.split(first.weight, [SIZES.job, CONTEXT, A], 1)
         decision = batch.decision[batch.job]
         hidden = batch.options @ of_option.T + (embedded @ of_job.T)[batch.job]
         hidden = (hidden + (context @ of_context.T + first.bias)[decision]).relu()
@@ -344,7 +344,8 @@ class Learner:
         order = self.rng.permutation(count)
         cut = range(0, count, settings.batch)
         given = [batch_of(played, order[at : at + settings.batch]) for at in cut]
-        values |= self.learn(given, warm=warm)
+        if count > 1:
+            values |= self.learn(given, warm=warm)
         self.step += 1
         if self.step % settings.every == 0 or self.step == settings.iterations:
             values["tuning"] = self.tuning(self.net.weights())
@@ -378,7 +379,7 @@ class Learner:
                 if settings.baseline == "value":
                     whole = whole + VALUE_WEIGHT * wrong
                 self.adam.zero_grad()
-                whole.backward()
+                whole.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(self.net.parameters(), GRADIENT_MAX)
                 self.adam.step()
                 self.updates += 1
