@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from skep.learn import columns as c
 from skep.learn.net import Sizes, shapes
@@ -37,6 +36,7 @@ from skep_lab.fast_env.arrays import (
     Ints,
     JobArrays,
     NodeArrays,
+    Shown,
     State,
     ints,
     new_state,
@@ -121,21 +121,6 @@ class By(NamedTuple):
     net: Net
     room: Work
     tape: Tape
-
-
-class Shown(NamedTuple):
-    """What a batch shows of itself; the arrays stay the same from step to step."""
-
-    raw: Floats
-    """[B, J, RAW] of which `counts` rows are there; the others are 0."""
-    cluster: Floats
-    """[B, CLUSTER] without the sums over jobs that `skep.learn.features.sums` adds."""
-    now: Floats
-    """[B] seconds."""
-    counts: Ints
-    """[B] rows."""
-    done: NDArray[np.bool_]
-    """[B] all jobs have ended."""
 
 
 class Batch:

@@ -12,19 +12,16 @@ up to the same, but for what all jobs would take alone.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skep.learn.candidates import CHOICES, A
 from skep.learn.features import F, G
-from skep_lab.fast_env.arrays import Floats, Ints
+from skep_lab.fast_env.arrays import Floats, Ints, Shown
 from skep_lab.fast_env.compiled import inner
 from skep_lab.fast_env.scores import Work, choice, drawn, is_queued, job_of, option_of
-
-if TYPE_CHECKING:
-    from skep_lab.fast_env.queue import Shown
 
 Matrix = NDArray[np.float32]
 

@@ -77,12 +77,12 @@ class Settings(NamedTuple):
     epochs: Count = 3
     """How often each of them is learned from."""
     batch: Count = 256
-    rate: Positive = 0.003
+    rate: Positive = 0.0003
     clip: Positive = 0.2
     """How much likelier, or less likely, a move may become in an iteration."""
     entropy: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """The weight of an even choice."""
-    temperature: Positive = 0.05
+    temperature: Positive = 0.03
     """By what scores are divided before the softmax."""
     horizon_s: Positive = 3600.0
     """What comes so many seconds later counts 1/e."""
