@@ -80,6 +80,8 @@ class Settings(NamedTuple):
     rate: Positive = 0.0003
     clip: Positive = 0.2
     """How much likelier, or less likely, a move may become in an iteration."""
+    leap: Positive = 0.3
+    """How far logarithms of probabilities may have moved, on average: an iteration ends there."""
     entropy: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """The weight of an even choice."""
     temperature: Positive = 0.03
@@ -359,33 +361,41 @@ class Learner:
         spread = float(torch.cat([batch.cost for batch in given]).std()) or 1.0
         with torch.no_grad():
             before = [self.net.decide(batch, settings.temperature) for batch in given]
-        sums = np.zeros(3)
-        for _ in range(settings.epochs):
-            for at in self.rng.permutation(len(given)):
-                batch, (old, expected) = given[at], before[at]
-                logs, value = self.net.decide(batch, settings.temperature)
-                change = (logs - old).gather(1, batch.done)[:, 0]
-                entropy = -(logs.exp() * logs).sum(1).mean()
-                cost = batch.cost / spread
-                if warm:
-                    loss = -logs.gather(1, batch.done).mean()
-                else:
-                    gain = -cost if settings.baseline == "episodes" else expected - cost
-                    ratio = change.exp()
-                    near = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
-                    loss = -torch.minimum(ratio * gain, near * gain).mean()
-                wrong = (value - cost).square().mean()
-                whole = loss - settings.entropy * entropy
-                if settings.baseline == "value":
-                    whole = whole + VALUE_WEIGHT * wrong
-                self.adam.zero_grad()
-                whole.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self.net.parameters(), GRADIENT_MAX)
-                self.adam.step()
-                self.updates += 1
-                sums += float(loss.detach()), float(entropy.detach()), float(change.detach().std())
-        loss, entropy, moved = sums / (settings.epochs * len(given))
-        return {"loss": loss, "entropy": entropy, "moved": moved}
+        sums = list[tuple[float, float, float]]()
+        for at in np.concatenate(
+            [self.rng.permutation(len(given)) for _ in range(settings.epochs)]
+        ):
+            batch, (old, expected) = given[at], before[at]
+            logs, value = self.net.decide(batch, settings.temperature)
+            change = (logs - old).gather(1, batch.done)[:, 0]
+            moved = float(change.detach().abs().mean())
+            if moved > settings.leap and not warm:
+                break
+            cost = batch.cost / spread
+            if warm:
+                loss = -logs.gather(1, batch.done).mean()
+            else:
+                gain = -cost if settings.baseline == "episodes" else expected - cost
+                ratio = change.exp()
+                near = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
+                loss = -torch.minimum(ratio * gain, near * gain).mean()
+            entropy = -(logs.exp() * logs).sum(1).mean()
+            whole = loss - settings.entropy * entropy
+            if settings.baseline == "value":
+                whole = whole + VALUE_WEIGHT * (value - cost).square().mean()
+            self.adam.zero_grad()
+            whole.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.net.parameters(), GRADIENT_MAX)
+            self.adam.step()
+            self.updates += 1
+            sums.append((float(loss.detach()), float(entropy.detach()), moved))
+        loss_mean, entropy_mean, moved = np.mean(sums, axis=0)
+        return {
+            "loss": float(loss_mean),
+            "entropy": float(entropy_mean),
+            "moved": float(moved),
+            "updates": len(sums),
+        }
 
     def save(self) -> Saved:
         """Return all that training goes on from."""
