@@ -174,7 +174,7 @@ def wide(weights: Weights, seed: int) -> dict[str, NDArray[Any]]:
     """
     made = {name: each.copy() for name, each in weights.items()}
     drawn = random_weights(seed, SIZES)
-    for layer in ("job.0", "job.2", "head.0"):
+    for layer in ("job.0", "job.2", "cluster.0", "head.0", "hold.0"):
         weight, bias = made[f"{layer}.weight"], made[f"{layer}.bias"]
         unused = ~weight.any(1) & (bias == 0)
         weight[unused] = drawn[f"{layer}.weight"][unused]
