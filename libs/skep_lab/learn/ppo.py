@@ -21,7 +21,6 @@ baseline; Ng et al., "Policy invariance under reward transformations" (ICML 1999
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -327,7 +326,8 @@ class Learner:
         self.tuned_jobs = [skep_env.jobs_of(protocol.draw(*case)) for case in self.tuned]
         self.base = 0.0
         self.base = self.tuning(self.rule)
-        self.best, self.score = self.net.weights(), math.inf
+        self.best = self.net.weights()
+        self.score = self.tuning(self.best) if settings.start == "random" else 0.0
 
     def tuning(self, weights: Weights) -> float:
         """Return the mean logarithm of the mean JCT of the tuning cases, less that of the rule."""
@@ -406,17 +406,14 @@ class Learner:
             state = self.adam.state[each]
             tensors |= {f"{part}.{name}": state[part].numpy().copy() for part in ADAM if state}
         tensors |= {f"best.{name}": each.copy() for name, each in self.best.items()}
-        score = self.score if math.isfinite(self.score) else None
-        numbers = {"rng": numbers_of(self.rng), "updates": self.updates, "score": score}
+        numbers = {"rng": numbers_of(self.rng), "updates": self.updates, "score": self.score}
         return Saved(self.step, tensors, numbers)
 
     def load(self, saved: Saved) -> None:
         """Go on from there."""
         self.step, self.rng = saved.step, rng_of(saved.numbers["rng"])
         self.updates = int(saved.numbers["updates"])
-        score = saved.numbers["score"]
-        self.score = math.inf if score is None else float(score)
-        self.best = best_of(saved.tensors)
+        self.best, self.score = best_of(saved.tensors), float(saved.numbers["score"])
         self.net.load_state_dict(
             {name: torch.tensor(each) for name, each in _named(saved.tensors, "net.").items()}
         )
