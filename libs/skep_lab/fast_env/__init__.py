@@ -12,7 +12,9 @@ It needs the extra `lab` (numba, numpy, gymnasium); nothing else of Skep imports
     draw       random jobs in an environment's arrays, with bursts
     sched2     SCHED²'s environment: choose a job of the first J, or hold
     dl2        DL²'s environment: give workers and parameter servers to jobs, slot by slot
-    environments   both for Gymnasium
+    queue      the environment of Skep's own models: place waiting jobs, change sizes of others
+    tape       what is kept of its episodes to learn from
+    environments   the three for Gymnasium
 
 It is an approximation of production. `play` is equal to it, job by job, for the policies and
 settings of the equality suite; elsewhere it differs:

@@ -232,6 +232,21 @@ class State(NamedTuple):
     """[COST] nanoseconds."""
 
 
+class Shown(NamedTuple):
+    """What a batch of `queue` shows of itself; the arrays stay the same from step to step."""
+
+    raw: Floats
+    """[B, J, RAW] (`skep.learn.columns`) of which `counts` rows are there; the others are 0."""
+    cluster: Floats
+    """[B, CLUSTER] without the sums over jobs that `skep.learn.features.sums` adds."""
+    now: Floats
+    """[B] seconds."""
+    counts: Ints
+    """[B] rows."""
+    done: NDArray[np.bool_]
+    """[B] all jobs have ended."""
+
+
 class JobArrays(NamedTuple):
     """The jobs of one environment: see `JOB`."""
 

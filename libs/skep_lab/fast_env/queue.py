@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from skep.learn import columns as c
 from skep.learn.net import Sizes, shapes
@@ -37,6 +36,7 @@ from skep_lab.fast_env.arrays import (
     Ints,
     JobArrays,
     NodeArrays,
+    Shown,
     State,
     ints,
     new_state,
@@ -45,6 +45,7 @@ from skep_lab.fast_env.compiled import compiled, inner
 from skep_lab.fast_env.engine import HANDS_OFF, Rule
 from skep_lab.fast_env.places import place
 from skep_lab.fast_env.scores import SPREAD, Net, Work, best, net_of, work_of
+from skep_lab.fast_env.tape import Tape, keep_decision, keep_step, tape_of
 
 RULE = Rule(order=HANDS_OFF)
 SECOND = 1e9
@@ -119,21 +120,7 @@ class By(NamedTuple):
     """[B, K, 3]; K 0: the network plays."""
     net: Net
     room: Work
-
-
-class Shown(NamedTuple):
-    """What a batch shows of itself; the arrays stay the same from step to step."""
-
-    raw: Floats
-    """[B, J, RAW] of which `counts` rows are there; the others are 0."""
-    cluster: Floats
-    """[B, CLUSTER] without the sums over jobs that `skep.learn.features.sums` adds."""
-    now: Floats
-    """[B] seconds."""
-    counts: Ints
-    """[B] rows."""
-    done: NDArray[np.bool_]
-    """[B] all jobs have ended."""
+    tape: Tape
 
 
 class Batch:
@@ -206,7 +193,7 @@ class Batch:
         )
         self._nodes = ints(nodes)
         self._net = net_of({name: np.zeros(each) for name, each in shapes(Sizes(1, 1)).items()})
-        self._room = work_of(0, self._net)
+        self._room, self._tape = work_of(0, self._net), tape_of(envs)
         self.step(np.full((envs, 1, 3), -1, np.int64))
 
     def step(self, moves: Ints) -> Shown:
@@ -215,22 +202,32 @@ class Batch:
         Args:
             moves: [B, K, 3] row, workers, spread.
         """
-        self._run(By(moves, self._net, self._room))
+        self._run(By(moves, self._net, self._room, self._tape))
         return self.shown
 
     def _run(self, by: By) -> None:
         run_all(self.state, self.more, self._nodes, by, self.rhythm, self.shown)
 
-    def play(self, net: Net, seen: Floats | None = None) -> None:
+    def play(
+        self,
+        net: Net,
+        seen: Floats | None = None,
+        *,
+        noise: Floats | None = None,
+        tape: Tape | None = None,
+    ) -> None:
         """Play every environment to its end by a network.
 
         Args:
             net: The network.
             seen: [2, F + G + A] the range of every feature is widened to what was seen.
+            noise: Is added to scores (`tape.noise_of`); None: the best is done.
+            tape: Where decisions and what followed are kept.
         """
-        room = work_of(self.state.jobs.shape[1], net, ranges=seen is not None)
+        rows = self.state.jobs.shape[1]
+        room = work_of(rows, net, ranges=seen is not None, noise=noise)
         nothing = np.zeros((len(self._nodes), 0, 3), np.int64)
-        self._run(By(nothing, net, room))
+        self._run(By(nothing, net, room, tape or self._tape))
         if seen is not None:
             seen[0] = np.minimum(seen[0], room.seen[0])
             seen[1] = np.maximum(seen[1], room.seen[1])
@@ -248,6 +245,11 @@ class Batch:
         return made
 
     @property
+    def unfinished(self) -> int:
+        """Return how many jobs have come and not ended in all environments."""
+        return int(self.more.counts[:, ACTIVE].sum())
+
+    @property
     def decisions(self) -> int:
         """Return how many decisions were asked for in all environments."""
         return int(self.more.counts[:, DECISIONS].sum())
@@ -262,13 +264,16 @@ def run_all(s: State, more: More, nodes: Ints, by: By, rhythm: int, shown: Shown
 
     All is one function, because each one that Python calls is compiled with all that it calls.
     """
-    plays = by.moves.shape[1] == 0
+    plays, keeps = by.moves.shape[1] == 0, by.tape.clusters.shape[0] > 0
     for b in range(s.num.shape[0]):
+        needed = need_s(s, more, b) if keeps else 0.0
         while not shown.done[b]:
-            moved = False
+            moved, before, count = False, shown.now[b], more.counts[b, ACTIVE]
             if plays:
                 n, room = shown.counts[b], by.room
                 best(shown.raw[b], n, shown.cluster[b], shown.now[b], by.net, room)
+                if keeps:
+                    keep_decision(by.tape, b, shown, room)
                 if room.found[1] >= 0 and room.found[0] > room.found[4]:
                     j = more.rows[b, int(room.found[1])]
                     moved = move(s, b, j, int(room.found[2]), room.found[3] == SPREAD)
@@ -284,8 +289,31 @@ def run_all(s: State, more: More, nodes: Ints, by: By, rhythm: int, shown: Shown
             many = more.counts[b, DECISIONS] > DECISIONS_MAX * s.jobs.shape[1]
             shown.done[b] = s.num[b, NUM.open] == 0 or stands or many
             show(s, more, b, nodes[b], shown)
+            if keeps:
+                jct, after = count * (shown.now[b] - before), need_s(s, more, b)
+                keep_step(by.tape, b, before, jct, jct + after - needed)
+                needed = after
             if not plays:
                 break
+
+
+@inner
+def need_s(s: State, more: More, b: int) -> float:
+    """Return the seconds of all jobs, come or not, if those without GPUs had theirs at once."""
+    now, total = s.num[b, NUM.now], 0.0
+    for i in range(more.counts[b, ACTIVE]):
+        j = more.active[b, i]
+        phase, left = s.jobs[b, j, JOB.phase], float(s.jobs[b, j, JOB.run] - s.jobs[b, j, JOB.done])
+        if phase in (PHASE.starting, PHASE.running):
+            if phase == PHASE.running:
+                left -= (now - s.jobs[b, j, JOB.since]) * s.rate[b, j]
+            left /= engine.speed_of(s, b, j)
+        if phase < PHASE.ended:
+            total += left
+    for j in range(more.counts[b, CAME], s.jobs.shape[1]):
+        if s.jobs[b, j, JOB.at] < NEVER:
+            total += s.jobs[b, j, JOB.run]
+    return total / SECOND
 
 
 @inner

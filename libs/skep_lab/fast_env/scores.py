@@ -139,10 +139,21 @@ class Work(NamedTuple):
     """[4] the best candidate: its score, row, workers and kind; then that of doing nothing."""
     seen: Floats
     """[2, F + G + A] the least and the most of every feature; [2, 0]: they are not noted."""
+    noise: Floats
+    """Added to scores, one number after the other and from the beginning again; [0]: nothing."""
+    drawn: Ints
+    """[1] numbers of `noise` that were used."""
 
 
-def work_of(rows: int, net: Net, *, ranges: bool = False) -> Work:
-    """Return room for up to so many rows; with `ranges`, those of features are noted."""
+def work_of(rows: int, net: Net, *, ranges: bool = False, noise: Floats | None = None) -> Work:
+    """Return room for up to so many rows.
+
+    Args:
+        rows: The most rows.
+        net: The network.
+        ranges: Those of features are noted.
+        noise: Is added to scores, see `Work`.
+    """
     job, head = net.job_0.shape[1], net.head_bias.shape[0]
     seen = np.zeros((2, F + G + A if ranges else 0))
     seen[0], seen[1] = np.inf, -np.inf
@@ -161,6 +172,8 @@ def work_of(rows: int, net: Net, *, ranges: bool = False) -> Work:
         np.zeros(head),
         np.zeros(5),
         seen,
+        np.zeros(0) if noise is None else noise,
+        np.zeros(1, np.int64),
     )
 
 
@@ -183,7 +196,8 @@ def _remaining(row: Floats, now: float) -> float:
 
 
 @inner
-def _waits(row: Floats) -> bool:
+def is_queued(row: Floats) -> bool:
+    """Return whether a job may be placed (`features.queued`)."""
     return bool(row[c.PHASE] == c.WAITING or row[c.PHASE] == c.AWAY)
 
 
@@ -199,7 +213,7 @@ def _sums(raw: Floats, n: int, cluster: Floats, now: float) -> None:
         gpus = row[c.EACH] * row[c.WORKERS]
         known = 1.0 if remaining >= 0 else 0.0
         work = max(remaining, 0.0) * gpus
-        if _waits(row):
+        if is_queued(row):
             cluster[c.QUEUED_JOBS] += 1
             cluster[c.QUEUED_GPUS] += gpus
             cluster[c.QUEUED_WORK] += work
@@ -242,7 +256,7 @@ def _share_out(raw: Floats, n: int, cluster: Floats, now: float, w: Work) -> Non
     for i in range(n):
         row = raw[i]
         remaining = _remaining(row, now)
-        waits = _waits(row)
+        waits = is_queued(row)
         changes = row[c.PHASE] == c.RUNNING and row[c.RESIZABLE] > 0
         if not (waits or changes) or remaining < 0:
             w.shares[i] = row[c.WORKERS]
@@ -362,7 +376,7 @@ def _cluster_features(row: Floats, w: Work) -> None:
 
 
 @inner
-def _job_features(row: Floats, cluster: Floats, now: float, w: Work) -> None:
+def job_of(row: Floats, cluster: Floats, now: float, w: Work) -> None:
     """Write the features of a job (`features.job_features`)."""
     f = w.job
     f[:] = 0.0
@@ -594,10 +608,10 @@ def _context(raw: Floats, n: int, cluster: Floats, now: float, net: Net, w: Work
     if net.sees_jobs[0] == 1:
         counts = np.zeros(2)
         for i in range(n):
-            _job_features(raw[i], cluster, now, w)
+            job_of(raw[i], cluster, now, w)
             _layer(w.job, net.job_0, net.job_0_bias, w.hidden[0])
             _layer(w.hidden[0], net.job_2, net.job_2_bias, w.embedded[i])
-            part = 0 if _waits(raw[i]) else 1
+            part = 0 if is_queued(raw[i]) else 1
             counts[part] += 1
             base = 2 * part * size
             for h in range(size):
@@ -632,9 +646,18 @@ def _score(net: Net, w: Work, base: Floats) -> float:
 
 
 @inner
+def drawn(w: Work) -> float:
+    """Return the next number of the noise; 0 if there is none."""
+    if w.noise.shape[0] == 0:
+        return 0.0
+    w.drawn[0] += 1
+    return float(w.noise[w.drawn[0] % w.noise.shape[0]])
+
+
+@inner
 def choice(row: Floats, place: int) -> tuple[float, int]:
     """Return the workers and the kind of a candidate of a job; 0 workers: there is none."""
-    if _waits(row):
+    if is_queued(row):
         if place < SIZES:
             return float(row[c.SIZE + place]), LOCAL
         return float(row[c.WORKERS] if row[c.WORKERS] > 1 else 0.0), SPREAD
@@ -648,6 +671,25 @@ def choice(row: Floats, place: int) -> tuple[float, int]:
     if at < 0 or at >= SIZES:
         return 0.0, LOCAL
     return float(row[c.SIZE + at]), (GROW if STEPS[place] > 0 else SHRINK)
+
+
+@inner
+def option_of(
+    raw: Floats, i: int, cluster: Floats, now: float, chosen: tuple[float, int, bool], w: Work
+) -> bool:
+    """Write the features of a candidate of row i, which `_candidate` chooses alike.
+
+    Returns:
+        Whether it is possible.
+    """
+    row = raw[i]
+    alone = _candidate(row, cluster, now, chosen, w.candidate)
+    if alone < 0:
+        return False
+    given = w.shares[i], w.shares[w.shares.shape[0] - 1]
+    _against_share(row, now, chosen[0], alone, given, w.candidate)
+    _clip(w.candidate, _LOW, _HIGH, w.seen, F + G)
+    return True
 
 
 @inner
@@ -665,26 +707,21 @@ def best(raw: Floats, n: int, cluster: Floats, now: float, net: Net, w: Work) ->
     _sums(raw, n, cluster, now)
     _share_out(raw, n, cluster, now, w)
     _cluster_features(cluster, w)
-    held = _context(raw, n, cluster, now, net, w)
+    held = _context(raw, n, cluster, now, net, w) + drawn(w)
     w.found[0], w.found[1], w.found[4] = -np.inf, -1.0, held
-    outputs, price = net.head_bias.shape[0], w.shares[w.shares.shape[0] - 1]
+    outputs = net.head_bias.shape[0]
     for i in range(n):
         row, ready = raw[i], False
         for place in range(CHOICES):
             workers, kind = choice(row, place)
-            if workers <= 0:
+            if workers <= 0 or not option_of(raw, i, cluster, now, (workers, kind, False), w):
                 continue
-            alone = _candidate(row, cluster, now, (workers, kind, False), w.candidate)
-            if alone < 0:
-                continue
-            _against_share(row, now, workers, alone, (w.shares[i], price), w.candidate)
-            _clip(w.candidate, _LOW, _HIGH, w.seen, F + G)
             if not ready:
                 w.hidden[2, :outputs] = w.shared
                 if net.sees_jobs[0] == 1:
                     _add(w.embedded[i], net.of_job, w.hidden[2])
                 ready = True
-            score = _score(net, w, w.hidden[2])
+            score = _score(net, w, w.hidden[2]) + drawn(w)
             if score > w.found[0]:
                 w.found[0], w.found[1] = score, float(i)
                 w.found[2], w.found[3] = workers, float(kind)
@@ -725,21 +762,16 @@ def _score_all(raw: Floats, cluster: Floats, now: float, net: Net, w: Work, left
         w: Room to compute in.
         left: [n CHOICES, 2] score, and 1 if it is possible now, 0 if later, -1 if it is left out.
     """
-    outputs, price = net.head_bias.shape[0], w.shares[w.shares.shape[0] - 1]
+    outputs = net.head_bias.shape[0]
     for at in range(left.shape[0]):
         i, place = at // CHOICES, at % CHOICES
         if left[at, 1] < 0:
             continue
         workers, kind = choice(raw[i], place)
-        alone = -1.0
-        if workers > 0:
-            alone = _candidate(raw[i], cluster, now, (workers, kind, True), w.candidate)
-        left[at, 1] = w.candidate[KF.fits]
-        if alone < 0:
+        if workers <= 0 or not option_of(raw, i, cluster, now, (workers, kind, True), w):
             left[at, 1] = -1.0
             continue
-        _against_share(raw[i], now, workers, alone, (w.shares[i], price), w.candidate)
-        _clip(w.candidate, _LOW, _HIGH, w.seen, F + G)
+        left[at, 1] = w.candidate[KF.fits]
         w.hidden[2, :outputs] = w.shared
         if net.sees_jobs[0] == 1:
             _add(w.embedded[i], net.of_job, w.hidden[2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skep_lab.learn import dl2_agent, dqn, evolve, sched2_play, skep_env
+from skep_lab.learn import dl2_agent, dqn, evolve, ppo, sched2_play, skep_env
 from skep_lab.learn.progress import Saved, Tensors
 
 Measures = dict[str, float]
@@ -35,12 +35,23 @@ def dl2(settings: dl2_agent.Settings, tensors: Tensors, seed: int) -> Measures:
     return dict(zip(names, map(float, found[0]), strict=True))
 
 
-def tuning(settings: evolve.Settings, tensors: Tensors, seed: int) -> Measures:
-    """Return the mean JCT of the protocol's tuning trace of this number under an evolved network.
+def evolved(settings: evolve.Settings, tensors: Tensors, seed: int) -> Measures:
+    """Return what an episode comes to under an evolved network: see `tuning`."""
+    del settings
+    return tuning(evolve.weights_of(tensors["best"]), seed)
+
+
+def improved(settings: ppo.Settings, tensors: Tensors, seed: int) -> Measures:
+    """Return what an episode comes to under a network that PPO has trained: see `tuning`."""
+    del settings
+    return tuning(ppo.best_of(tensors), seed)
+
+
+def tuning(weights: skep_env.Weights, seed: int) -> Measures:
+    """Return the mean JCT of the protocol's tuning trace of this number under a network.
 
     The run has chosen its best network by such traces: they tell runs apart, and judge none.
     """
-    del settings
     case = skep_env.tuning_cases(seed + 1)[seed]
-    found = skep_env.mean_jct_s([skep_env.net(evolve.weights_of(tensors["best"]))], [case])
+    found = skep_env.mean_jct_s([skep_env.net(weights)], [case])
     return {"tuning_jct_s": float(found[0, 0])}

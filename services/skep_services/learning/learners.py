@@ -44,8 +44,9 @@ LEARNERS: dict[str, About] = {
     "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic", ".episodes:dl2"),
     "imitate": About(".imitate", "a set network that does what --pairs show"),
     "evolve": About(
-        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:tuning"
+        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:evolved"
     ),
+    "ppo": About(".ppo", "a set network on the same traces, by gradients", ".episodes:improved"),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 
