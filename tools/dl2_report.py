@@ -21,7 +21,7 @@ PICTURES = {
         ("small", "small-bandit", "small-online-only", "small-shaped"),
     ),
     "dl2-fig17": (
-        "Figure 17: models are added at steps 1,000 and 2,000",
+        "Figure 17: models are added at steps 500 and 1,000",
         ("small-shaped", "small-shaped-types"),
     ),
 }
