@@ -138,7 +138,8 @@ def gain(
     return Paired(float(late.mean()) - base, float(low), float(high), early.shape[1], base)
 
 
-def _interval(found: Paired) -> str:
+def interval(found: Paired) -> str:
+    """Return a difference in percent, with its interval if there is one."""
     low, high = (None if each is None else each / found.base for each in (found.low, found.high))
     if low is None or high is None:
         return f"{found.mean / found.base:+.1%}"
@@ -153,7 +154,7 @@ def comparison(
     yield "| --- | --- | --- | --- | --- |"
     for name, scores in known.items():
         row = np.mean(scores, axis=0)
-        told = _interval(paired(completions(known["drf"]), completions(scores)))
+        told = interval(paired(completions(known["drf"]), completions(scores)))
         yield f"| {name} | {row[0]:.2f} | {told} | {row[1]:.1f} | {row[2]:.1%} |"
     for run in dl2_runs.RUNS:
         if run != size and not run.startswith(f"{size}-"):
@@ -161,7 +162,7 @@ def comparison(
         for way in WAYS:
             if by_seed := seeds_of(results, run, way):
                 row = np.mean(by_seed, axis=(0, 1))
-                told = _interval(gain([known["drf"]], by_seed))
+                told = interval(gain([known["drf"]], by_seed))
                 ours = spread(learned(results, run, way))
                 yield (
                     f"| learned: {run}, {way} | {ours}, seeds: {len(by_seed)} "
@@ -187,7 +188,7 @@ def ablations(results: Sequence[Result]) -> Iterator[str]:
     for run, told, slower in TABLE_2:
         if by_seed := seeds_of(results, run, "sampled"):
             ours = spread(learned(results, run, "sampled"))
-            found = _interval(gain(whole, by_seed)) if whole and run != "small-shaped" else ""
+            found = interval(gain(whole, by_seed)) if whole and run != "small-shaped" else ""
             yield f"| {run} | {told} | {slower} % | {ours} | {found} |"
 
 
