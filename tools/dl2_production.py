@@ -79,9 +79,8 @@ def main() -> None:
         rows = list(by_seed.values())
         means = [fmean(dl2_figures.completions(each)) for each in rows]
         told = dl2_figures.interval(dl2_figures.gain(known, rows))
-        print(
-            f"| {name} | {dl2_figures.spread(means) if name == 'dl2' else f'{means[0]:.2f}'} | {told} |"
-        )
+        slots = dl2_figures.spread(means) if name == "dl2" else f"{means[0]:.2f}"
+        print(f"| {name} | {slots} | {told} |")
 
 
 if __name__ == "__main__":
