@@ -64,7 +64,7 @@ def _shaped(figure: str, **changed: Any) -> Run:
 
 def _federated(clusters: int) -> Run:
     """Return a run with as many updates and episodes as one cluster has, in fewer steps."""
-    changed = {"steps": SHAPED["steps"] // clusters, "report_every": 250 // clusters}
+    changed = {"steps": SHAPED["steps"] // clusters, "report_every": -(-250 // clusters)}
     return _shaped("19, federated", clusters=clusters, envs=8 // clusters, **changed)
 
 
