@@ -63,8 +63,8 @@ def main() -> None:
     ]
     for path in sorted(given.results.glob("seed-*.npz")):
         network = network_of(given.run, path, worlds)
-        policy = dl2_policy.Dl2Policy(network=network, world=options)
-        policies.append(("dl2", f" {path.stem}", policy))
+        learned = dl2_policy.Dl2Policy(network=network, world=options)
+        policies.append(("dl2", f" {path.stem}", learned))
     scores: dict[str, dict[str, list[list[float]]]] = {}
     for seed in dl2_protocol.HELD_OUT[: given.episodes]:
         for name, of, policy in policies:

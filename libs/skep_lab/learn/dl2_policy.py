@@ -265,7 +265,7 @@ class _Sharing:
                     break
                 self._add(base + action // 3, action % 3)
         return {
-            job.job: Size(*has, node)
+            job.job: Size(has[0], has[1], node)
             for job, has, node in zip(self._jobs, self._has, self._on, strict=True)
             if min(has) > 0
         }
