@@ -232,18 +232,21 @@ def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
 
 
 def curves(results: Sequence[Result], runs: Sequence[str], way: str) -> Curves:
-    """Return the completion time over steps of runs, the mean over seeds: Figures 10 and 17.
+    """Return the completion time over steps of runs, the means over seeds: Figures 10 and 17.
 
-    A point comes with the first step that is due, so seeds differ by a few steps: tens count.
+    A point comes with the first step that is due, which differs a little between seeds.
     """
     found: Curves = {}
     for run in runs:
-        by_step: dict[float, list[float]] = {}
+        by_point: dict[int, list[tuple[float, float]]] = {}
         for each in results:
-            for step, values in each.get(run, {}).get("points", []):
-                by_step.setdefault(round(float(step), -1), []).append(values[way])
-        if by_step:
-            found[run] = [(step, fmean(each)) for step, each in sorted(by_step.items())]
+            for at, (step, values) in enumerate(each.get(run, {}).get("points", [])):
+                by_point.setdefault(at, []).append((float(step), values[way]))
+        if by_point:
+            found[run] = [
+                (fmean(step for step, _ in each), fmean(value for _, value in each))
+                for _, each in sorted(by_point.items())
+            ]
     return found
 
 
