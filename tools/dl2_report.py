@@ -20,8 +20,9 @@ PICTURES = {
         "Figure 10: completion time while it learns",
         ("small", "small-bandit", "small-online-only", "small-shaped"),
     ),
+    "dl2-federated": ("Federated training: steps of each cluster", dl2_figures.FEDERATED),
     "dl2-fig17": (
-        "Figure 17: models are added at steps 1,000 and 2,000",
+        "Figure 17: models are added at steps 500 and 1,000",
         ("small-shaped", "small-shaped-types"),
     ),
 }

@@ -289,11 +289,30 @@ def test_the_command_stores_what_the_figures_are_made_of(
         with np.load(tmp_path / f"seed-{seed}.npz") as weights:
             assert "small/policy.0.weight" in weights
     assert [step for step, _ in results[0]["small"]["points"]] == [0, 4]
+    monkeypatch.setattr(dl2_runs, "play", None)  # What is stored is not trained again.
+    dl2_main.main([*words, "--seed", "0"])
+    assert json.loads((tmp_path / "seed-0.json").read_text()) == results[0]
     told = list(dl2_figures.lines(results, dl2_figures.ruled(worlds)))
     assert any(line.startswith("| learned: small, sampled") and "seeds: 2" in line for line in told)
     assert any(line.startswith("| poisson | ") for line in told)
     curve = dl2_figures.curves(results, ["small"], "sampled")["small"]
     assert [step for step, _ in curve] == [0.0, 4.0]
+
+
+def test_an_interval_is_over_seeds_as_well() -> None:
+    before, late, later = ([[value]] * 10 for value in (4.0, 5.0, 7.0))
+    alike = dl2_figures.gain([before], [late] * 4)
+    assert (alike.mean, alike.low, alike.high) == (1.0, 1.0, 1.0)
+    apart = dl2_figures.gain([before], [late, later])
+    assert (apart.mean, apart.low, apart.high, apart.base) == (2.0, 1.0, 3.0, 4.0)
+
+
+def test_curves_are_means_over_seeds_point_by_point() -> None:
+    points = [[[250, {"sampled": 7.0}]], [[252, {"sampled": 8.0}], [500, {"sampled": 6.0}]]]
+    results = [{"small-shaped": {"points": each, "scores": {}}} for each in points]
+    found = dl2_figures.curves(results, ["small-shaped", "small"], "sampled")
+    assert found == {"small-shaped": [(251.0, 7.5), (500.0, 6.0)]}
+    assert list(dl2_figures.federated(results))[-1] == "| 1 | 500 | 7.50, 6.00 | - |"
 
 
 def test_kept_rules_are_made_anew_for_other_data(

@@ -19,7 +19,7 @@ import numpy as np
 from skep_lab.fast_env import dl2_rules
 from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import HELD_OUT, World
-from skep_lab.measures.paired import Paired, paired
+from skep_lab.measures.paired import RESAMPLES, Paired, paired
 
 Ruled = Mapping[str, Mapping[str, list[list[float]]]]
 """Scores by rule, by `large`, `small` and the conditions of `dl2_runs`."""
@@ -112,18 +112,34 @@ def digest_of(worlds: Mapping[str, World]) -> str:
     return made.hexdigest()
 
 
-def gain(before: Sequence[Sequence[float]], after: Sequence[Sequence[Sequence[float]]]) -> Paired:
-    """Return how much longer the jobs of an episode take than before, with an interval.
+def gain(
+    before: Sequence[Sequence[Sequence[float]]], after: Sequence[Sequence[Sequence[float]]]
+) -> Paired:
+    """Return how much longer jobs take than before, with an interval over seeds and episodes.
+
+    Each resample draws seeds of both, apart from each other, and episodes, the same ones for both
+    (percentile bootstrap, 95 %). Of one seed it is an interval over episodes alone.
 
     Args:
-        before: Scores of a rule.
-        after: Scores of a learner by seed; an episode's is their mean.
+        before: Scores by seed; those of a rule are a single one.
+        after: The others, on the same episodes.
     """
-    means = np.mean([completions(each) for each in after], axis=0)
-    return paired(completions(before), means.tolist())
+    early, late = (np.array([completions(each) for each in rows]) for rows in (before, after))
+    rng, found = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        episodes = rng.integers(early.shape[1], size=early.shape[1])
+        drawn = [
+            rows[rng.integers(len(rows), size=len(rows))][:, episodes].mean()
+            for rows in (early, late)
+        ]
+        found.append(drawn[1] - drawn[0])
+    low, high = np.quantile(found, (0.025, 0.975))
+    base = float(early.mean())
+    return Paired(float(late.mean()) - base, float(low), float(high), early.shape[1], base)
 
 
-def _interval(found: Paired) -> str:
+def interval(found: Paired) -> str:
+    """Return a difference in percent, with its interval if there is one."""
     low, high = (None if each is None else each / found.base for each in (found.low, found.high))
     if low is None or high is None:
         return f"{found.mean / found.base:+.1%}"
@@ -138,7 +154,7 @@ def comparison(
     yield "| --- | --- | --- | --- | --- |"
     for name, scores in known.items():
         row = np.mean(scores, axis=0)
-        told = _interval(paired(completions(known["drf"]), completions(scores)))
+        told = interval(paired(completions(known["drf"]), completions(scores)))
         yield f"| {name} | {row[0]:.2f} | {told} | {row[1]:.1f} | {row[2]:.1%} |"
     for run in dl2_runs.RUNS:
         if run != size and not run.startswith(f"{size}-"):
@@ -146,7 +162,7 @@ def comparison(
         for way in WAYS:
             if by_seed := seeds_of(results, run, way):
                 row = np.mean(by_seed, axis=(0, 1))
-                told = _interval(gain(known["drf"], by_seed))
+                told = interval(gain([known["drf"]], by_seed))
                 ours = spread(learned(results, run, way))
                 yield (
                     f"| learned: {run}, {way} | {ours}, seeds: {len(by_seed)} "
@@ -172,8 +188,7 @@ def ablations(results: Sequence[Result]) -> Iterator[str]:
     for run, told, slower in TABLE_2:
         if by_seed := seeds_of(results, run, "sampled"):
             ours = spread(learned(results, run, "sampled"))
-            base = np.mean(whole, axis=0).tolist()
-            found = _interval(gain(base, by_seed)) if whole and run != "small-shaped" else ""
+            found = interval(gain(whole, by_seed)) if whole and run != "small-shaped" else ""
             yield f"| {run} | {told} | {slower} % | {ours} | {found} |"
 
 
@@ -189,6 +204,20 @@ def conditions(results: Sequence[Result], known: Ruled) -> Iterator[str]:
         yield f"| {condition.replace('told', 'epochs')} | {' | '.join(cells)} |"
 
 
+FEDERATED = ("small-shaped", "small-shaped-two-clusters", "small-shaped-four-clusters")
+
+
+def federated(results: Sequence[Result]) -> Iterator[str]:
+    """Yield federated training: completion on the tuning episodes by what each cluster trained."""
+    yield "| clusters | steps of each | completion at each sixth of them (slots) | held-out |"
+    yield "| --- | --- | --- | --- |"
+    for run, points in curves(results, FEDERATED, "sampled").items():
+        clusters = dl2_runs.RUNS[run].settings.clusters
+        shown = ", ".join(f"{value:.2f}" for _, value in points)
+        ours = spread(learned(results, run, "sampled"))
+        yield f"| {clusters} | {points[-1][0]:.0f} | {shown} | {ours} |"
+
+
 def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
     """Yield all tables as Markdown."""
     for size, told in SIZES.items():
@@ -196,20 +225,28 @@ def lines(results: Sequence[Result], known: Ruled) -> Iterator[str]:
         yield from comparison(results, size, known[size])
     yield from ["", "### Table 2", ""]
     yield from ablations(results)
+    yield from ["", "### Federated training", ""]
+    yield from federated(results)
     yield from ["", "### Figures 12, 15 and 16", ""]
     yield from conditions(results, known)
 
 
 def curves(results: Sequence[Result], runs: Sequence[str], way: str) -> Curves:
-    """Return the completion time over steps of runs, the mean over seeds: Figures 10 and 17."""
+    """Return the completion time over steps of runs, the means over seeds: Figures 10 and 17.
+
+    A point comes with the first step that is due, which differs a little between seeds.
+    """
     found: Curves = {}
     for run in runs:
-        by_step: dict[float, list[float]] = {}
+        by_point: dict[int, list[tuple[float, float]]] = {}
         for each in results:
-            for step, values in each.get(run, {}).get("points", []):
-                by_step.setdefault(float(step), []).append(values[way])
-        if by_step:
-            found[run] = [(step, fmean(each)) for step, each in sorted(by_step.items())]
+            for at, (step, values) in enumerate(each.get(run, {}).get("points", [])):
+                by_point.setdefault(at, []).append((float(step), values[way]))
+        if by_point:
+            found[run] = [
+                (fmean(step for step, _ in each), fmean(value for _, value in each))
+                for _, each in sorted(by_point.items())
+            ]
     return found
 
 

@@ -2,8 +2,9 @@
 
     python -m skep_lab.learn.dl2_main --data DIR --seed 0 --out DIR --time-limit 450
 
-writes `seed-0.json` (curves and scores by run) and `seed-0.npz` (the policies of the first runs).
-It ends by itself: what the time does not reach is left out.
+writes `seed-0.json` (curves and scores by run) and `seed-0.npz` (the policies of some runs) after
+each run. It ends by itself: what the time does not reach is left out. Runs that these files have
+are not trained again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from skep_lab.learn import dl2_protocol, dl2_runs
 from skep_lab.learn.dl2_protocol import LARGE, SMALL, World
 from skep_lab.learn.progress import Tensors
 
-KEPT = ("small", "small-shaped")
+KEPT = ("small", "small-shaped", "small-bandit", "small-look-ahead")
 """The policies of these runs are stored."""
 LEAST_S = 40.0
 """A run does not begin with less time left."""
@@ -52,18 +53,21 @@ def main(words: list[str] | None = None) -> None:
     given = parser.parse_args(words)
     worlds, end = worlds_of(given.data), time.monotonic() + given.time_limit
     warmed: dict[str, Tensors] = {}
-    told: dict[str, Any] = {}
-    weights: dict[str, Any] = {}
     given.out.mkdir(parents=True, exist_ok=True)
+    scores_at, weights_at = (given.out / f"seed-{given.seed}.{kind}" for kind in ("json", "npz"))
+    told: dict[str, Any] = json.loads(scores_at.read_text()) if scores_at.exists() else {}
+    weights: dict[str, Any] = dict(np.load(weights_at)) if weights_at.exists() else {}
     for name in given.runs or dl2_runs.order(given.seed):
+        if name in told:
+            continue
         if end - time.monotonic() < LEAST_S:
             break
         told[name] = _run(name, given, worlds, warmed, end)
         saved = told[name].pop("policy")
         if name in KEPT:
             weights |= {f"{name}/{key}": part for key, part in saved.items()}
-        (given.out / f"seed-{given.seed}.json").write_text(json.dumps(told))
-        np.savez_compressed(given.out / f"seed-{given.seed}.npz", **weights)
+        scores_at.write_text(json.dumps(told))
+        np.savez_compressed(weights_at, **weights)
 
 
 def _run(
