@@ -71,7 +71,7 @@ JOBS_MIN = 3
 WORSE_MILLI = 20
 """By how much worse a model may be and count as not worse: 2 %."""
 COST_MAX = 10.0
-"""Periods of the rule that one of a model may cost: a longer one is a mistake of the measurement."""
+"""Periods of the rule that one of a model may cost: a longer one is wrongly measured."""
 UNLIKE_PERIODS = MILLI // WORSE_MILLI
 """Periods before the first turn of a model that begins more than WORSE_MILLI of the jobs earlier,
 in another size or less close together than the rule: one of them may cost many times its length."""
