@@ -328,6 +328,19 @@ def test_its_facts_lead_to_the_same_state() -> None:
     assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
 
 
+def test_a_job_that_came_after_the_rule_had_begun_another_is_no_choice() -> None:
+    guard = begun(shadow_s=60)
+    for name, came_s in (("j1", 1), ("j2", 2.4), ("j3", 1.5)):
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(came_s)))
+    known = guard.watched["nlp"]
+    guard.hear(bound("j1"))  # At 2 s.
+    guard.compared("nlp", {"j1": False}, ["j2"], at(2.5))
+    assert (known.seen.decisions, known.pairs) == (0, {})
+    guard.hear(bound("j1", 2))
+    guard.compared("nlp", {"j1": False}, ["j2", "j3"], at(2.5))
+    assert (known.seen.decisions, known.pairs) == (1, {"j1": ("j1", "j3")})
+
+
 @pytest.mark.parametrize("log_first", [False, True])
 def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool) -> None:
     guard = begun(shadow_s=60)

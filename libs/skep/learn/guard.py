@@ -94,6 +94,8 @@ FAULTS = frozenset(
     )
 )
 JOBS_KEPT = 100_000
+OTHERS_KEPT = 8
+"""Jobs that a model would have begun in place of one: the first of them is compared with it."""
 PAIRS_KEPT = 1000
 """Pairs that wait for the ends of their jobs; and choices that wait for the log, the latest."""
 PAIRS_MIN = 10
@@ -175,8 +177,8 @@ class Choice(NamedTuple):
     """It would have begun the job."""
     alike: bool
     """With as many workers, and as close together."""
-    other: str
-    """The job that it would have begun instead; empty: none."""
+    others: tuple[str, ...]
+    """The jobs that it would have begun instead, the first one first."""
 
 
 class Watched:
@@ -204,8 +206,8 @@ class Watched:
         """When those have ended; None: not as they should."""
         self.pairs: dict[str, tuple[str, str]] = {}
         """By job that the rule began: that and the job that the model would have begun."""
-        self.bound: dict[str, None] = {}
-        """Jobs of `came` that the log says were begun, and that are not compared yet."""
+        self.bound: dict[str, Instant] = {}
+        """Jobs of `came` that the log says were begun, and when, that are not compared yet."""
         self.choices: dict[str, Choice] = {}
         """By job that a sight says was begun, but not the log yet."""
         self.work: dict[str, float] = {}
@@ -323,12 +325,11 @@ class Watched:
             chosen: The jobs that the model would have begun, the first one first.
             at: When that was.
         """
-        # A job that is not followed never ends, and its pair would stay for ever.
-        others = (job for job in chosen if job not in begun and job in self.came)
+        others = tuple(job for job in chosen if job not in begun)[:OTHERS_KEPT]
         for job, alike in begun.items():
             agreed = job in chosen
             self.choices.pop(job, None)
-            self.choices[job] = Choice(agreed, alike, "" if agreed else next(others, ""))
+            self.choices[job] = Choice(agreed, alike, () if agreed else others)
             self._count(job, at)
         while len(self.choices) > PAIRS_KEPT:
             del self.choices[next(iter(self.choices))]
@@ -341,15 +342,19 @@ class Watched:
             at: When that was.
         """
         if job in self.came and job not in self.ended:
-            self.bound[job] = None
+            self.bound[job] = at
             self._count(job, at)
 
     def _count(self, job: str, at: Instant) -> None:
         """Count a decision, if both a sight and the log have said it."""
         if job not in self.bound or job not in self.choices:
             return
-        del self.bound[job]
-        choice = self.choices.pop(job)
+        began, choice = self.bound.pop(job), self.choices.pop(job)
+        others = (other for other in choice.others if other in self.came)
+        # Between two sights jobs come of which the rule did not know.
+        known = [other for other in others if self.came[other].at <= began]
+        if choice.others and not known:
+            return
         self.seen = msgspec.structs.replace(
             self.seen,
             at=at,
@@ -357,8 +362,11 @@ class Watched:
             agreed=self.seen.agreed + choice.agreed,
             alike=self.seen.alike + choice.alike,
         )
-        if choice.other in self.came and len(self.pairs) < PAIRS_KEPT:
-            self.pairs[job] = job, choice.other
+        taken = {other for _, other in self.pairs.values()}
+        other = next((each for each in known if each not in taken), "")
+        # A job that is not followed never ends, and its pair would stay for ever.
+        if other and len(self.pairs) < PAIRS_KEPT:
+            self.pairs[job] = job, other
 
     def ends(self, fact: JobEnded, gpus: int) -> None:
         """Take over that a job has ended.
