@@ -370,7 +370,7 @@ def test_what_is_kept_of_a_job_that_is_not_followed_is_found() -> None:
     guard = begun(shadow_s=60)
     compared(guard, 3, model_s=1, rule_s=9)
     guard.check()
-    guard.watched["nlp"].bound["j99"] = None
+    guard.watched["nlp"].bound["j99"] = at(1)
     with pytest.raises(AssertionError, match="nlp"):
         guard.check()
 

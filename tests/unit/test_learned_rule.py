@@ -17,8 +17,9 @@ from tests.learned_kit import MODEL
 from tests.policy_kit import NOW, job, view
 
 
-def learned(rule: str = "packing", **options: Any) -> Learned:
-    return Learned(model=MODEL, rule=rule, **options)
+def learned(**options: Any) -> Learned:
+    given: dict[str, Any] = {"model": MODEL, "rule": "packing", **options}
+    return Learned(**given)
 
 
 def advice(**fields: Any) -> LearnedAdvice:

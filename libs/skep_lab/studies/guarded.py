@@ -400,7 +400,7 @@ def starved(row: dict[str, Any]) -> bool:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the measures as a table: by kind of model, and of all."""
     head = ("model", "worlds", "mean worse, 95 %", "worst", "> 2 %", "noise > 2 %", "otherwise")
-    lines = [(*head, "turns", "on", "off", "unfinished", "starved")]
+    lines: list[tuple[str, ...]] = [(*head, "turns", "on", "off", "unfinished", "starved")]
     groups = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
     groups |= {rule: [row for row in rows if row["rule"] == rule] for rule in protocol.RULES}
     for name, chosen in {**groups, "all": list(rows)}.items():
