@@ -245,9 +245,11 @@ class Watched:
         """Return in which block a period is, and its place there."""
         if self.stage == "on":
             return divmod(number, TURNS_ON)
-        later = number - self._begins(CAREFUL)
-        block, place = divmod(later, TURNS) if later >= 0 else divmod(number, TURNS_CAREFUL)
-        return (block + CAREFUL, place) if later >= 0 else (block, place)
+        careful = self._begins(CAREFUL)
+        if number < careful:
+            return divmod(number, TURNS_CAREFUL)
+        block, place = divmod(number - careful, TURNS)
+        return block + CAREFUL, place
 
     def _begins(self, block: int) -> int:
         """Return how many periods there are before a block."""
