@@ -510,6 +510,19 @@ def test_a_model_may_be_held_in_the_shadow_from_the_beginning() -> None:
     assert (fact.stage, fact.why, guard.wake_at()) == ("shadow", Reason.ASKED_FOR, None)
 
 
+@pytest.mark.parametrize("longer", [0, 4, 6, 12])
+def test_a_model_that_chooses_otherwise_has_to_be_shown_to_be_better(longer: int) -> None:
+    """Of twelve choices so many are nine times as long as the rule's, and the others as short."""
+    guard = begun(shadow_s=60)
+    compared(guard, 12, model_s=1, rule_s=9)
+    known = guard.watched["nlp"]
+    total = 800 * (12 - 2 * longer)
+    known.seen = msgspec.structs.replace(known.seen, sum_milli=total, square_milli=12 * 640)
+    found = [each.stage for each in looked(guard, at(61)) if isinstance(each, StageSet)]
+    assert found == {0: ["switchback"], 4: [], 6: [], 12: ["off"]}[longer]
+    assert guard.wake_at() is None or found
+
+
 @pytest.mark.parametrize(
     "workers, spread, alike",
     [(0, False, True), (4, False, True), (2, False, False), (4, True, False)],

@@ -77,7 +77,8 @@ UNLIKE_PERIODS = MILLI // WORSE_MILLI
 in another size or less close together than the rule: one of them may cost many times its length."""
 DECISIONS_MIN, DECISIONS_ALIKE, ALIKE_OF_TEN = 20, 200, 9
 """Decisions of the rule that are compared before a model leaves the shadow, with PAIRS_MIN choices
-that differ, or without: a model that chooses the same nine times in ten does little harm."""
+that differ, or without: a model that chooses the same nine times in ten does little harm. One that
+does not has to be shown to choose shorter jobs."""
 TOLD_EVERY = 10
 """Compared decisions between two facts about them: what a crash may forget."""
 COOLS_PERIODS = 6
@@ -264,7 +265,8 @@ class Watched:
         agrees = ALIKE_OF_TEN * seen.decisions <= 10 * seen.agreed
         if seen.pairs < PAIRS_MIN:
             return seen.decisions >= DECISIONS_ALIKE and agrees
-        return seen.decisions >= DECISIONS_MIN
+        found = self.hindsight()
+        return seen.decisions >= DECISIONS_MIN and (agrees or found.low > 0 or found.high < 0)
 
     def turns_from(self, now: Instant) -> Instant:
         """Return from when on a model in shadow may take turns, if enough was compared.

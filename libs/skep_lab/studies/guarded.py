@@ -44,8 +44,8 @@ from skep_lab.simulator.world import World
 from skep_lab.traces.heldout import evaluation_seed, training_seed
 from skep_lab.traces.job import Trace
 
-JUDGED = range(1_000)
-"""The worlds of the judgement; others are for trying."""
+JUDGED = range(2_000)
+"""The worlds of the judgement, a thousand each time that the guard changes; others are for trying."""
 SEED_AT = 1_000_000
 """World n has the seed of trace SEED_AT + n: that of evaluation, if it is judged."""
 NODES = range(2, 9)
@@ -436,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m skep_lab.studies.guarded", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each world")
     parser.add_argument("--first", type=int, default=JUDGED.start)
-    parser.add_argument("--worlds", type=int, default=len(JUDGED))
+    parser.add_argument("--worlds", type=int, default=1000)
     parser.add_argument("--cpu-minutes", type=float, default=40.0)
     parser.add_argument("--model", type=Path, help="the file of the good model")
     parser.add_argument("--json", action="store_true")
