@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from skep_lab.learn import guarded_main as guarded
 from skep_lab.learn import protocol
-from skep_lab.studies import guarded
 from skep_lab.traces.heldout import HELD_OUT_FROM
 
 TRIED = 7_000

@@ -1,7 +1,7 @@
 """Random worlds in which a VC has a learned model under the guard, beside its rule alone.
 
-    python -m skep_lab.studies.guarded --out FILE       play worlds, and print what came of them
-    python -m skep_lab.studies.guarded --out FILE --cpu-minutes 0 --json      only print
+    python -m skep_lab.learn.guarded_main --out FILE       play worlds, and print what came of them
+    python -m skep_lab.learn.guarded_main --out FILE --cpu-minutes 0 --json      only print
 
 A world is a small cluster, jobs of one family, a rule and a model: a good one, one with random
 weights, or a sabotaged one. It is played three times in the production simulator, all with the same
@@ -433,7 +433,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 1 if a world was worse in the mean by more than 2 %, or starved a job.
     """
-    parser = argparse.ArgumentParser(prog="python -m skep_lab.studies.guarded", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m skep_lab.learn.guarded_main", description=__doc__
+    )
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each world")
     parser.add_argument("--first", type=int, default=JUDGED.start)
     parser.add_argument("--worlds", type=int, default=1000)
@@ -454,13 +456,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
     if not rows:
-        print(f"no world was played: --cpu-minutes {given.cpu_minutes} leaves no time")
+        _say(f"no world was played: --cpu-minutes {given.cpu_minutes} leaves no time")
         return 1
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
     found = {kind: summary(chosen) for kind, chosen in kinds.items() if chosen}
     found["all"] = summary(rows)
-    print(json.dumps(found, indent=1) if given.json else table(rows))
+    _say(json.dumps(found, indent=1) if given.json else table(rows))
     return int(found["all"]["worse_part"] > 0 or found["all"]["starved"] > 0)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":
