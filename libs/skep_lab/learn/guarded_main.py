@@ -45,7 +45,7 @@ from skep_lab.traces.heldout import evaluation_seed, training_seed
 from skep_lab.traces.job import Trace
 
 JUDGED = range(2_000)
-"""The worlds of the judgement, a thousand each time that the guard changes; others are for trying."""
+"""The worlds of the judgement, a thousand for each guard; others are for trying."""
 SEED_AT = 1_000_000
 """World n has the seed of trace SEED_AT + n: that of evaluation, if it is judged."""
 NODES = range(2, 9)
