@@ -31,7 +31,7 @@ from skep.wire.following import (
     StageSet,
     models_named,
 )
-from skep.wire.learned import JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
+from skep.wire.learned import AdvisedMove, JobSight, LearnedAdvice, RoomSight, Sight, SightWanted
 from skep.wire.reasons import Reason
 from tests.kit import at, spec
 from tests.learned_kit import MODEL, OTHER_MODEL, Follower
@@ -172,7 +172,7 @@ def test_what_a_rule_began_is_shown_as_it_was_before() -> None:
     found = shadow.follow(begun)
     assert found is not None
     names, before = found
-    assert names == ("j1",)
+    assert [(name, each.workers) for name, each in names.items()] == [("j1", 2)]
     assert (before.whole, before.free, before.room) == (
         True,
         4,
@@ -239,8 +239,8 @@ def compared(guard: Guard, pairs: int, *, model_s: float, rule_s: float) -> None
         for name in names:
             guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
             guard.hear(bound(name))
-        guard.compared("nlp", [names[0]], [names[1]], at(2))
-        guard.compared("nlp", [names[1]], [names[1]], at(3))
+        guard.compared("nlp", {names[0]: False}, [names[1]], at(2))
+        guard.compared("nlp", {names[1]: True}, [names[1]], at(3))
         for name, ran_s in zip(names, (rule_s, model_s), strict=True):
             ended = JobEnded(
                 job=name,
@@ -281,7 +281,7 @@ def test_a_model_that_only_holds_stays_in_the_shadow() -> None:
         name = f"j{number + 1}"
         guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(1)))
         guard.hear(bound(name))
-        guard.compared("nlp", [name], [], at(2))
+        guard.compared("nlp", {name: False}, [], at(2))
     assert guard.watched["nlp"].seen.decisions == 300
     assert not [each for each in looked(guard, at(100)) if isinstance(each, StageSet)]
 
@@ -328,6 +328,19 @@ def test_its_facts_lead_to_the_same_state() -> None:
     assert again.stage("nlp", MODEL, at(21)) == guard.stage("nlp", MODEL, at(21)) == "shadow"
 
 
+def test_a_job_that_came_after_the_rule_had_begun_another_is_no_choice() -> None:
+    guard = begun(shadow_s=60)
+    for name, came_s in (("j1", 1), ("j2", 2.4), ("j3", 1.5)):
+        guard.hear(JobQueued(job=name, spec=spec(vc="nlp"), submitted_at=at(came_s)))
+    known = guard.watched["nlp"]
+    guard.hear(bound("j1"))  # At 2 s.
+    guard.compared("nlp", {"j1": False}, ["j2"], at(2.5))
+    assert (known.seen.decisions, known.pairs) == (0, {})
+    guard.hear(bound("j1", 2))
+    guard.compared("nlp", {"j1": False}, ["j2", "j3"], at(2.5))
+    assert (known.seen.decisions, known.pairs) == (1, {"j1": ("j1", "j3")})
+
+
 @pytest.mark.parametrize("log_first", [False, True])
 def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool) -> None:
     guard = begun(shadow_s=60)
@@ -338,8 +351,8 @@ def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool)
         if log_first:
             guard.hear(bound("j1", attempt))
         for _ in range(300):
-            guard.compared("nlp", ["j1"], ["j1"], at(2))
-            guard.compared("nlp", ["j2", "j3"], ["j2", "j3"], at(2))
+            guard.compared("nlp", {"j1": True}, ["j1"], at(2))
+            guard.compared("nlp", {"j2": True, "j3": True}, ["j2", "j3"], at(2))
         if not log_first:
             assert known.seen.decisions == attempt - 1
             guard.hear(bound("j1", attempt))
@@ -349,7 +362,7 @@ def test_a_sight_counts_only_with_the_log_whichever_comes_first(log_first: bool)
 def test_sights_of_jobs_that_there_are_not_take_no_room() -> None:
     guard = begun(shadow_s=60)
     names = [f"j{number + 1}" for number in range(PAIRS_KEPT + 5)]
-    guard.compared("nlp", names, names, at(2))
+    guard.compared("nlp", dict.fromkeys(names, True), names, at(2))
     assert [*guard.watched["nlp"].choices] == names[5:]
 
 
@@ -357,7 +370,7 @@ def test_what_is_kept_of_a_job_that_is_not_followed_is_found() -> None:
     guard = begun(shadow_s=60)
     compared(guard, 3, model_s=1, rule_s=9)
     guard.check()
-    guard.watched["nlp"].bound["j99"] = None
+    guard.watched["nlp"].bound["j99"] = at(1)
     with pytest.raises(AssertionError, match="nlp"):
         guard.check()
 
@@ -365,7 +378,7 @@ def test_what_is_kept_of_a_job_that_is_not_followed_is_found() -> None:
 def test_a_job_that_is_not_followed_takes_no_place_among_pairs() -> None:
     guard = begun(shadow_s=60)
     guard.hear(JobQueued(job="j1", spec=spec(vc="nlp"), submitted_at=at(1)))
-    guard.compared("nlp", ["j2"], ["j1"], at(2))
+    guard.compared("nlp", {"j2": False}, ["j1"], at(2))
     assert guard.watched["nlp"].pairs == {}
 
 
@@ -387,9 +400,16 @@ def test_the_latest_blocks_are_kept_and_no_more() -> None:
     assert kept == [*range(5, BLOCKS_KEPT + 5)]
 
 
-def turns(guard: Guard, gains: Sequence[int | None]) -> list[tuple[int, Reason]]:
+def turns(guard: Guard, gains: Sequence[int | None], named_at: int = 1) -> list[tuple[int, Reason]]:
     """Have blocks come to these gains (None: not valid); return after which stages changed, why."""
-    stage = StageSet(vc="nlp", model=MODEL, stage="switchback", why=Reason.SHADOW_PASSED, at=at(60))
+    stage = StageSet(
+        vc="nlp",
+        model=MODEL,
+        stage="switchback",
+        why=Reason.SHADOW_PASSED,
+        at=at(60),
+        named_at=Instant(named_at),
+    )
     guard.apply(stage)
     found = []
     for number, gain in enumerate(gains):
@@ -428,6 +448,110 @@ def test_each_number_of_valid_blocks_is_looked_at_once(
     gains: list[int | None], ends: list[tuple[int, Reason]]
 ) -> None:
     assert turns(begun(shadow_s=60, period_s=1e6), gains) == ends
+
+
+def test_what_turns_cost_is_counted_until_it_is_half_of_what_they_may() -> None:
+    guard = begun(shadow_s=60, period_s=100)
+    compared(guard, 12, model_s=1, rule_s=9)
+    # Two per cent of 40 periods are 80 s: the first turn costs 49 s, and the second one as much.
+    assert turns(guard, [-400, -400, -400], at(100) - seconds(4000)) == [
+        (2, Reason.MEASURED_REGRESSION)
+    ]
+    spent = guard.watched["nlp"].spent()
+    assert round(spent / 1e9) == 98
+    assert looked(guard, at(700)) == [guard.watched["nlp"].said]
+    assert (guard.stage("nlp", MODEL, at(701)), guard.watched["nlp"].spent()) == ("shadow", spent)
+    compared(guard, 12, model_s=1, rule_s=9)
+    again = at(100 - 4000 + 2 * 98.4 / 0.02)
+    assert abs(guard.watched["nlp"].turns_from(at(800)) - again) < seconds(20)
+    assert not [each for each in looked(guard, at(5000)) if isinstance(each, StageSet)]
+    assert guard.wake_at() == guard.watched["nlp"].turns_from(at(5000))
+    (fact,) = (each for each in looked(guard, at(6000)) if isinstance(each, StageSet))
+    assert (fact.stage, fact.spent) == ("switchback", spent)
+
+
+def test_the_first_blocks_are_the_rules_but_for_one_turn_in_four() -> None:
+    guard = begun(shadow_s=60, period_s=100)
+    compared(guard, 12, model_s=1, rule_s=9)
+    looked(guard, at(61))
+    acts = [guard.stage("nlp", MODEL, at(61 + 100 * n + 50)) == "on" for n in range(24)]
+    assert [sum(acts[at : at + 4]) for at in range(0, 16, 4)] == [1] * 4
+    assert [sum(acts[at : at + 2]) for at in range(16, 24, 2)] == [1] * 4
+
+
+def test_a_model_that_begins_jobs_otherwise_waits_until_a_bad_turn_would_cost_little() -> None:
+    guard = begun(shadow_s=60, period_s=100)
+    compared(guard, 12, model_s=1, rule_s=9)
+    known = guard.watched["nlp"]
+    known.seen = msgspec.structs.replace(known.seen, alike=known.seen.agreed // 2)
+    assert [each for each in looked(guard, at(61)) if isinstance(each, StageSet)] == []
+    assert guard.wake_at() == at(5000), "two per cent of 50 periods are a whole one"
+    (fact,) = (each for each in looked(guard, at(5000)) if isinstance(each, StageSet))
+    assert fact.stage == "switchback"
+
+
+def test_a_model_with_faults_stays_in_the_shadow_until_they_are_an_hour_old() -> None:
+    guard = begun(shadow_s=60, period_s=100)
+    compared(guard, 12, model_s=1, rule_s=9)
+    for number in range(7):
+        late = AdviceFollowed(vc="nlp", follows=False, why=Reason.ADVICE_LATE, at=at(10 + number))
+        guard.hear(late)
+    assert [each for each in looked(guard, at(61)) if isinstance(each, StageSet)] == []
+    assert guard.wake_at() == at(3612)
+    (fact,) = (each for each in looked(guard, at(3612)) if isinstance(each, StageSet))
+    assert fact.stage == "switchback"
+
+
+def test_a_model_may_be_held_in_the_shadow_from_the_beginning() -> None:
+    guard = Guard()
+    guard.set_cluster(cluster(stage="shadow"))
+    (fact,) = looked(guard, at(0))
+    assert isinstance(fact, StageSet)
+    assert (fact.stage, fact.why, guard.wake_at()) == ("shadow", Reason.ASKED_FOR, None)
+
+
+@pytest.mark.parametrize("longer", [0, 4, 6, 12])
+def test_a_model_that_chooses_otherwise_has_to_be_shown_to_be_better(longer: int) -> None:
+    """Of twelve choices so many are nine times as long as the rule's, and the others as short."""
+    guard = begun(shadow_s=60)
+    compared(guard, 12, model_s=1, rule_s=9)
+    known = guard.watched["nlp"]
+    total = 800 * (12 - 2 * longer)
+    known.seen = msgspec.structs.replace(known.seen, sum_milli=total, square_milli=12 * 640)
+    found = [each.stage for each in looked(guard, at(61)) if isinstance(each, StageSet)]
+    assert found == {0: ["switchback"], 4: [], 6: [], 12: ["off"]}[longer]
+    assert guard.wake_at() is None or found
+
+
+@pytest.mark.parametrize(
+    "workers, spread, alike",
+    [(0, False, True), (4, False, True), (2, False, False), (4, True, False)],
+)
+def test_a_move_is_alike_if_it_is_as_large_and_as_close(
+    workers: int, spread: bool, alike: bool
+) -> None:
+    begun_so = msgspec.structs.replace(job("j1", "running", 4), nodes=1)
+    move = AdvisedMove(job="j1", workers=workers, spread=spread)
+    assert Shadow().is_alike(begun_so, move, 4) == alike
+    assert Shadow().is_alike(msgspec.structs.replace(begun_so, nodes=2), move, 4) == (
+        spread and workers in (0, 4)
+    )
+
+
+def test_a_model_that_would_begin_a_job_earlier_or_change_its_size_is_not_alike() -> None:
+    shadow = Shadow()
+    shadow.follow(sight(1, whole=True, jobs=(job("j1"), job("j2", "running"), job("j3"))))
+    moves = [AdvisedMove(job=name) for name in ("j1", "j2", "j9")]
+    assert shadow.wish(moves) == ["j2"]
+    assert shadow.wish(moves) == []
+    shadow.follow(sight(2, jobs=(job("j1", "running"), job("j3", "running"))))
+    found = [shadow.is_alike(job(name), AdvisedMove(job=name), 4) for name in ("j1", "j3")]
+    assert found == [False, True]
+    shadow.check()
+    guard = begun(shadow_s=60)
+    compared(guard, 3, model_s=1, rule_s=9)
+    guard.differs("nlp", ["j2"])
+    assert (guard.watched["nlp"].seen.agreed, guard.watched["nlp"].seen.alike) == (3, 2)
 
 
 def test_reading_a_log_again_keeps_no_job_of_before_the_block() -> None:

@@ -357,6 +357,23 @@ def test_a_gang_that_ends_meanwhile_has_succeeded_though_its_newcomers_are_stopp
     assert fact.why is Reason.SUCCEEDED
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_gang_ends_though_the_node_that_is_left_has_only_told_so(first: bool) -> None:
+    decide = elastic(1, 1, workers=2)
+    commands, _ = prepared(decide, 1)
+    stays, leaves = sorted(commands, key=lambda one: one.node)
+    decide(ask(3, AskSuspend(job="j1")))
+    decide(changed(stays if first else leaves))
+    effects = decide(exited("j1", 1, stays.node, Outcome.SUCCEEDED))
+    if first:
+        assert not of(effects, JobEnded), "a rank on the other node may still be told to stay"
+        effects = decide(changed(leaves))
+    assert [fact.node for fact in of(effects, GangNarrowed)] == [leaves.node]
+    assert [fact.why for fact in of(effects, JobEnded)] == [Reason.SUCCEEDED]
+    assert (3, Result.OVERTAKEN, Reason.OVERTAKEN) in over(effects)
+    assert not decide(exited("j1", 1, leaves.node, Outcome.SUCCEEDED))
+
+
 def test_a_node_that_is_lost_ends_the_attempt() -> None:
     decide = elastic(1, 1)
     prepared(decide, 2)

@@ -18,7 +18,8 @@ from tests.policy_kit import NOW, job, view
 
 
 def learned(**options: Any) -> Learned:
-    return Learned(model=MODEL, rule="packing", **options)
+    given: dict[str, Any] = {"model": MODEL, "rule": "packing", **options}
+    return Learned(**given)
 
 
 def advice(**fields: Any) -> LearnedAdvice:
@@ -47,6 +48,15 @@ def test_only_a_job_that_its_nodes_would_hold_turns_a_vc_to_its_rule() -> None:
     plan = policy.plan(advised(runs, no_room, fits, young))
     assert plan.following == Following(model=False, why=Reason.WAITED_TOO_LONG)
     assert plan.turns[0].job == "j3"
+
+
+def test_a_job_that_waits_too_long_is_not_spread_where_its_rule_holds_it() -> None:
+    half = [job("j1", 2, on=[("n1", 2)]), job("j2", 2, on=[("n2", 2)])]
+    waits = since(job("j3", 4, needs=100), 100)
+    for rule, turns in (("hold", []), ("packing", ["j3"])):
+        plan = learned(rule=rule, wait_bound_s=60).plan(advised(*half, waits))
+        assert plan.following == Following(model=False, why=Reason.WAITED_TOO_LONG)
+        assert [turn.job for turn in plan.turns] == turns, rule
 
 
 def test_an_elastic_job_counts_with_its_fewest_workers() -> None:

@@ -120,8 +120,14 @@ class Stages(Protocol):
         """Return when that may be otherwise, after an instant; None: not by time."""
         ...
 
-    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+    def compared(
+        self, vc: str, begun: Mapping[str, bool], chosen: Sequence[str], at: Instant
+    ) -> None:
         """Take over what a rule began, and what its model in shadow would have."""
+        ...
+
+    def differs(self, vc: str, jobs: Sequence[str]) -> None:
+        """Take over that a model in shadow would change the sizes of these jobs."""
         ...
 
 
@@ -136,7 +142,12 @@ class ActsAtOnce:
         """Return None."""
         return None
 
-    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+    def compared(
+        self, vc: str, begun: Mapping[str, bool], chosen: Sequence[str], at: Instant
+    ) -> None:
+        """Compare nothing."""
+
+    def differs(self, vc: str, jobs: Sequence[str]) -> None:
         """Compare nothing."""
 
 
@@ -236,8 +247,13 @@ class Advising:
         begun, before = choice
         again = self.models.seat(post.model)
         if again is not None and again.follow(before):
-            moves = again.decide(now).moves
-            self._stages.compared(post.vc, begun, [move.job for move in moves], now)
+            made = again.decide(now)
+            moves = {move.job: move for move in made.moves} if made.reliable else {}
+            alike = {
+                name: post.shadow.is_alike(job, moves.get(name), sight.node_gpus)
+                for name, job in begun.items()
+            }
+            self._stages.compared(post.vc, alike, list(moves), now)
 
     def due(self, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
         """Yield what is to be said again, and asked for."""
@@ -278,10 +294,13 @@ class Advising:
             return self._off(post, Reason.OTHER_SCHEMA, now)
         try:
             made = post.seat.decide(now)
+            stage = self._stages.stage(post.vc, post.model, now)
+            if stage == "shadow" and made.reliable:
+                self._stages.differs(post.vc, post.shadow.wish(made.moves))
             return self._say(
                 post,
                 now,
-                stage=self._stages.stage(post.vc, post.model, now),
+                stage=stage,
                 moves=tuple(made.moves[:MOVES_MAX]),
                 holds=tuple(made.holds[:HOLDS_MAX]),
                 reliable=bool(made.reliable),

@@ -5,15 +5,22 @@
        +---------------- after a while ---------- off <--------------------+
 
 In shadow a model's advice is compared with what the rule does. In a switchback the model and the
-rule take turns, in blocks of two periods whose order is drawn; jobs count for the period in which
-they came, and the first part of a period, in which the jobs of the one before run on, counts for
-neither. A block gives one difference, so jobs that hinder one another are one sample. The blocks'
-mean has an interval by Student's t, which is looked at after LOOKS blocks; harm ends it earlier.
-When a model is on, one period in eight stays the rule's, so that a regression is measured as well.
+rule take turns, in blocks whose order is drawn: one period in four is the model's in the first
+blocks, then one in two. Jobs count for the period in which they came, and the first part of a
+period, in which the jobs of the one before run on, counts for neither. A block gives one
+difference, so jobs that hinder one another are one sample. The blocks' mean has an interval by
+Student's t, which is looked at after LOOKS blocks; harm ends it earlier. When a model is on, one
+period in eight stays the rule's, so that a regression is measured as well.
+
+What turns have cost is counted for ever: as soon as it is more than WORSE_MILLI of the time since
+the model was named, there are no more of them, and the next ones come once it is half of that. A
+model that begins jobs otherwise than the rule, so that no hindsight tells what it would come to,
+has its first turn when one that takes twice as long would cost no more.
 
 What must not be forgotten is facts. What a block is made of is read again from the allocator's log.
 
-Source: Bojinov, Simchi-Levi and Zhao, Design and Analysis of Switchback Experiments (2023).
+Sources: Bojinov, Simchi-Levi and Zhao, Design and Analysis of Switchback Experiments (2023); Wu,
+Shariff, Lattimore and Szepesvari, Conservative Bandits (ICML 2016), for what turns may cost.
 """
 
 from __future__ import annotations
@@ -52,18 +59,26 @@ BLOCKS_KEPT = 32
 """The latest blocks that are kept. A switchback has no more, whether they are valid or not: none
 drops out of its looks, so each number of valid blocks is looked at once."""
 assert max(BLOCKS_ON, *LOOKS) <= BLOCKS_KEPT
+CAREFUL, TURNS_CAREFUL = 4, 4
 TURNS = 2
 TURNS_ON = 8
-"""Periods of a block: in a switchback one is the model's, and when it is on all but one."""
+"""Periods of a block: in a switchback one is the model's, of more in its first CAREFUL blocks; and
+when it is on all but one."""
 WASHOUT = 4
 """The first part of a period that counts for neither: a fourth."""
 JOBS_MIN = 3
 """Jobs of a block under the model, and under the rule, without which it says nothing."""
 WORSE_MILLI = 20
 """By how much worse a model may be and count as not worse: 2 %."""
+COST_MAX = 10.0
+"""Periods of the rule that one of a model may cost: a longer one is wrongly measured."""
+UNLIKE_PERIODS = MILLI // WORSE_MILLI
+"""Periods before the first turn of a model that begins more than WORSE_MILLI of the jobs earlier,
+in another size or less close together than the rule: one of them may cost many times its length."""
 DECISIONS_MIN, DECISIONS_ALIKE, ALIKE_OF_TEN = 20, 200, 9
 """Decisions of the rule that are compared before a model leaves the shadow, with PAIRS_MIN choices
-that differ, or without: a model that chooses the same nine times in ten does little harm."""
+that differ, or without: a model that chooses the same nine times in ten does little harm. One that
+does not has to be shown to choose shorter jobs."""
 TOLD_EVERY = 10
 """Compared decisions between two facts about them: what a crash may forget."""
 COOLS_PERIODS = 6
@@ -80,6 +95,8 @@ FAULTS = frozenset(
     )
 )
 JOBS_KEPT = 100_000
+OTHERS_KEPT = 8
+"""Jobs that a model would have begun in place of one: the first of them is compared with it."""
 PAIRS_KEPT = 1000
 """Pairs that wait for the ends of their jobs; and choices that wait for the log, the latest."""
 PAIRS_MIN = 10
@@ -154,6 +171,17 @@ class Came(NamedTuple):
     expected: float
 
 
+class Choice(NamedTuple):
+    """What a model would have done where its rule began a job."""
+
+    agreed: bool
+    """It would have begun the job."""
+    alike: bool
+    """With as many workers, and as close together."""
+    others: tuple[str, ...]
+    """The jobs that it would have begun instead, the first one first."""
+
+
 class Watched:
     """A model in a VC, and what was measured of it in its stage."""
 
@@ -179,11 +207,10 @@ class Watched:
         """When those have ended; None: not as they should."""
         self.pairs: dict[str, tuple[str, str]] = {}
         """By job that the rule began: that and the job that the model would have begun."""
-        self.bound: dict[str, None] = {}
-        """Jobs of `came` that the log says were begun, and that are not compared yet."""
-        self.choices: dict[str, tuple[bool, str]] = {}
-        """By job that a sight says was begun, but not the log yet: whether the model would have
-        begun it, and the job that it would have begun instead; empty: none."""
+        self.bound: dict[str, Instant] = {}
+        """Jobs of `came` that the log says were begun, and when, that are not compared yet."""
+        self.choices: dict[str, Choice] = {}
+        """By job that a sight says was begun, but not the log yet."""
         self.work: dict[str, float] = {}
         """How much GPU time the jobs of pairs took, as far as they have ended."""
 
@@ -197,11 +224,6 @@ class Watched:
         """Return since when."""
         return self.said.at if self.said is not None else Instant(0)
 
-    @property
-    def turns(self) -> int:
-        """Return how many periods a block has."""
-        return TURNS if self.stage == "switchback" else TURNS_ON
-
     def options(self, given: Mapping[str, Any]) -> None:
         """Follow the options of the VC's policy."""
         self.wanted = str(given.get("stage", "auto"))
@@ -213,40 +235,105 @@ class Watched:
         return self.is_models((now - self.since) // self.period)
 
     def is_models(self, number: int) -> bool:
-        """Return whether a period is the model's: which of a block is the rule's is drawn."""
-        block, place = divmod(number, self.turns)
+        """Return whether a period is the model's: which one of a block is the other's is drawn."""
+        block, place = self._block_of(number)
         text = f"{self.vc}/{self.model}/{self.since}/{block}"
-        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % self.turns
-        return place != drawn
+        turns = self._begins(block + 1) - self._begins(block)
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % turns
+        return (place == drawn) == (turns == TURNS_CAREFUL)
+
+    def _block_of(self, number: int) -> tuple[int, int]:
+        """Return in which block a period is, and its place there."""
+        if self.stage == "on":
+            return divmod(number, TURNS_ON)
+        careful = self._begins(CAREFUL)
+        if number < careful:
+            return divmod(number, TURNS_CAREFUL)
+        block, place = divmod(number - careful, TURNS)
+        return block + CAREFUL, place
+
+    def _begins(self, block: int) -> int:
+        """Return how many periods there are before a block."""
+        if self.stage == "on":
+            return TURNS_ON * block
+        return TURNS_CAREFUL * min(block, CAREFUL) + TURNS * max(block - CAREFUL, 0)
 
     @property
     def compares_enough(self) -> bool:
         """Return whether enough of its choices were compared to leave the shadow."""
         seen = self.seen
-        alike = ALIKE_OF_TEN * seen.decisions <= 10 * seen.agreed
+        agrees = ALIKE_OF_TEN * seen.decisions <= 10 * seen.agreed
         if seen.pairs < PAIRS_MIN:
-            return seen.decisions >= DECISIONS_ALIKE and alike
-        return seen.decisions >= DECISIONS_MIN
+            return seen.decisions >= DECISIONS_ALIKE and agrees
+        found = self.hindsight()
+        return seen.decisions >= DECISIONS_MIN and (agrees or found.low > 0 or found.high < 0)
+
+    def turns_from(self, now: Instant) -> Instant:
+        """Return from when on a model in shadow may take turns, if enough was compared.
+
+        Args:
+            now: The present instant.
+        """
+        assert self.said is not None, self.vc
+        spent = Duration(max(self.said.spent, 0) * 2 * MILLI // WORSE_MILLI)
+        times = [self.said.until, after(self.since, self.shadow), after(self.named_at, spent)]
+        if (self.seen.agreed - self.seen.alike) * MILLI > WORSE_MILLI * self.seen.decisions:
+            times.append(after(self.named_at, Duration(UNLIKE_PERIODS * self.period)))
+        recent = self.recent_faults(now)
+        if len(recent) >= FAULTS_MAX:
+            times.append(after(recent[-FAULTS_MAX], self.faults_within))
+        return min(max(times), Instant(INSTANT_MAX))
+
+    def recent_faults(self, now: Instant) -> list[Instant]:
+        """Return when there were faults, in an hour or a period."""
+        return [at for at in self.faults if after(at, self.faults_within) > now]
+
+    @property
+    def faults_within(self) -> Duration:
+        """Return for how long a fault counts."""
+        return max(FAULTS_WITHIN, self.period)
+
+    # --- what turns cost -------------------------------------------------------------------------
+
+    @property
+    def named_at(self) -> Instant:
+        """Return since when the model is watched."""
+        return (self.said.named_at or self.said.at) if self.said is not None else Instant(0)
+
+    def spent(self) -> int:
+        """Return what its turns in switchbacks have cost: in nanoseconds of a period of the rule's.
+
+        A turn that had no valid block costs nothing.
+        """
+        before = self.said.spent if self.said is not None else 0
+        if self.stage != "switchback":
+            return before
+        gains = (each.gain_milli / MILLI for each in self.blocks if each.valid)
+        costs = (min(math.exp(min(-gain, COST_MAX)) - 1.0, COST_MAX) for gain in gains)
+        return before + round(self.period * sum(costs))
+
+    def overspent(self, now: Instant) -> bool:
+        """Return whether that is more than a model may be worse."""
+        return self.spent() * MILLI > WORSE_MILLI * (now - self.named_at)
 
     # --- shadow ----------------------------------------------------------------------------------
 
-    def compared(self, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+    def compared(self, begun: Mapping[str, bool], chosen: Sequence[str], at: Instant) -> None:
         """Compare the jobs that the rule began with those that the model would have.
 
         A job counts once the log says as well that it was begun: anybody may send a sight. Which
         of the two comes first is no matter.
 
         Args:
-            begun: The jobs that the rule began.
+            begun: The jobs that the rule began, and whether the model would have so too.
             chosen: The jobs that the model would have begun, the first one first.
             at: When that was.
         """
-        # A job that is not followed never ends, and its pair would stay for ever.
-        others = (job for job in chosen if job not in begun and job in self.came)
-        for job in begun:
+        others = tuple(job for job in chosen if job not in begun)[:OTHERS_KEPT]
+        for job, alike in begun.items():
             agreed = job in chosen
             self.choices.pop(job, None)
-            self.choices[job] = agreed, "" if agreed else next(others, "")
+            self.choices[job] = Choice(agreed, alike, () if agreed else others)
             self._count(job, at)
         while len(self.choices) > PAIRS_KEPT:
             del self.choices[next(iter(self.choices))]
@@ -259,19 +346,30 @@ class Watched:
             at: When that was.
         """
         if job in self.came and job not in self.ended:
-            self.bound[job] = None
+            self.bound[job] = at
             self._count(job, at)
 
     def _count(self, job: str, at: Instant) -> None:
         """Count a decision, if both a sight and the log have said it."""
         if job not in self.bound or job not in self.choices:
             return
-        del self.bound[job]
-        agreed, other = self.choices.pop(job)
+        began, choice = self.bound.pop(job), self.choices.pop(job)
+        others = (other for other in choice.others if other in self.came)
+        # Between two sights jobs come of which the rule did not know.
+        known = [other for other in others if self.came[other].at <= began]
+        if choice.others and not known:
+            return
         self.seen = msgspec.structs.replace(
-            self.seen, at=at, decisions=self.seen.decisions + 1, agreed=self.seen.agreed + agreed
+            self.seen,
+            at=at,
+            decisions=self.seen.decisions + 1,
+            agreed=self.seen.agreed + choice.agreed,
+            alike=self.seen.alike + choice.alike,
         )
-        if other in self.came and len(self.pairs) < PAIRS_KEPT:
+        taken = {other for _, other in self.pairs.values()}
+        other = next((each for each in known if each not in taken), "")
+        # A job that is not followed never ends, and its pair would stay for ever.
+        if other and len(self.pairs) < PAIRS_KEPT:
             self.pairs[job] = job, other
 
     def ends(self, fact: JobEnded, gpus: int) -> None:
@@ -352,9 +450,11 @@ class Watched:
         return self.blocks[-1].block + 1 if self.blocks else 0
 
     def _times(self, block: int) -> tuple[Instant, Instant]:
-        length = Duration(self.turns * self.period)
-        begins = after(self.since, Duration(block * length))
-        return begins, after(begins, length)
+        begins, ends = (
+            after(self.since, Duration(self._begins(number) * self.period))
+            for number in (block, block + 1)
+        )
+        return begins, ends
 
     def block_due(self) -> Instant:
         """Return when the next block can be measured."""
@@ -377,7 +477,7 @@ class Watched:
         assert self.work.keys() == self.ended.keys() <= self.came.keys(), self.vc
         assert self.bound.keys() <= self.came.keys() - self.ended.keys(), self.vc
         assert not self.choices.keys() & self.bound.keys(), self.vc
-        assert self.seen.agreed <= self.seen.decisions, self.vc
+        assert self.seen.alike <= self.seen.agreed <= self.seen.decisions, self.vc
 
     def forget(self) -> None:
         """Forget jobs that no further block, and no comparison, is about."""
@@ -446,18 +546,32 @@ class Guard:
         past = max(at - known.since, 0) // known.period
         return after(known.since, Duration((past + 1) * known.period))
 
-    def compared(self, vc: str, begun: Sequence[str], chosen: Sequence[str], at: Instant) -> None:
+    def compared(
+        self, vc: str, begun: Mapping[str, bool], chosen: Sequence[str], at: Instant
+    ) -> None:
         """Take over what a rule began, and what its model in shadow would have.
 
         Args:
             vc: The VC.
-            begun: The jobs that the rule began.
+            begun: The jobs that the rule began, and whether the model would have so too.
             chosen: The jobs that the model would have begun, the first one first.
             at: When that was.
         """
         known = self.watched.get(vc)
         if known is not None and known.stage == "shadow":
             known.compared(begun, chosen, at)
+
+    def differs(self, vc: str, jobs: Sequence[str]) -> None:
+        """Take over that a model in shadow would change the sizes of these jobs.
+
+        Args:
+            vc: The VC.
+            jobs: They count as begun otherwise.
+        """
+        known = self.watched.get(vc)
+        if known is not None and known.stage == "shadow":
+            alike = max(known.seen.alike - len(jobs), 0)
+            known.seen = msgspec.structs.replace(known.seen, alike=alike)
 
     def hear(self, fact: Any) -> None:
         """Take over a fact of the allocator."""
@@ -550,8 +664,8 @@ def _due_at(known: Watched) -> Instant | None:
     if known.stage == "off":
         return max(known.said.until, Instant(1)) if known.wanted == "auto" else None
     if known.stage == "shadow":
-        due = max(known.said.until, after(known.since, known.shadow))
-        return due if known.compares_enough and known.wanted == "auto" else None
+        waits = not known.compares_enough or known.wanted != "auto"
+        return None if waits else known.turns_from(known.seen.at)
     return known.block_due()
 
 
@@ -559,7 +673,8 @@ def _step(known: Watched, now: Instant) -> StageSet | None:
     """Return the next stage of a model, if it is to have another one now."""
     if known.wanted != "auto":
         forced: Any = known.wanted
-        return None if known.wanted == known.stage else _set(known, forced, Reason.ASKED_FOR, now)
+        stays = known.said is not None and known.wanted == known.stage
+        return None if stays else _set(known, forced, Reason.ASKED_FOR, now)
     if known.said is None:
         return _set(known, "shadow", Reason.STAGE_SHADOW, now)
     if known.stage == "off":
@@ -568,18 +683,14 @@ def _step(known: Watched, now: Instant) -> StageSet | None:
         return _set(known, "shadow", Reason.COOLED_DOWN, now)
     if known.stage == "shadow":
         return _leaves_shadow(known, now)
-    recent = [at for at in known.faults if after(at, FAULTS_WITHIN) > now]
-    if len(recent) >= FAULTS_MAX:
+    if len(known.recent_faults(now)) >= FAULTS_MAX:
         return _set(known, "shadow", Reason.FAULTS_REPEATED, now, cools=True)
     return _judged(known, now)
 
 
 def _leaves_shadow(known: Watched, now: Instant) -> StageSet | None:
     """Return the next stage of a model in shadow: nothing that it would have done looks worse."""
-    said = known.said
-    assert said is not None, known.vc
-    long = now >= max(said.until, after(known.since, known.shadow))
-    if not long or not known.compares_enough:
+    if not known.compares_enough or now < known.turns_from(now):
         return None
     found = known.hindsight()
     if found.high < 0:
@@ -598,6 +709,8 @@ def _judged(known: Watched, now: Instant) -> StageSet | None:
     if not takes_turns:
         return None
     found = interval(gains, T_975)
+    if known.overspent(now):
+        return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
     if found is not None and len(gains) in LOOKS and known.blocks[-1].valid:
         if found.high < 0:
             return _set(known, "off", Reason.MEASURED_REGRESSION, now, found, cools=True)
@@ -634,4 +747,6 @@ def _set(
         gain_milli=figures.mean,
         low_milli=figures.low,
         high_milli=figures.high,
+        named_at=known.named_at or now,
+        spent=known.spent(),
     )

@@ -2,7 +2,8 @@
 
 When GPUs come free the rule uses them in the same decision, so no sight ever shows a model the
 choice that there was. It is made again: the jobs that the rule began wait still, and their GPUs are
-free, on the fullest nodes that they could have been taken from.
+free, on the fullest nodes that they could have been taken from. What a model says all the same is
+what its rule has not done: to begin a job that is held, or to change a size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from skep.wire.learned import SEEN_MAX, JobSight, RoomSight, Sight
+from skep.wire.learned import SEEN_MAX, AdvisedMove, JobSight, RoomSight, Sight
 
 
 class Shadow:
@@ -21,9 +22,11 @@ class Shadow:
     def __init__(self) -> None:
         """Begin without a sight."""
         self._jobs: dict[str, JobSight] = {}
+        self._wished: dict[str, None] = {}
+        """Jobs that the model would have begun already, or that would have another size."""
 
-    def follow(self, sight: Sight) -> tuple[tuple[str, ...], Sight] | None:
-        """Take over a sight; return which jobs were begun, and what was seen before that.
+    def follow(self, sight: Sight) -> tuple[dict[str, JobSight], Sight] | None:
+        """Take over a sight; return how jobs were begun, by name, and what was seen before that.
 
         Args:
             sight: The next one, or a whole one.
@@ -37,6 +40,7 @@ class Shadow:
         for name in sight.gone:
             self._jobs.pop(name, None)
         self._jobs.update({job.job: job for job in sight.jobs})
+        self._wished = {name: None for name in self._wished if name in self._jobs}
         waiting = {
             job.job: before.get(job.job, job)
             for job in sight.jobs
@@ -45,11 +49,35 @@ class Shadow:
         if not waiting:
             return None
         jobs = [_waits(waiting[job.job]) if job.job in waiting else job for job in self._shown()]
-        taken = [self._jobs[name] for name in waiting]
-        gpus = sum(job.workers * job.each for job in taken)
-        room = put_back(sight.room, [job.workers * job.each for job in taken])
+        taken = {name: self._jobs[name] for name in waiting}
+        gpus = sum(job.workers * job.each for job in taken.values())
+        room = put_back(sight.room, [job.workers * job.each for job in taken.values()])
         seen = replace(sight, whole=True, free=sight.free + gpus, room=room, jobs=tuple(jobs))
-        return tuple(waiting), replace(seen, gone=())
+        return taken, replace(seen, gone=())
+
+    def wish(self, moves: Sequence[AdvisedMove]) -> list[str]:
+        """Take over what the model would do now; return the jobs whose size it would change.
+
+        Args:
+            moves: Its moves. A job is returned once.
+        """
+        named = dict.fromkeys(move.job for move in moves)
+        new = [name for name in named if name in self._jobs and name not in self._wished]
+        self._wished.update(dict.fromkeys(new))
+        return [name for name in new if self._jobs[name].phase == "running"]
+
+    def is_alike(self, job: JobSight, move: AdvisedMove | None, node_gpus: int) -> bool:
+        """Return whether the model would have begun a job as its rule did: as large, when and how.
+
+        Args:
+            job: As the rule began it.
+            move: What the model would have done then.
+            node_gpus: GPUs of a node.
+        """
+        if move is None or job.job in self._wished:
+            return False
+        fewest = -(-job.workers * job.each // max(node_gpus, 1))
+        return move.workers in (0, job.workers) and move.spread == (job.nodes > fewest)
 
     def check(self) -> None:
         """Assert that it keeps no more jobs than sights show.
@@ -58,6 +86,7 @@ class Shadow:
             AssertionError: It keeps more.
         """
         assert len(self._jobs) <= SEEN_MAX
+        assert self._wished.keys() <= self._jobs.keys()
 
     def _shown(self) -> list[JobSight]:
         return sorted(self._jobs.values(), key=lambda job: job.sequence)[:SEEN_MAX]

@@ -58,6 +58,9 @@ class StageSet(Message, frozen=True, tag="stage-set"):
     is over `pairs`: in shadow, by how much the model's other choices were shorter in hindsight
     (thousandths of both); else by how much lower the model's mean completion time was, in
     thousandths of its logarithm, over blocks of periods.
+
+    The model was first watched at `named_at`, and its turns have cost `spent` since: so much of the
+    time of the rule's jobs, in nanoseconds of a period; below 0 they have saved it.
     """
 
     vc: Short
@@ -72,12 +75,16 @@ class StageSet(Message, frozen=True, tag="stage-set"):
     gain_milli: Gain = 0
     low_milli: Gain = 0
     high_milli: Gain = 0
+    named_at: Moment = Instant(0)
+    spent: Gain = 0
 
 
 class ShadowSeen(Message, frozen=True, tag="shadow-seen"):
     """What came of a model's advice in shadow so far, in all since the stage began.
 
-    `sum_milli` and `square_milli` are the sums of the gains of `pairs`, and of their squares.
+    `sum_milli` and `square_milli` are the sums of the gains of `pairs`, and of their squares. Of
+    the `agreed` jobs the model would have begun `alike` at the same time, as large and as close
+    together, and would not have changed their sizes since.
     """
 
     vc: Short
@@ -88,6 +95,7 @@ class ShadowSeen(Message, frozen=True, tag="shadow-seen"):
     pairs: Count = 0
     sum_milli: Gain = 0
     square_milli: Milli = 0
+    alike: Count = 0
 
 
 class BlockMeasured(Message, frozen=True, tag="block-measured"):

@@ -240,8 +240,19 @@ def draw(setting: Setting, number: int) -> Drawn:
     Raises:
         ValueError: It is none of these.
     """
-    rng = np.random.default_rng([seed_of(number), FAMILIES.index(setting.family)])
-    pool, jobs = pool_of(setting.family, unseen=setting.unseen), setting.jobs
+    return drawn(setting, seed_of(number), setting.jobs)
+
+
+def drawn(setting: Setting, seed: int, jobs: int) -> Drawn:
+    """Return so many jobs of a setting.
+
+    Args:
+        setting: The setting.
+        seed: One of training or of evaluation.
+        jobs: How many.
+    """
+    rng = np.random.default_rng([seed, FAMILIES.index(setting.family)])
+    pool = pool_of(setting.family, unseen=setting.unseen)
     fixed = setting.family == "locality"
     sizes, weights = (SIZES, SIZE_WEIGHTS) if fixed else (STARTS, START_WEIGHTS)
     workers = rng.choice(sizes, jobs, p=weights)

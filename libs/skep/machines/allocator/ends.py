@@ -140,6 +140,7 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
         if (failed or job.deserted) and job.state is not State.STOPPING:
             outbox.stop(tx, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
         node_answers.conclude(tx, job, now)
+    if not job.over:
         return
     outbox.abandon(tx, job, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, job.attempt))

@@ -30,7 +30,15 @@ from skep.wire.facts import (
     NodeDrained,
     ReservationDropped,
 )
-from skep.wire.node import MemberExited, MemberStarted, NodeCleared
+from skep.wire.node import (
+    MemberChanged,
+    MemberExited,
+    MemberKnown,
+    MemberLoaded,
+    MemberReady,
+    MemberStarted,
+    NodeCleared,
+)
 from skep.wire.reasons import Reason
 
 PROBLEMS_MAX = 100
@@ -132,6 +140,20 @@ def member_exited(tx: Transaction, event: MemberExited, now: Instant) -> None:
     else:
         tx.record(part_gone(job, event))
         tx.soft.cancel_timer(timers.Resend(event.node, job.job, job.attempt))
+        ends.settle(tx, job, now)
+
+
+def member_told(
+    tx: Transaction, event: MemberKnown | MemberReady | MemberLoaded | MemberChanged, now: Instant
+) -> None:
+    """Take in what a node says about its part of an attempt.
+
+    If it was the last part, and its ranks were to leave, the attempt is over: the others have ended
+    while it had not answered yet.
+    """
+    node_answers.heard(tx, event, now)
+    job = tx.state.jobs.get(event.job)
+    if job is not None and job.attempt == event.attempt and job.parts and job.over:
         ends.settle(tx, job, now)
 
 

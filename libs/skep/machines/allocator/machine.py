@@ -12,7 +12,6 @@ from __future__ import annotations
 from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep
-from skep.machines.allocator.changes import node_answers
 from skep.machines.allocator.policies import advising, job_rates, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
@@ -159,7 +158,7 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
         case MemberExited():
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
-            node_answers.heard(tx, event, now)
+            intake.member_told(tx, event, now)
         case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted() | Judged():
             _take_advice(tx, event, now)
         case Tick():

@@ -274,8 +274,10 @@ def _absurd(view: VcView, moves: tuple[AdvisedMove, ...]) -> bool:
 
 
 def _first(made: Plan, job: JobView | None) -> Plan:
-    """Return a plan in which a job has the first turn."""
-    if job is None:
+    """Return a plan in which a job has the first turn, unless its rule waits for better nodes."""
+    if job is None or any(
+        (job.job, Reason.HELD_FOR_LOCALITY) == (each.job, each.why) for each in made.holds
+    ):
         return made
     mine = [turn for turn in made.turns if turn.job == job.job]
     turn = mine[0] if mine else Turn(job.job, Reason.WAITED_TOO_LONG)

@@ -127,6 +127,8 @@ def after_change(tx: Transaction, job: JobState, now: Instant) -> None:
         job: Its change may be over.
         now: The time of the decision.
     """
+    if job.parts and job.over:
+        return  # The nodes that it has left were its last ones.
     _yield(tx, job, now)
     if job.change is None:
         requests.follow(tx, job, now)
