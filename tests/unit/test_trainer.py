@@ -15,6 +15,7 @@ import pytest
 from skep.learn import modelfile
 from skep.learn.net import Sizes, random_weights
 from skep_lab.learn.protocol import Setting
+from skep_services.cli.main import main
 from skep_services.learning import registry
 from skep_services.learning.problems import LearningError, Why
 from skep_services.ports import Delivery
@@ -168,7 +169,8 @@ def test_a_model_that_is_no_better_is_no_candidate(
     assert not tune.is_better({"present_low_milli": 5.0, "rule_low_milli": -1.0})
     monkeypatch.setattr(tune, "is_better", lambda _report: False)
     (done,) = trained(trainer(tmp_path, log))
-    assert (done.outcome, done.model) == (rounds.Outcome.NOT_BETTER, "")
+    assert done.outcome is rounds.Outcome.NOT_BETTER
+    assert done.model
     assert registry.read_registry(tmp_path / "models") == {}
     assert len(played) > 0
 
@@ -334,6 +336,14 @@ def test_the_command_follows_an_export_once(
     assert (code, [each["event"] for each in told]) == (0, ["ready", "a round is done", "stopped"])
     assert told[1]["outcome"] == "candidate"
     assert played
+    assert main(["learn", "status", "--home", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["runs"], shown["round"]) == (False, None)
+    assert shown["rounds"][0]["model"] == told[1]["model"]
+    assert main(["learn", "status", "--home", str(tmp_path)]) == 0
+    assert "candidate" in capfd.readouterr().out
+    assert main(["learn", "status", "--home", str(tmp_path / "no")]) != 0
+    assert "has no trainer's files" in capfd.readouterr().err
     code, told = run("--from", str(tmp_path / "none"))
     assert (code, told[-1]["event"]) == (72, "the log cannot be read")
     code, told = run("--once")

@@ -51,7 +51,7 @@ from skep.learn.modelfile import Model
 from skep.learn.net import Pools
 from skep.learn.scene import Scene
 from skep.learn.shares import share_out
-from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
+from skep.wire.learned import CHOICES_MAX, HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
 """Candidates that are looked at again after a pick: twice as many as there are picks."""
@@ -73,9 +73,13 @@ class Decision(NamedTuple):
     """Waiting jobs that fit now and had better wait."""
     reliable: bool
     """All features are in the ranges of the training."""
+    choices: tuple[AdvisedMove, ...] = ()
+    """The first move and those that are nearly as good, if these were asked for."""
 
 
-def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Decision:
+def decide(
+    model: Model, scene: Scene, now: float, most: int = MOVES_MAX, *, margin_milli: int = 0
+) -> Decision:
     """Return what a model would do, best move first.
 
     Args:
@@ -83,16 +87,18 @@ def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Dec
         scene: What it sees.
         now: The time, in seconds.
         most: No more moves than these.
+        margin_milli: How much worse than the first move others may be that are told too; 0: none.
     """
     search, moves = _Search(model, scene), list[AdvisedMove]()
     if not search.begin(scene, now):
         return Decision((), (), reliable=True)
+    choices = search.choices(margin_milli / 1000) if margin_milli else ()
     while len(moves) < most:
         move = search.pick()
         if move is None:
             break
         moves.append(move)
-    return Decision(tuple(moves), search.held(), search.reliable)
+    return Decision(tuple(moves), search.held(), search.reliable, choices)
 
 
 class _Search:
@@ -141,6 +147,21 @@ class _Search:
             and within(self._features, self._ranges.candidate)
         )
         return True
+
+    def choices(self, margin: float) -> tuple[AdvisedMove, ...]:
+        """Return the best moves that are at most so much worse than the first, best first."""
+        best = np.argsort(-self._scores, kind="stable")[:CHOICES_MAX].tolist()
+        scores, hold = self._scores, self._hold
+        return tuple(
+            AdvisedMove(
+                job=self._names[int(self._rows[at])],
+                workers=int(self._numbers[at, WORKERS]),
+                spread=int(self._numbers[at, KIND]) == SPREAD,
+                score_milli=_milli(float(scores[at]) - hold),
+            )
+            for at in best
+            if scores[at] > hold and float(scores[best[0]] - scores[at]) <= margin
+        )
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""

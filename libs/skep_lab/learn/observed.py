@@ -127,6 +127,9 @@ class Observer:
             if vc:
                 yield vc
         policy_views.bring_up(self._machine.tx, None)
+        soft = self._machine.tx.soft
+        for due in (soft.ripe, soft.reshare, soft.telling.unsure, soft.telling.unsettled):
+            due.clear()  # It would be worked off by decisions, and none is made here.
 
     def _hear(self, message: Any, at: Instant) -> None:
         tx = self._machine.tx

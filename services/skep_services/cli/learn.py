@@ -6,7 +6,7 @@ import io
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ VERBS = {
     "play": "DIR...: episodes under what runs have learned, for each of --seeds; also --on others",
     "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
     "figures": "NAME [-- OPTIONS]: train and judge as a paper's figures need it; alone: which",
+    "status": "how the trainer of this cluster goes (`skep-trainer`)",
     "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
 }
 ONLY: dict[str, tuple[str, ...]] = {
@@ -61,6 +62,7 @@ ABOUT = f"""\
   skep learn train imitate --pairs pairs --out runs/clone
   skep learn judge MODEL --pairs pairs
   skep learn figures dl2 -- --help
+  skep learn status
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
 and resumed or not, the same settings and seed give the same model on one machine.
@@ -573,7 +575,61 @@ class _Heard(io.StringIO):
         return super().write(text)
 
 
+# --- status ---------------------------------------------------------------------------------------
+
+
+def _status(arguments: Namespace) -> int:
+    import msgspec
+
+    from skep_services.supervisor.home import home_folder
+    from skep_services.trainer import rounds
+
+    if arguments.what:
+        raise CommandError(exits.USAGE, "status takes nothing")
+    folder = Path(home_folder(arguments.home)) / rounds.FOLDER
+    found = rounds.status(folder)
+    under_way = found.round
+    if arguments.json:
+        print_json(
+            {
+                "folder": str(folder),
+                "runs": found.runs,
+                "round": None
+                if under_way is None
+                else {**msgspec.to_builtins(under_way), "step": found.step, "of": found.of},
+                "rounds": msgspec.to_builtins(found.kept.rounds),
+            }
+        )
+        return exits.OK
+    say(f"{folder}: a trainer {'runs' if found.runs else 'does not run'}")
+    if under_way is not None:
+        far = f"{found.step} of {found.of} steps" if found.of else "just begun"
+        say(f"VC {under_way.vc}, records 1 to {under_way.records}: {far}")
+    rows = found.kept.rounds[-ROWS:]
+    render.show_table(
+        [
+            Column("VC", [row.vc for row in rows]),
+            Column("UP TO", [render.clock_time(row.at, date=True) for row in rows]),
+            Column("OUTCOME", [row.outcome.value for row in rows]),
+            Column("MODEL", [row.model[:12] or "-" for row in rows]),
+            *(
+                Column(f"OVER {name.upper()}", [_gain(row.report, name) for row in rows])
+                for name in ("present", "rule")
+            ),
+            Column("WHY", [row.why or "-" for row in rows], narrow=20),
+        ]
+    )
+    return exits.OK
+
+
+def _gain(report: Mapping[str, float], name: str) -> str:
+    """Return by how much lower completion times are, and at least, in per cent."""
+    gain, low = report.get(f"{name}_gain_milli"), report.get(f"{name}_low_milli")
+    return "-" if gain is None or low is None else f"{gain / 10:.1f} % (>= {low / 10:.1f} %)"
+
+
 _VERBS = {
+    "status": _status,
     "list": _list,
     "train": _train,
     "curves": _curves,

@@ -73,6 +73,7 @@ def options() -> ArgumentParser:
     parser.add_argument(
         "--poll", metavar="SECONDS", type=float, default=POLL_S, help="between two looks"
     )
+    parser.add_argument("--nice", metavar="N", type=int, default=NICE, help="0 to 19")
     parser.add_argument("--memory", metavar="GIB", type=int, default=MEMORY_GIB)
     return parser
 
@@ -90,8 +91,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if min(arguments.every, arguments.window, arguments.models, arguments.memory) < 1:
         parser.error("--every, --window, --models and --memory are 1 or more")
-    if arguments.seed < 0 or arguments.poll <= 0:
-        parser.error("--seed is 0 or more, and --poll more than 0")
+    if arguments.seed < 0 or arguments.poll <= 0 or not 0 <= arguments.nice <= NICE:
+        parser.error(f"--seed is 0 or more, --poll more than 0, and --nice 0 to {NICE}")
     log = logger("trainer")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,7 +121,7 @@ def _train(arguments: Namespace, log: Any, stop: threading.Event) -> None:
         seed=arguments.seed,
         settings=learners.plain(learners.chosen(tune.Settings, arguments.assignments)),
     )
-    os.nice(NICE)
+    os.nice(arguments.nice)
     resource.setrlimit(resource.RLIMIT_AS, (arguments.memory * GIB,) * 2)
     with runs.alone(folder):
         trainer = Trainer(folder, registry.folder_of(home), asked, log.info)

@@ -85,6 +85,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     parent: str = ""
     model: str = ""
+    """What was made, also if it is no candidate."""
     report: dict[str, float] = {}
     why: str = ""
 
@@ -350,7 +351,7 @@ class Trainer:
 
         report = read_header(data).report
         if not tune.is_better(report):
-            return _done(about, Outcome.NOT_BETTER, report=report)
+            return _done(about, Outcome.NOT_BETTER, model=found.model, report=report)
         why = f"trainer: VC {about.vc}, from {about.parent[:12] or 'the rule'}"
         registry.add(self._models, data, about.at, why)
         return _done(about, Outcome.CANDIDATE, model=found.model, report=report)
@@ -372,7 +373,9 @@ class Trainer:
     def _retire(self) -> None:
         known = registry.read_registry(self._models)
         named = {vc.options.get("model") for vc in self._observer.vcs.values()}
-        mine = dict.fromkeys(each.model for each in self.kept.rounds if each.model)
+        mine = dict.fromkeys(
+            each.model for each in self.kept.rounds if each.outcome is Outcome.CANDIDATE
+        )
         open_ = [
             name
             for name in mine
@@ -424,6 +427,45 @@ def read_kept(folder: Path) -> Kept:
         text = f"{path} is of version {found.version}, and this Skep reads {VERSION}"
         raise LearningError(Why.DAMAGED_RUN, text)
     return found
+
+
+class Status(NamedTuple):
+    """How a trainer goes."""
+
+    runs: bool
+    """A process holds its folder."""
+    kept: Kept
+    round: About | None
+    """The round that is under way."""
+    step: int
+    """How far its run is."""
+    of: int
+
+
+def status(folder: Path) -> Status:
+    """Return how a trainer goes.
+
+    Args:
+        folder: Where its files are.
+
+    Raises:
+        LearningError: There are none, or they are damaged.
+    """
+    if not (folder / runs.LOCK).exists():
+        raise LearningError(Why.NO_RUN, f"{folder} has no trainer's files: `skep-trainer` runs one")
+    kept, about, points = read_kept(folder), None, list[runs.Point]()
+    if (folder / ROUND).exists():
+        about, _, _ = read_round(folder / ROUND)
+        points = runs.read_curve(folder / ROUND / RUN)
+    step, of = (points[-1].step, points[-1].of) if points else (0, 0)
+    try:
+        with runs.alone(folder):
+            pass
+    except LearningError as error:
+        if error.why is not Why.OTHER_RUN:
+            raise
+        return Status(True, kept, about, step, of)
+    return Status(False, kept, about, step, of)
 
 
 def read_round(folder: Path) -> tuple[About, Window, bytes]:
