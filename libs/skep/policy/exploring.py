@@ -59,7 +59,7 @@ def draw(view: VcView, share_milli: int, margin_milli: int, budget: int) -> Draw
         budget: GPU-nanoseconds of a day.
     """
     advised, said = view.advised, view.followed
-    if not share_milli or advised is None or not advised.seed:
+    if advised is None or not advised.seed:
         return None
     if said is not None and said.seed == advised.seed:
         return None  # It is drawn once: what came of it holds.

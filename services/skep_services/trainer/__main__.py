@@ -2,7 +2,7 @@
 
 It looks at the log now and then, and trains between: no connection is open meanwhile. Nothing
 waits for it, and nothing is lost with it. Exit codes: 0 asked to stop, or `--once` and done; 64
-wrong options; 72 the log or the folder is not what it should be.
+wrong options; 70 too little memory; 72 the log or the folder is not what it should be.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from skep.wire import subjects
+from skep_lab.learn.observed import KEPT_MAX
 from skep_services import replaying
 from skep_services.adapters import exported
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_read import read_each
 from skep_services.learning import learners, registry, runs
 from skep_services.learning.problems import USAGE, LearningError
-from skep_services.service import EXIT_CONFIGURATION, EXIT_LOG, EXIT_OK, logger
+from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION, EXIT_LOG, EXIT_OK, logger
 from skep_services.supervisor.home import home_folder
 from skep_services.trainer.rounds import FOLDER, TUNE, Asked, Trainer
 
@@ -91,6 +92,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if min(arguments.every, arguments.window, arguments.models, arguments.memory) < 1:
         parser.error("--every, --window, --models and --memory are 1 or more")
+    if arguments.window > KEPT_MAX:
+        parser.error(f"--window is {KEPT_MAX} at most")
     if arguments.seed < 0 or arguments.poll <= 0 or not 0 <= arguments.nice <= NICE:
         parser.error(f"--seed is 0 or more, --poll more than 0, and --nice 0 to {NICE}")
     log = logger("trainer")
@@ -105,6 +108,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except (*replaying.UNREADABLE, OSError) as error:
         log.error("the log cannot be read", why=str(error))
         return EXIT_LOG
+    except MemoryError:
+        log.error("more memory is needed", why=f"--memory {arguments.memory} GiB did not suffice")
+        return EXIT_BUS
     log.info("stopped")
     return EXIT_OK
 
@@ -122,7 +128,10 @@ def _train(arguments: Namespace, log: Any, stop: threading.Event) -> None:
         settings=learners.plain(learners.chosen(tune.Settings, arguments.assignments)),
     )
     os.nice(arguments.nice)
-    resource.setrlimit(resource.RLIMIT_AS, (arguments.memory * GIB,) * 2)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    memory = arguments.memory * GIB
+    if most == resource.RLIM_INFINITY or memory < most:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, most))
     with runs.alone(folder):
         trainer = Trainer(folder, registry.folder_of(home), asked, log.info)
         log.info("ready", pid=os.getpid(), folder=str(folder))

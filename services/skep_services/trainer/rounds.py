@@ -232,11 +232,6 @@ class Trainer:
         except UnfitError as error:
             self._due[vc] = _done(about, Outcome.UNFIT, why=str(error))
 
-    @property
-    def waits_for(self) -> dict[str, int]:
-        """Return by VC how many jobs have ended since its latest round was due."""
-        return {vc: count % self._asked.every for vc, count in self._observer.counts.items()}
-
     # --- rounds ----------------------------------------------------------------------------------
 
     def rounds(self, clock: Callable[[], float], goes_on: Callable[[], bool]) -> Iterator[Done]:

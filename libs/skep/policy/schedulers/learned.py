@@ -172,10 +172,11 @@ class Learned(Policy, frozen=True, kw_only=True):
             following, until = self._settled(view, wrong)
             advised = view.advised
             if following.model and advised is not None:
-                drawn = exploring.draw(view, *self._explores)
-                moves = exploring.chosen(view, drawn) if self.explore_share_milli else advised.moves
-                made = follow(view, replace(advised, moves=moves))
-                following = replace(following, drawn=drawn)
+                if self.explore_share_milli:
+                    drawn = exploring.draw(view, *self._explores)
+                    advised = replace(advised, moves=exploring.chosen(view, drawn))
+                    following = replace(following, drawn=drawn)
+                made = follow(view, advised)
                 times = advised.expires_at, self._late_at(view), self._overdue_at(view)
                 look_at = _soonest(*times)
                 return replace(made, following=following, look_at=look_at)
