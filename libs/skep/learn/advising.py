@@ -58,15 +58,6 @@ class Advised(Protocol):
         ...
 
 
-class Explored(Advised, Protocol):
-    """What a model would do, and what is nearly as good."""
-
-    @property
-    def choices(self) -> Sequence[AdvisedMove]:
-        """The first move and others, best first."""
-        ...
-
-
 class Seat(Protocol):
     """One model in one VC."""
 
@@ -92,8 +83,8 @@ class Seat(Protocol):
 class Explorer(Protocol):
     """A seat that can tell what is nearly as good as its first move."""
 
-    def explore(self, now: Instant, margin_milli: int) -> Explored:
-        """Return what the model would do now, and what is at most so much worse (thousandths)."""
+    def explore(self, now: Instant, margin_milli: int) -> Advised:
+        """Return what the model would do now, and in `choices` what is at most so much worse."""
         ...
 
 
@@ -302,21 +293,15 @@ class Advising:
         if post.seat.schema != SCHEMA:
             return self._off(post, Reason.OTHER_SCHEMA, now)
         try:
-            tried = dict[str, Any]()
-            made: Advised
-            if post.explores and isinstance(post.seat, Explorer):
-                made = found = post.seat.explore(now, post.explores)
-                tried = {"choices": tuple(found.choices[:CHOICES_MAX]), "seed": _seed(post)}
-            else:
-                made = post.seat.decide(now)
+            made = _decided(post.seat, post.explores, now)
             return self._say(
                 post,
                 now,
-                **tried,
                 stage=self._stages.stage(post.vc, post.model, now),
                 moves=tuple(made.moves[:MOVES_MAX]),
                 holds=tuple(made.holds[:HOLDS_MAX]),
                 reliable=bool(made.reliable),
+                **_tried(post, made),
             )
         except Exception:  # Numbers that are not finite, damaged weights: whatever it is.
             return self._off(post, Reason.ADVICE_BROKEN, now)
@@ -335,6 +320,19 @@ class Advising:
             **fields,
         )
         return post.said
+
+
+def _decided(seat: Seat, explores: int, now: Instant) -> Advised:
+    """Return what a model would do, with what is nearly as good if its VC explores."""
+    if explores and isinstance(seat, Explorer):
+        return seat.explore(now, explores)
+    return seat.decide(now)
+
+
+def _tried(post: Post, made: Advised) -> dict[str, Any]:
+    """Return what advice says where its VC explores."""
+    choices = tuple(getattr(made, "choices", ())[:CHOICES_MAX])
+    return {"choices": choices, "seed": _seed(post)} if choices else {}
 
 
 def _seed(post: Post) -> int:

@@ -92,13 +92,29 @@ def decide(
     search, moves = _Search(model, scene), list[AdvisedMove]()
     if not search.begin(scene, now):
         return Decision((), (), reliable=True)
-    choices = search.choices(margin_milli / 1000) if margin_milli else ()
+    choices = _choices(search, scene, margin_milli / 1000) if margin_milli else ()
     while len(moves) < most:
         move = search.pick()
         if move is None:
             break
         moves.append(move)
     return Decision(tuple(moves), search.held(), search.reliable, choices)
+
+
+def _choices(search: _Search, scene: Scene, margin: float) -> tuple[AdvisedMove, ...]:
+    """Return the best first moves that are at most so much worse than the best, best first."""
+    scores, hold, numbers = search._scores, search._hold, search._numbers
+    best = np.argsort(-scores, kind="stable")[:CHOICES_MAX].tolist()
+    return tuple(
+        AdvisedMove(
+            job=scene.names[int(search._rows[at])],
+            workers=int(numbers[at, WORKERS]),
+            spread=int(numbers[at, KIND]) == SPREAD,
+            score_milli=_milli(float(scores[at]) - hold),
+        )
+        for at in best
+        if scores[at] > hold and float(scores[best[0]] - scores[at]) <= margin
+    )
 
 
 class _Search:
@@ -147,21 +163,6 @@ class _Search:
             and within(self._features, self._ranges.candidate)
         )
         return True
-
-    def choices(self, margin: float) -> tuple[AdvisedMove, ...]:
-        """Return the best moves that are at most so much worse than the first, best first."""
-        best = np.argsort(-self._scores, kind="stable")[:CHOICES_MAX].tolist()
-        scores, hold = self._scores, self._hold
-        return tuple(
-            AdvisedMove(
-                job=self._names[int(self._rows[at])],
-                workers=int(self._numbers[at, WORKERS]),
-                spread=int(self._numbers[at, KIND]) == SPREAD,
-                score_milli=_milli(float(scores[at]) - hold),
-            )
-            for at in best
-            if scores[at] > hold and float(scores[best[0]] - scores[at]) <= margin
-        )
 
     def pick(self) -> AdvisedMove | None:
         """Return the next move and suppose that it is made; None: nothing more is better."""
