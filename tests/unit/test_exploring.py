@@ -181,7 +181,7 @@ def test_what_is_no_choice_of_the_model_is_not_drawn() -> None:
         ("explore_margin_milli", 0),
     ],
 )
-def test_options_have_bounds(option: str, wrong: float) -> None:
+def test_options_have_bounds(option: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=option):
         Learned(model=MODEL, rule="packing", **{option: wrong})
 

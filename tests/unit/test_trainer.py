@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import resource
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,14 @@ import numpy as np
 import pytest
 
 from skep.learn import modelfile
+from skep.learn.candidates import A
+from skep.learn.features import F, G
 from skep.learn.net import Sizes, random_weights
+from skep.wire.facts import AllocatorFact
+from skep_lab.learn.progress import UnfitError
 from skep_lab.learn.protocol import Setting
+from skep_services import durable
+from skep_services.adapters.records import Chain
 from skep_services.cli.main import main
 from skep_services.learning import registry
 from skep_services.learning.problems import LearningError, Why
@@ -80,7 +89,7 @@ def trained(made: rounds.Trainer, goes_on: Callable[[], bool] = lambda: True) ->
 
 def observer_of(log: Sequence[Delivery]) -> observed.Observer:
     made = observed.Observer()
-    chain = rounds.Chain("log", rounds.AllocatorFact)
+    chain = Chain("log", AllocatorFact)
     for one in log:
         record = chain.read_at(one.payload, one.sequence)
         assert not isinstance(record, str)
@@ -115,13 +124,13 @@ def test_a_window_has_the_latest_jobs_and_its_file_is_the_same(log: list[Deliver
     assert len(window.at) == 30
     again = rounds.unpacked(rounds.packed(window))
     assert rounds.packed(again) == rounds.packed(window)
-    with pytest.raises(observed.UnfitError, match="none of the jobs of VC other"):
+    with pytest.raises(UnfitError, match="none of the jobs of VC other"):
         observer_of(log).window("other", 30)
 
 
 def test_a_log_that_says_no_run_times_is_refused_in_one_line() -> None:
     told = trainer_kit.simulated(SETTING, 3, {ALL: ("look-ahead", {})}, jobs=20, mute=True)
-    with pytest.raises(observed.UnfitError, match="of 20 jobs of VC all only 0 say how long"):
+    with pytest.raises(UnfitError, match="of 20 jobs of VC all only 0 say how long"):
         observer_of(told).window(ALL, 1000)
 
 
@@ -178,7 +187,7 @@ def test_a_model_that_is_no_better_is_no_candidate(
 def test_killed_at_any_write_and_begun_again_it_comes_to_the_same_files(
     short: list[Delivery], played: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = rounds.durable.write, [0]
+    write, left = durable.write, [0]
 
     def fall(*words: Any, **more: Any) -> None:
         left[0] -= 1
@@ -191,7 +200,7 @@ def test_killed_at_any_write_and_begun_again_it_comes_to_the_same_files(
         return {name: each.read_bytes() for name, each in found.items()}
 
     (whole,) = trained(trainer(tmp_path / "whole", short))
-    monkeypatch.setattr(rounds.durable, "write", fall)
+    monkeypatch.setattr(durable, "write", fall)
     for at in range(1, 40):
         folder, left[0] = tmp_path / str(at), at
         try:
@@ -226,7 +235,7 @@ def test_asked_to_stop_it_stops_and_goes_on_where_it_was(
 
 def test_what_is_tuned_is_the_model_that_the_vc_names(played: list[int], tmp_path: Path) -> None:
     ranges = modelfile.Ranges(
-        job=((0.0, 1.0),) * tune.F, cluster=((0.0, 1.0),) * tune.G, candidate=((0.0, 1.0),) * tune.A
+        job=((0.0, 1.0),) * F, cluster=((0.0, 1.0),) * G, candidate=((0.0, 1.0),) * A
     )
     header = modelfile.Header(job=8, head=8, ranges=ranges)
     data = modelfile.dump(random_weights(5, Sizes(8, 8)), header)
@@ -320,9 +329,9 @@ def test_the_command_follows_an_export_once(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command.os, "nice", lambda _by: 0)
-    monkeypatch.setattr(command.resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda _by: 0)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     path = tmp_path / "log.jsonl.gz"
     trainer_kit.export(log, path)
     options = [f"--set={key}={value}" for key, value in QUICK.items()]
