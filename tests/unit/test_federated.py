@@ -1,4 +1,4 @@
-"""The mean of models: exact, of one form only, and better than what one cluster learns alone."""
+"""The mean of models: exact, of one form only, and by rounds nearer to what all clusters need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from skep.learn import modelfile
 from skep.learn.modelfile import Header, Model, Ranges, dump, load
 from skep.learn.net import Sizes, random_weights
 from skep_lab.learn.federated import average
+from skep_lab.learn.observed import Window
 from skep_lab.learn.progress import UnfitError
 from skep_services.cli.main import main
+from tests import fast_env_kit  # noqa: F401  before the fast environment
+
+from skep_lab.learn import tune  # isort: skip
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -95,3 +99,44 @@ def test_the_command_writes_the_mean(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert why in err
         assert "Traceback" not in err
     assert modelfile.load(out.read_bytes())
+
+
+def test_by_rounds_of_averaging_clusters_come_nearer_to_what_all_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each cluster's jobs ask for other weights; no environment is played: only the rounds are."""
+    rng = np.random.default_rng(7)
+    asks = [np.ones(len(tune.COLUMNS) + 1) + rng.normal(0, 1.0, 1) for _ in range(3)]
+
+    def wrong(weights: Any, cluster: int) -> float:
+        return float(np.square(tune.numbers_in(weights) - asks[cluster]).mean())
+
+    def play(window: Any, traces: Any, weights: Any, _seen: Any = None) -> list[Any]:
+        return [each.run / 1e9 * (1 + wrong(weights, window.untold)) for each in traces]
+
+    monkeypatch.setattr(tune, "_play", play)
+    settings = tune.Settings(generations=8, population=8, traces=1, sigma=0.3, tuning=1, blocks=3)
+
+    def window(cluster: int) -> Window:
+        count, ones = 24, np.ones(24, np.int64)
+        at = np.arange(count) * 10**9
+        curves = np.ones((count, 2)), np.ones((count, 4))
+        return Window(at, ones * 10**10, ones, ones, ones, ones, *curves, 8, 8, cluster, 0.0)
+
+    def tuned(start: tune.Start, cluster: int, round_: int) -> Model:
+        last = [*tune.train(settings, round_, window=window(cluster), start=start)][-1]
+        weights = tune.weights_of(start.weights, last.save().tensors["mean"])
+        return load(dump(weights, Header(job=8, head=8)))
+
+    def over_all(weights: Any) -> float:
+        return float(np.mean([wrong(weights, cluster) for cluster in range(3)]))
+
+    begin = tune.start_of(model(3))
+    shared, alone = begin, [begin] * 3
+    for round_ in range(6):
+        made = [tuned(shared, cluster, round_) for cluster in range(3)]
+        shared = tune.start_of(load(average(made)))
+        alone = [tune.start_of(tuned(each, at, round_)) for at, each in enumerate(alone)]
+    found = [over_all(each.weights) for each in alone]
+    assert over_all(shared.weights) < over_all(begin.weights)
+    assert over_all(shared.weights) < min(found), found
