@@ -141,7 +141,7 @@ def options(rng: random.Random, rules: Sequence[str], *, explores: bool) -> dict
         rules: The policies that may be its rule.
         explores: Whether it may explore.
     """
-    found = {
+    found: dict[str, Any] = {
         "model": rng.choice((*MODELS, "0c" * 32)),
         "rule": rng.choice(rules),
         "wait_bound_s": rng.choice((0, 1, 10, 60)),
