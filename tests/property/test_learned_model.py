@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from skep.learn import columns as c
 from skep.learn.candidates import CANDIDATE_FEATURES, GROW, LOCAL, SPREAD, candidates, demands, fit
 from skep.learn.columns import Floats
-from skep.learn.decide import RANKED, decide, take
+from skep.learn.decide import RANKED, Decision, decide, take
 from skep.learn.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
@@ -326,7 +326,7 @@ def test_nothing_to_see_is_nothing_to_say() -> None:
     empty = Sight(
         vc="a", number=0, whole=True, at=Instant(NOW * 10**9), gpus=0, free=0, node_gpus=0
     )
-    assert decide(model(), followed(empty), NOW) == ((), (), True)
+    assert decide(model(), followed(empty), NOW) == Decision((), (), reliable=True)
 
 
 def test_unknown_features_have_their_flags() -> None:
