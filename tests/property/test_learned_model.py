@@ -26,7 +26,7 @@ from skep.learn.candidates import (
     look,
 )
 from skep.learn.columns import Flags, Floats
-from skep.learn.decide import RANKED, decide, take
+from skep.learn.decide import RANKED, Decision, decide, take
 from skep.learn.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
@@ -408,7 +408,7 @@ def test_nothing_to_see_is_nothing_to_say() -> None:
     empty = Sight(
         vc="a", number=0, whole=True, at=Instant(NOW * 10**9), gpus=0, free=0, node_gpus=0
     )
-    assert decide(model(), followed(empty), NOW) == ((), (), True)
+    assert decide(model(), followed(empty), NOW) == Decision((), (), reliable=True)
 
 
 def test_unknown_features_have_their_flags() -> None:

@@ -23,6 +23,7 @@ from skep_lab.simulator.settings import Settings
 from skep_lab.simulator.world import World
 from skep_lab.traces.job import Trace, TraceJob
 from skep_lab.workloads.situation import Steady
+from skep_services.learning import cloning
 from tests.learned_kit import MODEL, OTHER_MODEL, Follower, Longest, Says, Shortest, Wish
 
 
@@ -209,3 +210,49 @@ def test_differences_of_sights_come_to_what_the_policy_sees(
     assert world.run()
     assert seen[0]
     assert len(seen) - sum(seen) > 40, "most are differences"
+
+
+class _Explores(Shortest):
+    """Tells the three shortest jobs as nearly equal."""
+
+    def explore(self, now: Any, _margin_milli: int) -> Any:
+        made = self.decide(now)
+        fit = [job for job in sorted(self.waiting(), key=self.key) if job.workers <= self.free]
+        choices = [
+            AdvisedMove(job=job.job, score_milli=1000 - 100 * place)
+            for place, job in enumerate(fit[:3])
+        ]
+        return type("Explored", (), {**made._asdict(), "choices": choices})
+
+
+MANY = trace(*((10 * at, 200 + 40 * (at % 7), 1) for at in range(60)))
+
+
+@pytest.mark.parametrize("hours", [0.2, 50.0])
+def test_what_is_explored_is_in_the_log_and_within_the_budget(hours: float) -> None:
+    explores = {"explore_share_milli": 600, "explore_gpu_hours": hours}
+    result, said = played(settings(_Explores, **explores), MANY)
+    again, facts = played(settings(_Explores, **explores), MANY)
+    assert (again.decisions, facts) == (result.decisions, said)
+    drawn = [
+        fact
+        for before, fact in zip([None, *said], said, strict=False)
+        if fact.seed and (before is None or before.seed != fact.seed)
+    ]
+    others = [fact for fact in drawn if fact.choice]
+    assert len(drawn) > len(others) > 0
+    assert all(0 < fact.chance < 1_000_000 for fact in drawn)
+    assert all(fact.spent <= seconds(3600 * hours) for fact in said)
+    assert (len(others) < 10) == (hours < 1)
+    assert all(job.ended is not None for job in result.jobs)
+    assert [fact.seed for fact in played(settings(_Explores), MANY)[1] if fact.seed] == []
+
+
+def test_pairs_of_what_was_explored_have_its_propensity() -> None:
+    chosen = settings(_Explores, explore_share_milli=600, explore_gpu_hours=50.0)
+    pairs = cloning.of_policy(MANY, uniform(1, 8), chosen, Steady())
+    unsure = pairs.propensity < 1
+    assert 0 < unsure.sum() < pairs.size
+    assert pairs.propensity.min() > 0
+    plain = cloning.of_policy(MANY, uniform(1, 8), settings(_Explores), Steady())
+    assert plain.propensity.tolist() == [1.0] * plain.size

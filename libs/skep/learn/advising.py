@@ -10,14 +10,16 @@ for whole sights and is as before a moment later.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from skep.learn.shadow import Shadow
 from skep.units import Instant, after, seconds
 from skep.wire.cluster import Cluster
-from skep.wire.following import models_named
+from skep.wire.following import explores, models_named
 from skep.wire.learned import (
+    CHOICES_MAX,
     HOLDS_MAX,
     MOVES_MAX,
     SCHEMA,
@@ -74,6 +76,15 @@ class Seat(Protocol):
 
     def check(self) -> None:
         """Assert what holds of what it was shown."""
+        ...
+
+
+@runtime_checkable
+class Explorer(Protocol):
+    """A seat that can tell what is nearly as good as its first move."""
+
+    def explore(self, now: Instant, margin_milli: int) -> Advised:
+        """Return what the model would do now, and in `choices` what is at most so much worse."""
         ...
 
 
@@ -169,6 +180,10 @@ class Post:
         """When a whole one was last asked for; None: not since one came."""
         self.said: LearnedAdvice | None = None
         self.shadow = Shadow()
+        self.explores = 0
+        """How much worse than the best the moves may be that are tried (thousandths); 0: none."""
+        self.seen_at = Instant(0)
+        """When the latest sight was."""
 
 
 class Advising:
@@ -188,11 +203,12 @@ class Advising:
 
     def set_cluster(self, cluster: Cluster) -> None:
         """Follow which VCs have a model, and which."""
-        before, self.posts = self.posts, {}
+        before, self.posts, explored = self.posts, {}, explores(cluster)
         for vc, model in models_named(cluster).items():
             known = before.get(vc)
             if known is None or known.model != model or known.seat is None:
                 known = Post(vc, model, self.models.seat(model))
+            known.explores = explored.get(vc, 0)
             self.posts[vc] = known
 
     def sight(self, sight: Sight, now: Instant) -> Iterator[LearnedAdvice | SightWanted]:
@@ -215,7 +231,7 @@ class Advising:
             post.seat, post.number = self.models.seat(post.model), -1
             follows = False
         if follows:
-            post.number, post.asked_at = sight.number, None
+            post.number, post.asked_at, post.seen_at = sight.number, None, sight.at
             yield self._advise(post, now)
         elif post.asked_at is None or now >= after(post.asked_at, ASK_AFTER):
             yield self._ask(post, now)
@@ -293,7 +309,7 @@ class Advising:
         if post.seat.schema != SCHEMA:
             return self._off(post, Reason.OTHER_SCHEMA, now)
         try:
-            made = post.seat.decide(now)
+            made = _decided(post.seat, post.explores, now)
             stage = self._stages.stage(post.vc, post.model, now)
             if stage == "shadow" and made.reliable:
                 self._stages.differs(post.vc, post.shadow.wish(made.moves))
@@ -304,6 +320,7 @@ class Advising:
                 moves=tuple(made.moves[:MOVES_MAX]),
                 holds=tuple(made.holds[:HOLDS_MAX]),
                 reliable=bool(made.reliable),
+                **_tried(post, made),
             )
         except Exception:  # Numbers that are not finite, damaged weights: whatever it is.
             return self._off(post, Reason.ADVICE_BROKEN, now)
@@ -322,6 +339,25 @@ class Advising:
             **fields,
         )
         return post.said
+
+
+def _decided(seat: Seat, explores: int, now: Instant) -> Advised:
+    """Return what a model would do, with what is nearly as good if its VC explores."""
+    if explores and isinstance(seat, Explorer):
+        return seat.explore(now, explores)
+    return seat.decide(now)
+
+
+def _tried(post: Post, made: Advised) -> dict[str, Any]:
+    """Return what advice says where its VC explores."""
+    choices = tuple(getattr(made, "choices", ())[:CHOICES_MAX])
+    return {"choices": choices, "seed": _seed(post)} if choices else {}
+
+
+def _seed(post: Post) -> int:
+    """Return what is drawn by on the latest sight: the same each time that it is answered."""
+    told = f"{post.vc}/{post.model}/{post.number}/{post.seen_at}"
+    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:6], "big") | 1
 
 
 class GivenModels:

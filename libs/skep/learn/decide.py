@@ -47,7 +47,7 @@ from skep.learn.modelfile import Bounds, Model
 from skep.learn.net import Pools
 from skep.learn.scene import Scene
 from skep.learn.shares import Shares, shares_of
-from skep.wire.learned import HOLDS_MAX, MOVES_MAX, AdvisedMove
+from skep.wire.learned import CHOICES_MAX, HOLDS_MAX, MOVES_MAX, AdvisedMove
 
 RANKED = 64
 """Candidates that are looked at again after a pick: twice as many as there are picks."""
@@ -67,9 +67,13 @@ class Decision(NamedTuple):
     """Waiting jobs that fit now and had better wait."""
     reliable: bool
     """All features are in the ranges of the training."""
+    choices: tuple[AdvisedMove, ...] = ()
+    """The first move and those that are nearly as good, if these were asked for."""
 
 
-def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Decision:
+def decide(
+    model: Model, scene: Scene, now: float, most: int = MOVES_MAX, *, margin_milli: int = 0
+) -> Decision:
     """Return what a model would do, best move first.
 
     Args:
@@ -77,16 +81,34 @@ def decide(model: Model, scene: Scene, now: float, most: int = MOVES_MAX) -> Dec
         scene: What it sees.
         now: The time, in seconds.
         most: No more moves than these.
+        margin_milli: How much worse than the first move others may be that are told too; 0: none.
     """
     search, moves = _Search(model, scene), list[AdvisedMove]()
     if not search.begin(now):
         return Decision((), (), reliable=True)
+    choices = _choices(search, scene, margin_milli / 1000) if margin_milli else ()
     while len(moves) < most:
         move = search.pick()
         if move is None:
             break
         moves.append(move)
-    return Decision(tuple(moves), search.held(), search.reliable)
+    return Decision(tuple(moves), search.held(), search.reliable, choices)
+
+
+def _choices(search: _Search, scene: Scene, margin: float) -> tuple[AdvisedMove, ...]:
+    """Return the best first moves that are at most so much worse than the best, best first."""
+    scores, hold, numbers = search._scores, search._hold, search._numbers
+    best = np.argsort(-scores, kind="stable")[:CHOICES_MAX].tolist()
+    return tuple(
+        AdvisedMove(
+            job=scene.names[int(search._rows[at])],
+            workers=int(numbers[at, WORKERS]),
+            spread=int(numbers[at, KIND]) == SPREAD,
+            score_milli=_milli(float(scores[at]) - hold),
+        )
+        for at in best
+        if scores[at] > hold and float(scores[best[0]] - scores[at]) <= margin
+    )
 
 
 class _Search:

@@ -36,3 +36,8 @@ class ModelSeat:
     def decide(self, now: Instant) -> Decision:
         """Return what the model would do now."""
         return decide(self._model, self._scene, now / NS_PER_SECOND)
+
+    def explore(self, now: Instant, margin_milli: int) -> Decision:
+        """Return what the model would do now, and what is nearly as good."""
+        seconds = now / NS_PER_SECOND
+        return decide(self._model, self._scene, seconds, margin_milli=margin_milli)

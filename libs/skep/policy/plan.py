@@ -128,11 +128,24 @@ class Withheld(_Part, frozen=True):
     needs: str = ""
 
 
+class Drawn(_Part, frozen=True):
+    """Which of a model's choices was drawn, and how likely that was (`wire.following`)."""
+
+    seed: int
+    choice: int
+    chance: int
+    """Millionths."""
+    day: int
+    spent: int
+    """GPU-nanoseconds of the day, with this one."""
+
+
 class Following(_Part, frozen=True):
     """Whether a plan is its VC's model's, or its rule's instead, and why (`learned`)."""
 
     model: bool
     why: Reason
+    drawn: Drawn | None = None
 
 
 class Plan(_Part, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.units import Instant
 from skep.wire import codec
@@ -41,6 +42,7 @@ class Guess(NamedTuple):
     moves: Sequence[AdvisedMove]
     holds: Sequence[str]
     reliable: bool
+    choices: Sequence[AdvisedMove] = ()
 
 
 class Guesser:
@@ -85,6 +87,21 @@ class Guesser:
         moves = [self._move(self._jobs[name]) for name in names[: rng.randrange(6)]]
         return Guess(moves, names[8:12], rng.random() > UNRELIABLE)
 
+    def explore(self, now: Instant, margin_milli: int) -> Guess:
+        """Return the same with some choices, of which the first is mostly the first move.
+
+        Raises:
+            ArithmeticError: Now and then.
+        """
+        made, rng = self.decide(now), self._rng
+        others = [self._move(job) for job in list(self._jobs.values())[:6]]
+        first = made.moves[:1] if rng.random() > UNRELIABLE else []
+        choices = sorted([*first, *others], key=lambda move: -move.score_milli)
+        if rng.random() > UNRELIABLE and choices:
+            best = choices[0].score_milli + rng.randrange(margin_milli)
+            choices = [*(replace(move, score_milli=best) for move in first), *choices]
+        return made._replace(choices=choices)
+
     def _move(self, job: JobSight) -> AdvisedMove:
         rng = self._rng
         workers = rng.choice((0, job.workers, rng.randint(job.least, job.most)))
@@ -116,20 +133,25 @@ class Guesses:
         return model in MODELS
 
 
-def options(rng: random.Random, rules: Sequence[str]) -> dict[str, Any]:
+def options(rng: random.Random, rules: Sequence[str], *, explores: bool) -> dict[str, Any]:
     """Return options of the policy `learned`.
 
     Args:
         rng: Decides.
         rules: The policies that may be its rule.
+        explores: Whether it may explore.
     """
-    return {
+    found: dict[str, Any] = {
         "model": rng.choice((*MODELS, "0c" * 32)),
         "rule": rng.choice(rules),
         "wait_bound_s": rng.choice((0, 1, 10, 60)),
         "margin_milli": rng.choice((0, 0, 100)),
         "cool_s": rng.choice((0, 1, 10)),
     }
+    if explores:
+        found["explore_share_milli"] = rng.choice((0, 100, 1000))
+        found["explore_gpu_hours"] = rng.choice((0, 0.05, 1, 100))
+    return found
 
 
 def altered(rng: random.Random, now: int, vcs: Sequence[str], jobs: Sequence[str]) -> bytes:

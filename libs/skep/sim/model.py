@@ -73,6 +73,8 @@ from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import TrialMessage
 
+GPU_HOUR, MILLION = 3600 * 10**9, 10**6
+
 
 class AdmissionModel:
     """What admission's log says."""
@@ -317,6 +319,11 @@ class AllocatorModel:
         before = self.followed.get(fact.vc)
         again = before is not None and msgspec.structs.replace(before, at=fact.at) == fact
         require(not again, "I19", f"{fact.vc} is told twice: {fact}")
+        if fact.seed != (before.seed if before is not None else 0):
+            require(options.get("explore_share_milli", 0) > 0, "I19", f"{fact.vc} explores")
+            budget = options.get("explore_gpu_hours", 0) * GPU_HOUR
+            require(fact.spent <= budget, "I19", f"{fact.vc} explores beyond its budget")
+            require(fact.follows and 0 < fact.chance < MILLION, "I19", f"no draw: {fact}")
         self.followed[fact.vc] = fact
 
     def _alarm(self, fact: CellsAlarm) -> None:

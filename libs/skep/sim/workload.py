@@ -68,6 +68,8 @@ NEWER = ("look-ahead", "hold", LEARNED)
 LEARNED_FROM = 3000
 """Histories with seeds from here on draw from these policies as well. `learned` is drawn often,
 with a model that guesses."""
+EXPLORES_FROM = 20_000
+"""In histories with seeds from here on such VCs may explore."""
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
 NAMES = tuple(
@@ -120,12 +122,13 @@ class People:
         policies: random.Random,
         later: bool = False,
         learned: bool = False,
+        explores: bool = False,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
-        them, with `learned` those of NEWER.
+        them, with `learned` those of NEWER; with `explores` such VCs may explore.
         """
         self.place = "people"
         self.dead = False
@@ -147,7 +150,7 @@ class People:
         self._names = (*NAMES, *LATER, *(("deadline",) * OFTEN)) if later else NAMES
         if learned:
             self._names = (*self._names, *NEWER[:-1])
-        self._learned = learned
+        self._learned, self._explores = learned, explores
         self._timed = later
         """Whether jobs have deadlines."""
         self._admin_keys = 0
@@ -493,7 +496,7 @@ class People:
         if not self._ruled or policies.random() < 0.3:
             return vc
         if self._learned and policies.random() < 0.6:
-            options = guesses.options(policies, RULES)
+            options = guesses.options(policies, RULES, explores=self._explores)
             return msgspec.structs.replace(vc, policy=LEARNED, options=options)
         if policies.random() < 0.5:
             options = {

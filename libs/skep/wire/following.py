@@ -16,6 +16,8 @@ from skep.wire.cluster import Cluster
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
+MARGIN_MILLI = 500
+"""How much worse than the best a move may be that is tried, unless the VC says otherwise."""
 LEARNED = "learned"
 """The policy of a VC that follows a model."""
 
@@ -28,6 +30,20 @@ def models_named(cluster: Cluster) -> dict[str, str]:
     return {vc: model for vc, model in given.items() if isinstance(model, str) and model}
 
 
+def explores(cluster: Cluster) -> dict[str, int]:
+    """Return by VC that explores how much worse than the best the moves may be that are tried.
+
+    Returns:
+        Thousandths of a model's score.
+    """
+    found = {
+        vc: each.options.get("explore_margin_milli", MARGIN_MILLI)
+        for vc, each in cluster.vcs.items()
+        if each.policy == LEARNED and each.options.get("explore_share_milli", 0)
+    }
+    return {vc: margin for vc, margin in found.items() if isinstance(margin, int)}
+
+
 ModelName = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")]
 """The SHA-256 of a model file, which is its name; empty: none."""
 
@@ -35,7 +51,10 @@ ModelName = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")]
 class AdviceFollowed(Message, frozen=True, tag="advice-followed"):
     """A VC with the policy `learned` is planned otherwise from now on.
 
-    It `follows` the model, or its rule, and `why`. Recorded where one of these changes.
+    It `follows` the model, or its rule, and `why`, since `at`. Recorded where one of these changes,
+    and in a VC that explores for each draw: by the `seed` of an advice its `choice` was made (0:
+    the best one), which had `chance` millionths. `spent` are the GPU-nanoseconds of what was
+    explored on that `day` (since 1970), as predicted.
     """
 
     vc: Short
@@ -44,6 +63,11 @@ class AdviceFollowed(Message, frozen=True, tag="advice-followed"):
     at: Moment
     model: ModelName = ""
     rule: Short = ""
+    seed: Count = 0
+    choice: Count = 0
+    chance: Count = 0
+    day: Count = 0
+    spent: Count = 0
 
 
 GuardStage = Literal["shadow", "switchback", "on", "off"]

@@ -35,6 +35,8 @@ ROOM_MAX = 1024
 """Kinds of room in one sight: nodes that have as many GPUs, and as many of them free."""
 MOVES_MAX = 32
 """Moves of one advice. The sight after them is answered again."""
+CHOICES_MAX = 8
+"""Moves that a policy may choose among where it explores: further ones are hardly ever chosen."""
 HOLDS_MAX = 512
 """Jobs that one advice holds: as many as an advice orders (`ADVISED_MAX`)."""
 SCHEMA = 1
@@ -144,6 +146,11 @@ class LearnedAdvice(Message, frozen=True, tag="learned-advice"):
     reliable: bool = True
     why: Reason | None = None
     """Why the stage is `off`, if something is wrong."""
+    choices: Annotated[tuple[AdvisedMove, ...], Meta(max_length=CHOICES_MAX)] = ()
+    """Where the VC explores: the first of `moves`, and others that are nearly as good, best first.
+    All are advised on the same sight."""
+    seed: Count = 0
+    """What one of them is drawn by: the same while the sight is. 0: none is drawn."""
 
 
 class SightWanted(Message, frozen=True, tag="sight-wanted"):

@@ -52,6 +52,8 @@ SECOND = 1e9
 HOUR_NS = 3_600_000_000_000
 DECISIONS_MAX = 200
 """Decisions for each job: a network that changes sizes all the time is stopped."""
+NODE_GPUS = 8
+"""Of the protocol's nodes."""
 NEVER_ENDS_S = 30 * 86_400.0
 """What the completion time of a job counts that has not ended when its environment is over."""
 
@@ -127,7 +129,12 @@ class Batch:
     """Environments that play one list of jobs each, to its end."""
 
     def __init__(
-        self, jobs: Sequence[Jobs], nodes: Sequence[int], costs: Ints, rhythm_s: float = 600.0
+        self,
+        jobs: Sequence[Jobs],
+        nodes: Sequence[int],
+        costs: Ints,
+        rhythm_s: float = 600.0,
+        node_gpus: int = NODE_GPUS,
     ) -> None:
         """Begin all of them.
 
@@ -136,6 +143,7 @@ class Batch:
             nodes: Nodes by environment; where there are fewer than the most, the others are down.
             costs: Nanoseconds by kind (`arrays.COST`).
             rhythm_s: A decision is asked for after so many seconds without an event.
+            node_gpus: GPUs of a node.
         """
         models = np.cumsum([0, *(len(each.growth) for each in jobs)])[:-1]
         made = [
@@ -152,15 +160,14 @@ class Batch:
             )
             for each, first in zip(jobs, models, strict=True)
         ]
-        size = 8
-        floor = NodeArrays(ints([size] * max(nodes)), ints([0] * max(nodes)))
+        floor = NodeArrays(ints([node_gpus] * max(nodes)), ints([0] * max(nodes)))
         speed = np.concatenate([each.spread for each in jobs])[:, None, :]
         growth = np.concatenate([each.growth for each in jobs])
         parts = min(growth.shape[1] - 1, max(nodes))
         self.state = new_state(made, floor, speed, growth, costs, parts)
         for b, count in enumerate(nodes):
             self.state.nodes[b, count:, NODE.up] = 0
-            self.state.num[b, NUM.gpus_free] = size * count
+            self.state.num[b, NUM.gpus_free] = node_gpus * count
         envs, most = self.state.jobs.shape[:2]
 
         def filled(rows: list[Floats]) -> Floats:

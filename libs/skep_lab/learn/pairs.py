@@ -7,7 +7,7 @@ moves that followed from the plan at once, in order. A pair without moves says t
 to be done. Rows that are equal are stored once: a job that waits is the same in many plans.
 
 What is not the policy's own choice is marked. Policies of Skep are deterministic, so a move has
-propensity 1; that of a queue, too. Where chance decided it is not known (not a number).
+propensity 1; that of a queue, too. Where a VC explores it is that of what was drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.policies.policy_views import of_job, of_vc
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Effect, Record
+from skep.policy.exploring import WHOLE
 from skep.policy.plan import Plan, Turn
 from skep.policy.schedulers.fifo import Fifo
 from skep.policy.sight import sight_of
@@ -171,6 +172,7 @@ class Recorder:
         self._at: list[Instant] = []
         self._vc: list[int] = []
         self._mark: list[int] = []
+        self._propensity: list[float] = []
         self._first_move = [0]
         self._moves: list[list[int]] = []
         self._reserved: dict[str, None] = {}
@@ -183,7 +185,9 @@ class Recorder:
         facts = [each.fact for each in effects if isinstance(each, Record)]
         following = getattr(plan, "following", None)
         mark = Mark(0) if following is None or following.model else Mark.FALLBACK
-        self.take(view, facts, mark, {turn.job: turn for turn in plan.turns})
+        drawn = getattr(following, "drawn", None)
+        propensity = CERTAIN if drawn is None else drawn.chance / WHOLE
+        self.take(view, facts, mark, {turn.job: turn for turn in plan.turns}, propensity)
 
     def queues(self, machine: Any, effects: Sequence[Effect], now: Instant) -> None:
         """Take what an allocator's queues did in a decision: those of VCs without a policy.
@@ -217,7 +221,12 @@ class Recorder:
             self.take(_before(tx, vc, facts, now), facts, Mark.NO_POLICY, {})
 
     def take(
-        self, view: VcView, facts: Iterable[Any], mark: Mark, turns: Mapping[str, Turn]
+        self,
+        view: VcView,
+        facts: Iterable[Any],
+        mark: Mark,
+        turns: Mapping[str, Turn],
+        propensity: float = CERTAIN,
     ) -> None:
         """Take what was seen, and the facts that followed.
 
@@ -226,6 +235,7 @@ class Recorder:
             facts: What followed, in order.
             mark: Of the pair.
             turns: What was planned for waiting jobs.
+            propensity: How likely it was that this was done.
         """
         self.plans += 1
         if len(self._at) >= self._most:
@@ -255,6 +265,7 @@ class Recorder:
         self._at.append(view.now)
         self._vc.append(self._vcs.setdefault(view.vc, len(self._vcs)))
         self._mark.append(int(mark))
+        self._propensity.append(propensity)
 
     def _unique_row(self, row: NDArray[np.float64]) -> int:
         key = row.tobytes()
@@ -313,7 +324,6 @@ class Recorder:
         Args:
             about: Where they are from.
         """
-        count = len(self._at)
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, c.RAW)
         return Pairs(
             rows,
@@ -323,7 +333,7 @@ class Recorder:
             np.array(self._at, dtype=np.float64) / 1e9,
             np.array(self._vc, dtype=np.int32),
             np.array(self._mark, dtype=np.uint8),
-            np.full(count, CERTAIN, dtype=np.float32),
+            np.array(self._propensity, dtype=np.float32),
             np.array(self._first_move, dtype=np.int64),
             np.array(self._moves, dtype=np.int32).reshape(-1, 4),
             {

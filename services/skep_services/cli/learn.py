@@ -6,7 +6,7 @@ import io
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,15 @@ VERBS = {
     "play": "DIR...: episodes under what runs have learned, for each of --seeds; also --on others",
     "clone": "pairs of what a scheduler saw and did: --from a log, or a simulated --policy",
     "figures": "NAME [-- OPTIONS]: train and judge as a paper's figures need it; alone: which",
+    "average": "MODEL...: the mean of models of one form, for clusters that learn as one",
+    "status": "how the trainer of this cluster goes (`skep-trainer`)",
     "judge": "MODEL: how often it would have done what the scheduler of --pairs did",
 }
 ONLY: dict[str, tuple[str, ...]] = {
     "assignments": ("train",),
     "resume": ("train",),
     "tensorboard": ("train",),
-    "out": ("train", "clone"),
+    "out": ("train", "clone", "average"),
     "svg": ("curves",),
     "source": ("clone",),
     "policy": ("clone",),
@@ -46,6 +48,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "models": ("clone",),
     "seed": ("train", "clone"),
     "seeds": ("play",),
+    "parts": ("average",),
     "pairs": ("train", "judge"),
 }
 """Options that belong to some verbs only."""
@@ -61,6 +64,8 @@ ABOUT = f"""\
   skep learn train imitate --pairs pairs --out runs/clone
   skep learn judge MODEL --pairs pairs
   skep learn figures dl2 -- --help
+  skep learn status
+  skep learn average MODEL MODEL --parts 800,200 --out mean.safetensors
 
 A run keeps all that it goes on from, every half minute and when it is interrupted (Ctrl-C). Stopped
 and resumed or not, the same settings and seed give the same model on one machine.
@@ -103,6 +108,9 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--models", metavar="NAME", help="clone: as in `skep sim`; default steady")
     parser.add_argument(
         "--seeds", metavar="SEEDS", help="play: 10 (that is 0 to 9), 3-12 or 1,5,9; default 10"
+    )
+    parser.add_argument(
+        "--parts", metavar="N,N", help="average: how much each counts; default all the same"
     )
     parser.add_argument(
         "--pairs", metavar="DIR", type=Path, help="train, judge: what `clone` wrote"
@@ -519,15 +527,56 @@ def _judge(arguments: Namespace) -> int:
 
 def _model(arguments: Namespace) -> tuple[str, bytes]:
     """Return a model by its file or by its name in the registry."""
+    return _read_model(arguments, _one(arguments, "MODEL"))
+
+
+def _read_model(arguments: Namespace, name: str) -> tuple[str, bytes]:
     from skep_services.learning import registry
     from skep_services.supervisor.home import home_folder
 
-    name = _one(arguments, "MODEL")
     if Path(name).is_file():
         return name, registry.read_file(name)
     folder = registry.folder_of(home_folder(arguments.home))
     entry = registry.find(registry.read_registry(folder), name)
     return entry.model[:12], registry.read_model(folder, entry.model)
+
+
+# --- average --------------------------------------------------------------------------------------
+
+
+def _average(arguments: Namespace) -> int:
+    from skep.learn import modelfile
+    from skep_lab.learn import federated
+    from skep_lab.learn.progress import UnfitError
+    from skep_services import durable
+    from skep_services.learning import modelfiles
+    from skep_services.learning.problems import LearningError, Why, writing
+
+    if arguments.out is None:
+        raise CommandError(exits.USAGE, "average needs --out, the file that it writes")
+    models = []
+    for word in arguments.what:
+        name, data = _read_model(arguments, word)
+        modelfiles.check(data, name)
+        models.append(modelfile.load(data))
+    try:
+        words = arguments.parts.split(",") if arguments.parts else []
+        made = federated.average(models, [float(word) for word in words])
+    except ValueError:
+        text = f"--parts {arguments.parts}: write a number for each model, as 3,1"
+        raise CommandError(exits.USAGE, text) from None
+    except UnfitError as error:
+        raise LearningError(Why.UNFIT, str(error)) from None
+    with writing(arguments.out):
+        durable.write(str(arguments.out), made, 0o644)
+    name = modelfile.name_of(made)
+    if arguments.json:
+        print_json(
+            {"model": name, "file": str(arguments.out), "of": [each.name for each in models]}
+        )
+    else:
+        print(f"{name}  {arguments.out}")
+    return exits.OK
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -573,7 +622,62 @@ class _Heard(io.StringIO):
         return super().write(text)
 
 
+# --- status ---------------------------------------------------------------------------------------
+
+
+def _status(arguments: Namespace) -> int:
+    import msgspec
+
+    from skep_services.supervisor.home import home_folder
+    from skep_services.trainer import rounds
+
+    if arguments.what:
+        raise CommandError(exits.USAGE, "status takes nothing")
+    folder = Path(home_folder(arguments.home)) / rounds.FOLDER
+    found = rounds.status(folder)
+    under_way = found.round
+    if arguments.json:
+        print_json(
+            {
+                "folder": str(folder),
+                "runs": found.runs,
+                "round": None
+                if under_way is None
+                else {**msgspec.to_builtins(under_way), "step": found.step, "of": found.of},
+                "rounds": msgspec.to_builtins(found.kept.rounds),
+            }
+        )
+        return exits.OK
+    say(f"{folder}: a trainer {'runs' if found.runs else 'does not run'}")
+    if under_way is not None:
+        far = f"{found.step} of {found.of} steps" if found.of else "just begun"
+        say(f"VC {under_way.vc}, records 1 to {under_way.records}: {far}")
+    rows = found.kept.rounds[-ROWS:]
+    render.show_table(
+        [
+            Column("VC", [row.vc for row in rows]),
+            Column("UP TO", [render.clock_time(row.at, date=True) for row in rows]),
+            Column("OUTCOME", [row.outcome.value for row in rows]),
+            Column("MODEL", [row.model[:12] or "-" for row in rows]),
+            *(
+                Column(f"OVER {name.upper()}", [_gain(row.report, name) for row in rows])
+                for name in ("present", "rule")
+            ),
+            Column("WHY", [row.why or "-" for row in rows], narrow=20),
+        ]
+    )
+    return exits.OK
+
+
+def _gain(report: Mapping[str, float], name: str) -> str:
+    """Return by how much lower completion times are, and at least, in per cent."""
+    gain, low = report.get(f"{name}_gain_milli"), report.get(f"{name}_low_milli")
+    return "-" if gain is None or low is None else f"{gain / 10:.1f} % (>= {low / 10:.1f} %)"
+
+
 _VERBS = {
+    "average": _average,
+    "status": _status,
     "list": _list,
     "train": _train,
     "curves": _curves,

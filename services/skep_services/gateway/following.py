@@ -42,9 +42,16 @@ def following_view(
                 "text": sentence(said),
                 "since": said.at,
                 "stage": _stage(stage) if stage is not None else None,
+                **({"explored": _explored(said)} if said.seed else {}),
             }
         )
     return found
+
+
+def _explored(said: AdviceFollowed) -> dict[str, Any]:
+    """Return what was drawn last, and what of its day's budget is spent."""
+    names = ("choice", "chance", "day", "spent")
+    return {name: getattr(said, name) for name in names}
 
 
 def _stage(stage: StageSet) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
+from skep.policy import exploring
 from skep.policy.api import Planner, Policy
 from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
 from skep.policy.parts import queued
@@ -25,7 +26,7 @@ from skep.policy.powers import Powers
 from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, after, seconds
-from skep.wire.following import LEARNED
+from skep.wire.following import LEARNED, MARGIN_MILLI
 from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
 from skep.wire.reasons import Reason
 
@@ -34,6 +35,8 @@ LEAST = seconds(1.0)
 to the other is a fact."""
 LASTS_MAX = seconds(3600.0)
 """How long advice may be in force: an advisor's is sent again long before."""
+HOURS_MAX = 10**6
+"""GPU-hours that may be explored on a day: 40,000 GPUs have no more."""
 YEAR_S = 365 * 86_400
 """No time that an operator sets is longer: a number of milliseconds is noticed."""
 STAGES: Mapping[str, Reason] = {
@@ -65,6 +68,11 @@ class Learned(Policy, frozen=True, kw_only=True):
     shadow, then in turns of `period_s` with the rule. Another `stage` forces it.
 
     No job is stopped for another: a model places waiting jobs and changes sizes of elastic ones.
+
+    Nothing is explored unless `explore_share_milli` and `explore_gpu_hours` say so: in so many
+    thousandths of its decisions one of the moves is drawn that are at most `explore_margin_milli`
+    worse than the best, the better the likelier, for at most so many predicted GPU-hours a day
+    (UTC). Each draw is a fact with its chance.
     """
 
     name: ClassVar[str] = LEARNED
@@ -80,6 +88,9 @@ class Learned(Policy, frozen=True, kw_only=True):
     stage: str = "auto"
     shadow_s: float = 86_400
     period_s: float = 14_400
+    explore_share_milli: int = 0
+    explore_gpu_hours: float = 0
+    explore_margin_milli: int = MARGIN_MILLI
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -103,6 +114,12 @@ class Learned(Policy, frozen=True, kw_only=True):
         if self.margin_milli < 0:
             reason = f"margin_milli is thousandths, 0 or more: not {self.margin_milli}"
             raise ValueError(reason)
+        bounds = {"share_milli": (0, 1000), "gpu_hours": (0, HOURS_MAX), "margin_milli": (1, 10**6)}
+        for option, (low, high) in bounds.items():
+            value = getattr(self, f"explore_{option}")
+            if not low <= value <= high:
+                reason = f"explore_{option} is {low} to {high}: not {value}"
+                raise ValueError(reason)
         if self.stage not in WANTED:
             reason = f"stage is one of {', '.join(WANTED)}: not {self.stage!r}"
             raise ValueError(reason)
@@ -155,6 +172,10 @@ class Learned(Policy, frozen=True, kw_only=True):
             following, until = self._settled(view, wrong)
             advised = view.advised
             if following.model and advised is not None:
+                if self.explore_share_milli:
+                    drawn = exploring.draw(view, *self._explores)
+                    advised = replace(advised, moves=exploring.chosen(view, drawn))
+                    following = replace(following, drawn=drawn)
                 made = follow(view, advised)
                 times = advised.expires_at, self._late_at(view), self._overdue_at(view)
                 look_at = _soonest(*times)
@@ -166,6 +187,12 @@ class Learned(Policy, frozen=True, kw_only=True):
             return replace(made, following=following, look_at=look_at)
 
         return plan
+
+    @property
+    def _explores(self) -> tuple[int, int, int]:
+        """Return how often, how far, and for how many GPU-nanoseconds a day it explores."""
+        budget = int(seconds(3600.0) * self.explore_gpu_hours)
+        return self.explore_share_milli, self.explore_margin_milli, budget
 
     # --- whether it may be followed --------------------------------------------------------------
 
@@ -183,7 +210,8 @@ class Learned(Policy, frozen=True, kw_only=True):
             return Reason.OTHER_SCHEMA
         if advised.stage in STAGES:
             return advised.why if advised.why in SAID else STAGES[advised.stage]
-        if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, advised.moves):
+        moves = advised.moves + advised.choices
+        if advised.expires_at > after(view.now, LASTS_MAX) or _absurd(view, moves):
             return Reason.ADVICE_BROKEN
         if not advised.reliable:
             return Reason.BEYOND_TRAINING

@@ -8,12 +8,14 @@ other message, and the policy plans again then.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from skep.machines.allocator.policies import policy_views
 from skep.machines.allocator.policies.policy_memory import Planned
 from skep.machines.allocator.policies.sights import Sights
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
-from skep.policy.plan import Following
+from skep.policy.plan import Drawn, Following
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.following import AdviceFollowed
@@ -70,7 +72,7 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
         following: What its plan says.
         now: The time of the decision.
     """
-    policy = planned.policy
+    policy, drawn = planned.policy, following.drawn
     fact = AdviceFollowed(
         vc=planned.vc,
         follows=following.model,
@@ -80,13 +82,15 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
         rule=getattr(policy, "rule", ""),
     )
     known = tx.state.followed.get(planned.vc)
-    same = known is not None and (known.follows, known.why, known.model, known.rule) == (
-        fact.follows,
-        fact.why,
-        fact.model,
-        fact.rule,
-    )
-    if not same:
+    if known is not None:  # What was explored goes on counting.
+        named = {name: getattr(known, name) for name in Drawn.__struct_fields__}
+        fact = replace(fact, **named)
+        if replace(fact, at=known.at) == known:
+            fact = known
+    if drawn is not None:
+        named = {name: getattr(drawn, name) for name in Drawn.__struct_fields__}
+        fact = replace(fact, **named)
+    if fact != known:
         tx.record(fact)
 
 
