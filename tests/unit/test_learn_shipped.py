@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from skep.learn.decide import decide
 from skep.learn.modelfile import Model, load
 from skep.learn.scene import Scene
@@ -30,7 +32,10 @@ def test_its_file_is_what_its_name_says_and_tells_where_it_is_from() -> None:
 
 
 def test_it_places_the_shortest_first_and_spreads_none_that_bears_it_badly() -> None:
-    new = {"submitted_at": Instant(NOW - seconds(60)), "slowdown": ((1, 1000), (2, 3000))}
+    new: dict[str, Any] = {
+        "submitted_at": Instant(NOW - seconds(60)),
+        "slowdown": ((1, 1000), (2, 3000)),
+    }
     jobs = [
         job(f"j{number + 1}", 4, needs=needs, **new)
         for number, needs in enumerate((9000, 600, 3000))

@@ -836,4 +836,4 @@ def decide(raw: Floats, cluster: Floats, now: float, by: tuple[Net, Work], moves
         if starts:
             raw[i, c.PHASE], raw[i, c.SINCE] = c.STARTING, now
         left[i * CHOICES : (i + 1) * CHOICES, 1] = -1.0
-    return moves.shape[0]
+    return int(moves.shape[0])
