@@ -2,7 +2,7 @@
 
 The network plays, the teacher says what it would do in the states that come of it, and all states
 so far are learned from again (DAgger, Ross et al. 2011). In the first round the teacher plays. The
-network's values are fitted to the returns of the networks that played, and their order to the teacher's
+network's values are fitted to the returns of what was played, and their order to the teacher's
 choices, so that a deep Q network can go on from them (`dqn.train`).
 """
 
