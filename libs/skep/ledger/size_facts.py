@@ -33,9 +33,12 @@ def apply(state: ClusterState, fact: ResizeFact) -> None:
             before = job.members[node]
             freed = [(node, gpu) for gpus in before.devices[workers:] for gpu in gpus]
             state.delta.claims += tuple(map(ids.job_of, state.cells.claimers(name)))
-            if job.parts[node] is not Part.GONE:
+            over = job.parts[node] is Part.GONE  # It holds nothing there any more.
+            if not over:
                 state.cells.narrow(name, freed)
-            if workers:
+            if workers and over:
+                job.members = {**job.members, node: narrower(before, workers)}
+            elif workers:
                 _hold(state, job, narrower(before, workers))
             else:
                 _go(state, job, node)
