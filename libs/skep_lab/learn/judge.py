@@ -226,7 +226,7 @@ class Network(Policy, frozen=True, kw_only=True):
     """A model decides at once on what its VC shows, as its advice would have it.
 
     With `compiled` it is `fast_env.scores.decide` that decides: the same moves, but where scores
-    differ by no more than rounding, for a tenth of the time.
+    differ by no more than rounding, for a third of the time.
     """
 
     name: ClassVar[str] = "network"
