@@ -19,6 +19,7 @@ from skep.learn import modelfile
 from skep.learn.candidates import A
 from skep.learn.features import F, G
 from skep.learn.net import Sizes, random_weights
+from skep.policy.sight import job_sight
 from skep.wire.facts import AllocatorFact
 from skep_lab.learn.progress import UnfitError
 from skep_lab.learn.protocol import Setting
@@ -149,12 +150,11 @@ def test_remade_traces_are_blocks_of_the_jobs_and_of_no_others(log: list[Deliver
 def test_stated_speeds_and_sizes_without_bounds_are_bounded(
     short: list[Delivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sight = observed.job_sight
     wild = tuple((size, 1 if size == 1 else 2**62) for size in range(1, 17))
 
     def stated(view: Any) -> Any:
         more = {"rates": wild, "most": 10**6, "least": 1, "each": 1, "left": 2**62}
-        return msgspec.structs.replace(sight(view), **more)
+        return msgspec.structs.replace(job_sight(view), **more)
 
     monkeypatch.setattr(observed, "job_sight", stated)
     monkeypatch.setattr(observed, "WORKERS_MAX", 16)
@@ -333,8 +333,7 @@ def test_old_candidates_are_retired_unless_a_vc_names_them(
 
 def naming(monkeypatch: pytest.MonkeyPatch, model: Callable[[], str]) -> None:
     """Have a VC name a model."""
-    vcs = observed.Observer.vcs.fget
-    assert vcs is not None
+    vcs: Callable[[Any], dict[str, Any]] = vars(observed.Observer)["vcs"].fget
 
     def with_one(self: observed.Observer) -> dict[str, Any]:
         found = vcs(self)
