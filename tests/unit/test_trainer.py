@@ -19,6 +19,7 @@ from skep.learn import modelfile
 from skep.learn.candidates import A
 from skep.learn.features import F, G
 from skep.learn.net import Sizes, random_weights
+from skep.policy.sight import job_sight
 from skep.wire.facts import AllocatorFact
 from skep_lab.learn.progress import UnfitError
 from skep_lab.learn.protocol import Setting
@@ -27,7 +28,7 @@ from skep_services.adapters.records import Chain
 from skep_services.cli.main import main
 from skep_services.learning import registry
 from skep_services.learning.problems import LearningError, Why
-from skep_services.ports import Delivery
+from skep_services.ports import Delivery, MissingStreamError, RefusedError
 from tests import (
     fast_env_kit,  # noqa: F401  before the fast environment
     trainer_kit,
@@ -146,6 +147,26 @@ def test_remade_traces_are_blocks_of_the_jobs_and_of_no_others(log: list[Deliver
     assert all(drawn[k + 1] == drawn[k] + 1 for k in range(len(drawn) - 1) if (k + 1) % 8)
 
 
+def test_stated_speeds_and_sizes_without_bounds_are_bounded(
+    short: list[Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wild = tuple((size, 1 if size == 1 else 2**62) for size in range(1, 17))
+
+    def stated(view: Any) -> Any:
+        more = {"rates": wild, "most": 10**6, "least": 1, "each": 1, "left": 2**62}
+        return msgspec.structs.replace(job_sight(view), **more)
+
+    monkeypatch.setattr(observed, "job_sight", stated)
+    monkeypatch.setattr(observed, "WORKERS_MAX", 16)
+    window = observer_of(short).window(ALL, 1000)
+    assert window.most.max() == 16
+    assert window.told_growth.shape[1] == 17
+    assert window.told_growth.max() == 16
+    assert window.told_run.max() == observed.RUN_MAX
+    monkeypatch.setattr(observed, "_speed", lambda *_: 2.0**62)
+    assert observer_of(short).window(ALL, 1000).run.max() == observed.RUN_MAX
+
+
 # --- rounds --------------------------------------------------------------------------------------
 
 
@@ -261,28 +282,116 @@ def test_what_is_tuned_is_the_model_that_the_vc_names(played: list[int], tmp_pat
 
 
 def test_old_candidates_are_retired_unless_a_vc_names_them(
-    log: list[Delivery], played: list[int], tmp_path: Path
+    log: list[Delivery], played: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for seed in range(4):
-        asked = msgspec.structs.replace(ASKED, seed=seed, models=2)
-        made = rounds.Trainer(tmp_path / "state", tmp_path / "models", asked)
+    monkeypatch.setattr(rounds, "ROUNDS_MAX", 1)  # A candidate outlives what is kept of its round.
+    state, models, found = tmp_path / "state", tmp_path / "models", list[str]()
+
+    def another(whole: bool = True) -> None:
+        asked = msgspec.structs.replace(ASKED, seed=len(found), models=2)
+        made = rounds.Trainer(state, models, asked)
         made.kept = msgspec.structs.replace(made.kept, done={})  # As if the log had gone on.
         for one in log:
             made.take(one)
-        found += [done.model for done in trained(made)]
-    states = {
-        name: each.state for name, each in registry.read_registry(tmp_path / "models").items()
-    }
-    assert len(dict.fromkeys(found)) == 4
-    retired, candidate = registry.State.RETIRED, registry.State.CANDIDATE
-    assert [states[name] for name in found] == [retired, retired, candidate, candidate]
-    files = {each.stem for each in (tmp_path / "models").glob("*.safetensors")}
-    assert files == {*found[2:]}
+        if whole:
+            made.check_end()
+        found.extend(done.model for done in trained(made))
+
+    def candidates() -> set[str]:
+        known = registry.read_registry(models)
+        return {name for name in found if known[name].state is registry.State.CANDIDATE}
+
+    def files() -> set[str]:
+        return {each.stem for each in models.glob("*.safetensors")}
+
+    for _ in range(4):
+        another(whole=False)  # What VCs name is not known yet.
+    assert len({*found}) == 4
+    assert candidates() == files() == {*found}
+    naming(monkeypatch, lambda: found[0])
+    another()
+    assert candidates() == files() == {found[0], *found[3:]}
+    naming(monkeypatch, lambda: "")
+    change = registry.change
+
+    def fall(*words: Any) -> None:
+        change(*words)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "change", fall)
+        with pytest.raises(Killed):
+            another()
+    assert found[0] in files() - candidates()
+    found.append(rounds.read_kept(state).rounds[-1].model)
+    another()  # The round that was killed, once more.
+    assert candidates() == files() == {*found[4:]}
+    assert len(files()) == 2
+    assert {*rounds.read_kept(state).candidates} >= files()
     assert played
 
 
+def naming(monkeypatch: pytest.MonkeyPatch, model: Callable[[], str]) -> None:
+    """Have a VC name a model."""
+    vcs: Callable[[Any], dict[str, Any]] = vars(observed.Observer)["vcs"].fget
+
+    def with_one(self: observed.Observer) -> dict[str, Any]:
+        found = vcs(self)
+        if ALL not in found:
+            return found
+        return found | {"one": msgspec.structs.replace(found[ALL], options={"model": model()})}
+
+    monkeypatch.setattr(observed.Observer, "vcs", property(with_one))
+
+
 # --- what may be wrong ---------------------------------------------------------------------------
+
+
+def test_a_vc_that_was_removed_while_its_jobs_went_on_has_no_rounds(
+    short: list[Delivery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed.Observer, "vcs", property(lambda _self: {}))
+    assert trained(trainer(tmp_path, short)) == []
+
+
+def test_an_odd_population_is_refused(tmp_path: Path) -> None:
+    asked = msgspec.structs.replace(ASKED, settings={"population": 5})
+    with pytest.raises(LearningError, match="multiple of 2") as error:
+        rounds.Trainer(tmp_path / "state", tmp_path / "models", asked)
+    assert error.value.why is Why.WRONG_SETTING
+
+
+def test_what_cannot_be_read_now_is_tried_again_and_no_round_goes_on_meanwhile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[Callable[..., None]] = []
+    errors: list[Exception | None] = [RefusedError("no"), MissingStreamError("ALLOC"), None]
+
+    def none(*_: Any) -> Any:
+        raise AssertionError
+
+    async def follow(*_: Any) -> None:
+        if len(errors) == 1:
+            handlers[0]()
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "nice", lambda _by: 0)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda _number, handler: handlers.append(handler))
+    monkeypatch.setattr(command, "_follow", follow)
+    monkeypatch.setattr(rounds.Trainer, "rounds", none)
+    words = ["--home", str(tmp_path), "--poll", "0.001"]
+    assert command.main(words) == 0
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    again = "the log cannot be read now; trying again"
+    assert [each["event"] for each in told] == ["ready", again, again, again, "stopped"]
+    assert "is empty" in told[3]["why"]
+    errors[:] = [RefusedError("no")]
+    handlers.clear()
+    monkeypatch.setattr(signal, "signal", lambda *_: handlers.append(lambda: None))
+    assert command.main([*words, "--once"]) == 72
 
 
 def test_another_log_is_refused_in_one_line(

@@ -43,6 +43,8 @@ KEPT_MAX = 5_000
 """Ended jobs of a VC that are kept, the latest: a window has no more."""
 WORKERS_MAX = 512
 """A wider gang is left out: curves have a number for each worker."""
+RUN_MAX = 365 * 86_400 * 10**9
+"""A year, in nanoseconds: no run time is longer, whatever speeds were stated."""
 TOLD_MIN = 0.5
 """Of a window's jobs, the part of which some run time must be stated."""
 
@@ -164,7 +166,7 @@ class Observer:
         self._courses.pop(name, None)
         if course is None or course.sight is None or course.run < 1:
             return ""
-        seen = Seen(course.submitted_at, int(course.run), course.sight)
+        seen = Seen(course.submitted_at, int(min(course.run, RUN_MAX)), course.sight)
         self._ended.setdefault(vc, deque(maxlen=KEPT_MAX)).append(seen)
         self.counts[vc] = self.counts.get(vc, 0) + 1
         return vc
@@ -222,7 +224,7 @@ def _speed(sight: JobSight, workers: int, beyond: int) -> float:
     rates = dict(sight.rates)
     now, then = rates.get(workers, 0), rates.get(sight.workers, 0)
     growth = now / then if now and then else workers / sight.workers
-    return growth / _slowdown(sight, beyond)
+    return min(growth, WORKERS_MAX) / _slowdown(sight, beyond)
 
 
 def _slowdown(sight: JobSight, beyond: int) -> float:
@@ -243,7 +245,7 @@ def _window(seen: Sequence[Seen], vc: str, gpus: int, node_gpus: int) -> Window:
     elastic = [_is_elastic(each.sight) for each in seen]
     sizes = [_gpus(each.sight) for each in seen]
     most = [
-        min(each.sight.most, gpus) if may else size
+        min(each.sight.most, gpus, WORKERS_MAX) if may else size
         for each, may, size in zip(seen, elastic, sizes, strict=True)
     ]
     least = [
@@ -275,8 +277,12 @@ def _window(seen: Sequence[Seen], vc: str, gpus: int, node_gpus: int) -> Window:
 def _told(sight: JobSight) -> int | None:
     """Return how long a job was said to run, in nanoseconds, when it was first placed."""
     if sight.left is not None and sight.left > 0:
-        return int(sight.left)
-    return int(sight.expected) if sight.expected is not None and sight.expected > 0 else None
+        return min(int(sight.left), RUN_MAX)
+    return (
+        min(int(sight.expected), RUN_MAX)
+        if sight.expected is not None and sight.expected > 0
+        else None
+    )
 
 
 def _is_elastic(sight: JobSight) -> bool:
@@ -294,4 +300,4 @@ def _growth(sight: JobSight, width: int, elastic: bool) -> Floats:
         return sizes
     known = [(0, 0), *((size, rate) for size, rate in sight.rates if size > 0)]
     made = np.interp(sizes, [size for size, _ in known], [rate for _, rate in known])
-    return np.asarray(made / max(made[1], 1e-9), dtype=np.float64)
+    return np.asarray(np.minimum(made / max(made[1], 1e-9), WORKERS_MAX), dtype=np.float64)

@@ -50,7 +50,8 @@ class Settings(NamedTuple):
     """What a run may choose."""
 
     generations: Count = 40
-    population: Annotated[int, msgspec.Meta(ge=2)] = 12
+    population: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 12
+    """Networks of a generation: pairs of opposite steps, so it is even."""
     traces: Count = 6
     """Of each generation; every network plays all of them."""
     block: Count = 16

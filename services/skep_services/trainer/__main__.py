@@ -26,7 +26,8 @@ from skep_services.adapters import exported
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_read import read_each
 from skep_services.learning import learners, registry, runs
-from skep_services.learning.problems import USAGE, LearningError
+from skep_services.learning.problems import USAGE, LearningError, Why
+from skep_services.ports import MissingStreamError, RefusedError
 from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION, EXIT_LOG, EXIT_OK, logger
 from skep_services.supervisor.home import home_folder
 from skep_services.trainer.rounds import FOLDER, TUNE, Asked, Trainer
@@ -36,6 +37,14 @@ MEMORY_GIB = 4
 """Of address space: the compiler of the fast environment takes one of them."""
 POLL_S = 60.0
 GIB = 1 << 30
+PASSING = (
+    replaying.UnreachableError,
+    RefusedError,
+    MissingStreamError,
+    TimeoutError,
+    ConnectionError,
+)
+"""What keeps a cluster's log from being read, and may be over at the next look."""
 
 
 def options() -> ArgumentParser:
@@ -105,7 +114,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except LearningError as error:
         log.error(error.text, why=error.why.value)
         return EXIT_CONFIGURATION if error.why in USAGE else EXIT_LOG
-    except (*replaying.UNREADABLE, OSError) as error:
+    except (*replaying.UNREADABLE, RefusedError, OSError) as error:
         log.error("the log cannot be read", why=str(error))
         return EXIT_LOG
     except MemoryError:
@@ -140,22 +149,26 @@ def _train(arguments: Namespace, log: Any, stop: threading.Event) -> None:
             return not stop.is_set()
 
         while goes_on():
-            for _ in trainer.rounds(time.monotonic, goes_on):
-                pass  # It is said and kept already.
-            if goes_on():
-                _look(arguments, trainer, log)
-            for _ in trainer.rounds(time.monotonic, goes_on):
-                pass
+            # A round ends with what VCs name now: only the end of the log says it.
+            if _look(arguments, trainer, log):
+                for _ in trainer.rounds(time.monotonic, goes_on):
+                    pass  # It is said and kept already.
             if arguments.once or arguments.source:
                 return
             stop.wait(arguments.poll)
 
 
-def _look(arguments: Namespace, trainer: Trainer, log: Any) -> None:
-    """Read what is new of the log; a bus that is away now may be there later.
+def _look(arguments: Namespace, trainer: Trainer, log: Any) -> bool:
+    """Read what is new of the log; what is not there now may be there later.
+
+    Returns:
+        Whether it was read to its end.
 
     Raises:
         UnreachableError: There is no cluster, and nothing else will be tried.
+        RefusedError: Likewise, if its server does not tell.
+        MissingStreamError: Likewise, if it has no such log.
+        LearningError: Likewise, if the log is empty; or the log is another one, or was cut.
         TimeoutError: Likewise, if its bus is slow.
         ConnectionError: Likewise, if its bus is away.
     """
@@ -163,14 +176,17 @@ def _look(arguments: Namespace, trainer: Trainer, log: Any) -> None:
         for one in exported.read(Path(arguments.source)).get(subjects.ALLOC, ()):
             trainer.take(one)
         trainer.check_end()
-        return
+        return True
     try:
         asyncio.run(_follow(arguments.home, trainer.sequence, trainer.take))
         trainer.check_end()
-    except (replaying.UnreachableError, TimeoutError, ConnectionError) as error:
-        if arguments.once:
+    except (*PASSING, LearningError) as error:
+        passes = not isinstance(error, LearningError) or error.why is Why.LACKS_FACTS
+        if arguments.once or not passes:
             raise
         log.warning("the log cannot be read now; trying again", why=str(error))
+        return False
+    return True
 
 
 async def _follow(home: str | None, after: int, take: Callable[[Any], None]) -> None:

@@ -48,6 +48,8 @@ ROUNDS_MAX = 50
 SCALARS = ("gpus", "node_gpus", "untold", "doubt")
 """Of a window: what is no array."""
 TUNE = "tune"
+SUPERSEDED = "trainer: superseded"
+"""Why a candidate is retired."""
 
 
 class Outcome(StrEnum):
@@ -97,6 +99,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     done: dict[str, int] = {}
     """By VC, the sequence up to which rounds are done."""
     rounds: tuple[Done, ...] = ()
+    candidates: tuple[str, ...] = ()
+    """Models of all rounds that it has not retired, in order."""
     version: int = VERSION
 
 
@@ -112,7 +116,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parent: str
     seed: int
     settings: dict[str, Any]
-    models: int
 
     @property
     def trained_on(self) -> str:
@@ -159,6 +162,8 @@ class Trainer:
         self._chain = Chain(f"fact log {subjects.ALLOC}", AllocatorFact)
         self._observer = Observer()
         self._due: dict[str, Due | Done] = {}
+        self._whole = False
+        """The log was read to its end: what VCs name is known."""
         self.sequence = 0
         """Of the last message that was taken."""
 
@@ -204,6 +209,7 @@ class Trainer:
         if not self._chain.counter:
             text = f"the log {subjects.ALLOC} is empty: no allocator has written it yet"
             raise LearningError(Why.LACKS_FACTS, text)
+        self._whole = True
         far = max(self.kept.done.values(), default=0)
         if far > self.sequence:
             text = f"the log ends at {self.sequence}, and a round up to {far} is done: it was cut,"
@@ -212,6 +218,8 @@ class Trainer:
     def _is_due(self, vc: str, sequence: int, records: int) -> None:
         """Note a round; of several rounds of a VC only the latest is worth its time."""
         vcs, at = self._observer.vcs, int(self._observer.at)
+        if vc not in vcs:
+            return  # It was removed while its jobs went on.
         wanted = vc in (self._asked.vcs or [name for name in vcs if vcs[name].policy == LEARNED])
         if not wanted or sequence <= self.kept.done.get(vc, 0):
             return
@@ -225,7 +233,6 @@ class Trainer:
             parent=given if isinstance(given, str) else "",
             seed=self._asked.seed,
             settings=self._settings,
-            models=self._asked.models,
         )
         try:
             self._due[vc] = Due(about, self._observer.window(vc, self._asked.window))
@@ -353,10 +360,12 @@ class Trainer:
 
     def _note(self, done: Done) -> None:
         """Keep what came of a round, and remove candidates of earlier ones beyond the bound."""
+        made = [done.model] if done.outcome is Outcome.CANDIDATE else []
         self.kept = msgspec.structs.replace(
             self.kept,
             done={**self.kept.done, done.vc: done.sequence},
             rounds=(*self.kept.rounds, done)[-ROUNDS_MAX:],
+            candidates=tuple(dict.fromkeys((*self.kept.candidates, *made))),
         )
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -366,21 +375,31 @@ class Trainer:
         self._say("a round is done", **values)
 
     def _retire(self) -> None:
+        """Remove candidates beyond the bound that no VC names, if it is known what VCs name.
+
+        A name goes from what is kept when its file is gone; that is written with the next round,
+        as to remove a file again changes nothing.
+        """
+        if not self._whole:
+            return
         known = registry.read_registry(self._models)
         named = {vc.options.get("model") for vc in self._observer.vcs.values()}
-        mine = dict.fromkeys(
-            each.model for each in self.kept.rounds if each.outcome is Outcome.CANDIDATE
-        )
+        mine = [name for name in self.kept.candidates if name in known]
+        states = registry.State
         open_ = [
-            name
-            for name in mine
-            if name in known and known[name].state is registry.State.CANDIDATE and name not in named
+            name for name in mine if known[name].state is states.CANDIDATE and name not in named
         ]
         for name in open_[: -self._asked.models]:
-            registry.change(
-                self._models, name, registry.State.RETIRED, known[name].at, "trainer: superseded"
-            )
-            (self._models / f"{name}{registry.SUFFIX}").unlink(missing_ok=True)
+            registry.change(self._models, name, states.RETIRED, known[name].at, SUPERSEDED)
+        over = {*open_[: -self._asked.models]}
+        for name in mine:
+            entry = known[name]
+            killed = entry.state is states.RETIRED and entry.why == SUPERSEDED
+            if name in over or (killed and name not in named):
+                (self._models / f"{name}{registry.SUFFIX}").unlink(missing_ok=True)
+                over.add(name)
+        left = tuple(name for name in mine if name not in over)
+        self.kept = msgspec.structs.replace(self.kept, candidates=left)
 
 
 def _done(about: About, outcome: Outcome, **more: Any) -> Done:
