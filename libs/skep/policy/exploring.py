@@ -87,8 +87,8 @@ def draw(view: VcView, share_milli: int, margin_milli: int, budget: int) -> Draw
     while drawn >= likely[at]:
         drawn -= likely[at]
         at += 1
-    move = _what(advised.choices[open_[at]]) if open_[at] else None
-    return Drawn(advised.seed, open_[at], likely[at], day, spent + costs[at], move)
+    made = _what(advised.choices[open_[at]]) if open_[at] else None
+    return Drawn(advised.seed, open_[at], likely[at], day, spent + costs[at], made)
 
 
 def chosen(view: VcView, drawn: Drawn | None) -> tuple[AdvisedMove, ...]:
