@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from skep.learn.advising import Seat
 from skep.machines.allocator.policies import policy_views
 from skep.policy.sight import sight_of
 from skep.units import Duration, seconds
-from skep.wire.following import AdviceFollowed, StageSet
+from skep.wire.following import AdviceFollowed, StageSet, turns
 from skep.wire.learned import AdvisedMove, Sight
 from skep.wire.reasons import Reason
 from skep_lab.outcome import RunResult
@@ -241,6 +242,10 @@ def test_what_is_explored_is_in_the_log_and_within_the_budget(hours: float) -> N
     ]
     others = [fact for fact in drawn if fact.choice]
     assert len(drawn) > len(others) > 0
+    assert all(
+        (before.at == fact.at) != turns(before, fact) for before, fact in itertools.pairwise(said)
+    )
+    assert all((fact.move is not None) == (fact.choice > 0) for fact in drawn)
     assert all(0 < fact.chance < 1_000_000 for fact in drawn)
     assert all(fact.spent <= seconds(3600 * hours) for fact in said)
     assert (len(others) < 10) == (hours < 1)

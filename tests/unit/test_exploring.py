@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from skep.learn.decide import decide
 from skep.policy import exploring
 from skep.policy.exploring import DAY, WHOLE, chances, draw
 from skep.policy.plan import Drawn, Plan
-from skep.policy.schedulers.learned import Learned
+from skep.policy.schedulers.learned import HOURS_MAX, Learned
 from skep.policy.view import VcView
 from skep.units import Instant, after, seconds
 from skep.wire.following import AdviceFollowed
@@ -121,6 +122,78 @@ def test_a_draw_is_made_once_and_comes_out_the_same_again() -> None:
     second = plan(again, **OPTIONS)
     assert drawn_by(second) is None
     assert second.turns == first.turns
+
+
+def explored() -> tuple[VcView, Drawn]:
+    """Return a VC in which another move than the best was just drawn, and that draw."""
+    for seed in range(1, 200):
+        made = seen(seed)
+        drawn = drawn_by(plan(made, **OPTIONS))
+        if drawn is not None and drawn.choice == 1:
+            return replace(made, followed=fact_of(drawn, NOW)), drawn
+    raise AssertionError
+
+
+def answered_again(made: VcView, **fields: Any) -> list[str]:
+    """Return whose turns there are when the same sight is answered otherwise."""
+    assert made.advised is not None
+    again = plan(replace(made, advised=replace(made.advised, **fields)), **OPTIONS)
+    assert drawn_by(again) is None
+    return [turn.job for turn in again.turns]
+
+
+def test_what_was_drawn_is_made_wherever_it_is_among_the_choices() -> None:
+    made, drawn = explored()
+    assert drawn.move == AdvisedMove(job="j2")
+    best, second, third = CHOICES
+    better = replace(second, score_milli=850)
+    assert answered_again(made, choices=(best, third, better)) == ["j2"]
+    assert answered_again(made, choices=(best, second)) == ["j2"]
+
+
+def test_no_other_move_is_made_in_place_of_what_was_drawn() -> None:
+    made, _ = explored()
+    best, second, third = CHOICES
+    for choices in (
+        (best, third),
+        (best, replace(second, workers=1)),
+        (best, replace(second, spread=True)),
+        (best,),
+        (),
+    ):
+        assert answered_again(made, choices=choices) == ["j1", "j3"], choices
+    assert made.followed is not None
+    earlier = replace(made, followed=replace(made.followed, move=None))
+    assert answered_again(earlier) == ["j1", "j3"]
+
+
+def test_records_without_the_move_stay_readable() -> None:
+    _, drawn = explored()
+    fact = fact_of(drawn, NOW)
+    assert msgspec.json.decode(msgspec.json.encode(fact), type=AdviceFollowed) == fact
+    fields = msgspec.json.decode(msgspec.json.encode(fact))
+    del fields["move"]
+    assert msgspec.convert(fields, AdviceFollowed) == replace(fact, move=None)
+
+
+def test_the_largest_budget_can_be_recorded() -> None:
+    budget = int(HOUR * HOURS_MAX)
+    fact = fact_of(Drawn(1, 0, WHOLE // 2, 0, budget), NOW)
+    assert msgspec.json.decode(msgspec.json.encode(fact), type=AdviceFollowed).spent == budget
+
+
+def test_a_clock_that_was_set_back_begins_no_new_day() -> None:
+    day = int(NOW // DAY)
+    before = fact_of(Drawn(1, 1, 1000, day, HOUR * 4), NOW)
+    for back in (0, 1, 5):
+        now = Instant(NOW - back * DAY)
+        assert draw(seen(2, now=now, followed=before), 1000, 500, HOUR * 4) is None
+        found = draw(seen(2, now=now, followed=before), 1000, 500, HOUR * 9)
+        assert found is not None
+        assert (found.day, found.spent >= HOUR * 4) == (day, True)
+    found = draw(seen(2, now=Instant(NOW + DAY), followed=before), 1000, 500, HOUR * 4)
+    assert found is not None
+    assert (found.day, found.spent <= HOUR) == (day + 1, True)
 
 
 @given(

@@ -44,6 +44,7 @@ def test_the_mean_is_that_of_all_weights() -> None:
     assert made.header.ranges.job[0] == (-1.0, 1.0)
     assert made.header.learner == f"average of {models[0].name}, {models[1].name}"
     assert average(models, [3.0, 1.0]) == average(models, [30.0, 10.0])
+    assert average(models, [1e308, 1e308]) == average(models)
     same = load(average([models[0]] * 3))
     assert all(
         np.array_equal(same.net.weights[k], models[0].net.weights[k]) for k in same.net.weights
@@ -99,6 +100,20 @@ def test_the_command_writes_the_mean(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert why in err
         assert "Traceback" not in err
     assert modelfile.load(out.read_bytes())
+
+
+def test_parts_are_not_blamed_for_what_is_wrong_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bytes:
+        raise ValueError("broken")
+
+    file = tmp_path / "1.safetensors"
+    file.write_bytes(dump(random_weights(1, Sizes(8, 8)), Header(job=8, head=8)))
+    monkeypatch.setattr("skep_lab.learn.federated.average", broken)
+    words = [str(file), str(file), "--out", str(tmp_path / "mean")]
+    with pytest.raises(ValueError, match="broken"):
+        main(["learn", "average", *words])
 
 
 def test_by_rounds_of_averaging_clusters_come_nearer_to_what_all_need(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.units import Duration, Instant, after, seconds
@@ -438,6 +439,22 @@ def test_a_job_that_waits_is_told_who_plans_its_vc() -> None:
         f"nlp is planned by its rule hold: {TEXT[Reason.ADVICE_LATE]}",
         "",
     )
+
+
+def test_a_draw_is_no_event() -> None:
+    cluster = cluster_of(gpus=2)
+    said = AdviceFollowed(vc="nlp", follows=True, why=Reason.ADVISED, at=at(9), model=MODEL)
+    drawn = msgspec.structs.replace(said, seed=7, chance=1000, day=1)
+    begun, events = cluster.fold.event_seq, list[int]()
+    for second, fact in (
+        (9, said),
+        (10, drawn),
+        (11, msgspec.structs.replace(drawn, seed=9)),
+        (12, msgspec.structs.replace(drawn, follows=False, why=Reason.ADVICE_LATE, at=at(12))),
+    ):
+        cluster.tell(subjects.ALLOC, facts("allocator", fact, second=second))
+        events.append(cluster.fold.event_seq - begun)
+    assert events == [1, 1, 1, 2]
 
 
 def test_a_stage_tells_its_figures_and_no_reason_twice() -> None:

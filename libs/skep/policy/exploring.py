@@ -64,7 +64,9 @@ def draw(view: VcView, share_milli: int, margin_milli: int, budget: int) -> Draw
     if said is not None and said.seed == advised.seed:
         return None  # It is drawn once: what came of it holds.
     day = int(view.now // DAY)
-    spent = said.spent if said is not None and said.day == day else 0
+    spent = 0
+    if said is not None and day <= said.day:  # A clock that was set back begins no new day.
+        day, spent = said.day, said.spent
     if not advised.moves or not advised.choices or not _same(advised.moves[0], advised.choices[0]):
         return None
     jobs, best = {job.job: job for job in view.jobs}, advised.choices[0].score_milli
@@ -85,24 +87,34 @@ def draw(view: VcView, share_milli: int, margin_milli: int, budget: int) -> Draw
     while drawn >= likely[at]:
         drawn -= likely[at]
         at += 1
-    return Drawn(advised.seed, open_[at], likely[at], day, spent + costs[at])
+    made = _what(advised.choices[open_[at]]) if open_[at] else None
+    return Drawn(advised.seed, open_[at], likely[at], day, spent + costs[at], made)
 
 
 def chosen(view: VcView, drawn: Drawn | None) -> tuple[AdvisedMove, ...]:
     """Return the moves of a model's advice that are made: all, or the one that was drawn instead.
 
-    The sight after that one is answered anew, so what was to follow the best one is not made.
+    The sight after that one is answered anew, so what was to follow the best one is not made. The
+    same sight may be answered again with other choices: what was drawn is made while it is among
+    them, and no other move in its place.
 
     Args:
         view: The VC; its model may be followed.
-        drawn: What was drawn just now; None: what was before counts, if it was of this advice.
+        drawn: What was drawn just now; None: what was before counts, if it was of this sight.
     """
     advised, said = view.advised, view.followed
     assert advised is not None
-    choice = drawn.choice if drawn is not None else 0
+    move = drawn.move if drawn is not None else None
     if drawn is None and said is not None and advised.seed and said.seed == advised.seed:
-        choice = said.choice
-    return advised.choices[choice : choice + 1] if choice else advised.moves
+        move = said.move
+    if move is None:
+        return advised.moves
+    return tuple(each for each in advised.choices if _same(each, move))[:1] or advised.moves
+
+
+def _what(move: AdvisedMove) -> AdvisedMove:
+    """Return a move without how good it looked."""
+    return AdvisedMove(job=move.job, workers=move.workers, spread=move.spread)
 
 
 def _same(some: AdvisedMove, other: AdvisedMove) -> bool:

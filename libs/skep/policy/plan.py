@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from skep.units import Instant
+from skep.wire.learned import AdvisedMove
 from skep.wire.reasons import Reason
 
 
@@ -138,6 +139,8 @@ class Drawn(_Part, frozen=True):
     day: int
     spent: int
     """GPU-nanoseconds of the day, with this one."""
+    move: AdvisedMove | None = None
+    """What is made instead of the best; None: the best is."""
 
 
 class Following(_Part, frozen=True):

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from skep.units import Instant
-from skep.wire.bounds import Count, Gain, Milli, Moment, Short
+from skep.wire.bounds import Count, Gain, Milli, Moment, Nanoseconds, Short
 from skep.wire.cluster import Cluster
+from skep.wire.learned import AdvisedMove
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
@@ -52,9 +53,10 @@ class AdviceFollowed(Message, frozen=True, tag="advice-followed"):
     """A VC with the policy `learned` is planned otherwise from now on.
 
     It `follows` the model, or its rule, and `why`, since `at`. Recorded where one of these changes,
-    and in a VC that explores for each draw: by the `seed` of an advice its `choice` was made (0:
-    the best one), which had `chance` millionths. `spent` are the GPU-nanoseconds of what was
-    explored on that `day` (since 1970), as predicted.
+    and in a VC that explores for each draw, which leaves `at` as it was: by the `seed` of an advice
+    its `choice` was made (0: the best one), which had `chance` millionths. `spent` are the
+    GPU-nanoseconds of what was explored on that `day` (since 1970), as predicted. `move` is what
+    was made instead of the best one; earlier records do not have it.
     """
 
     vc: Short
@@ -67,7 +69,14 @@ class AdviceFollowed(Message, frozen=True, tag="advice-followed"):
     choice: Count = 0
     chance: Count = 0
     day: Count = 0
-    spent: Count = 0
+    spent: Nanoseconds = 0
+    move: AdvisedMove | None = None
+
+
+def turns(before: AdviceFollowed | None, said: AdviceFollowed) -> bool:
+    """Return whether a VC is planned otherwise than before, and not only another move was drawn."""
+    names = ("vc", "follows", "why", "model", "rule")
+    return any(getattr(before, name, None) != getattr(said, name) for name in names)
 
 
 GuardStage = Literal["shadow", "switchback", "on", "off"]

@@ -54,7 +54,8 @@ def average(models: Sequence[Model], parts: Sequence[float] = ()) -> bytes:
                 text = f"model {model.name[:12]} has {what} {mine}, and {models[0].name[:12]} has "
                 text += f"{theirs}: only models of one form can be averaged"
                 raise UnfitError(text)
-    share = np.array(parts, dtype=np.float64) / sum(parts)
+    share = np.array(parts, dtype=np.float64) / max(parts)  # The sum of parts may be no number.
+    share /= sum(share)
     weights = {
         name: np.tensordot(
             share, np.stack([model.net.weights[name] for model in models]).astype(np.float64), 1

@@ -554,17 +554,19 @@ def _average(arguments: Namespace) -> int:
 
     if arguments.out is None:
         raise CommandError(exits.USAGE, "average needs --out, the file that it writes")
+    words = arguments.parts.split(",") if arguments.parts else []
+    try:
+        parts = [float(word) for word in words]
+    except ValueError:
+        text = f"--parts {arguments.parts}: write a number for each model, as 3,1"
+        raise CommandError(exits.USAGE, text) from None
     models = []
     for word in arguments.what:
         name, data = _read_model(arguments, word)
         modelfiles.check(data, name)
         models.append(modelfile.load(data))
     try:
-        words = arguments.parts.split(",") if arguments.parts else []
-        made = federated.average(models, [float(word) for word in words])
-    except ValueError:
-        text = f"--parts {arguments.parts}: write a number for each model, as 3,1"
-        raise CommandError(exits.USAGE, text) from None
+        made = federated.average(models, parts)
     except UnfitError as error:
         raise LearningError(Why.UNFIT, str(error)) from None
     with writing(arguments.out):

@@ -66,7 +66,7 @@ from skep.wire.facts import (
     Repeated,
     ReservationDropped,
 )
-from skep.wire.following import AdviceFollowed
+from skep.wire.following import AdviceFollowed, turns
 from skep.wire.moves import MoveFact
 from skep.wire.node import JOIN_DELAY_MAX, MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
@@ -372,8 +372,13 @@ class Fold:
     # --- what the allocator decided ------------------------------------------------------------
 
     def _allocator(self, fact: Any, at: Instant) -> None:
+        drawn = isinstance(fact, AdviceFollowed) and not turns(
+            self.state.followed.get(fact.vc), fact
+        )
         changed = self._follow(fact, at)
         match fact:
+            case AdviceFollowed() if drawn:
+                pass  # The VC is planned as before.
             case (
                 NodeAdded()
                 | NodeDrained()

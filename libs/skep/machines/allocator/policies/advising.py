@@ -18,7 +18,7 @@ from skep.machines.base import Send
 from skep.policy.plan import Drawn, Following
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
-from skep.wire.following import AdviceFollowed
+from skep.wire.following import AdviceFollowed, turns
 from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.reasons import Reason
 
@@ -85,7 +85,7 @@ def note(tx: Transaction, planned: Planned, following: Following, now: Instant) 
     if known is not None:  # What was explored goes on counting.
         named = {name: getattr(known, name) for name in Drawn.__struct_fields__}
         fact = replace(fact, **named)
-        if replace(fact, at=known.at) == known:
+        if not turns(known, fact):
             fact = known
     if drawn is not None:
         named = {name: getattr(drawn, name) for name in Drawn.__struct_fields__}
