@@ -41,8 +41,8 @@ from skep.learn.features import (
 from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import SetNet, random_weights
 from skep.learn.scene import Scene
-from skep.learn.shipped import NEWEST, shipped
 from skep.learn.shares import FIRST, SOON, share_out
+from skep.learn.shipped import NEWEST, shipped
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
 from skep.wire.learned import AdvisedMove, JobSight, RoomSight, Sight
@@ -474,8 +474,16 @@ def test_any_sight_that_can_be_decoded_is_answered(data: st.DataObject) -> None:
 def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> None:
     one = msgspec.structs.replace(
         job_sight(random.Random(0), 0),
-        **{"phase": "waiting", "each": 1, "workers": 1, "least": 1, "most": 1, "nodes": 0},
-        **{"resizable": False, "borrows": False, "rates": (), "slowdown": ()},
+        phase="waiting",
+        each=1,
+        workers=1,
+        least=1,
+        most=1,
+        nodes=0,
+        resizable=False,
+        borrows=False,
+        rates=(),
+        slowdown=(),
     )
     jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(1, 5))
     room = (RoomSight(gpus=8, free=1, count=1),)
@@ -494,8 +502,16 @@ def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> No
 def test_of_very_many_alike_jobs_the_first_are_begun() -> None:
     one = msgspec.structs.replace(
         job_sight(random.Random(0), 0),
-        **{"phase": "waiting", "each": 1, "workers": 1, "least": 1, "most": 1, "nodes": 0},
-        **{"resizable": False, "borrows": False, "rates": (), "slowdown": ()},
+        phase="waiting",
+        each=1,
+        workers=1,
+        least=1,
+        most=1,
+        nodes=0,
+        resizable=False,
+        borrows=False,
+        rates=(),
+        slowdown=(),
     )
     jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(300))
     room = (RoomSight(gpus=8, free=3, count=1),)
