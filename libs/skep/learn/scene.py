@@ -75,7 +75,7 @@ class Scene:
         """Of the sight that it shows; -1: of none."""
         self.at = 0.0
         self.names: list[str] = []
-        """Jobs, by row, in the order of their arrival: of equal moves that of the first row is made."""
+        """Jobs, by row, in the order of arrival: of equal moves that of the first row is made."""
         self._rows: dict[str, int] = {}
         self._keys: list[_Key] = []
         """What each job is like."""

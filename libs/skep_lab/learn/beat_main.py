@@ -14,8 +14,8 @@ trace and policy). Equal seeds and generations give equal weights on one machine
 do not, so what is published is trained with `--generations`; 0 judges what evolution begins with.
 
 `--policies` adds to the rows of `beat.json` those that are not there yet, once it ends: what is
-played before it is interrupted is lost. Rows of networks say by which weights they are. A name is one of
-`protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
+played before it is interrupted is lost. Rows of networks say by which weights they are. A name is
+one of `protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
 `optimus:exact` is told true speeds. `learned` is the model that comes with Skep, or that of
 `--model FILE`; `begun` is what evolution begins with; `seed:2` is what that seed of `DIR` came to.
 With `--of begun` or `--of seed:2` the tables are about that one in place of `learned`.
