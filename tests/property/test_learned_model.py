@@ -42,9 +42,10 @@ from skep.learn.modelfile import Header, Model, ModelError, dump, load
 from skep.learn.net import SetNet, random_weights
 from skep.learn.scene import Scene
 from skep.learn.shares import FIRST, SOON, share_out
+from skep.learn.shipped import NEWEST, shipped
 from skep.policy.sight import changes
 from skep.units import Duration, Instant
-from skep.wire.learned import AdvisedMove, JobSight, Sight
+from skep.wire.learned import AdvisedMove, JobSight, RoomSight, Sight
 from tests.learn_kit import NOW, decided_slowly, followed, job_sight, model, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -467,3 +468,55 @@ def test_any_sight_that_can_be_decoded_is_answered(data: st.DataObject) -> None:
         made = decide(model(1), scene, now)
         assert len(made.moves) <= 32
         msgspec.json.decode(msgspec.json.encode(made.moves), type=tuple[AdvisedMove, ...])
+
+
+@pytest.mark.parametrize("gone", ["j1", "j2", "j3"])
+def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> None:
+    one = msgspec.structs.replace(
+        job_sight(random.Random(0), 0),
+        phase="waiting",
+        each=1,
+        workers=1,
+        least=1,
+        most=1,
+        nodes=0,
+        resizable=False,
+        borrows=False,
+        rates=(),
+        slowdown=(),
+    )
+    jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(1, 5))
+    room = (RoomSight(gpus=8, free=1, count=1),)
+    begins = msgspec.structs.replace(sight(random.Random(1), 0), jobs=jobs, free=1, room=room)
+    left = tuple(each for each in jobs if each.job != gone)
+    after = msgspec.structs.replace(begins, number=1, jobs=left)
+    scene = followed(begins, changes(begins, after))
+    scene.check()
+    backwards = followed(msgspec.structs.replace(after, jobs=left[::-1]))
+    assert scene.names == followed(after).names == backwards.names == [each.job for each in left]
+    for brain in (own := load(shipped()[NEWEST].read_bytes()), *map(model, range(8))):
+        assert decide(brain, scene, NOW).moves == decide(brain, backwards, NOW).moves
+    assert [move.job for move in decide(own, scene, NOW).moves] == [left[0].job]
+
+
+def test_of_very_many_alike_jobs_the_first_are_begun() -> None:
+    one = msgspec.structs.replace(
+        job_sight(random.Random(0), 0),
+        phase="waiting",
+        each=1,
+        workers=1,
+        least=1,
+        most=1,
+        nodes=0,
+        resizable=False,
+        borrows=False,
+        rates=(),
+        slowdown=(),
+    )
+    jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(300))
+    room = (RoomSight(gpus=8, free=3, count=1),)
+    scene = followed(
+        msgspec.structs.replace(sight(random.Random(1), 0), jobs=jobs, free=3, room=room)
+    )
+    moves = decide(load(shipped()[NEWEST].read_bytes()), scene, NOW).moves
+    assert [move.job for move in moves] == ["j0", "j1", "j2"]

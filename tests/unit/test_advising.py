@@ -590,3 +590,16 @@ def test_options_of_another_version_count_as_usual() -> None:
     guard.set_cluster(cluster(period_s="soon", shadow_s=None))
     known = guard.watched["nlp"]
     assert (known.period, known.shadow) == (seconds(PERIOD_S), seconds(SHADOW_S))
+
+
+@pytest.mark.parametrize("wanted, stage", [("auto", "shadow"), ("switchback", "switchback")])
+def test_turns_in_blocks_of_an_older_version_do_not_go_on(wanted: str, stage: str) -> None:
+    guard = begun(shadow_s=60, period_s=100, stage=wanted)
+    assert turns(guard, [-900], named_at=0) == [
+        (1, Reason.NO_VERDICT if wanted == "auto" else Reason.ASKED_FOR)
+    ]
+    known = guard.watched["nlp"]
+    assert known.said is not None
+    assert (known.stage, known.said.spent, known.blocks) == (stage, 0, [])
+    assert known.named_at > 0
+    assert not looked(guard, at(101))

@@ -15,6 +15,8 @@ from skep_lab.learn.protocol import Setting
 from skep_lab.learn.verdict import Row
 from skep_lab.outcome import JobOutcome, RunResult
 from skep_lab.traces.job import TraceJob
+from skep_services.learning import rollouts
+from skep_services.learning.problems import LearningError
 
 BURSTS = Setting("both", bursts=True)
 
@@ -158,3 +160,38 @@ def test_a_training_of_which_no_seed_came_to_an_end_says_so(
     assert beat_main.main(words) == 1
     assert "no seed came to an end: there are no weights" in capsys.readouterr().out
     assert not (tmp_path / "beat.npz").exists()
+
+
+def test_rows_of_several_models_are_not_judged_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = protocol.TUNING[0]
+    monkeypatch.setattr(beat_main, "works", lambda names: [(name, SMALL, case) for name in names])
+    monkeypatch.setattr(beat_main, "MARGIN_S", 0.0)
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(evolve.file_of(evolve.starts(), "evolve"))
+    words = ["--out", str(tmp_path), "--processes", "1", "--policies", "learned"]
+    for more, played in (([], 1), ([], 0), (["--model", str(other)], 1)):
+        assert beat_main.main([*words, *more]) == 0
+        assert capsys.readouterr().out.startswith(f"{played} of {played} traces judged")
+    assert beat_main.main(["--judge", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("rows of learned are by 2 models (")
+    assert told.count("\n") == 1
+
+
+def test_a_run_in_which_no_job_ends_has_measures() -> None:
+    job = TraceJob(id="t1", at=seconds(9), run_time=seconds(1), gpus=1)
+    never = (JobOutcome(job=job),)
+    found = judge.played(
+        RunResult(trace="t", cluster="c", policy="p", seed=0, gpus=8, node_gpus=8, jobs=never)
+    )
+    assert (found.unfinished, found.makespan_s, found.effectiveness) == (1, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("learner", ["evolve", "ppo"])
+def test_seeds_without_a_tuning_trace_are_refused_in_a_line(learner: str) -> None:
+    count = len(protocol.TUNING)
+    assert rollouts.of_run(learner, {}, {}, range(count)).label == learner
+    with pytest.raises(LearningError, match=f"seeds 0 to {count - 1}, and none for {count}"):
+        rollouts.of_run(learner, {}, {}, [3, count])

@@ -216,3 +216,12 @@ def test_what_speeds_were_asked_for_by_is_told_their_new_name(run: Run) -> None:
         assert (code, err.count("\n")) == (2, 1)
         assert "`skep speeds" in err
     assert "`skep speeds resnet50`" in run("resnet50")[2]
+
+
+def test_a_file_that_is_removed_meanwhile_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [registry.add(tmp_path, data, 10) for data in (b"one", b"two")]
+    files = [tmp_path / f"{'0' * 64}.safetensors", *(tmp_path / f"{n}.safetensors" for n in names)]
+    monkeypatch.setattr(Path, "iterdir", lambda _folder: iter(files))
+    assert [registry.read_registry(tmp_path)[name].size for name in names] == [3, 3]

@@ -148,7 +148,7 @@ class _Search:
         self._takes = takes(self._numbers, max(self._cluster[c.NODE_GPUS], 1.0))
         self._look()
         if len(chosen) > RANKED:
-            self._keep(np.sort(np.argpartition(-self._scores, RANKED)[:RANKED]))
+            self._keep(_ranked(self._scores))
         self._close()
         kinds = self._codes % KINDS
         self._moving = ((kinds == SPREAD) | (kinds == GROW)).nonzero()[0]
@@ -310,6 +310,17 @@ def take(cluster: MutableSequence[float] | Floats, workers: float, each: float) 
         cluster[c.ROOM + then] += 1
         cluster[c.WHOLE] += (then == node) - (at == node)
         workers -= number
+
+
+def _ranked(scores: Floats | Matrix) -> Integers:
+    """Return the RANKED best candidates, in their order: of those as good the first ones."""
+    least = -float(np.partition(-scores, RANKED - 1)[RANKED - 1])
+    if not math.isfinite(least):
+        return np.sort(np.argpartition(-scores, RANKED)[:RANKED])
+    chosen = (scores >= least).nonzero()[0]
+    better = scores[chosen] > least
+    room = RANKED - np.count_nonzero(better)
+    return np.sort(np.concatenate([chosen[better], chosen[~better][:room]]))
 
 
 def _milli(score: float) -> int:

@@ -306,11 +306,20 @@ class Watched:
         A turn that had no valid block costs nothing.
         """
         before = self.said.spent if self.said is not None else 0
-        if self.stage != "switchback":
+        if self.stage != "switchback" or self.outdated:
             return before
         gains = (each.gain_milli / MILLI for each in self.blocks if each.valid)
         costs = (min(math.exp(min(-gain, COST_MAX)) - 1.0, COST_MAX) for gain in gains)
         return before + round(self.period * sum(costs))
+
+    @property
+    def outdated(self) -> bool:
+        """Return whether it takes turns in blocks of an older version, which are not as long.
+
+        That did not say since when a model is watched.
+        """
+        said = self.said
+        return said is not None and said.stage == "switchback" and not said.named_at
 
     def overspent(self, now: Instant) -> bool:
         """Return whether that is more than a model may be worse."""
@@ -648,7 +657,7 @@ class Guard:
         for known in self.watched.values():
             if known.stage == "shadow" and known.seen.decisions >= known.told + TOLD_EVERY:
                 yield known.seen
-            if known.stage in ("switchback", "on"):
+            if known.stage in ("switchback", "on") and not known.outdated:
                 measured = known.measure(now)
                 if measured is not None:
                     yield measured
@@ -659,7 +668,7 @@ class Guard:
 
 def _due_at(known: Watched) -> Instant | None:
     """Return when a model in a VC is next to be looked at."""
-    if known.said is None or known.wanted not in ("auto", known.stage):
+    if known.said is None or known.outdated or known.wanted not in ("auto", known.stage):
         return Instant(1)
     if known.stage == "off":
         return max(known.said.until, Instant(1)) if known.wanted == "auto" else None
@@ -673,10 +682,12 @@ def _step(known: Watched, now: Instant) -> StageSet | None:
     """Return the next stage of a model, if it is to have another one now."""
     if known.wanted != "auto":
         forced: Any = known.wanted
-        stays = known.said is not None and known.wanted == known.stage
+        stays = known.said is not None and known.wanted == known.stage and not known.outdated
         return None if stays else _set(known, forced, Reason.ASKED_FOR, now)
     if known.said is None:
         return _set(known, "shadow", Reason.STAGE_SHADOW, now)
+    if known.outdated:
+        return _set(known, "shadow", Reason.NO_VERDICT, now)
     if known.stage == "off":
         if now < known.said.until:
             return None

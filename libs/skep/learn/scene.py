@@ -75,10 +75,14 @@ class Scene:
         """Of the sight that it shows; -1: of none."""
         self.at = 0.0
         self.names: list[str] = []
-        """Jobs, by row. The order is of no matter to a model."""
+        """Jobs, by row, in the order of arrival: of equal moves that of the first row is made."""
         self._rows: dict[str, int] = {}
         self._keys: list[_Key] = []
         """What each job is like."""
+        self._order: list[tuple[int, str]] = []
+        """What rows are in the order of: sequences, and names for those that are equal."""
+        self._gone: set[int] = set()
+        """Rows whose jobs a sight has just removed."""
         self._changed: dict[int, None] = {}
         """Rows that are like other jobs than before."""
         self._cluster = [0.0] * c.CLUSTER
@@ -190,10 +194,12 @@ class Scene:
         self.number, self.at = sight.number, at
         if sight.whole:
             self.names, self._rows, self._keys, self._changed = [], {}, [], {}
+            self._order = []
         for name in sight.gone:
             self._remove(name)
         for job in sight.jobs:
             self._put(job)
+        self._arrange()
         if self._set_cluster(sight):
             self._forget()
         self._derive()
@@ -209,6 +215,9 @@ class Scene:
         """
         assert self._rows == {name: row for row, name in enumerate(self.names)}
         assert len(self._keys) == len(self.names) <= len(self._table)
+        assert self._order == sorted(self._order)
+        assert [name for _, name in self._order] == self.names
+        assert not self._gone
         assert self.number < 0 or len(self.names) <= SEEN_MAX
         assert self._changed.keys() <= set(range(len(self.names)))
         assert len(self._fits) <= FITS_MAX
@@ -242,11 +251,13 @@ class Scene:
             self._rows[job.job] = row
             self.names.append(job.job)
             self._keys.append(key)
+            self._order.append((job.sequence, job.job))
             self._changed[row] = None
         elif key != self._keys[row]:
             self._keys[row] = key
             self._changed[row] = None
         self._table[row] = numbers
+        self._order[row] = job.sequence, job.job
         if job.sequence > self._latest:
             self._latest = job.sequence
             expected = 0 if job.expected is None else job.expected
@@ -254,14 +265,29 @@ class Scene:
 
     def _remove(self, name: str) -> None:
         row = self._rows.pop(name, None)
-        if row is None:
+        if row is not None:
+            self._gone.add(row)
+
+    def _arrange(self) -> None:
+        """Close the gaps of jobs that are gone, and have the others in the order of arrival.
+
+        Decisions then depend on the jobs, and not on how the scene came to them.
+        """
+        order, gone = self._order, self._gone
+        rows = sorted((row for row in range(len(order)) if row not in gone), key=order.__getitem__)
+        first = next((at for at, row in enumerate(rows) if at != row), len(rows))
+        self._gone = set()
+        if len(rows) == len(order) and first == len(rows):
             return
-        last, key = self.names.pop(), self._keys.pop()
-        self._changed.pop(len(self.names), None)
-        if last != name:
-            self._table[row] = self._table[len(self.names)]
-            self.names[row], self._rows[last], self._keys[row] = last, row, key
-            self._changed[row] = None
+        moved = rows[first:]
+        self._order[first:] = [order[row] for row in moved]
+        self._keys[first:] = [self._keys[row] for row in moved]
+        self.names[first:] = [self.names[row] for row in moved]
+        self._rows.update(zip(self.names[first:], range(first, len(rows)), strict=True))
+        changed = self._changed
+        self._changed = {at: None for at, row in enumerate(rows) if row in changed}
+        for table in (self._table, self._jobs, self._codes, self._alike):
+            table[first : len(rows)] = table[moved]
 
     def _set_cluster(self, sight: Sight) -> bool:
         """Take the cluster of a sight; return whether features of all jobs change with it."""

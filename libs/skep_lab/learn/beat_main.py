@@ -13,8 +13,9 @@ first, until the limit. It leaves `beat.npz` (weights) and `beat.json` (curves, 
 trace and policy). Equal seeds and generations give equal weights on one machine; by the clock they
 do not, so what is published is trained with `--generations`; 0 judges what evolution begins with.
 
-`--policies` adds to the rows of `beat.json` those that are not there yet. A name is one of
-`protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
+`--policies` adds to the rows of `beat.json` those that are not there yet, once it ends: what is
+played before it is interrupted is lost. Rows of networks say by which weights they are. A name is
+one of `protocol.BASELINES` or of the rules; `NAME:window` sees the first ten waiting jobs only, and
 `optimus:exact` is told true speeds. `learned` is the model that comes with Skep, or that of
 `--model FILE`; `begun` is what evolution begins with; `seed:2` is what that seed of `DIR` came to.
 With `--of begun` or `--of seed:2` the tables are about that one in place of `learned`.
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from skep.learn import modelfile
-from skep.learn.shipped import shipped
+from skep.learn.shipped import NEWEST, shipped
 from skep.policy.api import Policy
 from skep.policy.registry import make
 from skep_lab.learn import evolve, judge, protocol, skep_env, verdict
@@ -103,8 +104,18 @@ def models_of(names: list[str], given: argparse.Namespace) -> Models:
             found = np.load(given.out / "beat.npz")["found"]
             made[name] = model_of(found[int(name.removeprefix(SEED))])
         elif name == verdict.LEARNED:
-            made[name] = modelfile.load((given.model or [*shipped().values()][-1]).read_bytes())
+            made[name] = modelfile.load((given.model or shipped()[NEWEST]).read_bytes())
     return made
+
+
+def hash_of(model: modelfile.Model | None) -> str:
+    """Return by what rows of one network are known from those of another; "": it is none."""
+    if model is None:
+        return ""
+    made = hashlib.sha256()
+    for name, each in sorted(model.net.weights.items()):
+        made.update(name.encode() + np.ascontiguousarray(each).tobytes())
+    return made.hexdigest()
 
 
 def policy_of(name: str, models: Models) -> Policy:
@@ -132,6 +143,8 @@ def play(work: Work, models: Models) -> dict[str, Any]:
     exact = name.endswith(EXACT)
     played = judge.play(setting, number, policy_of(name, models), exact=exact)
     made: dict[str, Any] = {"policy": name, "number": number, "scenario": setting._asdict()}
+    if name in models:
+        made["model"] = hash_of(models[name])
     for field in played.__struct_fields__:
         made[field] = getattr(played, field)
     return made
@@ -221,7 +234,11 @@ def main(words: list[str] | None = None) -> int:
         if not rows:
             _say(f"{given.judge[0]} has no beat.json with judged traces: --out makes it")
             return 1
-        _say(verdict.report(_about(rows, given.of)))
+        about = _about(rows, given.of)
+        if several := verdict.mixed(about):
+            _say(several)
+            return 1
+        _say(verdict.report(about))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     if given.ship is not None:
@@ -269,11 +286,16 @@ def _baselines(given: argparse.Namespace) -> int:
     """Play what is not played yet, and add it to what is kept."""
     until = time.monotonic() + given.time_limit - MARGIN_S
     kept = _kept(given.out)
-    known = {(row["policy"], Setting(**row["scenario"]), row["number"]) for row in kept["rows"]}
+    models = models_of(given.policies, given)
+    names = {name: hash_of(model) for name, model in models.items()}
+    known = {
+        (row["policy"], Setting(**row["scenario"]), row["number"])
+        for row in kept["rows"]
+        if row.get("model", "") == names.get(row["policy"], "")
+    }
     context = mp.get_context("fork")
     out: Any = context.Queue()
     todo = [work for work in works(tuple(given.policies)) if work not in known]
-    models = models_of(given.policies, given)
     args = (_judge, ("over",), (todo, context.Value("q", 0)), models, until, out)
     processes = [context.Process(target=_guarded, args=args) for _ in range(given.processes)]
     for each in processes:

@@ -66,8 +66,8 @@ def main(words: list[str] | None = None) -> None:
         saved = told[name].pop("policy")
         if name in KEPT:
             weights |= {f"{name}/{key}": part for key, part in saved.items()}
-        scores_at.write_text(json.dumps(told))
         np.savez_compressed(weights_at, **weights)
+        scores_at.write_text(json.dumps(told))  # The last: a run that is told has its policy.
 
 
 def _run(

@@ -14,6 +14,7 @@ rest. The protocol is docs/experiments/guarded.md.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -444,15 +445,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     good = given.model.read_bytes() if given.model else None
+    name = hashlib.sha256(good).hexdigest() if good else ""
     lines = given.out.read_text().splitlines() if given.out.exists() else []
-    rows = [json.loads(line) for line in lines]
+    worlds = range(given.first, given.first + given.worlds)
+    rows = [row for row in map(json.loads, lines) if row["world"] in worlds]
+    if any(row.get("model", name) != name for row in rows):
+        _say(f"{given.out} has worlds of another --model: name another file")
+        return 1
     known = {row["world"] for row in rows}
     with given.out.open("a") as file:
-        for number in range(given.first, given.first + given.worlds):
+        for number in worlds:
             if time.process_time() > 60 * given.cpu_minutes:
                 break
             if number not in known:
-                rows.append(play(number, good))
+                rows.append(play(number, good) | {"model": name})
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
     if not rows:

@@ -87,13 +87,14 @@ def played(result: RunResult) -> Played:
     took = [(each.ended or 0) - each.job.at for each in ended]
     jct = np.array(took + [seconds(NEVER_ENDS_S)] * (len(result.jobs) - len(ended))) / 1e9
     waits = np.array([each.waited for each in result.jobs]) / 1e9
-    last = max(each.ended or 0 for each in ended)
+    first = min(each.job.at for each in result.jobs)
+    last = max((each.ended or 0 for each in ended), default=first)
     return Played(
         mean_jct_s=float(jct.mean()),
         p99_jct_s=float(np.quantile(jct, 0.99)),
         p99_wait_s=float(np.quantile(waits, 0.99)),
-        makespan_s=(last - min(each.job.at for each in result.jobs)) / 1e9,
-        effectiveness=float(np.mean([effectiveness(each) or 0.0 for each in ended])),
+        makespan_s=(last - first) / 1e9,
+        effectiveness=float(np.mean([effectiveness(each) or 0.0 for each in ended] or [0.0])),
         unfinished=len(result.jobs) - len(ended),
     )
 

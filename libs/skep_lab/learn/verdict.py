@@ -58,6 +58,19 @@ def rows_of(played: Iterable[Mapping[str, Any]]) -> list[Row]:
     ]
 
 
+def mixed(played: Iterable[Mapping[str, Any]]) -> str:
+    """Return why rows cannot be judged: those of the learned policy are by several models; or "".
+
+    Args:
+        played: Rows as `beat_main` writes them.
+    """
+    models = sorted({row.get("model", "") for row in played if row["policy"] == LEARNED})
+    if len(models) < 2:
+        return ""
+    names = ", ".join(each[:12] or "one without a name" for each in models)
+    return f"rows of {LEARNED} are by {len(models)} models ({names}): judge each in its own folder"
+
+
 def compared(rows: Sequence[Row], scenario: Setting) -> Compared | None:
     """Return a scenario; None: there is no trace that all have played."""
     mine: dict[str, dict[int, float]] = {}

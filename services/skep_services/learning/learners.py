@@ -27,6 +27,8 @@ EXTRA = "pip install 'skep[learn]'"
 SPREAD, PAIRS = "spread", "pairs"
 """Parameters of a learner whose rollouts may be played elsewhere, and of one that learns from
 pairs."""
+TUNED = 200
+"""`skep_lab.learn.protocol` has so many tuning traces, which are what networks play."""
 
 
 class About(NamedTuple):
@@ -37,6 +39,8 @@ class About(NamedTuple):
     about: str
     plays: str = ""
     """What plays an episode of what it has learned, as MODULE:NAME (`skep_lab.learn.episodes`)."""
+    seeds: int = 0
+    """It has episodes for so many seeds, from 0 on; 0: for all."""
 
 
 LEARNERS: dict[str, About] = {
@@ -44,9 +48,11 @@ LEARNERS: dict[str, About] = {
     "dl2": About(".dl2_agent", "DL²: warm-up from a rule, then actor and critic", ".episodes:dl2"),
     "imitate": About(".imitate", "a set network that does what --pairs show"),
     "evolve": About(
-        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:evolved"
+        ".evolve", "a set network that begins as a rule, by CMA-ES", ".episodes:evolved", TUNED
     ),
-    "ppo": About(".ppo", "a set network on the same traces, by gradients", ".episodes:improved"),
+    "ppo": About(
+        ".ppo", "a set network on the same traces, by gradients", ".episodes:improved", TUNED
+    ),
 }
 """By name. Modules are named and not imported: most need PyTorch."""
 

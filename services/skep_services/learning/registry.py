@@ -97,11 +97,10 @@ def read_registry(folder: Path) -> dict[str, Entry]:
     """
     files = {name: file.stat().st_size for name, file in shipped().items()}
     with suppress(FileNotFoundError):
-        files |= {
-            each.stem: each.stat().st_size
-            for each in folder.iterdir()
-            if each.suffix == SUFFIX and NAME.fullmatch(each.stem)
-        }
+        for each in folder.iterdir():
+            if each.suffix == SUFFIX and NAME.fullmatch(each.stem):
+                with suppress(FileNotFoundError):  # It has just been removed.
+                    files[each.stem] = each.stat().st_size
     told: dict[str, list[Line]] = {}
     for line in _lines(folder):
         told.setdefault(line.model, []).append(line)

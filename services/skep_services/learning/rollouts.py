@@ -54,13 +54,18 @@ def of_run(
         seeds: One episode for each.
 
     Raises:
-        LearningError: There is no such learner, or it has no episodes.
+        LearningError: There is no such learner, or it has no episodes, or none for a seed.
     """
     learners.find(name)
     about = learners.LEARNERS[name]
     if not about.plays:
         text = f"{name} has no episodes to be played; `skep learn judge` judges models by pairs"
         raise LearningError(Why.NOT_OFFERED, text)
+    if about.seeds and max(seeds, default=0) >= about.seeds:
+        text = (
+            f"{name} has episodes for the seeds 0 to {about.seeds - 1}, and none for {max(seeds)}"
+        )
+        raise LearningError(Why.WRONG_SETTING, text)
     options = {"module": about.module, "plays": about.plays, "settings": settings}
     return Rollout(f"{__name__}:episode", options, weights, seeds, name)
 
