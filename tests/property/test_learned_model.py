@@ -470,9 +470,9 @@ def test_any_sight_that_can_be_decoded_is_answered(data: st.DataObject) -> None:
         msgspec.json.decode(msgspec.json.encode(made.moves), type=tuple[AdvisedMove, ...])
 
 
-@pytest.mark.parametrize("gone", ["j1", "j2", "j3"])
-def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> None:
-    one = msgspec.structs.replace(
+def small_job() -> JobSight:
+    """Return a waiting job of one GPU of which nothing is known."""
+    return msgspec.structs.replace(
         job_sight(random.Random(0), 0),
         phase="waiting",
         each=1,
@@ -485,6 +485,11 @@ def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> No
         rates=(),
         slowdown=(),
     )
+
+
+@pytest.mark.parametrize("gone", ["j1", "j2", "j3"])
+def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> None:
+    one = small_job()
     jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(1, 5))
     room = (RoomSight(gpus=8, free=1, count=1),)
     begins = msgspec.structs.replace(sight(random.Random(1), 0), jobs=jobs, free=1, room=room)
@@ -500,19 +505,7 @@ def test_alike_jobs_are_begun_as_they_came_whatever_came_before(gone: str) -> No
 
 
 def test_of_very_many_alike_jobs_the_first_are_begun() -> None:
-    one = msgspec.structs.replace(
-        job_sight(random.Random(0), 0),
-        phase="waiting",
-        each=1,
-        workers=1,
-        least=1,
-        most=1,
-        nodes=0,
-        resizable=False,
-        borrows=False,
-        rates=(),
-        slowdown=(),
-    )
+    one = small_job()
     jobs = tuple(msgspec.structs.replace(one, job=f"j{at}", sequence=at) for at in range(300))
     room = (RoomSight(gpus=8, free=3, count=1),)
     scene = followed(

@@ -63,7 +63,7 @@ def test_equal_seeds_learn_alike_whether_they_were_stopped_or_not() -> None:
 
 
 def test_a_run_makes_a_model_that_services_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolve, "RANGES_FROM", 1)
+    monkeypatch.setattr(skep_env, "RANGES_FROM", 1)
     *_, last = ppo.train(SMALL._replace(iterations=2, start="random"), 1)
     model = modelfile.load(ppo.model_of(last.save(), SMALL, 1))
     assert model.header.seeds == (1,)

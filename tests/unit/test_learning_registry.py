@@ -60,7 +60,6 @@ def test_states_are_the_last_lines_about_a_model(tmp_path: Path) -> None:
     states = [(found[name].state, found[name].at, found[name].why) for name in (first, other)]
     assert states == [(State.RETIRED, 40, "worse on Monday"), (State.PROMOTED, 30, "")]
     assert [line.at for line in found[first].history] == [10, 20, 40]
-    assert registry.promoted(folder) == (other,)
     assert registry.read_model(folder, other) == b"two"
 
 
@@ -70,14 +69,14 @@ def test_a_line_that_was_cut_short_harms_no_other(tmp_path: Path) -> None:
         file.write(b'{"model":"\xff"}\n{"model":"' + name.encode()[:20])
     assert registry.read_registry(tmp_path)[name].state is State.CANDIDATE
     registry.change(tmp_path, name, State.PROMOTED, 20)
-    assert registry.promoted(tmp_path) == (name,)
+    assert registry.read_registry(tmp_path)[name].state is State.PROMOTED
     loose = registry.name_of(b"loose")
     (tmp_path / f"{loose}.safetensors").write_bytes(b"loose")  # Killed before its line was written.
     assert registry.read_registry(tmp_path)[loose].state is State.CANDIDATE
     registry.add(tmp_path, b"loose", 30)
     assert registry.read_registry(tmp_path)[loose].at == 30
     os.unlink(tmp_path / f"{name}.safetensors")
-    assert registry.promoted(tmp_path) == ()
+    assert registry.read_registry(tmp_path)[name].size == -1
 
 
 def test_a_file_is_what_its_name_says_or_is_refused(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_the_model_that_comes_with_skep_can_be_promoted_and_used_without_a_file(
     assert about["report"]["tuning"] < 0
     assert run("promote", name[:8], "--why", "bursts come")[0] == 0
     folder = tmp_path / "home" / "models"
-    assert registry.promoted(folder) == (name,)
+    assert registry.read_registry(folder)[name].state is State.PROMOTED
     assert registry.name_of(registry.read_model(folder, name)) == name
     models = ModelFolder(folder, None)
     assert models.offers(name)

@@ -45,14 +45,13 @@ class Guess(NamedTuple):
     choices: Sequence[AdvisedMove] = ()
 
 
-class Guesser:
-    """A seat of such a model."""
+class Onlooker:
+    """The jobs of a VC as sights show them: a seat, but for what it would do."""
 
     schema = SCHEMA
 
-    def __init__(self, rng: random.Random) -> None:
-        """Begin without a sight; `rng` decides."""
-        self._rng = rng
+    def __init__(self) -> None:
+        """Begin without a sight."""
         self._number = -1
         self._jobs: dict[str, JobSight] = {}
 
@@ -69,8 +68,21 @@ class Guesser:
         return True
 
     def check(self) -> None:
-        """Assert that it knows no more jobs than sights show."""
+        """Assert that it knows no more jobs than sights show.
+
+        Raises:
+            AssertionError: It knows more.
+        """
         assert len(self._jobs) <= SEEN_MAX
+
+
+class Guesser(Onlooker):
+    """A seat of such a model."""
+
+    def __init__(self, rng: random.Random) -> None:
+        """Begin without a sight; `rng` decides."""
+        super().__init__()
+        self._rng = rng
 
     def decide(self, _now: Instant) -> Guess:
         """Return what comes to its mind.

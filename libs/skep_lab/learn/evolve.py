@@ -24,13 +24,20 @@ import msgspec
 import numpy as np
 
 from skep.learn import modelfile
-from skep.learn.candidates import CANDIDATE_FEATURES, A
-from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, JOB_PLACES, F, G
+from skep.learn.candidates import CANDIDATE_FEATURES
+from skep.learn.features import JOB_PLACES
 from skep.learn.net import Sizes, shapes
 from skep_lab.learn import protocol
 from skep_lab.learn.progress import Count, Progress, Saved, Tensors, numbers_of, rng_of
 from skep_lab.learn.protocol import Floats
-from skep_lab.learn.skep_env import batch_of, jobs_of, mean_jct_s, net, training_cases, tuning_cases
+from skep_lab.learn.skep_env import (
+    jobs_of,
+    mean_jct_s,
+    net,
+    ranges_of,
+    training_cases,
+    tuning_cases,
+)
 
 RULE: Mapping[str, float] = {
     "local": 3.0,
@@ -68,8 +75,6 @@ BEYOND = 0.15
 BEYOND_SCALE = 0.05
 WORSE = 2.0
 """Being worse than the rule counts so many times more."""
-RANGES_FROM = 24
-"""Tuning cases on which the ranges of features are seen."""
 GATE = 2.0
 """Opens the hidden unit of that: it is closed for candidates that do not grow."""
 SIZES = Sizes(job=4, head=4)
@@ -287,7 +292,7 @@ def published(numbers: Floats, settings: Settings, seed: int, report: Mapping[st
         f"evolve: {settings.generations} generations of {settings.population} networks"
         f" on {settings.traces} traces"
     )
-    return file_of(numbers, made, (seed,), report, ranges=ranges_of(numbers))
+    return file_of(numbers, made, (seed,), report, ranges=ranges_of(weights_of(numbers)))
 
 
 def file_of(
@@ -317,35 +322,3 @@ def file_of(
         ranges=ranges or modelfile.Ranges(),
     )
     return modelfile.dump(weights_of(numbers), header)
-
-
-def ranges_of(numbers: Floats) -> modelfile.Ranges:
-    """Return the ranges that features have on tuning cases under a network.
-
-    What the network does not look at may have any value that the feature can have.
-
-    Args:
-        numbers: The weights that evolved.
-    """
-    weights = weights_of(numbers)
-    seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
-    batch_of(tuning_cases(RANGES_FROM)).play(net(weights), seen)
-    looks: dict[str, set[str]] = {
-        "job": {"slow_near"},
-        "cluster": set(),
-        "candidate": {*RULE, *EVOLVES},
-    }
-    ranges, at = {}, 0
-    for part, features in (
-        ("job", JOB_FEATURES),
-        ("cluster", CLUSTER_FEATURES),
-        ("candidate", CANDIDATE_FEATURES),
-    ):
-        ranges[part] = tuple(
-            (float(seen[0, at + place]), float(seen[1, at + place]))
-            if name in looks[part]
-            else whole
-            for place, (name, whole) in enumerate(features.items())
-        )
-        at += len(features)
-    return modelfile.Ranges(**ranges)

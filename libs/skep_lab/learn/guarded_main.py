@@ -30,9 +30,10 @@ from skep.learn import modelfile
 from skep.learn.advising import Seat
 from skep.learn.net import random_weights
 from skep.learn.seat import ModelSeat
+from skep.sim.guesses import Onlooker
 from skep.units import Duration, Instant, in_seconds, seconds
 from skep.wire.following import LEARNED, AdviceFollowed, StageSet
-from skep.wire.learned import SCHEMA, AdvisedMove, JobSight, Sight
+from skep.wire.learned import AdvisedMove, JobSight, Sight
 from skep_lab.learn import evolve, protocol
 from skep_lab.learn.judge import played
 from skep_lab.learn.protocol import COSTS, FAMILIES, NODE_GPUS, Setting
@@ -114,10 +115,8 @@ Chooses = Callable[[list[JobSight], int, Instant], list[AdvisedMove]]
 """Returns moves of jobs, of which some wait, with so many free GPUs, at a time."""
 
 
-class Sabotaged:
+class Sabotaged(Onlooker):
     """A model that does harm: it sees what a network sees, and chooses by a plain function."""
-
-    schema = SCHEMA
 
     def __init__(self, chooses: Chooses) -> None:
         """Begin without a sight.
@@ -125,23 +124,15 @@ class Sabotaged:
         Args:
             chooses: Returns its moves.
         """
-        self._chooses, self._number, self._free = chooses, -1, 0
-        self._jobs: dict[str, JobSight] = {}
+        super().__init__()
+        self._chooses, self._free = chooses, 0
 
     def follow(self, sight: Sight) -> bool:
         """Take over a sight; return False if a whole one is needed."""
-        if not sight.whole and sight.number != self._number + 1:
-            return False
-        if sight.whole:
-            self._jobs.clear()
-        for name in sight.gone:
-            self._jobs.pop(name, None)
-        self._jobs.update({job.job: job for job in sight.jobs})
-        self._number, self._free = sight.number, sight.free
-        return True
-
-    def check(self) -> None:
-        """Assert nothing: it keeps what sights show."""
+        follows = super().follow(sight)
+        if follows:
+            self._free = sight.free
+        return follows
 
     def decide(self, now: Instant) -> Wish:
         """Return what it would do."""

@@ -224,7 +224,7 @@ def _milli(rate: float) -> int:
 
 
 class Network(Policy, frozen=True, kw_only=True):
-    """A model decides at once on what its VC shows, as its advice would have it.
+    """A model decides at once on each view of its VC; its moves are followed as advice is.
 
     With `compiled` it is `fast_env.scores.decide` that decides: the same moves, but where scores
     differ by no more than rounding, for a third of the time.

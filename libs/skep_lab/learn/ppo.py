@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from skep.learn import modelfile
-from skep.learn.candidates import CANDIDATE_FEATURES, A
-from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, F, G
+from skep.learn.candidates import A
 from skep.learn.net import POOLS, random_weights
 from skep_lab.fast_env import queue
 from skep_lab.fast_env import tape as tapes
@@ -473,30 +472,6 @@ def model_of(saved: Saved, settings: Settings, seed: int) -> bytes:
         learner=f"ppo: {saved.step} iterations of {settings.traces * settings.episodes} episodes",
         seeds=(seed,),
         report={"tuning": float(saved.numbers["score"])},
-        ranges=ranges_of(weights),
+        ranges=skep_env.ranges_of(weights),
     )
     return modelfile.dump(weights, header)
-
-
-def ranges_of(weights: Weights) -> modelfile.Ranges:
-    """Return the ranges that features have on tuning cases under a network.
-
-    What the network does not look at may have any value that the feature can have.
-    """
-    seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
-    batch = skep_env.batch_of(skep_env.tuning_cases(evolve.RANGES_FROM))
-    batch.play(skep_env.net(weights), seen)
-    options = np.concatenate([weights["head.0.weight"][:, -A:], weights["skip.weight"]])
-    ranges, at = {}, 0
-    for part, features, reads in (
-        ("job", JOB_FEATURES, weights["job.0.weight"]),
-        ("cluster", CLUSTER_FEATURES, weights["cluster.0.weight"]),
-        ("candidate", CANDIDATE_FEATURES, options),
-    ):
-        looks = reads.any(0) & np.isfinite(seen[0, at : at + len(features)])
-        ranges[part] = tuple(
-            (float(seen[0, at + place]), float(seen[1, at + place])) if looks[place] else whole
-            for place, whole in enumerate(features.values())
-        )
-        at += len(features)
-    return modelfile.Ranges(**ranges)

@@ -62,7 +62,6 @@ STARTS, START_WEIGHTS = (1, 2, 4, 8), (0.3, 0.3, 0.25, 0.15)
 """Workers with which owners submit elastic jobs: their run times are drawn for these."""
 MEDIAN_S, SIGMA, SHORTEST_S, LONGEST_S = 1800.0, 1.4, 180.0, 86_400.0
 
-SCHED2_MODELS = ("transformer", "deepspeech", "alexnet", "inception3", "resnet50", "vgg16")
 SCHED2_WEIGHTS = (0.6, 0.3, 0.025, 0.025, 0.025, 0.025)
 SCHED2_SLOWDOWN = (2.7, 1.6, 4.5, 1.4, 1.5, 5.9)
 """Time on one more server (SCHED², section II-A); those of AlexNet and ResNet are chosen."""

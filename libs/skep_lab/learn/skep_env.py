@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skep.learn import modelfile
+from skep.learn.candidates import CANDIDATE_FEATURES, A
+from skep.learn.features import CLUSTER_FEATURES, JOB_FEATURES, F, G
 from skep_lab.fast_env.queue import Batch, Jobs, costs_of
 from skep_lab.fast_env.scores import Net, net_of
 from skep_lab.learn import protocol
@@ -16,6 +19,8 @@ from skep_lab.learn.protocol import Drawn, Floats, Setting
 Weights = Mapping[str, NDArray[Any]]
 Case = tuple[Setting, int]
 """A setting and the number of a trace."""
+RANGES_FROM = 24
+"""Tuning cases on which the ranges of features are seen."""
 NODES = 12
 """Of cases of training. Those of tuning have up to 20."""
 
@@ -91,3 +96,30 @@ def tuning_cases(count: int) -> list[Case]:
     rng = np.random.default_rng(protocol.TUNING.start)
     cases = training_cases(rng, count, max(protocol.TRAIN_NODES))
     return [(setting, protocol.TUNING[number]) for number, (setting, _) in enumerate(cases)]
+
+
+def ranges_of(weights: Weights) -> modelfile.Ranges:
+    """Return the ranges that features have on tuning cases under a network.
+
+    What the network does not look at may have any value that the feature can have.
+
+    Args:
+        weights: Of the network.
+    """
+    seen = np.stack([np.full(F + G + A, np.inf), np.full(F + G + A, -np.inf)])
+    batch = batch_of(tuning_cases(RANGES_FROM))
+    batch.play(net(weights), seen)
+    options = np.concatenate([weights["head.0.weight"][:, -A:], weights["skip.weight"]])
+    ranges, at = {}, 0
+    for part, features, reads in (
+        ("job", JOB_FEATURES, weights["job.0.weight"]),
+        ("cluster", CLUSTER_FEATURES, weights["cluster.0.weight"]),
+        ("candidate", CANDIDATE_FEATURES, options),
+    ):
+        looks = reads.any(0) & np.isfinite(seen[0, at : at + len(features)])
+        ranges[part] = tuple(
+            (float(seen[0, at + place]), float(seen[1, at + place])) if looks[place] else whole
+            for place, whole in enumerate(features.values())
+        )
+        at += len(features)
+    return modelfile.Ranges(**ranges)

@@ -95,7 +95,8 @@ def read_registry(folder: Path) -> dict[str, Entry]:
     Raises:
         OSError: The folder cannot be read.
     """
-    files = {name: file.stat().st_size for name, file in shipped().items()}
+    ours = {name: file.stat().st_size for name, file in shipped().items()}
+    files = dict(ours)
     with suppress(FileNotFoundError):
         for each in folder.iterdir():
             if each.suffix == SUFFIX and NAME.fullmatch(each.stem):
@@ -104,14 +105,14 @@ def read_registry(folder: Path) -> dict[str, Entry]:
     told: dict[str, list[Line]] = {}
     for line in _lines(folder):
         told.setdefault(line.model, []).append(line)
-    return {name: _entry(name, files, told) for name in [*told, *sorted(set(files) - set(told))]}
-
-
-def _entry(name: str, files: dict[str, int], told: dict[str, list[Line]]) -> Entry:
-    history = tuple(told.get(name, ()))
-    why = SHIPPED if name in shipped() else ""
-    last = history[-1] if history else Line(name, State.CANDIDATE, 0, why)
-    return Entry(name, files.get(name, -1), last.state, last.at, last.why, history)
+    found = {}
+    for name in [*told, *sorted(set(files) - set(told))]:
+        history = tuple(told.get(name, ()))
+        begins = Line(name, State.CANDIDATE, 0, SHIPPED if name in ours else "")
+        last = history[-1] if history else begins
+        size = files.get(name, -1)
+        found[name] = Entry(name, size, last.state, last.at, last.why, history)
+    return found
 
 
 def _lines(folder: Path) -> list[Line]:
@@ -128,16 +129,6 @@ def _lines(folder: Path) -> list[Line]:
         if NAME.fullmatch(line.model):
             found.append(line)
     return found
-
-
-def promoted(folder: Path) -> tuple[str, ...]:
-    """Return the models that may advise, the one promoted last at the end.
-
-    Args:
-        folder: The folder of the models.
-    """
-    found = [each for each in read_registry(folder).values() if each.state is State.PROMOTED]
-    return tuple(each.model for each in sorted(found, key=lambda each: each.at) if each.size >= 0)
 
 
 def file_of(folder: Path, model: str) -> Path:
