@@ -264,10 +264,26 @@ def replayed(records: Sequence[Facts_]) -> AllocatorMachine:
 # --- digests ---------------------------------------------------------------------------------
 
 
+LATER = {"owner": ""}
+"""Fields of the state that came after the corpus was stored, and what they are without meaning."""
+
+
 def digest(machine: AllocatorMachine) -> str:
     """Return a digest of the whole state: of what a snapshot keeps."""
-    entries = msgspec.to_builtins(machine.snapshot(), str_keys=True)
+    entries = _without_later(msgspec.to_builtins(machine.snapshot(), str_keys=True))
     return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
+
+
+def _without_later(tree: Any) -> Any:
+    if isinstance(tree, list | tuple):
+        return [_without_later(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        key: _without_later(each)
+        for key, each in tree.items()
+        if key not in LATER or each != LATER[key]
+    }
 
 
 def stored_digest(machine: AllocatorMachine) -> str:

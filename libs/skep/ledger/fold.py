@@ -117,6 +117,7 @@ def _job_queued(state: ClusterState, fact: JobQueued) -> None:
         submitted_at=fact.submitted_at,
         waiting_since=fact.submitted_at,
         since=fact.submitted_at,
+        owner=fact.owner,
     )
     state.jobs[fact.job] = job
     move_costs.came(state, job)

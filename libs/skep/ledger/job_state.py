@@ -230,6 +230,8 @@ class JobState(msgspec.Struct):
     """The attempt began on GPUs that no cell of its VC covered, and has had no such cell since."""
     gives_back: bool | None = None
     """Whether its latest attempt could be suspended without its GPUs, or stored; None: unknown."""
+    owner: str = ""
+    """The person that submitted it; empty: the VC as a whole did."""
 
     @property
     def following(self) -> int:

@@ -58,6 +58,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     reply: str = ""
     trace: str = ""
+    owner: str = ""
+    """The person that published it; empty: the VC as a whole."""
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     may come again for an attempt whose ranks here have left it: it counts by its number. With
     `servers` rank 0 keeps so many parameter servers beside itself, which let in ranks that know
     `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
-    interpreter that AGENT_PYTHON stands for, if it is not the agent's own.
+    interpreter that AGENT_PYTHON stands for, if it is not the agent's own. `owner` is the person
+    whose job it is; empty: it is the VC's.
     """
 
     order: Count
@@ -84,6 +85,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     joins: Count = 0
     distributed: bool = True
     python: Text = ""
+    owner: Short = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -68,13 +68,17 @@ class NodeSeen(Message, frozen=True, tag="node-seen"):
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
-    """A submission became a job. `spec` is normalised and whole."""
+    """A submission became a job. `spec` is normalised and whole.
+
+    `owner` is the person that submitted it; empty: the VC as a whole did.
+    """
 
     job: str
     spec: JobSpec
     submitted_at: Instant
     key: str = ""
     trace: str = ""
+    owner: str = ""
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -275,12 +279,13 @@ class NodeClean(Message, frozen=True, tag="node-clean"):
 
 
 class JobQueued(Message, frozen=True, tag="job-queued"):
-    """An admitted job waits for GPUs."""
+    """An admitted job waits for GPUs. `owner` is as in `Admitted`."""
 
     job: str
     spec: JobSpec
     submitted_at: Instant
     trace: str = ""
+    owner: str = ""
 
 
 class JobWaits(Message, frozen=True, tag="job-waits"):

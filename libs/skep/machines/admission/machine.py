@@ -436,7 +436,12 @@ class AdmissionMachine:
         """Let a submission become a job, with its promise if it has one."""
         self._record(
             Admitted(
-                job=event.job, spec=answered.spec, submitted_at=event.at, key=key, trace=event.trace
+                job=event.job,
+                spec=answered.spec,
+                submitted_at=event.at,
+                key=key,
+                trace=event.trace,
+                owner=event.owner,
             )
         )
         for fact in self.promising.made(event.job, answered, now):

@@ -56,6 +56,7 @@ def admitted(tx: Transaction, fact: ServiceFact, now: Instant) -> None:
                         spec=fact.spec,
                         trace=fact.trace,
                         submitted_at=fact.submitted_at,
+                        owner=fact.owner,
                     )
                 )
         case CancelAsked():

@@ -231,6 +231,7 @@ def _bind_command(
         secret=job.secret,
         distributed=job.spec.is_distributed,
         python=job.spec.python or "",
+        owner=job.owner,
     )
 
 
