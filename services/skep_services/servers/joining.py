@@ -34,6 +34,9 @@ SKEW_S_MAX = 60.0
 are told to people by the clock, so a minute is what is put up with."""
 
 
+NOT_SKEP = "not-skep"
+
+
 class JoinError(Exception):
     """Why a machine could not join: one line that says what to do, and a stable reason."""
 
@@ -120,7 +123,7 @@ def post(place: Place, authority: bytes, path: str, value: Any, bearer: str = ""
     try:
         answer = json.loads(data)
     except ValueError:
-        raise _no_skep(place) from None
+        raise JoinError(_no_skep(place), NOT_SKEP) from None
     if status < 300:
         return answer
     error = answer.get("error", {}) if isinstance(answer, dict) else {}
@@ -166,7 +169,7 @@ def _authority(place: Place) -> tuple[bytes, float | None]:
     context.verify_mode = ssl.CERT_NONE
     status, headers, data = _exchange(place, context, "GET", CA_PATH, b"", {})
     if status != 200:
-        raise _no_skep(place)
+        raise JoinError(_no_skep(place), NOT_SKEP)
     parsed = email.utils.parsedate_to_datetime(headers["date"]) if "date" in headers else None
     return data, parsed.timestamp() if parsed is not None else None
 
@@ -191,7 +194,7 @@ def _exchange(
         raise _unproved(place, error) from None
     except ssl.SSLError as error:
         text = f"{_at(place)} does not speak TLS as a Skep server does ({error.reason})"
-        raise JoinError(text, "not-skep") from None
+        raise JoinError(text, NOT_SKEP) from None
     except socket.gaierror:
         text = f"the host {place.host} is unknown: check the name, or write its address"
         raise JoinError(text, "unreachable") from None
@@ -226,9 +229,8 @@ def _unproved(place: Place, error: ssl.SSLCertVerificationError) -> JoinError:
     return JoinError(text, "wrong-authority")
 
 
-def _no_skep(place: Place) -> JoinError:
-    text = f"what answers at {_at(place)} is no Skep server"
-    return JoinError(text, "not-skep")
+def _no_skep(place: Place) -> str:
+    return f"what answers at {_at(place)} is no Skep server"
 
 
 def _at(place: Place) -> str:
