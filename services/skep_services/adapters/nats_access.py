@@ -39,7 +39,11 @@ SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEW
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
 """The services of which a standby may wait beside the active process."""
 
-ASKERS = (OPERATOR, GATEWAY)
+SERVERS_MAX = 3
+GATEWAYS = (GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, SERVERS_MAX + 1)))
+"""A cluster of several servers has a gateway on each, all of which work."""
+
+ASKERS = (OPERATOR, *GATEWAYS)
 """Those that may ask a service for its health or a node for logs, and so must be answered."""
 
 LOOK_UP = "$JS.API.STREAM.NAMES"
@@ -136,7 +140,16 @@ def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
     if replicas == 1 or service not in REPLICATED:
         return (service,)
-    return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
+    return _numbered(service, replicas)
+
+
+def gateway_identities(gateways: int) -> tuple[str, ...]:
+    """Return the identities of a cluster's gateways, all of which work."""
+    return (GATEWAY,) if gateways == 1 else _numbered(GATEWAY, gateways)
+
+
+def _numbered(service: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{service}-{number}" for number in range(1, count + 1))
 
 
 def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> tuple[str, ...]:
@@ -193,6 +206,30 @@ def in_one_account(every: Sequence[Account]) -> tuple[Account, ...]:
     """
     users = tuple(user for account in every for user in account.users)
     return (Account(name=GLOBAL_ACCOUNT, users=users),)
+
+
+def service_users(servers: int) -> tuple[User, ...]:
+    """Return all users of the services' account, where each server runs one of each service.
+
+    They have no passwords: each proves itself by a key.
+
+    Args:
+        servers: How many servers the cluster has.
+    """
+    grants = people_grants()
+    for service in SERVICES:
+        replicas = (
+            gateway_identities(servers)
+            if service == GATEWAY
+            else replica_identities(service, servers)
+        )
+        peers = () if service == GATEWAY else replicas
+        for one in replicas:
+            grants[one] = service_grants(service, one, peers or (one,))
+            if service == GATEWAY and one != GATEWAY:
+                # It answers for the gateway as well: that one of them works is what is asked.
+                grants[one] += Grants((), (subjects.health(GATEWAY),))
+    return tuple(User(name=name, password="", grants=grants[name]) for name in grants)
 
 
 def services_account(users: Sequence[User], nodes: Sequence[str]) -> Account:

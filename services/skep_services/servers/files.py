@@ -73,6 +73,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 class ServerFile(msgspec.Struct, kw_only=True):
     """The content of `server.json`. `size` is how many servers the cluster has when it is whole.
 
+    `revision` counts changes of `members`.
+
     `vcs`, `chains`, `pins` and `quarantine` are what the first server publishes once, at the first
     start of the cluster; after that `skep vc apply` says what holds.
     """
@@ -81,6 +83,7 @@ class ServerFile(msgspec.Struct, kw_only=True):
     cluster: str
     name: str
     size: int = 1
+    revision: int = 1
     members: list[Member]
     listen: str = EVERYWHERE
     vcs: dict[str, VirtualCluster] = {}

@@ -162,7 +162,11 @@ def _span(seconds: float) -> str:
 
 
 def _authority(place: Place) -> tuple[bytes, float | None]:
-    """Return what claims to be the authority's certificate, and the server's time."""
+    """Return what claims to be the authority's certificate, and the server's time.
+
+    Raises:
+        JoinError: Nothing answers there, or no Skep server.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     # Nothing is believed yet: the fingerprint in the token decides on what comes.
