@@ -37,6 +37,10 @@ class Reason(StrEnum):
     NO_TIME_ZONE = "no-time-zone"
     UNKNOWN_CLASS = "unknown-class"
     PROFILE_REFUSED = "profile-refused"
+    NO_ROLE = "no-role"
+    ROLE_TOO_LOW = "role-too-low"
+    NOT_ITS_OWNER = "not-its-owner"
+    PRIORITY_TOO_HIGH = "priority-too-high"
 
     # What admission answers to a deadline, and why.
     IN_TIME = "in-time"
@@ -304,6 +308,10 @@ TEXT: dict[Reason, str] = {
     Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
     Reason.UNKNOWN_CLASS: "no class of service has this name",
     Reason.PROFILE_REFUSED: "its speed is unknown, and its spec allows no runs that measure it",
+    Reason.NO_ROLE: "the person has no role in this virtual cluster",
+    Reason.ROLE_TOO_LOW: "the person's role does not allow it",
+    Reason.NOT_ITS_OWNER: "it is another person's, and the role allows it for one's own only",
+    Reason.PRIORITY_TOO_HIGH: "the priority is above the limit of the person's role",
     Reason.IN_TIME: "nine times in ten it is on time",
     Reason.DEADLINE_PASSED: "the deadline is in the past",
     Reason.TOO_LITTLE_EVEN_ALONE: "the time is too short even if nothing else ran",
