@@ -14,6 +14,7 @@ ADMISSION = "ADMISSION"
 ALLOC = "ALLOC"
 SEARCH = "SEARCH"
 PROFILES = "PROFILES"
+ACCESS = "ACCESS"
 
 STREAMS: dict[str, tuple[str, ...]] = {
     SUBMIT: tuple(
@@ -27,6 +28,7 @@ STREAMS: dict[str, tuple[str, ...]] = {
     ALLOC: (f"{PREFIX}.fact.allocator",),
     SEARCH: (f"{PREFIX}.fact.searches",),
     PROFILES: (f"{PREFIX}.fact.advisor",),
+    ACCESS: (f"{PREFIX}.fact.access",),
 }
 """The append-only truth: stream name to the subjects it keeps. What is asked of a virtual cluster
 is published by it as a whole (`submit.<vc>`), or by one of its people (`submit.<vc>.<person>`)."""
@@ -34,7 +36,7 @@ is published by it as a whole (`submit.<vc>`), or by one of its people (`submit.
 ASKED_OF_VCS = frozenset({"submit", "cancel", "ask", "search"})
 """The kinds of subjects whose second token is a person."""
 
-FACT_STREAMS = (ADMISSION, ALLOC, SEARCH, PROFILES)
+FACT_STREAMS = (ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
 """Written by one service each, and never by anybody outside."""
 
 KEPT = "KEPT"
@@ -45,6 +47,9 @@ ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 SEARCH_FACTS = STREAMS[SEARCH][0]
 PROFILE_FACTS = STREAMS[PROFILES][0]
+ACCESS_FACTS = STREAMS[ACCESS][0]
+ACCESS_ASKED = f"{PREFIX}.access"
+"""Where the access service takes requests, of the gateway and operators only."""
 ADVICE_QUEUE = f"{PREFIX}.advice.queue"
 ADVICE_OUTLOOK = f"{PREFIX}.advice.outlook"
 ADVICE_LEARNED = f"{PREFIX}.advice.learned"
