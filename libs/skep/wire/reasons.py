@@ -37,6 +37,33 @@ class Reason(StrEnum):
     NO_TIME_ZONE = "no-time-zone"
     UNKNOWN_CLASS = "unknown-class"
     PROFILE_REFUSED = "profile-refused"
+    NO_ROLE = "no-role"
+    ROLE_TOO_LOW = "role-too-low"
+    NOT_ITS_OWNER = "not-its-owner"
+    PRIORITY_TOO_HIGH = "priority-too-high"
+
+    # Why a person, a token or a node was refused.
+    UNAUTHORIZED = "unauthorized"
+    TOKEN_EXPIRED = "token-expired"
+    TOKEN_REVOKED = "token-revoked"
+    UNKNOWN_PERSON = "unknown-person"
+    PERSON_DISABLED = "person-disabled"
+    PERSON_EXISTS = "person-exists"
+    NAME_RESERVED = "name-reserved"
+    TOO_MANY_PEOPLE = "too-many-people"
+    TOO_MANY_TOKENS = "too-many-tokens"
+    TOO_MANY_ATTEMPTS = "too-many-attempts"
+    UNKNOWN_TOKEN = "unknown-token"
+    EXPIRY_TOO_LATE = "expiry-too-late"
+    LOGIN_REPEATED = "login-repeated"
+    LOGIN_OF_ANOTHER = "login-of-another"
+    LOGIN_REFUSED = "login-refused"
+    JOIN_TOKEN_USED = "join-token-used"
+    WRONG_NAME = "wrong-name"
+    WRONG_HOST = "wrong-host"
+    KEY_REVOKED = "key-revoked"
+    NOT_SIGNED = "not-signed"
+    TOO_MANY_KEYS = "too-many-keys"
 
     # What admission answers to a deadline, and why.
     IN_TIME = "in-time"
@@ -304,6 +331,31 @@ TEXT: dict[Reason, str] = {
     Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
     Reason.UNKNOWN_CLASS: "no class of service has this name",
     Reason.PROFILE_REFUSED: "its speed is unknown, and its spec allows no runs that measure it",
+    Reason.NO_ROLE: "the person has no role in this virtual cluster",
+    Reason.ROLE_TOO_LOW: "the person's role does not allow it",
+    Reason.NOT_ITS_OWNER: "it is another person's, and the role allows it for one's own only",
+    Reason.PRIORITY_TOO_HIGH: "the priority is above the limit of the person's role",
+    Reason.UNAUTHORIZED: "no token came with the request, or one that nobody has",
+    Reason.TOKEN_EXPIRED: "the token has expired",
+    Reason.TOKEN_REVOKED: "the token was revoked",
+    Reason.UNKNOWN_PERSON: "there is no such person",
+    Reason.PERSON_DISABLED: "the person is disabled",
+    Reason.PERSON_EXISTS: "there is a person of this name already",
+    Reason.NAME_RESERVED: "the name is one of Skep's own, or no name",
+    Reason.TOO_MANY_PEOPLE: "there are as many people as there may be",
+    Reason.TOO_MANY_TOKENS: "the person has as many tokens as it may",
+    Reason.TOO_MANY_ATTEMPTS: "too many wrong tokens came from there",
+    Reason.UNKNOWN_TOKEN: "there is no such token",
+    Reason.EXPIRY_TOO_LATE: "a token may not be valid for so long",
+    Reason.LOGIN_REPEATED: "this login was used before",
+    Reason.LOGIN_OF_ANOTHER: "the account is another's at the provider, or a local one",
+    Reason.LOGIN_REFUSED: "the provider's token does not hold",
+    Reason.JOIN_TOKEN_USED: "another node has joined by this token",
+    Reason.WRONG_NAME: "the token is for another name or kind",
+    Reason.WRONG_HOST: "the certificate would be for a host that is not its own",
+    Reason.KEY_REVOKED: "the key was revoked, and stays so",
+    Reason.NOT_SIGNED: "the certificate could not be signed",
+    Reason.TOO_MANY_KEYS: "there are as many keys as there may be",
     Reason.IN_TIME: "nine times in ten it is on time",
     Reason.DEADLINE_PASSED: "the deadline is in the past",
     Reason.TOO_LITTLE_EVEN_ALONE: "the time is too short even if nothing else ran",
