@@ -97,7 +97,7 @@ class Meeting:
             application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
-        context = following_server(own_tls(self._home), lambda text: self._say(text))
+        context = following_server(own_tls(self._home), self._say)
         host = None if file.listen == files.EVERYWHERE else file.listen
         site = web.TCPSite(self._runner, host, file.me.ports.servers, ssl_context=context)
         try:

@@ -41,7 +41,7 @@ machine it would get its even share late. The same as the runners', which jobs m
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process to keep up.
 
-    It is ready once something listens on `port`, or, without a port, once its log has a JSON line
+    It is ready once something listens on `port` of `host`, or, without a port, once its log has a JSON line
     whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
     it runs at if that is permitted, None for the supervisor's own.
     """
@@ -51,6 +51,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     state: str
     log_path: str
+    host: str = HOST
     port: int = 0
     niceness: int | None = None
 
