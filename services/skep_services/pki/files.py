@@ -7,17 +7,25 @@ do not fit together (one is replaced, the other not yet) change nothing.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 CA_VARIABLE = "SKEP_TLS_CA"
 CERTIFICATE_VARIABLE = "SKEP_TLS_CERT"
 KEY_VARIABLE = "SKEP_TLS_KEY"
+SERVED_CERTIFICATE_VARIABLE = "SKEP_TLS_SERVE_CERT"
+SERVED_KEY_VARIABLE = "SKEP_TLS_SERVE_KEY"
+"""A certificate of another authority, which a gateway or door shows instead of the cluster's."""
+PLAINTEXT_VARIABLE = "SKEP_ALLOW_PLAINTEXT"
+"""Set to `yes` where the network between machines is private and encrypts or needs no encryption,
+as the containers' own network of compose."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -52,16 +60,95 @@ def tls_files(environment: Mapping[str, str]) -> TlsFiles | None:
     Raises:
         TlsError: Only one of certificate and key is named.
     """
-    ca, certificate, key = (
-        Path(environment[name]) if environment.get(name) else None
-        for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE)
-    )
-    if (certificate is None) != (key is None):
-        text = f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} belong together: set both or none"
-        raise TlsError(text)
-    if ca is None and certificate is None:
+    ca = Path(environment[CA_VARIABLE]) if environment.get(CA_VARIABLE) else None
+    pair = _pair(environment, CERTIFICATE_VARIABLE, KEY_VARIABLE)
+    if ca is None and pair is None:
         return None
+    certificate, key = pair or (None, None)
     return TlsFiles(ca=ca, certificate=certificate, key=key)
+
+
+def bus_files(urls: str, environment: Mapping[str, str]) -> TlsFiles | None:
+    """Return the files for a connection to the bus; None where it is not encrypted.
+
+    Args:
+        urls: The addresses of its servers, with commas.
+        environment: Holds the variables of `tls_files`.
+
+    Raises:
+        TlsError: An address of another machine is to be reached in plain text, or the variables
+            are wrong.
+    """
+    files = tls_files(environment)
+    for url in urls.split(","):
+        parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
+        if parts.scheme == "tls":
+            files = files or TlsFiles()
+        elif files is None and not _may_be_plain(parts.hostname or "", environment):
+            text = (
+                f"SKEP_NATS_URL: {url} is another machine's and not encrypted: write "
+                f"tls://{parts.netloc} and set {CA_VARIABLE}, {CERTIFICATE_VARIABLE} and "
+                f"{KEY_VARIABLE} (on a private network only: {PLAINTEXT_VARIABLE}=yes)"
+            )
+            raise TlsError(text)
+    return files
+
+
+def server_files(host: str, environment: Mapping[str, str]) -> TlsFiles | None:
+    """Return what a server shows to those that connect to it; None where it does not encrypt.
+
+    Args:
+        host: The address that it listens on.
+        environment: Holds the variables of `tls_files`, and SKEP_TLS_SERVE_CERT and
+            SKEP_TLS_SERVE_KEY, which go before them.
+
+    Raises:
+        TlsError: It would serve other machines in plain text, or the variables are wrong.
+    """
+    pair = _pair(environment, SERVED_CERTIFICATE_VARIABLE, SERVED_KEY_VARIABLE)
+    pair = pair or _pair(environment, CERTIFICATE_VARIABLE, KEY_VARIABLE)
+    if pair is not None:
+        return TlsFiles(certificate=pair[0], key=pair[1])
+    if not _may_be_plain(host, environment):
+        text = (
+            f"SKEP_LISTEN: at {host} other machines would be served in plain text: set "
+            f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE}, or listen at 127.0.0.1 (on a private "
+            f"network only: {PLAINTEXT_VARIABLE}=yes)"
+        )
+        raise TlsError(text)
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine alone, by its name or address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_port(host: str, port: int) -> str:
+    """Return an address as addresses on the network are written, with brackets for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _may_be_plain(host: str, environment: Mapping[str, str]) -> bool:
+    return is_loopback(host) or environment.get(PLAINTEXT_VARIABLE) == "yes"
+
+
+def _pair(environment: Mapping[str, str], certificate: str, key: str) -> tuple[Path, Path] | None:
+    """Return the files of certificate and key that two variables name; None without both.
+
+    Raises:
+        TlsError: Only one of them is set.
+    """
+    named = [environment.get(name, "") for name in (certificate, key)]
+    if any(named) and not all(named):
+        text = f"{certificate} and {key} belong together: set both or none"
+        raise TlsError(text)
+    return (Path(named[0]), Path(named[1])) if all(named) else None
 
 
 def client_context(ca: Path | None, files: TlsFiles | None = None) -> ssl.SSLContext:
