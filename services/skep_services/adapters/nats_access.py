@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from skep.wire import subjects
-from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
+from skep.wire.subjects import ACCESS, ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
@@ -34,9 +34,10 @@ ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 SEARCHES = "searches"
+ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
-SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
-REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
+SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
 SERVERS_MAX = 3
@@ -406,6 +407,12 @@ def _work(service: str, identity: str) -> Grants:
             )
         case "searches":
             return _searches(identity)
+        case "access":
+            return (
+                _writes(identity, ACCESS)
+                + _follows(identity, ADMIN, subjects.admin("vcs"))
+                + says((), (subjects.ACCESS_ASKED,))
+            )
         case "gateway":
             return _gateway(identity)
         case _:
@@ -446,7 +453,7 @@ def _gateway(identity: str) -> Grants:
         Grants.__add__,
         (
             _follows(identity, one)
-            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES)
+            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
         Grants((*_everything_asked(), LOOK_UP), heard),
     )
@@ -516,6 +523,7 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.ask("*"),
         subjects.search("*"),
         subjects.admin("*"),
+        subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.health("*"),
         subjects.draft("*"),
