@@ -203,16 +203,10 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
 
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
-        await asyncio.gather(
-            _renew_certificate(home, reload), _follow_servers(home, known, reload)
-        )
+        await asyncio.gather(_renew_certificate(home, reload), _follow_servers(home, known, reload))
 
     supervisor = Supervisor(
-        home,
-        children,
-        prepare=lambda: prepare(home, file),
-        stop_jobs=_no_jobs,
-        admit=look_after,
+        home, children, prepare=lambda: prepare(home, file), stop_jobs=_no_jobs, admit=look_after
     )
     return await supervisor.run()
 
@@ -275,7 +269,7 @@ async def _prepare(home: str, file: ServerFile) -> None:
         await bootstrap_streams(link, boot.marker_path(home), file.size)
     finally:
         await link.close()
-    if not file.vcs or os.path.exists(folder.published_path(home)):
+    if not file.vcs or await asyncio.to_thread(os.path.exists, folder.published_path(home)):
         return
     wanted = encode(
         SetVcs(vcs=file.vcs, chains=file.chains, pins=file.pins, quarantine=file.quarantine)
