@@ -11,6 +11,7 @@ import msgspec
 from skep.ids import is_token, job_id, job_sequence
 from skep.units import Instant, seconds
 from skep.wire import subjects
+from skep.wire.access import AccessFact
 from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import Advice
 from skep.wire.bounds import UNDECODABLE, LogDecoder, one_line
@@ -44,7 +45,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-ServiceFact = AdmissionFact | AllocatorFact | SearchFact | AdvisorFact
+ServiceFact = AdmissionFact | AllocatorFact | SearchFact | AdvisorFact | AccessFact
 """A fact that other services may follow."""
 
 
@@ -244,7 +245,13 @@ class _AdvisorRecord(msgspec.Struct, frozen=True):
     facts: tuple[AdvisorFact, ...]
 
 
+class _AccessRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[AccessFact, ...]
+
+
 _RECORDS: dict[str, LogDecoder[Any]] = {
+    "access": LogDecoder(_AccessRecord),
     "admission": LogDecoder(_AdmissionRecord),
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),
