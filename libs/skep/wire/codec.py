@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from skep.ids import job_id, job_sequence
+from skep.ids import is_token, job_id, job_sequence
 from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.access import AccessAsked, AccessFact, AskAccess
@@ -65,22 +65,27 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A cancellation was published: JSON `{"job": "j17"}`."""
+    """A cancellation was published: JSON `{"job": "j17"}`. `person` is as `Submission.owner`."""
 
     vc: str
     raw: bytes
     at: Instant
     reply: str = ""
+    person: str = ""
 
 
 class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of a running job was asked for; `number` is the request's place in SUBMIT."""
+    """A change of a job was asked for; `number` is the request's place in SUBMIT.
+
+    `person` is as `Submission.owner`.
+    """
 
     vc: str
     raw: bytes
     at: Instant
     number: int
     reply: str = ""
+    person: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,12 +150,19 @@ def read(
     parsed = subjects.parse(subject)
     if parsed is None:
         return Unreadable(subject=subject, text="not one of our subjects")
+    person = parsed.second
+    if person and parsed.kind in subjects.ASKED_OF_VCS and not is_token(person):
+        return Unreadable(subject=subject, text=f"{person!r} is no name of a person")
     match parsed.kind:
         case "submit":
-            return _submission(parsed.first, payload, headers, sequence, at)
+            return _submission(parsed, payload, headers, sequence, at)
         case "cancel":
             return CancelRequest(
-                vc=parsed.first, raw=payload, at=at, reply=headers.get(subjects.REPLY_HEADER, "")
+                vc=parsed.first,
+                raw=payload,
+                at=at,
+                reply=headers.get(subjects.REPLY_HEADER, ""),
+                person=person,
             )
         case "ask":
             return AskRequest(
@@ -159,6 +171,7 @@ def read(
                 at=at,
                 number=sequence,
                 reply=headers.get(subjects.REPLY_HEADER, ""),
+                person=person,
             )
         case "search":
             return SearchRequest(
@@ -168,6 +181,7 @@ def read(
                 number=sequence,
                 key=headers.get(subjects.KEY_HEADER, ""),
                 reply=headers.get(subjects.REPLY_HEADER, ""),
+                person=person,
             )
         case "fact":
             return _facts(parsed.first, subject, payload)
@@ -208,9 +222,9 @@ def _typed(parsed: subjects.Parsed, subject: str, payload: bytes, at: Instant) -
 
 
 def _submission(
-    vc: str, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
+    parsed: subjects.Parsed, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
 ) -> Submission:
-    trace = headers.get(subjects.TRACE_HEADER, "")
+    vc, trace = parsed.first, headers.get(subjects.TRACE_HEADER, "")
     return Submission(
         job=job_id(sequence),
         vc=vc,
@@ -219,6 +233,7 @@ def _submission(
         key=headers.get(subjects.KEY_HEADER, ""),
         reply=headers.get(subjects.REPLY_HEADER, ""),
         trace=trace if is_trace(trace) else fresh_trace(vc, sequence, at),
+        owner=parsed.second,
     )
 
 
@@ -248,6 +263,7 @@ class _AccessRecord(msgspec.Struct, frozen=True):
 
 
 _RECORDS: dict[str, LogDecoder[Any]] = {
+    "access": LogDecoder(_AccessRecord),
     "admission": LogDecoder(_AdmissionRecord),
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),

@@ -27,6 +27,7 @@ from skep.wire.part_facts import (
 from skep.wire.promises import PromiseFact
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
+from skep.wire.roles import Standing
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import TrialFact
 
@@ -82,7 +83,7 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """A submission did not become a job."""
+    """A submission did not become a job. `owner` is as in `Admitted`."""
 
     job: str
     vc: str
@@ -91,6 +92,7 @@ class Refused(Message, frozen=True, tag="refused"):
     name: str = ""
     key: str = ""
     trace: str = ""
+    owner: str = ""
 
 
 class Repeated(Message, frozen=True, tag="repeated"):
@@ -103,9 +105,20 @@ class Repeated(Message, frozen=True, tag="repeated"):
 
 
 class CancelAsked(Message, frozen=True, tag="cancel-asked"):
-    """A cancellation of an unfinished job was accepted."""
+    """A cancellation of an unfinished job was accepted. `by` asked for it; empty: its VC, or Skep."""
 
     job: str
+    by: str = ""
+
+
+class RolesSeen(Message, frozen=True, tag="roles-seen"):
+    """What a person is taken for from here on, as admission has heard it of the service `access`.
+
+    `standing` is the whole of it; without any role the person may do nothing.
+    """
+
+    person: str
+    standing: Standing
 
 
 class JobOver(Message, frozen=True, tag="job-over"):
@@ -126,6 +139,7 @@ AdmissionFact = (
     | JobOver
     | ChangeAsked
     | PromiseFact
+    | RolesSeen
 )
 
 # --- allocator -----------------------------------------------------------------------------

@@ -38,7 +38,10 @@ EXAMPLE = 'publish {"do": "cancel", "search": "s17"}'
 
 
 class SearchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Something was asked of searches; `number` is the request's place in SUBMIT."""
+    """Something was asked of searches; `number` is the request's place in SUBMIT.
+
+    `person` published it; empty: the VC as a whole.
+    """
 
     vc: str
     raw: bytes
@@ -46,6 +49,7 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     key: str = ""
     reply: str = ""
+    person: str = ""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="do"):
@@ -254,11 +258,12 @@ class SearchMessage(Message, frozen=True):
 
 
 class SearchBegan(SearchMessage, frozen=True, tag="search-began"):
-    """A search was accepted. `spec` is normalised and whole."""
+    """A search was accepted. `spec` is normalised and whole. `owner` is as in `Admitted`."""
 
     spec: SearchSpec
     at: Instant
     key: str = ""
+    owner: str = ""
 
 
 class SearchRefused(SearchMessage, frozen=True, tag="search-refused"):

@@ -17,7 +17,11 @@ PROFILES = "PROFILES"
 ACCESS = "ACCESS"
 
 STREAMS: dict[str, tuple[str, ...]] = {
-    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*", f"{PREFIX}.ask.*", f"{PREFIX}.search.*"),
+    SUBMIT: tuple(
+        f"{PREFIX}.{kind}.{whose}"
+        for whose in ("*", "*.*")
+        for kind in ("submit", "cancel", "ask", "search")
+    ),
     ADMIN: (f"{PREFIX}.admin.*",),
     NODE: (f"{PREFIX}.node.*.*",),
     ADMISSION: (f"{PREFIX}.fact.admission",),
@@ -26,7 +30,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
     PROFILES: (f"{PREFIX}.fact.advisor",),
     ACCESS: (f"{PREFIX}.fact.access",),
 }
-"""The append-only truth: stream name to the subjects it keeps."""
+"""The append-only truth: stream name to the subjects it keeps. What is asked of a virtual cluster
+is published by it as a whole (`submit.<vc>`), or by one of its people (`submit.<vc>.<person>`)."""
+
+ASKED_OF_VCS = frozenset({"submit", "cancel", "ask", "search"})
+"""The kinds of subjects whose second token is a person."""
 
 FACT_STREAMS = (ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
 """Written by one service each, and never by anybody outside."""
@@ -65,24 +73,28 @@ INBOX_CHARACTERS_MAX = 256
 """A client's own inboxes have about 60 characters."""
 
 
-def submit(vc: str) -> str:
-    """Return where a VC's job specs are published."""
-    return f"{PREFIX}.submit.{vc}"
+def submit(vc: str, person: str = "") -> str:
+    """Return where a VC's job specs are published, by the VC as a whole or by a person of it."""
+    return _asked("submit", vc, person)
 
 
-def cancel(vc: str) -> str:
-    """Return where a VC's cancellations are published."""
-    return f"{PREFIX}.cancel.{vc}"
+def cancel(vc: str, person: str = "") -> str:
+    """Return where a VC's cancellations are published, as `submit`."""
+    return _asked("cancel", vc, person)
 
 
-def ask(vc: str) -> str:
-    """Return where requests to change a VC's running jobs are published."""
-    return f"{PREFIX}.ask.{vc}"
+def ask(vc: str, person: str = "") -> str:
+    """Return where requests to change a VC's jobs are published, as `submit`."""
+    return _asked("ask", vc, person)
 
 
-def search(vc: str) -> str:
-    """Return where a VC's searches are begun, cancelled, asked and told."""
-    return f"{PREFIX}.search.{vc}"
+def search(vc: str, person: str = "") -> str:
+    """Return where a VC's searches are begun, cancelled, asked and told, as `submit`."""
+    return _asked("search", vc, person)
+
+
+def _asked(kind: str, vc: str, person: str) -> str:
+    return f"{PREFIX}.{kind}.{vc}.{person}" if person else f"{PREFIX}.{kind}.{vc}"
 
 
 def admin(verb: str) -> str:
@@ -135,14 +147,20 @@ def logs(node: str) -> str:
     return f"{PREFIX}.logs.{node}"
 
 
-def reply(vc: str, asker: str) -> str:
+def reply(vc: str, asker: str, person: str = "") -> str:
     """Return where verdicts for a VC go to an asker that is not its tenant.
 
     Args:
         vc: The VC.
         asker: One or more tokens.
+        person: The person of the VC for whom it asks; empty: the VC as a whole.
     """
-    return f"{PREFIX}.reply.{vc}.{asker}"
+    return f"{PREFIX}.reply.{vc}.{person}.{asker}" if person else f"{PREFIX}.reply.{vc}.{asker}"
+
+
+def inbox(vc: str, person: str = "") -> str:
+    """Return what the inboxes of a tenant, or of a person of it, begin with."""
+    return f"_INBOX.vc-{vc}.{person}." if person else f"_INBOX.vc-{vc}."
 
 
 def health(identity: str) -> str:
@@ -161,20 +179,27 @@ class Parsed(NamedTuple):
 def parse(subject: str) -> Parsed | None:
     """Return the parts of one of Skep's subjects, or None for any other subject."""
     parts = subject.split(".")
-    if not 4 <= len(parts) <= 5 or parts[0] != "skep" or parts[1] != "v1":
+    if not 4 <= len(parts) <= 5 or parts[0] != "skep" or parts[1] != "v1" or "" in parts:
         return None
     return Parsed(parts[2], parts[3], parts[4] if len(parts) == 5 else "")
 
 
-def reply_allowed(subject: str, vc: str) -> bool:
+def reply_allowed(subject: str, vc: str, person: str = "") -> bool:
     """Return whether the verdict on what was published for `vc` may be sent to `subject`.
 
     Admission publishes there with its own rights, and cannot see the asker: a client that may
     publish for a VC is trusted as that VC and no further. So the subject itself must be the VC's,
     its tenant's inbox or its part of the reply subjects: otherwise a tenant could have admission
     speak into another tenant's inbox. Operators and the gateway, which publish for every VC, listen
-    on the reply subjects of the VC that they ask for.
+    on the reply subjects of the VC that they ask for. In the same way a person of a VC is trusted
+    as that person: its verdicts go to inboxes and reply subjects that have its name.
+
+    Args:
+        subject: Where the asker wants to hear of it.
+        vc: The VC that it was published for.
+        person: The person that published it; empty: the VC as a whole, to which all of its inboxes
+            belong.
     """
     if len(subject) > INBOX_CHARACTERS_MAX or not INBOX.fullmatch(subject):
         return False
-    return subject.startswith((f"_INBOX.vc-{vc}.", reply(vc, "")))
+    return subject.startswith((inbox(vc, person), reply(vc, "", person)))
