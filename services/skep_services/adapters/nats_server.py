@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ HEALTHY_WITHIN_S = 30.0
 """Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
 STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
+COMPARED_EVERY_MS = 500
+"""How often servers compare what accounts they know: a hash goes out, and no more if it agrees."""
 
 assert STORE_BYTES_MIN <= STORE_BYTES_MAX
 
@@ -77,6 +79,22 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     password: str
     monitor_port: int
+    host: str = "0.0.0.0"  # noqa: S104 - the others are elsewhere
+    """The address that it listens on for the others."""
+
+
+class OperatorMode(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server needs to believe signed identities instead of knowing passwords.
+
+    `token` is the operator's, `system_account` a public key, `resolver` the folder of the accounts'
+    tokens, which the server itself writes. `preload` has tokens by public key that it begins with:
+    those of the system and the services; a later one in the folder counts more.
+    """
+
+    token: str
+    system_account: str
+    resolver: Path
+    preload: Mapping[str, str]
 
 
 def config_text(
@@ -88,6 +106,7 @@ def config_text(
     server_name: str = "skep",
     store_bytes_max: int = STORE_BYTES_MAX,
     cluster: Membership | None = None,
+    operator: OperatorMode | None = None,
 ) -> str:
     """Return a server's configuration.
 
@@ -98,11 +117,13 @@ def config_text(
 
     Args:
         store_dir: The folder of the streams.
-        accounts: The accounts, with their users.
+        accounts: The accounts, with their users; none with `operator`.
         host: The address that the server listens on.
         store_bytes_max: What the streams may fill (bytes).
         cluster: What it knows of the other servers; None: it stands alone.
+        operator: Whom it believes what accounts there are; None: `accounts` says it.
     """
+    assert operator is None or not accounts, "an operator's server knows no users"
     return f"""\
 server_name: {json.dumps(server_name)}
 listen: {json.dumps(f"{host}:{port}")}
@@ -121,7 +142,7 @@ jetstream {{
 }}
 # The client library reads the older form of acknowledgement subjects only.
 feature_flags {{ js_ack_fc_v2: false }}
-{_accounts_text(accounts)}
+{_operator_text(operator) if operator else _accounts_text(accounts)}
 {_cluster_text(cluster) if cluster else _alone_text(store_dir)}"""
 
 
@@ -140,7 +161,7 @@ def _cluster_text(cluster: Membership) -> str:
 http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
 cluster {{
   name: skep
-  listen: "0.0.0.0:{cluster.port}"
+  listen: {json.dumps(f"{cluster.host}:{cluster.port}")}
   # Clients have a list of all servers; what a server would tell them holds inside only.
   no_advertise: true
   authorization {{ user: {json.dumps(cluster.user)}, password: {json.dumps(cluster.password)} }}
@@ -155,6 +176,20 @@ def _accounts_text(accounts: Sequence[Account]) -> str:
         users = [_user_tree(user) for user in accounts[0].users]
         return f"authorization: {json.dumps({'users': users}, indent=1)}"
     return f"accounts: {json.dumps({one.name: _account_tree(one) for one in accounts}, indent=1)}"
+
+
+def _operator_text(operator: OperatorMode) -> str:
+    # A server that was away has what changed meanwhile after some of these intervals.
+    return f"""\
+operator: {json.dumps(operator.token)}
+system_account: {json.dumps(operator.system_account)}
+resolver {{
+  type: full
+  dir: {json.dumps(str(operator.resolver))}
+  allow_delete: true
+  interval: "{COMPARED_EVERY_MS}ms"
+}}
+resolver_preload: {json.dumps(dict(operator.preload), indent=1)}"""
 
 
 def _account_tree(account: Account) -> dict[str, Any]:
@@ -198,12 +233,22 @@ class Server:
     Starting again after `stop` or `kill` uses the same port and store.
     """
 
-    def __init__(self, folder: Path, accounts: Sequence[Account], port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        accounts: Sequence[Account],
+        port: int = 0,
+        *,
+        name: str = "skep",
+        cluster: Membership | None = None,
+        operator: OperatorMode | None = None,
+    ) -> None:
         self.folder = folder
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self.log_path = folder / "nats-server.log"
         self._accounts = tuple(accounts)
+        self._name, self._cluster, self._operator = name, cluster, operator
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -215,7 +260,14 @@ class Server:
     def config(self) -> str:
         """Return the configuration it is started with."""
         store = self.folder / "store"
-        return config_text(port=self.port, store_dir=store, accounts=self._accounts)
+        return config_text(
+            port=self.port,
+            store_dir=store,
+            accounts=self._accounts,
+            server_name=self._name,
+            cluster=self._cluster,
+            operator=self._operator,
+        )
 
     async def start(self) -> None:
         """Start the process; `wait_healthy` tells when it is of use."""
@@ -237,22 +289,27 @@ class Server:
                 start_new_session=True,
             )
 
-    async def wait_healthy(self, identity: str, within_s: float = HEALTHY_WITHIN_S) -> None:
+    async def wait_healthy(
+        self, identity: str, within_s: float = HEALTHY_WITHIN_S, credentials: Path | None = None
+    ) -> None:
         """Return once `identity` can log in and JetStream answers it.
 
         Args:
             identity: A user with the right to ask `$JS.API.INFO`.
             within_s: How long is waited (seconds).
+            credentials: Its credentials file; None: it has the password of its account here.
 
         Raises:
             RuntimeError: The process ended; the text has the server's last words.
             TimeoutError: The server was not healthy in time.
         """
         users = (user for account in self._accounts for user in account.users)
-        password = next(user.password for user in users if user.name == identity)
+        password = next((user.password for user in users if user.name == identity), "")
         async with asyncio.timeout(within_s):
             await self._wait_listening()
-            options = LinkOptions(servers=(self.url,), identity=identity, password=password)
+            options = LinkOptions(
+                servers=(self.url,), identity=identity, password=password, credentials=credentials
+            )
             link = await Link.connect(options, on_fatal=_raise)
             try:
                 await ask(link, "INFO", None, Answer)
