@@ -47,9 +47,8 @@ class SignedCluster:
         route = free_port()
         self.servers = [
             Server(
-                folder / f"nats-{number}",
+                folder / f"s{number}",
                 (),
-                name=f"s{number}",
                 cluster=None
                 if servers == 1
                 else Membership(
@@ -61,7 +60,7 @@ class SignedCluster:
                     host=f"127.0.0.{number + 1}",
                 ),
                 operator=self.keys.operator_mode(
-                    cluster, folder / f"nats-{number}" / "accounts", first, ISSUED_AT_S
+                    cluster, folder / f"s{number}" / "accounts", first, ISSUED_AT_S
                 ),
             )
             for number in range(servers)

@@ -200,7 +200,8 @@ class Resolver:
                 raise RefusedError(reason)
             done.add(answer.server.name)
         if not done:
-            raise _unanswered(subject, within_s)
+            message = f"no bus server says that it knows account {what}"
+            raise ConnectionError(message)
         return frozenset(done)
 
     async def _ask(
@@ -223,7 +224,8 @@ class Resolver:
             later = await self._ask_once(subject, payload, min(REPEAT_S, left_s), grace_s)
             answers = max(answers, later, key=len)
         if not answers:
-            raise _unanswered(subject, within_s)
+            message = f"no bus server has answered on {subject} within {within_s} s"
+            raise ConnectionError(message)
         return answers
 
     async def _ask_once(
@@ -249,10 +251,6 @@ class Resolver:
         finally:
             await self._link.unsubscribe(raw)
         return answers
-
-
-def _unanswered(subject: str, within_s: float) -> ConnectionError:
-    return ConnectionError(f"no bus server has answered on {subject} within {within_s} s")
 
 
 def _revoked(nats: Mapping[str, Any]) -> dict[str, int]:

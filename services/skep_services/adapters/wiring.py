@@ -57,7 +57,9 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
         ConnectionError: No server answered in time.
     """
     servers = tuple(chosen.nats_url.split(","))
-    options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
+    options = LinkOptions(
+        servers=servers, identity=chosen.identity, password=chosen.password, tls=chosen.tls
+    )
     return await NatsBus.connect(options, fatal)
 
 
