@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from skep_services.adapters.nats_access import Account, User
+from skep_services.adapters.nats_access import SYSTEM_ACCOUNT, Account, User
 from skep_services.adapters.nats_jwt import (
     KEY_BYTES,
     Kind,
@@ -33,6 +33,7 @@ from skep_services.adapters.nats_jwt import (
     read_seed,
     user_token,
 )
+from skep_services.adapters.nats_server import OperatorMode
 
 OPERATOR_FILE = "operator.seed"
 ACCOUNTS_FILE = "accounts.secret"
@@ -65,6 +66,27 @@ class BusKeys(msgspec.Struct, frozen=True):
     def operator_token(self, cluster: str, system_account: str, issued_at_s: int) -> str:
         """Return the token by which servers know the operator of `cluster`."""
         return operator_token(self.operator, cluster, self.public(system_account), issued_at_s)
+
+    def operator_mode(
+        self, cluster: str, resolver: Path, accounts: Sequence[Account], issued_at_s: int
+    ) -> OperatorMode:
+        """Return what a server of `cluster` is configured with.
+
+        Args:
+            cluster: The name of the cluster.
+            resolver: The folder in which the server keeps accounts.
+            accounts: Those that it begins with: the system's and the services'.
+            issued_at_s: Seconds since 1970: the same on every server, and for ever. A token that
+                was issued later counts more.
+        """
+        return OperatorMode(
+            token=self.operator_token(cluster, SYSTEM_ACCOUNT, issued_at_s),
+            system_account=self.public(SYSTEM_ACCOUNT),
+            resolver=resolver,
+            preload={
+                self.public(one.name): self.account_token(one, issued_at_s) for one in accounts
+            },
+        )
 
     def account_token(
         self, account: Account, issued_at_s: int, revoked: Mapping[str, int] = {}

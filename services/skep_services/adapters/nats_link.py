@@ -28,12 +28,15 @@ import random
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skep.units import KIB
+from skep.wire import subjects
 from skep_services.adapters.nats_client import NUID, Client, Msg, RawSubscription, Server, errors
+from skep_services.adapters.nats_login import Login
 from skep_services.pki.failures import explain, is_final
 from skep_services.pki.files import Fresh, TlsError, TlsFiles, fresh_client
 from skep_services.ports import RefusedError
@@ -92,8 +95,10 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     servers: tuple[str, ...]
     identity: str
-    password: str
+    password: str = ""
     connect_within_s: float = 30.0
+    credentials: Path | None = None
+    """A credentials file; with it there is no password."""
     tls: TlsFiles | None = None
 
 
@@ -169,6 +174,7 @@ class Link:
         self.violations = Violations()
         self._options = options
         self._on_fatal = on_fatal
+        self._login = Login(options.credentials) if options.credentials else None
         self._client = _client(options)
         self._up = asyncio.Event()
         self._closing = False
@@ -177,6 +183,8 @@ class Link:
         self._calls: dict[str, tuple[asyncio.Future[Msg | Silence], str]] = {}
         self._nuid = NUID()
         self._mux = self.new_inbox()
+        self._node_mux = self._nuid.next().decode()
+        self._asks_nodes = False
         self._watcher: asyncio.Task[None] | None = None
         self._on_up: dict[int, Callable[[], None]] = {}
         self._attempts = 0
@@ -249,8 +257,7 @@ class Link:
         await self._client.connect(
             servers=list(options.servers),
             name=options.identity,
-            user=options.identity,
-            password=options.password,
+            **self._who(),
             inbox_prefix=self.inbox,
             connect_timeout=CONNECT_TIMEOUT_S,
             # The library passes the pause to asyncio.sleep; its annotation says int.
@@ -266,6 +273,11 @@ class Link:
             reconnected_cb=self._noted_reconnect,
             closed_cb=self._noted_close,
         )
+
+    def _who(self) -> dict[str, Any]:
+        if self._login is None:
+            return {"user": self._options.identity, "password": self._options.password}
+        return {"user_jwt_cb": self._login.token, "signature_cb": self._login.signature}
 
     # --- sending ---------------------------------------------------------------------------
 
@@ -344,9 +356,19 @@ class Link:
         deadline = asyncio.get_running_loop().time() + timeout_s
         if not await self.wait_up(timeout_s):
             return Silence.LOST
-        with self._waiting(subject, deadline) as (reply, answer):
+        node = subjects.answering_node(subject)
+        inbox = await self._hear_node(node) if node else self._mux
+        with self._waiting(subject, deadline, inbox) as (reply, answer):
             sent = await self.send(subject, payload, headers, reply)
             return await answer if sent else Silence.LOST
+
+    async def _hear_node(self, node: str) -> str:
+        """Return the inbox in which this node, and no other, may answer."""
+        if not self._asks_nodes:
+            self._asks_nodes = True
+            subject = f"{self.inbox}.{subjects.ANSWERS}.*.{self._node_mux}.*"
+            await self._subscribe_raw(subject, self._on_reply)
+        return f"{self.inbox}.{subjects.ANSWERS}.{node}.{self._node_mux}"
 
     async def echo(self, timeout_s: float) -> bool:
         """Return whether a message to ourselves came back through the server in time.
@@ -357,22 +379,25 @@ class Link:
         deadline = asyncio.get_running_loop().time() + timeout_s
         if not await self.wait_up(timeout_s):
             return False
-        with self._waiting(self._mux, deadline) as (reply, answer):
+        with self._waiting(self._mux, deadline, self._mux) as (reply, answer):
             sent = await self.send(reply, b"", {})
             return sent and isinstance(await answer, Msg)
 
     @contextlib.contextmanager
     def _waiting(
-        self, subject: str, deadline: float
+        self, subject: str, deadline: float, inbox: str
     ) -> Iterator[tuple[str, asyncio.Future[Msg | Silence]]]:
-        """Yield a reply subject and the future of what comes there, done at `deadline` at last."""
+        """Yield a reply subject in `inbox` and the future of what comes there.
+
+        It is done at `deadline` at last.
+        """
         loop = asyncio.get_running_loop()
         token = str(next(self._tokens))
         future: asyncio.Future[Msg | Silence] = loop.create_future()
         self._calls[token] = (future, subject.lower())
         timer = loop.call_at(deadline, _settle, future, Silence.TIMEOUT)
         try:
-            yield f"{self._mux}.{token}", future
+            yield f"{inbox}.{token}", future
         finally:
             timer.cancel()
             del self._calls[token]
