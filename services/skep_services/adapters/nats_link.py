@@ -36,7 +36,7 @@ import msgspec
 from skep.units import KIB
 from skep.wire import subjects
 from skep_services.adapters.nats_client import NUID, Client, Msg, RawSubscription, Server, errors
-from skep_services.adapters.nats_login import Login
+from skep_services.adapters.nats_login import CredentialsError, Login
 from skep_services.pki.failures import explain, is_final
 from skep_services.pki.files import Fresh, TlsError, TlsFiles, fresh_client
 from skep_services.ports import RefusedError
@@ -73,6 +73,9 @@ TOO_MANY_CONNECTIONS = "maximum account active connections exceeded"
 """What the server says to a login beyond the limit of its account."""
 
 NOT_ENCRYPTED = "the server does not encrypt"
+
+ENDED_LOGIN = re.compile("(user|account) authentication (expired|revoked)")
+"""What the server says to a connection whose credentials count no more; it cuts it then."""
 
 _VIOLATION = re.compile(r'permissions violation for (\w+)[^"]* "([^"]+)"')
 
@@ -211,8 +214,22 @@ class Link:
             ConnectionError: No server answered within `connect_within_s`.
         """
         link = cls(options, on_fatal)
+        link._check_login()
         await link._connect()
         return link
+
+    def _check_login(self) -> None:
+        """Read the credentials file, if there is one.
+
+        Raises:
+            RefusedError: It cannot be used.
+        """
+        if self._login is None:
+            return
+        try:
+            self._login.read()
+        except CredentialsError as error:
+            raise RefusedError(str(error)) from error
 
     async def _connect(self) -> None:
         connecting = asyncio.ensure_future(self._connect_client())
@@ -247,10 +264,13 @@ class Link:
                 f"the bus at {servers} refuses another connection: {self.identity!r} has as "
                 f"many connections as it may have; close some of its programs"
             )
-        return (
-            f"the bus at {servers} refuses the login of {self.identity!r}: "
-            f"check its password and whether the server knows it"
-        )
+        return f"the bus at {servers} refuses the login of {self.identity!r}: {self._login_trouble}"
+
+    @property
+    def _login_trouble(self) -> str:
+        if self._login is not None:
+            return self._login.trouble()
+        return "check its password and whether the server knows it"
 
     async def _connect_client(self) -> None:
         options = self._options
@@ -492,7 +512,8 @@ class Link:
             if self._logins_refused >= REFUSED_LOGINS_MAX:
                 self._login_refused.set()
                 if self._watcher is not None:
-                    self.fatal(RefusedError(f"the bus refuses the login of {self.identity!r}"))
+                    text = f"the bus refuses the login of {self.identity!r}: {self._login_trouble}"
+                    self.fatal(RefusedError(text))
         elif TOO_MANY_CONNECTIONS in text.lower() and self._watcher is None:
             self._too_many = True
             self._login_refused.set()
@@ -541,8 +562,15 @@ class Link:
             callback()
 
     async def _noted_close(self) -> None:
-        if not self._closing:
-            self.fatal(ConnectionError(f"the bus closed the connection: {self._client.last_error}"))
+        if self._closing:
+            return
+        error = str(self._client.last_error)
+        if self._login is not None and ENDED_LOGIN.search(error.lower()):
+            # The library closes for good. The next process has the credentials that are there then.
+            text = f"the bus ends the connection of {self.identity!r}: {self._login.trouble()}"
+            self.fatal(RefusedError(text))
+            return
+        self.fatal(ConnectionError(f"the bus closed the connection: {error}"))
 
     def _next_server(self, servers: list[Server], _: dict[str, Any]) -> tuple[Server, float]:
         """Return the server to try and how long to wait before: each in turn, with jitter."""
@@ -571,6 +599,9 @@ class Link:
             if not self._client.is_connected:
                 misses = 0
                 self._check_reconnecting()
+            elif self._login is not None and self._login.is_renewed():
+                log.info("bus of %s: logging in anew, with renewed credentials", self.identity)
+                await self._client.force_reconnect()
             elif await self.echo(WATCH_TIMEOUT_S):
                 misses = 0
             elif self._client.is_connected:
