@@ -34,9 +34,10 @@ ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 SEARCHES = "searches"
+ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
-SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
-REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
+SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
 ASKERS = (OPERATOR, GATEWAY)
@@ -387,6 +388,12 @@ def _work(service: str, identity: str) -> Grants:
             )
         case "searches":
             return _searches(identity)
+        case "access":
+            return (
+                _writes(identity, ACCESS)
+                + _follows(identity, ADMIN, subjects.admin("vcs"))
+                + says((), (subjects.ACCESS_ASKED,))
+            )
         case "gateway":
             return _gateway(identity)
         case _:
@@ -503,6 +510,7 @@ def _everything_asked() -> tuple[str, ...]:
         *_tenant_says("*"),
         *_tenant_says("*", "*"),
         subjects.admin("*"),
+        subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.health("*"),
         subjects.draft("*"),
