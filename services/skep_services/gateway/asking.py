@@ -10,7 +10,8 @@ from skep.wire import codec, subjects
 from skep.wire.access import AccessAnswer, Actor, AskAccess, NoteAction, Wish
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.reasons import TEXT, Reason
-from skep_services.gateway.caller import ApiError, Caller
+from skep_services.gateway.api import ApiError
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.people import NEWS
 from skep_services.gateway.watch import Watch
 from skep_services.ports import Bus
@@ -64,7 +65,8 @@ class Asking:
                 answered by it; None: that is not waited for.
 
         Raises:
-            ApiError: It is refused (with its reason), or the access service is away (503).
+            ApiError: It is refused, with its reason.
+            away: An ApiError (503): the access service does not answer.
         """
         body = codec.encode(AskAccess(actor=actor, wish=wish))
         told = await self._bus.request(subjects.ACCESS_ASKED, body, {}, ANSWER_S)

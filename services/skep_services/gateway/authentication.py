@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import secrets as random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -22,12 +22,11 @@ from skep.access.people import People, TokenOf
 from skep.units import Instant
 from skep.wire.access import REASON_CHARACTERS_MAX
 from skep.wire.reasons import Reason
-from skep.wire.roles import Role
 from skep_services.access import secrets
-from skep_services.gateway.caller import ApiError, Caller
+from skep_services.gateway.api import ApiError
+from skep_services.gateway.callers import Caller
 
 REASON_HEADER = "Skep-Reason"
-VC_HEADER = "Skep-Vc"
 VERIFIED_MAX = 10_000
 """Tokens that are known to be right: those of all people, each on its devices."""
 VERIFYING_MAX = 32
@@ -187,8 +186,8 @@ class Authentication:
         """Return the caller of a request.
 
         Raises:
-            ApiError: It has no token, or one that is refused (401, 403), or its address has tried
-                too many (429).
+            ApiError: Its token is refused (401, 403), or its address has tried too many (429).
+            _unauthorized: An ApiError (401): it has no token, or none that is known.
         """
         source = self.proxies.source(request)
         self._tokens.refresh()
@@ -200,16 +199,14 @@ class Authentication:
             found = self._tokens.caller(header)
             if found is None:
                 raise _unauthorized()
-            return Caller(
-                found.name, found.tenant, operator=not found.tenant, source=source, reason=reason
-            )
+            return found._replace(source=source, reason=reason)
         people = self._people()
         token = people.tokens.get(given.id) if people is not None else None
         if people is None or token is None:
             raise _unauthorized()
         if not await self._is_right(text.strip(), given, token, source):
             raise _unauthorized()
-        return self._person(people, token, request, source, reason)
+        return self._person(people, token, source, reason)
 
     async def _is_right(
         self, text: str, given: secrets.Secret, token: TokenOf, source: str
@@ -228,9 +225,7 @@ class Authentication:
             self._verified.popitem(last=False)
         return True
 
-    def _person(
-        self, people: People, token: TokenOf, request: web.Request, source: str, reason: str
-    ) -> Caller:
+    def _person(self, people: People, token: TokenOf, source: str, reason: str) -> Caller:
         # The right token was shown, so what is said of it is said to its owner.
         if token.revoked_at:
             text = f"the token {token.token} ({token.name}) was revoked: run `skep login`"
@@ -238,36 +233,22 @@ class Authentication:
         if token.expires_at <= self._now():
             text = f"the token {token.token} ({token.name}) has expired: run `skep login`"
             raise ApiError(401, Reason.TOKEN_EXPIRED, text)
-        person = people.people.get(token.person)
-        if person is None:
+        if token.person not in people.people:
             text = f"there is no person {token.person} any more: ask an operator"
             raise ApiError(401, Reason.UNKNOWN_PERSON, text)
-        if person.disabled:
+        standing = people.standing(token.person)
+        if standing.disabled:
             text = f"{token.person} is disabled: ask an operator"
             raise ApiError(403, Reason.PERSON_DISABLED, text)
-        roles = person.roles
-        operator = roles.pop("", None) is Role.OPERATOR
-        vc = request.headers.get(VC_HEADER, "")
-        if vc and not operator and vc not in roles:
-            raise no_such_role(token.person, vc, people, roles)
         return Caller(
             token.person,
-            "" if operator else vc,
+            "",
             person=token.person,
-            roles=roles,
-            operator=operator,
+            standing=standing,
             token=token.token,
             source=source,
             reason=reason,
         )
-
-
-def no_such_role(person: str, vc: str, people: People, roles: Mapping[str, Role]) -> ApiError:
-    """Return the answer to a person that names a VC in which it has no role."""
-    if vc not in people.vcs:
-        return ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {vc[:63]!r}")
-    own = f"; you have one in {', '.join(sorted(roles))}" if roles else ""
-    return ApiError(403, Reason.NO_ROLE, f"{person} has no role in VC {vc}{own}")
 
 
 def digest_of(text: str) -> str:
