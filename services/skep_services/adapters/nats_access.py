@@ -425,6 +425,7 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
+                + _follows(identity, ACCESS)
                 + says(
                     (
                         subjects.REPLIES,
@@ -485,7 +486,7 @@ def _work(service: str, identity: str) -> Grants:
 def _searches(identity: str) -> Grants:
     return (
         _writes(identity, SEARCH)
-        + _follows(identity, SUBMIT, subjects.search("*"))
+        + _follows(identity, SUBMIT, subjects.SEARCH_REQUESTS)
         + _follows(identity, ADMISSION)
         + _follows(identity, ALLOC)
         + Grants(
