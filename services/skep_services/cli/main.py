@@ -23,6 +23,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
         "log": ("log", "check | repair: the services' logs, and what does not belong there"),
     },
+    "servers": {
+        "server": (
+            "server",
+            "init | join | run | status | token | rotate-certs | ports | install: a cluster of "
+            "real machines",
+        )
+    },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
         "plan": (

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
+from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
@@ -97,6 +98,9 @@ class Gateway:
             await self._listen(subject, self.indexer.deliver_core)
         await self._listen(subjects.SPANS, self.indexer.deliver_spans)
         await self._listen(subjects.health(self._identity), self._health)
+        if self._identity != GATEWAY:
+            # That one of several gateways works is what is asked there.
+            await self._listen(subjects.health(GATEWAY), self._health)
         self._runner = web.AppRunner(
             await self._application(),
             access_log=None,

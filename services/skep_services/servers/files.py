@@ -27,6 +27,9 @@ NODE_HOME = "/var/lib/skep-node"
 EVERYWHERE = "*"
 """What a server listens on by default: every address of the machine, of IPv4 and IPv6."""
 
+GANG_PORTS = (20_000, 20_499)
+"""Where ranks of a gang meet on a node, if nothing else is said."""
+
 SIZES = (1, 3)
 """How many servers a cluster has: two cannot lose one either."""
 
@@ -128,7 +131,7 @@ class NodeFile(msgspec.Struct, kw_only=True):
     device: Device = "cpu"
     gpus: int | Literal["auto"] = 1
     gpu_type: str = "cpu"
-    ports: tuple[int, int] = (20_000, 20_499)
+    ports: tuple[int, int] = GANG_PORTS
     checkpoints: str = ""
 
 

@@ -83,7 +83,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     device: files.Device = "cpu"
     gpus: int | None = None
     gpu_type: str = ""
-    ports: tuple[int, int] = (20_000, 20_499)
+    ports: tuple[int, int] = files.GANG_PORTS
     checkpoints: str = ""
 
 

@@ -44,8 +44,8 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
         nats_access.GATEWAY: {
             "SKEP_LISTEN": hostport(listen, file.me.ports.gateway),
             "SKEP_TOKENS": tokens_path(home),
-            "SKEP_BUS_OUTSIDE": ",".join(one.url("tls", one.ports.bus) for one in file.members),
         },
+        nats_access.ACCESS_SERVICE: {"SKEP_SIGNER": "skep_services.servers.signer:make"},
     }
     services = tuple(
         _service(file, service, {**base, **more.get(service, {})}, home)

@@ -186,13 +186,14 @@ def write_identities(home: str, file: ServerFile) -> list[str]:
     """
     keys, made = bus_keys(home), []
     wanted = {user.name: user for user in nats_access.service_users(file.size)}
+    system = nats_access.system_account()
+    wanted.update({user.name: user for user in system.users})
     for name in identities_of(file):
         path = files.creds_path(home, name)
         if _may_the_same(path, wanted[name]):
             continue
-        text = keys.credentials(
-            nats_access.SERVICES_ACCOUNT, wanted[name], issued_at_s=int(time.time())
-        )
+        account = system.name if name == nats_access.CLAIMS else nats_access.SERVICES_ACCOUNT
+        text = keys.credentials(account, wanted[name], issued_at_s=int(time.time()))
         durable.write(path, text.encode(), folder.FILE_MODE)
         made.append(name)
     return made
@@ -201,7 +202,8 @@ def write_identities(home: str, file: ServerFile) -> list[str]:
 def identities_of(file: ServerFile) -> list[str]:
     """Return the bus identities that a server's processes have."""
     own = [service_identity(file, service) for service in nats_access.SERVICES]
-    return [nats_access.OPERATOR, nats_access.BOOTSTRAP, nats_access.DOOR, *own]
+    people = (nats_access.OPERATOR, nats_access.BOOTSTRAP, nats_access.DOOR, nats_access.CLAIMS)
+    return [*people, *own]
 
 
 def service_identity(file: ServerFile, service: str) -> str:

@@ -20,6 +20,8 @@ NOT_PASSED_ON = (
     "SKEP_VC",
     "SKEP_LOCK_FD",
     "SKEP_PORT_FDS",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_",
     "SKEP_JOB",
     "SKEP_NAME",
     "SKEP_GEN",
