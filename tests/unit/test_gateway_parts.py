@@ -1,8 +1,9 @@
 """The gateway's small parts: tokens, settings, waiting, the ring of events, the file."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 
