@@ -66,7 +66,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
-        "node": ("nodes", "ls | drain | undrain"),
+        "node": (
+            "nodes",
+            "ls | drain | undrain | token | join | run | renew | remove | install: machines "
+            "that run jobs",
+        ),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (
