@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from skep_services.cli import exits
 from skep_services.cli.connection import (
+    CONNECT_NEXT_S,
+    CONNECT_TIMEOUT_S,
     Address,
     Answer,
     Connection,
@@ -118,10 +120,10 @@ def quote(text: str) -> str:
 
 
 class Client:
-    """Requests to one gateway.
+    """Requests to a gateway: the first of those in the target's address that answers.
 
     Args:
-        target: The gateway.
+        target: The gateway, or several with commas between their addresses.
         patience_s: For how long a request is repeated while the gateway is away (seconds).
 
     Raises:
@@ -131,13 +133,23 @@ class Client:
     def __init__(self, target: Target, patience_s: float = PATIENCE_S) -> None:
         self.target = target
         self.patience_s = patience_s
-        address = parse_url(target.url)
-        if address is None:
-            text = f"not an address: {target.url!r} (like http://127.0.0.1:8470)"
-            raise CommandError(exits.USAGE, text)
         if not is_header_text(target.token):
             raise CommandError(exits.USAGE, "the token is not printable ASCII: check SKEP_TOKEN")
-        self._connection = Connection(address, target.token, target.ca)
+        urls = target.url.split(",")
+        within_s = CONNECT_TIMEOUT_S if len(urls) == 1 else CONNECT_NEXT_S
+        self._connections: list[Connection] = []
+        for url in urls:
+            address = parse_url(url)
+            if address is None:
+                text = f"not an address: {url!r} (like http://127.0.0.1:8470)"
+                raise CommandError(exits.USAGE, text)
+            self._connections.append(Connection(address, target.token, target.ca, within_s))
+        self._at = self._failed = 0
+
+    @property
+    def _connection(self) -> Connection:
+        """The connection to the gateway in use."""
+        return self._connections[self._at]
 
     @property
     def address(self) -> Address:
@@ -208,8 +220,7 @@ class Client:
                 text = f"{self.target.url} took the request and did not answer in {timeout_s:.0f} s"
                 raise CommandError(exits.UNREACHABLE, text) from None
             except OSError as error:
-                self._connection.close()
-                self._wait_or_give_up(deadline, error)
+                self._try_next(deadline, error)
                 continue
             if answer.status < 300:
                 return answer.status, data
@@ -237,8 +248,7 @@ class Client:
                     return answer
                 data = answer.read()
             except OSError as error:
-                self._connection.close()
-                self._wait_or_give_up(deadline, error)
+                self._try_next(deadline, error)
                 continue
             raise refusal(answer.status, data)
 
@@ -254,6 +264,14 @@ class Client:
         """Drop the connection and wait a moment: something was wrong with it."""
         self._connection.close()
         time.sleep(RETRY_AFTER_S)
+
+    def _try_next(self, deadline: float, error: OSError) -> None:
+        """Turn to the next gateway at once; when all have failed, wait a moment or give up."""
+        self._connection.close()
+        self._at = (self._at + 1) % len(self._connections)
+        self._failed += 1
+        if self._failed % len(self._connections) == 0:
+            self._wait_or_give_up(deadline, error)
 
     def _wait_or_give_up(self, deadline: float, error: OSError) -> None:
         if isinstance(error, UnbelievedError):

@@ -147,7 +147,7 @@ def _place(url: str) -> str:
     """Return what is typed behind a token's @ to reach a gateway."""
     from skep_services.servers.nodejoin import GATEWAY_PORT
 
-    first = url.split(",")[0].rpartition("://")[2].partition("/")[0]
+    first = url.split(",", maxsplit=1)[0].rpartition("://")[2].partition("/")[0]
     return first.removesuffix(f":{GATEWAY_PORT}")
 
 

@@ -230,7 +230,11 @@ def _listen(arguments: Namespace) -> str:
 
 
 def _cells(arguments: Namespace) -> dict[str, Any]:
-    """Return the first virtual clusters, and the cells they own."""
+    """Return the first virtual clusters, and the cells they own.
+
+    Raises:
+        CommandError: They cannot be read, or are given twice.
+    """
     from skep_services.cli import clusters
     from skep_services.supervisor.config import ConfigError, parse_vc
 
