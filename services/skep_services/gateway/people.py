@@ -31,6 +31,8 @@ class PeopleView:
         self.lines: deque[Audited] = deque(maxlen=LINES_MAX)
         self.older = 0
         """Lines of the audit log that are not kept here any more."""
+        self.position = 0
+        """How far the log was read, with what others wrote into it."""
         self._intake, self._watch = intake, watch
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -44,9 +46,14 @@ class PeopleView:
         for each in one_by_one(event):
             for fact in each.facts:
                 self._intake.take(delivery, partial(self.apply, fact))
-        self._watch.wake((NEWS,))
+        self.read(delivery.sequence)
         if delivery.sequence % SLICE == 0:
             await asyncio.sleep(0)
+
+    def read(self, sequence: int) -> None:
+        """Note how far the log was read."""
+        self.position = sequence
+        self._watch.wake((NEWS,))
 
     def apply(self, fact: AccessFact) -> None:
         """Take over a fact."""
