@@ -9,6 +9,7 @@ from pathlib import Path
 
 from skep_services.adapters import nats_access, nats_server
 from skep_services.servers import files, plan, setup
+from skep_services.servers.address import hostport
 from skep_services.servers.files import ServerFile
 from skep_services.servers.meeting import own_tls
 from skep_services.supervisor import home as folder
@@ -51,7 +52,7 @@ def config(home: str, file: ServerFile, shared: setup.Secrets) -> str:
     if file.size > 1:
         cluster = nats_server.Membership(
             port=ports.routes,
-            routes=tuple(one.hosts[0] for one in file.members),
+            routes=tuple(hostport(one.hosts[0], one.ports.routes) for one in file.members),
             user=ROUTE_USER,
             password=route_password(shared),
             monitor_port=nats_server.ANY_PORT,
