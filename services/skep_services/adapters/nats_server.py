@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from skep.units import GIB, MIB
+from skep.units import GIB, KIB, MIB
 from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, Account, User
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_link import Link, LinkOptions
@@ -40,6 +40,8 @@ HEALTHY_WITHIN_S = 30.0
 """Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
 STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
+CONTROL_LINE_BYTES_MAX = 16 * KIB
+"""Of a login with a token, which has all rights in it: those of a gateway are over 3 KiB."""
 COMPARED_EVERY_MS = 500
 """How often servers compare what accounts they know: a hash goes out, and no more if it agrees."""
 HANDSHAKE_WITHIN_S = 5
@@ -75,6 +77,7 @@ def binary() -> Path:
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """What a server of a cluster knows of the others: `routes` are the addresses of all of them.
 
+    Each is at the same `port`, or names another one, as `10.0.0.1:6223` and `[fd00::1]:6223` do.
     `monitor_port` answers on the server's own loopback whether it is well.
     """
 
@@ -154,6 +157,12 @@ feature_flags {{ js_ack_fc_v2: false }}
 {_cluster_text(cluster, tls) if cluster else _alone_text(store_dir)}"""
 
 
+def _with_port(route: str, port: int) -> str:
+    """Return the address of a server for routes, with the usual port if it has none of its own."""
+    has_port = route.startswith("[") or route.count(":") == 1
+    return route if has_port else host_port(route, port)
+
+
 def _tls_text(tls: TlsFiles | None, indent: str = "") -> str:
     if tls is None:
         return ""
@@ -173,7 +182,7 @@ ports_file_dir: {json.dumps(str(store_dir.parent))}
 
 def _cluster_text(cluster: Membership, tls: TlsFiles | None) -> str:
     login = f"{cluster.user}:{cluster.password}"
-    routes = [f"nats-route://{login}@{host_port(route, cluster.port)}" for route in cluster.routes]
+    routes = [f"nats-route://{login}@{_with_port(route, cluster.port)}" for route in cluster.routes]
     return f"""\
 http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
 cluster {{
@@ -199,6 +208,7 @@ def _accounts_text(accounts: Sequence[Account]) -> str:
 def _operator_text(operator: OperatorMode) -> str:
     # A server that was away has what changed meanwhile after some of these intervals.
     return f"""\
+max_control_line: {CONTROL_LINE_BYTES_MAX}
 operator: {json.dumps(operator.token)}
 system_account: {json.dumps(operator.system_account)}
 resolver {{
