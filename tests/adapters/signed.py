@@ -14,7 +14,6 @@ from skep_services.adapters.nats_access import (
     SERVICES_ACCOUNT,
     Account,
     User,
-    accounts,
     new_passwords,
     system_account,
 )
@@ -23,7 +22,7 @@ from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.adapters.nats_server import Membership, Server, free_port
 from skep_services.adapters.nats_streams import STREAM_PLANS, StreamPlan, bootstrap_streams
-from tests.adapters.worlds import NODES, VCS, Accounts
+from tests.adapters.worlds import NODES, VCS, Accounts, NatsWorld, every_account
 
 ISSUED_AT_S = 1_700_000_000
 """When the keys of a cluster were made: long ago."""
@@ -37,7 +36,7 @@ class SignedCluster:
     ) -> None:
         self.folder = folder
         self.keys = nats_keys.create(folder / "keys")
-        self.accounts = others(accounts(new_passwords(NODES, VCS), NODES, VCS))
+        self.accounts = others(every_account(new_passwords(NODES, VCS)))
         self.fatal: list[Exception] = []
         self.marker = folder / "streams.json"
         self._buses: list[NatsBus] = []
@@ -119,3 +118,29 @@ class SignedCluster:
         for one in (*self._buses, *self._links):
             await one.close()
         await asyncio.gather(*(server.stop() for server in self.servers))
+
+
+class SignedWorld(NatsWorld):
+    """The same world, in which identities are signed."""
+
+    name = "signed"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        keys = nats_keys.create(folder / "keys")
+        first = [self.account, system_account()]
+        operator = keys.operator_mode("test", folder / "accounts", first, ISSUED_AT_S)
+        self.server = Server(folder, (), operator=operator)
+        for user in self.account.users:
+            text = keys.credentials(self.account.name, user, issued_at_s=ISSUED_AT_S)
+            nats_keys.write_secret(self._file(user.name), text)
+
+    def _file(self, identity: str) -> Path:
+        return self.server.folder / f"{identity}.creds"
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.server.wait_healthy("tester", credentials=self._file("tester"))
+
+    def options(self, url: str, identity: str) -> LinkOptions:
+        return LinkOptions(servers=(url,), identity=identity, credentials=self._file(identity))

@@ -261,7 +261,7 @@ def services_account(users: Sequence[User]) -> Account:
         *_tenant_says("*"),
         *_tenant_says("*", "*"),
         subjects.node_event("*", "*"),
-        *_node_tells("*"),
+        *(subjects.REPORTS, subjects.HEARTBEATS, subjects.SPANS),
         *(subjects.answers(asker, "*") for asker in ASKERS),
     )
     heard = (

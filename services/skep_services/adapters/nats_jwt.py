@@ -82,7 +82,7 @@ class Pair(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 @functools.lru_cache(maxsize=64)
 def _signing_key(seed: bytes) -> Any:
     # Loaded when it is needed: a process with a password starts 16 ms sooner.
-    from nacl.signing import SigningKey
+    from nacl.signing import SigningKey  # noqa: PLC0415 - it loads slowly
 
     return SigningKey(seed)
 
@@ -218,8 +218,8 @@ def verify(token: str, issuer: str, issuer_kind: Kind, now_s: int) -> Claims:
     Raises:
         TokenError: It is no token, another one signed it, it was changed, or it has expired.
     """
-    from nacl.exceptions import BadSignatureError
-    from nacl.signing import VerifyKey
+    from nacl.exceptions import BadSignatureError  # noqa: PLC0415 - it loads slowly
+    from nacl.signing import VerifyKey  # noqa: PLC0415 - as well
 
     claims = claims_of(token)
     body, _, signature = token.strip().rpartition(".")

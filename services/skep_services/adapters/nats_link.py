@@ -181,7 +181,7 @@ class Link:
         self._client = _client(options)
         self._up = asyncio.Event()
         self._closing = False
-        self._dead = False
+        self._dead: Exception | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[str, tuple[asyncio.Future[Msg | Silence], str]] = {}
         self._nuid = NUID()
@@ -253,7 +253,12 @@ class Link:
             message = f"no bus at {servers} within {self._options.connect_within_s} s"
             raise ConnectionError(message)
         self._up.set()
-        await self._subscribe_raw(f"{self._mux}.*", self._on_reply)
+        try:
+            await self._subscribe_raw(f"{self._mux}.*", self._on_reply)
+        except ConnectionError as error:
+            # The server has cut it at once: its credentials expire in this second.
+            self._note_close()
+            raise self._dead or error from error
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.identity}")
 
     def _why_refused(self, servers: str) -> str:
@@ -562,13 +567,16 @@ class Link:
             callback()
 
     async def _noted_close(self) -> None:
+        self._note_close()
+
+    def _note_close(self) -> None:
         if self._closing:
             return
         error = str(self._client.last_error)
         if self._login is not None and ENDED_LOGIN.search(error.lower()):
             # The library closes for good. The next process has the credentials that are there then.
-            text = f"the bus ends the connection of {self.identity!r}: {self._login.trouble()}"
-            self.fatal(RefusedError(text))
+            why = self._login.trouble(revoked="revoked" in error.lower())
+            self.fatal(RefusedError(f"the bus ends the connection of {self.identity!r}: {why}"))
             return
         self.fatal(ConnectionError(f"the bus closed the connection: {error}"))
 
@@ -586,9 +594,9 @@ class Link:
 
     def fatal(self, error: Exception) -> None:
         """Tell the owner, once, that this process cannot go on."""
-        if self._dead or self._closing:
+        if self._dead is not None or self._closing:
             return
-        self._dead = True
+        self._dead = error
         log.critical("bus of %s is beyond repair: %s", self.identity, error)
         self._on_fatal(error)
 

@@ -70,14 +70,20 @@ class Login:
         self._stamp = stamp
         return there.token != self._used.token
 
-    def trouble(self) -> str:
-        """Return what is wrong when the server refuses the credentials that were used last."""
+    def trouble(self, *, revoked: bool = False) -> str:
+        """Return what is wrong when the server refuses the credentials that were used last.
+
+        Args:
+            revoked: The server has said that they are; a refused login does not tell why.
+        """
         if self._used is None:
             return f"its credentials file is {self.path}"
         claims = claims_of(self._used.token)
         late_s = int(time.time()) - claims.exp
         if claims.exp and late_s >= 0:
             return f"its credentials in {self.path} expired {late_s} s ago: {RENEW}"
+        if revoked:
+            return f"its credentials in {self.path} are revoked: {RENEW}"
         return (
             f"its credentials in {self.path} are revoked, are for another cluster, or may not be "
             f"used from here: {RENEW}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from skep.units import GIB, MIB
+from skep.units import GIB, KIB, MIB
 from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, Account, User
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_link import Link, LinkOptions
@@ -42,6 +42,8 @@ STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
 ANY_PORT = -1
 """For the page of a server's health: any that is free, told in a file beside the store."""
+CONTROL_LINE_BYTES_MAX = 16 * KIB
+"""Of a login with a token, which has all rights in it: those of a gateway are over 3 KiB."""
 COMPARED_EVERY_MS = 500
 """How often servers compare what accounts they know: a hash goes out, and no more if it agrees."""
 HANDSHAKE_WITHIN_S = 5
@@ -210,6 +212,7 @@ def _accounts_text(accounts: Sequence[Account]) -> str:
 def _operator_text(operator: OperatorMode) -> str:
     # A server that was away has what changed meanwhile after some of these intervals.
     return f"""\
+max_control_line: {CONTROL_LINE_BYTES_MAX}
 operator: {json.dumps(operator.token)}
 system_account: {json.dumps(operator.system_account)}
 resolver {{

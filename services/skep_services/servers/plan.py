@@ -44,6 +44,7 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
         nats_access.GATEWAY: {
             "SKEP_LISTEN": hostport(listen, file.me.ports.gateway),
             "SKEP_TOKENS": tokens_path(home),
+            "SKEP_PEOPLE": "on",
             "SKEP_CLUSTER": file.cluster,
             "SKEP_GATEWAYS": ",".join(one.url("https", one.ports.gateway) for one in file.members),
         },
