@@ -82,5 +82,9 @@ class Enclosure:
         """Kill every process of a run at once; return whether that can be done."""
         return False
 
+    def group(self, known: Known) -> str:
+        """Return the control group (version 2) that holds a run's tree; empty: none does."""
+        return ""
+
     def ended(self, known: Known) -> None:
         """Take what was made for a run away."""

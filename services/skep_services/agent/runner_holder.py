@@ -213,7 +213,8 @@ class Holder:
             return ""
         self.reap()
         known = run.known
-        group = known.group or runner_freeze.group_for(known.mark)
+        group = self.enclosure.group(known) or known.group
+        group = group or runner_freeze.group_for(known.mark)
         try:
             self._record.frozen(known, group)
         except OSError as error:

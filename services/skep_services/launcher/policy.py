@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 CONFIG_PATH = "/etc/skep/launcher.toml"
@@ -314,6 +314,3 @@ def _pattern(text: str) -> str:
 
 def _memory_of_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-Lookup = Callable[[str], Any]
