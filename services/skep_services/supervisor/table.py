@@ -126,9 +126,11 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
 
 def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: str) -> ChildPlan:
     first, last = node.ports
+    # What one node kept for itself, an attempt that begins on another would not find. With a
+    # launcher, jobs cannot enter the folder of the cluster.
+    shared = {"SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home)}
     env = {
-        # What one node kept for itself, an attempt that begins on another would not find.
-        "SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home),
+        **({} if base.get("SKEP_LAUNCHER") else shared),
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),
