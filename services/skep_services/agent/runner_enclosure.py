@@ -26,6 +26,10 @@ class Enclosure:
         self.helpers: dict[int, bool] = {}
         """Children of this process that are of no run; the holder of the runs shares it."""
 
+    def new_mark(self) -> int:
+        """Return the number that the processes of the next run carry."""
+        return proc.random_mark()
+
     def adopted(self, known: Known) -> None:
         """Take note of a run that another process began, and that has not ended."""
 

@@ -129,7 +129,7 @@ class Holder:
         self._record = Record(os.path.join(state, "runner.jsonl"), proc.boot_id())
         self._mains: dict[int, Run] = {}
         self._orphans: dict[int, Orphan] = {}
-        self._marks: dict[int, Run] = {}
+        self.marks: dict[int, Run] = {}
         self._strays_due = False
         self._logs_at = 0.0
         self._adopt()
@@ -161,7 +161,7 @@ class Holder:
         except OSError as error:
             return _not_started(not_written(f"log {plan['log_path']}", error))
         try:
-            mark = proc.random_mark()
+            mark = self.enclosure.new_mark()
             known = self._record.began(token, mark, log.path, log.bytes_max, about)
         except OSError as error:
             log.close()
@@ -367,7 +367,7 @@ class Holder:
     def _finish(self, run: Run) -> None:
         known = run.known
         del self.live[known.token]
-        del self._marks[known.mark]
+        del self.marks[known.mark]
         if run.log is not None:
             _check_log(run)
             run.log.close()
@@ -491,8 +491,8 @@ class Holder:
 
     def _owner_by_signs(self, one: proc.Process) -> Run | None:
         mark = self.enclosure.mark_of(one.pid)
-        if mark is not None and mark in self._marks:
-            return self._marks[mark]
+        if mark is not None and mark in self.marks:
+            return self.marks[mark]
         main = self._mains.get(one.sid)
         if main is not None:
             return main
@@ -515,7 +515,7 @@ class Holder:
 
     def _add(self, run: Run) -> None:
         self.live[run.known.token] = run
-        self._marks[run.known.mark] = run
+        self.marks[run.known.mark] = run
 
     def _launch(self, plan: dict[str, Any], known: Known, log: RunLog) -> int | NotStarted:
         env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], proc.NODE_VARIABLE: self.state}

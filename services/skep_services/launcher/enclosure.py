@@ -22,8 +22,8 @@ from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
 from skep_services.launcher.accounts import Account, Accounts, Refusal
-from skep_services.launcher.execute import Request, View, can, execute
-from skep_services.launcher.folders import Folders
+from skep_services.launcher.execute import Request, Spare, View, can, execute
+from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.policy import FEATURES, Policy
 
@@ -45,6 +45,7 @@ class Apart(Enclosure):
         self.trusts_environments = not groups.unified
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
+        self._spare: Spare | None = None
         self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
         self._counted: list[str] = []
         self.lacks = self._lacking()
@@ -106,6 +107,38 @@ class Apart(Enclosure):
     def adopted(self, known: Known) -> None:
         self._runs.setdefault(known.about.get("job", ""), {})[known.token] = True
 
+    def new_mark(self) -> int:
+        return self._spare.mark if self._spare is not None else proc.random_mark()
+
+    def prepare(self) -> None:
+        """Make the copy that the next run will be, unless it waits already."""
+        if self._spare is not None and self._spare.pid in self.helpers:
+            return
+        if self._spare is not None:
+            self.close()  # It has ended: something is wrong, and the next start will tell what.
+        mark = proc.random_mark()
+        try:
+            self._spare = Spare(mark, self._groups.make(mark))
+        except OSError as error:
+            said(f"nothing waits for the next run: {error.strerror} ({error.filename})")
+            return
+        self.helpers[self._spare.pid] = True
+
+    def close(self) -> None:
+        """Let what waits for the next run end."""
+        if self._spare is not None:
+            self._spare.close()
+            self._groups.remove(self._spare.mark)
+            self._spare = None
+
+    def _taken(self, mark: int) -> Spare | None:
+        """Return what waits as the run of this number, which is no helper any more."""
+        spare = self._spare
+        if spare is None or spare.mark != mark:
+            return None
+        self._spare = None
+        return spare if self.helpers.pop(spare.pid, False) else None
+
     # --- the start ------------------------------------------------------------------------------
 
     def launch(
@@ -119,7 +152,15 @@ class Apart(Enclosure):
             ours = self._checkpoints(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
             numbers = [each for each in nodes if each is not None]
-            joins = self._groups.make(known.mark, len(plan["device_nodes"]), numbers)
+            joins = self._groups.make(known.mark)
+            self._groups.bound(known.mark, len(plan["device_nodes"]), numbers)
+        except OthersError as error:
+            text = (
+                f"job {plan['job']} has folders of account {error.owner} on this node, and this "
+                f"run is of account {account.uid}"
+            )
+            said(f"refused: {plan['token']}: {text}")
+            return NotStarted(text)
         except OSError as error:
             return not_written(str(error.filename or self._folders.root), error)
         outcome = execute(
@@ -134,7 +175,8 @@ class Apart(Enclosure):
                 null=stdin,
                 output=output,
                 makes_checkpoints=bool(plan["checkpoints"]) and not ours,
-            )
+            ),
+            self._taken(known.mark),
         )
         if isinstance(outcome, NotStarted):
             said(f"not started: {plan['token']}: {outcome.detail}")
@@ -287,8 +329,13 @@ class Apart(Enclosure):
             self.remove(folders.CHECKPOINTS, job)
         return gone
 
-    def sweep_scratch(self) -> None:
-        """Remove what jobs left in their scratch space that ended while no launcher was there."""
+    def sweep_scratch(self, marks: Mapping[int, object]) -> None:
+        """Remove what runs left that ended while no launcher was there.
+
+        Args:
+            marks: The numbers of those that live.
+        """
+        self._groups.remove_unknown(marks)
         for job, _ in self._folders.jobs_of(folders.SCRATCH):
             self.remove(folders.SCRATCH, job)
         for kind in (folders.SCRATCH, folders.CHECKPOINTS):

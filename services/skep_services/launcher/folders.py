@@ -30,7 +30,11 @@ LOGS, CHECKPOINTS, SCRATCH, SOCK, LIB = "logs", "checkpoints", "scratch", "sock"
 
 
 class OthersError(OSError):
-    """A folder is there, and is of another account."""
+    """A folder or a file is there, and is of another account; `owner` is its number."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__(errno.EEXIST, "it is of another account")
+        self.owner = owner
 
 
 class Folders:
@@ -71,9 +75,10 @@ class Folders:
                 file = open_file(name, wanted | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 file = open_file(name, wanted)
-                if os.fstat(file).st_uid != owner:
+                found = os.fstat(file).st_uid
+                if found != owner:
                     os.close(file)
-                    raise OthersError(errno.EEXIST, "it is of another account") from None
+                    raise OthersError(found) from None
             else:
                 os.fchown(file, owner, self._agent[1])
                 os.fchmod(file, 0o640)
@@ -200,8 +205,7 @@ def _made(above: int, name: str, mode: int, owner: tuple[int, int]) -> int:
         uid = os.fstat(found).st_uid
         if uid != owner[0]:
             os.close(found)
-            text = f"the folder {name} is there and is of account {uid}, not {owner[0]}"
-            raise OthersError(errno.EEXIST, text) from None
+            raise OthersError(uid) from None
         return found
     handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
     try:

@@ -119,8 +119,20 @@ class Groups:
         """Return the group of version 2 of a run; empty where there is none."""
         return os.path.join(self.unified, f"{mark:x}") if self.unified else ""
 
-    def make(self, mark: int, devices: int, nodes: Sequence[tuple[int, int]]) -> list[str]:
+    def make(self, mark: int) -> list[str]:
         """Make the groups of a run; return the files that a process joins them by.
+
+        Raises:
+            OSError: One cannot be made.
+        """
+        joins = []
+        for folder in self._by_folder(mark):
+            os.makedirs(folder, exist_ok=True)
+            joins.append(os.path.join(folder, "cgroup.procs"))
+        return joins
+
+    def bound(self, mark: int, devices: int, nodes: Sequence[tuple[int, int]]) -> None:
+        """Set the bounds of a run's groups.
 
         Args:
             mark: The run's number.
@@ -128,16 +140,24 @@ class Groups:
             nodes: The numbers of the device nodes that it may open.
 
         Raises:
-            OSError: One cannot be made or bounded.
+            OSError: One cannot be set.
         """
-        joins = []
         for folder, features in self._by_folder(mark).items():
-            os.makedirs(folder, exist_ok=True)
             for feature in features:
                 legacy = feature in self._legacy
                 self._bound(folder, feature, legacy=legacy, devices=devices, nodes=nodes)
-            joins.append(os.path.join(folder, "cgroup.procs"))
-        return joins
+
+    def remove_unknown(self, marks: Mapping[int, object]) -> None:
+        """Remove the groups of runs that are none of these, if nothing is in them."""
+        above = {self.unified: True, **dict.fromkeys(self._legacy.values(), True)}
+        for folder in filter(None, above):
+            known = {f"{mark:x}": True for mark in marks}
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False) and entry.name not in known:
+                    try:
+                        os.rmdir(entry.path)
+                    except OSError:
+                        continue  # Something of a run that nobody knows any more is in it.
 
     def _by_folder(self, mark: int) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -163,7 +183,8 @@ class Groups:
             case policy.MEMORY:
                 most = limits.memory
                 if limits.memory_per_device and devices:
-                    most = min(most or limits.memory_per_device * devices, limits.memory_per_device * devices)
+                    share = limits.memory_per_device * devices
+                    most = min(most or share, share)
                 if most:
                     _write(folder, _limit_file(feature, legacy=legacy), str(most))
                 if not legacy:

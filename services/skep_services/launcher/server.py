@@ -73,6 +73,7 @@ class LauncherServer(Server):
             self._emptying.clear()
         if self._watchdog_s:
             notify("WATCHDOG=1")
+        self._apart.prepare()
         return self._leaving or self.again
 
     def _wait_seconds(self) -> float | None:
@@ -136,12 +137,13 @@ def main(arguments: list[str]) -> int:
     if given.check:
         return 1 if apart.missing() else 0
     holder = Holder(chosen.state, apart)
-    apart.sweep_scratch()
+    apart.sweep_scratch(holder.marks)
     listener = _listen(chosen.socket, agent.pw_uid)
     server = LauncherServer(listener, holder, apart, agent.pw_uid, chosen.mode)
     said(f"skep-launcher: serves {chosen.agent} at {chosen.socket}, accounts: {chosen.mode}")
     notify("READY=1")
     server.run()
+    apart.close()
     if server.again:
         notify("RELOADING=1")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
