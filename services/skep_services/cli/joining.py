@@ -168,13 +168,18 @@ def _remove(arguments: Namespace) -> int:
 
 
 def _install(arguments: Namespace) -> int:
+    from skep_services.launcher.policy import SOCKET
     from skep_services.servers import files, install
 
     home = _home(arguments)
-    units = install.node_units(home, launcher=arguments.launcher)
+    units = install.node_units(home, apart=arguments.launcher)
     if arguments.print:
         return show_units(arguments, units)
-    files.read_node(home)
+    file = files.read_node(home)
+    if arguments.launcher:
+        install.write_policy()
+        file.launcher = SOCKET
+        files.write(files.node_path(home), file)
     install.put(units, home, install.NODE, start=arguments.start)
     return told_installed(arguments, units)
 

@@ -133,6 +133,8 @@ class NodeFile(msgspec.Struct, kw_only=True):
     gpu_type: str = "cpu"
     ports: tuple[int, int] = GANG_PORTS
     checkpoints: str = ""
+    launcher: str = ""
+    """The socket of the launcher; empty: jobs run as the agent's own account."""
 
 
 def server_path(home: str) -> str:

@@ -9,15 +9,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from skep_services import durable
+from skep_services import durable, launcher
 from skep_services.servers import units
 from skep_services.servers.files import FilesError
 from skep_services.servers.units import NODE_ACCOUNT, SERVER_ACCOUNT, Unit
 
 UNITS = "/etc/systemd/system"
 SERVER, NODE = SERVER_ACCOUNT, NODE_ACCOUNT
-LAUNCHER_HOME = "/var/lib/skep-launcher"
+POLICY = "/etc/skep/launcher.toml"
 READABLE = 0o644
+
+
+PROCESS = os.path.join(os.path.dirname(launcher.__file__), "launcher_process.py")
 
 
 def program() -> tuple[str, ...]:
@@ -33,17 +36,17 @@ def server_units(home: str) -> list[Unit]:
     return [units.server_unit(program(), home)]
 
 
-def node_units(home: str, *, launcher: bool) -> list[Unit]:
+def node_units(home: str, *, apart: bool) -> list[Unit]:
     """Return the units of a node.
 
     Args:
         home: The state folder.
-        launcher: Jobs are started by the launcher, each as its owner.
+        apart: Jobs are started by the launcher, each as the account of its owner.
     """
-    found = [units.node_unit(program(), home, launcher=launcher)]
-    if launcher:
-        command = (sys.executable, "-m", "skep_services.launcher")
-        found.append(units.launcher_unit(command, LAUNCHER_HOME, home))
+    found = [units.node_unit(program(), home, launcher=apart)]
+    if apart:
+        command = (sys.executable, "-I", "-S", PROCESS)
+        found.append(units.launcher_unit(command))
     return found
 
 
@@ -73,6 +76,21 @@ def put(every: Sequence[Unit], home: str, account: str, *, start: bool) -> None:
     names = [unit.name for unit in every]
     if start:
         _do("systemctl", "enable", "--now", *names)
+
+
+def write_policy() -> None:
+    """Write the launcher's policy, unless there is one: jobs run as the account of their owner.
+
+    Raises:
+        FilesError: It cannot be written.
+    """
+    try:
+        os.makedirs(os.path.dirname(POLICY), mode=0o755, exist_ok=True)
+        if not os.path.exists(POLICY):
+            durable.write(POLICY, f'agent = "{NODE_ACCOUNT}"\n'.encode(), READABLE)
+    except OSError as error:
+        text = f"{POLICY} cannot be written: {error.strerror}"
+        raise FilesError(text) from None
 
 
 def make_account(account: str, home: str) -> None:

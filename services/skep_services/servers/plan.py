@@ -103,6 +103,8 @@ def node_plan(file: NodeFile, home: str) -> ChildPlan:
         "SKEP_GPUS": str(file.gpus),
         "SKEP_GPU_TYPE": file.gpu_type,
     }
+    if file.launcher:
+        env["SKEP_LAUNCHER"] = file.launcher
     if file.checkpoints:
         env["SKEP_CHECKPOINTS_DIR"] = file.checkpoints
     return ChildPlan(

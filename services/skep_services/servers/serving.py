@@ -25,8 +25,9 @@ import msgspec
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep.wire.codec import encode
-from skep_services.adapters import nats_access, nats_server, nats_version
+from skep_services.adapters import nats_access, nats_jwt, nats_server, nats_version
 from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
 from skep_services.pki.files import Replaced, TlsError, client_context
@@ -269,6 +270,7 @@ async def _prepare(home: str, file: ServerFile) -> None:
         await bootstrap_streams(link, boot.marker_path(home), file.size)
     finally:
         await link.close()
+    await push_services(home, file)
     if not file.vcs or await asyncio.to_thread(os.path.exists, folder.published_path(home)):
         return
     wanted = encode(
@@ -282,6 +284,26 @@ async def _prepare(home: str, file: ServerFile) -> None:
         await link.close()
     folder.write_text(folder.published_path(home), wanted.decode())
     say("virtual clusters published", vcs=list(file.vcs))
+
+
+async def push_services(home: str, file: ServerFile) -> None:
+    """Have the bus know what this version of Skep's services export, if it knows otherwise.
+
+    Raises:
+        ConnectionError: No bus server answers.
+    """
+    _, account = bus.first_accounts(file)
+    link = await connect(home, file, nats_access.CLAIMS)
+    try:
+        keys = setup.bus_keys(home)
+        resolver = Resolver(link.link, keys, file.size, lambda: int(time.time()))
+        known = nats_jwt.claims_of(await resolver.token(account.name))
+        wanted = nats_jwt.claims_of(keys.account_token(account, known.iat))
+        if known.nats["exports"] != wanted.nats["exports"]:
+            await resolver.push(account)
+            say("exports of the services changed")
+    finally:
+        await link.close()
 
 
 async def connect(home: str, file: ServerFile, identity: str) -> NatsBus:

@@ -19,7 +19,7 @@ WATCHDOG_S = 30
 """The main process says every half of it that it is alive: a machine that swaps needs seconds."""
 STOP_WITHIN_S = 60
 """Services get 10 s each, side by side, and the bus after them."""
-CONFIGURATION, LOG, NAME_TAKEN = 64, 72, 73
+CONFIGURATION, LOG, NAME_TAKEN, LAUNCHER_CONFIGURATION = 64, 72, 73, 78
 """Exit codes after which a new start can only do harm, or nothing: a person has to look."""
 
 Lines = tuple[str, ...]
@@ -120,13 +120,14 @@ def node_unit(command: Sequence[str], home: str, *, launcher: bool) -> Unit:
     return Unit(name=NODE, text=text)
 
 
-def launcher_unit(command: Sequence[str], home: str, node_home: str) -> Unit:
+def launcher_unit(command: Sequence[str]) -> Unit:
     """Return the unit of the launcher: the one process of a node that is root.
+
+    It has what it needs to start a job as another account, in a control group and with a `/tmp` of
+    its own. What it may do is bounded by its policy, `/etc/skep/launcher.toml`.
 
     Args:
         command: The program that the launcher is, with its arguments.
-        home: The launcher's own folder.
-        node_home: The state folder of the node, which jobs may not read.
     """
     text = _unit(
         description="Skep: launcher of jobs on this node",
@@ -135,17 +136,19 @@ def launcher_unit(command: Sequence[str], home: str, node_home: str) -> Unit:
             "Type=notify",
             "NotifyAccess=main",
             f"ExecStart={_command(command)}",
+            # It executes itself anew, and the jobs stay its children.
+            "ExecReload=/bin/kill -HUP $MAINPID",
             "User=root",
-            *_restarts(),
+            "Restart=on-failure",
+            "RestartSec=1",
+            f"RestartPreventExitStatus={LAUNCHER_CONFIGURATION}",
+            f"WatchdogSec={WATCHDOG_S}",
             "KillMode=process",
             # Each job has a control group of its own below this unit's.
             "Delegate=yes",
-            *(
-                ("StateDirectory=" + home.removeprefix("/var/lib/"), "StateDirectoryMode=0700")
-                if home.startswith("/var/lib/")
-                else ()
-            ),
-            "RuntimeDirectory=skep",
+            "StateDirectory=skep-launcher",
+            "StateDirectoryMode=0711",
+            "RuntimeDirectory=skep-launcher",
             "RuntimeDirectoryMode=0755",
             "RuntimeDirectoryPreserve=restart",
             "ProtectKernelModules=yes",
@@ -156,7 +159,6 @@ def launcher_unit(command: Sequence[str], home: str, node_home: str) -> Unit:
             "LimitNOFILE=65536",
             "LimitMEMLOCK=infinity",
             "TasksMax=infinity",
-            f"Environment=SKEP_NODE_HOME={node_home}",
         ),
     )
     return Unit(name=LAUNCHER, text=text)
