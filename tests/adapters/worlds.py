@@ -31,6 +31,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
 from skep_services.adapters.nats_streams import STREAM_PLANS, StreamPlan, bootstrap_streams
+from skep_services.pki.files import TlsFiles
 from skep_services.ports import Bus, Delivery, FactLog
 
 DEADLINE_S = 120.0
@@ -257,10 +258,16 @@ class NatsWorld:
 class RealCluster:
     """A server with the real accounts and streams, or with other accounts of the same users."""
 
-    def __init__(self, folder: Path, others: Accounts = tuple, inside: Passwords = dict) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        others: Accounts = tuple,
+        inside: Passwords = dict,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self.passwords = new_passwords(NODES, VCS)
         self.accounts = others(accounts(inside(self.passwords), NODES, VCS))
-        self.server = Server(folder / "nats", self.accounts)
+        self.server = Server(folder / "nats", self.accounts, tls=tls)
         self.marker = folder / "streams.json"
         self.fatal: list[Exception] = []
         self._buses: list[NatsBus] = []
@@ -272,7 +279,10 @@ class RealCluster:
 
     async def bus(self, identity: str) -> NatsBus:
         options = LinkOptions(
-            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+            servers=(self.server.url,),
+            identity=identity,
+            password=self.passwords[identity],
+            tls=self.server.tls,
         )
         bus = await NatsBus.connect(options, self.fatal.append)
         self._buses.append(bus)

@@ -73,6 +73,7 @@ def binary() -> Path:
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """What a server of a cluster knows of the others: `routes` are the addresses of all of them.
 
+    Each is at the same `port`, or names another one, as `10.0.0.1:6223` and `[fd00::1]:6223` do.
     `monitor_port` answers on the server's own loopback whether it is well.
     """
 
@@ -135,6 +136,12 @@ feature_flags {{ js_ack_fc_v2: false }}
 {_cluster_text(cluster, tls) if cluster else _alone_text(store_dir)}"""
 
 
+def _with_port(route: str, port: int) -> str:
+    """Return the address of a server for routes, with the usual port if it has none of its own."""
+    has_port = route.startswith("[") or route.count(":") == 1
+    return route if has_port else host_port(route, port)
+
+
 def _tls_text(tls: TlsFiles | None, indent: str = "") -> str:
     if tls is None:
         return ""
@@ -154,7 +161,7 @@ ports_file_dir: {json.dumps(str(store_dir.parent))}
 
 def _cluster_text(cluster: Membership, tls: TlsFiles | None) -> str:
     login = f"{cluster.user}:{cluster.password}"
-    routes = [f"nats-route://{login}@{host_port(route, cluster.port)}" for route in cluster.routes]
+    routes = [f"nats-route://{login}@{_with_port(route, cluster.port)}" for route in cluster.routes]
     return f"""\
 http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
 cluster {{
