@@ -135,7 +135,7 @@ def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, s
 
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
-    if replicas == 1 or service not in REPLICATED:
+    if replicas == 1 or service not in (*REPLICATED, VAULT):
         return (service,)
     return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
 
@@ -146,7 +146,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
-        VAULT,
+        *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -172,6 +172,7 @@ def accounts(
     """
     grants = {
         **people_grants(),
+        **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -308,7 +309,6 @@ def people_grants() -> dict[str, Grants]:
         ),
         # It asks the stream of submissions how far it is, on a subject that is no tenant's.
         DOOR: _inbox(DOOR) + says((subjects.submit(DOOR),)),
-        VAULT: _vault(),
     }
 
 
@@ -400,12 +400,12 @@ def _searches(identity: str) -> Grants:
     )
 
 
-def _vault() -> Grants:
+def _vault(identity: str) -> Grants:
     """Say the vault's key, follow what is kept and which jobs are where, and answer nodes."""
     return (
-        _service(VAULT)
-        + _follows(VAULT, subjects.SECRETS)
-        + _follows(VAULT, ALLOC)
+        _service(identity)
+        + _follows(identity, subjects.SECRETS)
+        + _follows(identity, ALLOC)
         + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
     )
 
