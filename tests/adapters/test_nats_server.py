@@ -42,6 +42,7 @@ from skep_services.adapters.nats_streams import (
     bootstrap_streams,
 )
 from skep_services.ports import Delivery, MissingStreamError, RefusedError
+from tests.adapters.signed import SignedCluster
 from tests.adapters.worlds import DEADLINE_S, NODES, VCS, Inbox, NatsWorld, Placed, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
@@ -49,12 +50,21 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 NODE_1, VC_ML = "node-n1", "vc-ml"
 
 
+Cluster = RealCluster | SignedCluster
+
+
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    made = RealCluster(tmp_path)
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    signed = getattr(request, "param", "") == "signed"
+    made: Cluster = SignedCluster(tmp_path) if signed else RealCluster(tmp_path)
     await made.start()
     yield made
     await made.close()
+
+
+in_both_modes = pytest.mark.parametrize(
+    "cluster", ["passwords", pytest.param("signed", marks=pytest.mark.slow)], indirect=True
+)
 
 
 # --- who may do what -------------------------------------------------------------------------
@@ -219,6 +229,7 @@ EVERY_LISTEN = sorted(
 )
 
 
+@in_both_modes
 @pytest.mark.parametrize(
     "service, stream, subject",
     [
@@ -227,7 +238,7 @@ EVERY_LISTEN = sorted(
     ],
 )
 async def test_who_writes_a_log_may_keep_snapshots_beside_it(
-    cluster: RealCluster, tmp_path: Path, service: str, stream: str, subject: str
+    cluster: Cluster, tmp_path: Path, service: str, stream: str, subject: str
 ) -> None:
     for owner in ("o1", "o2"):
         log = NatsFactLog(
@@ -247,10 +258,9 @@ async def test_who_writes_a_log_may_keep_snapshots_beside_it(
     assert not cluster.fatal
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(FOLLOWS))
-async def test_each_identity_may_follow_its_streams_only(
-    cluster: RealCluster, identity: str
-) -> None:
+async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     followed = set()
     for stream in subjects.STREAMS:
@@ -264,8 +274,9 @@ async def test_each_identity_may_follow_its_streams_only(
     assert not cluster.fatal
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(SENDS))
-async def test_each_identity_may_say_its_subjects_only(cluster: RealCluster, identity: str) -> None:
+async def test_each_identity_may_say_its_subjects_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     said = set()
     for subject in EVERY_SEND:
@@ -279,10 +290,9 @@ async def test_each_identity_may_say_its_subjects_only(cluster: RealCluster, ide
     assert said == SENDS[identity] | ALSO_SENDS.get(identity, set()) | own
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(HEARS))
-async def test_each_identity_may_hear_its_subjects_only(
-    cluster: RealCluster, identity: str
-) -> None:
+async def test_each_identity_may_hear_its_subjects_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     heard = set()
     for subject in EVERY_LISTEN:
@@ -295,7 +305,8 @@ async def test_each_identity_may_hear_its_subjects_only(
     assert heard == HEARS[identity] | own
 
 
-async def test_operator_hears_everything_of_skep_and_no_answers(cluster: RealCluster) -> None:
+@in_both_modes
+async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster) -> None:
     bus = await cluster.bus(OPERATOR)
     await bus.listen("skep.v1.>", Inbox().deliver)
     for subject in (">", "_INBOX.>", "_INBOX.gateway.>", "$JS.>"):
@@ -303,7 +314,8 @@ async def test_operator_hears_everything_of_skep_and_no_answers(cluster: RealClu
             await bus.listen(subject, Inbox().deliver)
 
 
-async def test_the_ring_runs_under_these_permissions(cluster: RealCluster, tmp_path: Path) -> None:
+@in_both_modes
+async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path: Path) -> None:
     """Submit, decide, command, report, answer: each by the identity that does it."""
     tenant, admission, allocator, agent, gateway = [
         await cluster.bus(name) for name in (VC_ML, ADMISSION_SERVICE, ALLOCATOR, NODE_1, GATEWAY)
