@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from skep.wire import subjects
-from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
+from skep.wire.subjects import ACCESS, ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
@@ -40,9 +40,10 @@ ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 SEARCHES = "searches"
+ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
-SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
-REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
+SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
 GATEWAYS_MAX = 8
@@ -391,6 +392,7 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
+                + _follows(identity, ACCESS)
                 + says(
                     (
                         subjects.REPLIES,
@@ -435,6 +437,12 @@ def _work(service: str, identity: str) -> Grants:
             )
         case "searches":
             return _searches(identity)
+        case "access":
+            return (
+                _writes(identity, ACCESS)
+                + _follows(identity, ADMIN, subjects.admin("vcs"))
+                + says((), (subjects.ACCESS_ASKED,))
+            )
         case "gateway":
             return _gateway(identity)
         case _:
@@ -445,12 +453,16 @@ def _work(service: str, identity: str) -> Grants:
 def _searches(identity: str) -> Grants:
     return (
         _writes(identity, SEARCH)
-        + _follows(identity, SUBMIT, subjects.search("*"))
+        + _follows(identity, SUBMIT, subjects.SEARCH_REQUESTS)
         + _follows(identity, ADMISSION)
         + _follows(identity, ALLOC)
         + Grants(
             (
-                *_asked_of_vcs(subjects.submit, subjects.cancel, subjects.ask),
+                subjects.submit("*"),
+                # A trial's job is of the person that began the search.
+                subjects.submit("*", "*"),
+                subjects.cancel("*"),
+                subjects.ask("*"),
                 subjects.REPLIES,
                 "_INBOX.*.>",
             ),
@@ -473,7 +485,7 @@ def _gateway(identity: str) -> Grants:
         Grants.__add__,
         (
             _follows(identity, one)
-            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES)
+            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
         Grants((*_everything_asked(), LOOK_UP), heard),
     )
@@ -546,6 +558,7 @@ def _everything_asked() -> tuple[str, ...]:
     return (
         *_asked_of_vcs(subjects.submit, subjects.cancel, subjects.ask, subjects.search),
         subjects.admin("*"),
+        subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.health("*"),
         subjects.draft("*"),

@@ -81,6 +81,7 @@ async def serve(
     listen: Sequence[str] = (),
     keeps: Log | None = None,
     notes: bool = True,
+    calls: Calls | None = None,
     answers: Answers | None = None,
     beside: Beside | None = None,
 ) -> None:
@@ -94,6 +95,7 @@ async def serve(
         listen: The subjects of core messages that it hears.
         keeps: Where its facts are kept; None: it records none.
         notes: Whether what is decided on is noted there too.
+        calls: Carries out the machine's calls; None: it makes none.
         answers: Makes the part that is asked what the machine would decide, once it is active.
         beside: What else the process does meanwhile; nothing of it may end the service.
     """
@@ -120,6 +122,7 @@ async def serve(
         facts=facts,
         foreign=foreign,
         keeper=facts if keeps is not None and keeps.kept is not None else None,
+        calls=calls,
         follow=follow,
         listen=listen,
         notes=InputNotes() if facts is not None and notes else None,
