@@ -19,6 +19,7 @@ from skep.wire import subjects
 from skep.wire.facts import VcsSet
 from skep_services.adapters import nats_server
 from skep_services.adapters.nats_access import (
+    ACCESS_SERVICE,
     ADMISSION_SERVICE,
     ADVISOR,
     ALLOCATOR,
@@ -47,7 +48,7 @@ from tests.adapters.worlds import DEADLINE_S, NODES, VCS, Inbox, NatsWorld, Plac
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
-NODE_1, VC_ML = "node-n1", "vc-ml"
+NODE_1, VC_ML, ANNA = "node-n1", "vc-ml", "vc-ml.anna"
 
 
 Cluster = RealCluster | SignedCluster
@@ -70,16 +71,18 @@ in_both_modes = pytest.mark.parametrize(
 # --- who may do what -------------------------------------------------------------------------
 
 FOLLOWS = {
-    ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION"},
+    ACCESS_SERVICE: {"ACCESS"},
+    ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION", "ACCESS"},
     ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
     INTROSPECTOR: set[str](),
     ADVISOR: {"ADMISSION", "ALLOC", "PROFILES"},
     SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
-    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
-    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
-    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
+    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
+    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
+    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
     NODE_1: set[str](),
     VC_ML: set[str](),
+    ANNA: set[str](),
 }
 ASKED = {
     "skep.v1.submit.ml",
@@ -90,17 +93,26 @@ ASKED = {
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
+    "skep.v1.submit.ml.anna",
+    "skep.v1.submit.ml.bob",
+    "skep.v1.submit.web.anna",
+    "skep.v1.cancel.ml.anna",
+    "skep.v1.ask.ml.anna",
+    "skep.v1.search.ml.anna",
+    "skep.v1.access",
 }
-ANSWERS = {"_INBOX.operator.x", "_INBOX.gateway.x"}
+OF_NODES = {"_INBOX.gateway.answers.n1.x.1", "_INBOX.gateway.answers.n2.x.1"}
+ANSWERS = {"_INBOX.operator.x", "_INBOX.gateway.x"} | OF_NODES
+INBOXES_OF_ML = {"_INBOX.vc-ml.x", "_INBOX.vc-ml.anna.x", "_INBOX.vc-ml.bob.x"}
 SENDS = {
     ADMISSION_SERVICE: ANSWERS
     | {
         "skep.v1.fact.admission",
         "skep.v1.reply.ml.x",
-        "_INBOX.vc-ml.x",
         "_INBOX.allocator.x",
         "skep.v1.span.admission",
-    },
+    }
+    | INBOXES_OF_ML,
     ALLOCATOR: ANSWERS
     | {"skep.v1.fact.allocator", "skep.v1.cmd.n1", "_INBOX.allocator.x", "skep.v1.span.allocator"},
     INTROSPECTOR: ANSWERS | {"skep.v1.finding.stalled", "skep.v1.span.introspector"},
@@ -110,13 +122,16 @@ SENDS = {
         "skep.v1.fact.searches",
         "skep.v1.submit.ml",
         "skep.v1.submit.web",
+        "skep.v1.submit.ml.anna",
+        "skep.v1.submit.ml.bob",
+        "skep.v1.submit.web.anna",
         "skep.v1.cancel.ml",
         "skep.v1.ask.ml",
         "skep.v1.reply.ml.x",
-        "_INBOX.vc-ml.x",
         "skep.v1.span.searches",
         "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.*",
-    },
+    }
+    | INBOXES_OF_ML,
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
     OPERATOR: ASKED | {"_INBOX.operator.x"},
     BOOTSTRAP: {"$JS.API.STREAM.INFO.SUBMIT"},
@@ -125,14 +140,18 @@ SENDS = {
         "skep.v1.report.n1",
         "skep.v1.heartbeat.n1",
         "skep.v1.span.node-n1",
+        "_INBOX.gateway.answers.n1.x.1",
     },
-    VC_ML: {
-        "skep.v1.submit.ml",
-        "skep.v1.cancel.ml",
-        "skep.v1.ask.ml",
-        "skep.v1.search.ml",
-        "_INBOX.vc-ml.x",
+    VC_ML: INBOXES_OF_ML
+    | {"skep.v1.submit.ml", "skep.v1.cancel.ml", "skep.v1.ask.ml", "skep.v1.search.ml"},
+    ANNA: {
+        "skep.v1.submit.ml.anna",
+        "skep.v1.cancel.ml.anna",
+        "skep.v1.ask.ml.anna",
+        "skep.v1.search.ml.anna",
+        "_INBOX.vc-ml.anna.x",
     },
+    ACCESS_SERVICE: ANSWERS | {"skep.v1.fact.access", "skep.v1.span.access"},
 }
 EVERY_SEND = sorted(
     set[str]().union(*SENDS.values())
@@ -158,6 +177,12 @@ EVERY_SEND = sorted(
         "$JS.API.CONSUMER.DURABLE.CREATE.SUBMIT.admission",
         "$JS.API.STREAM.LIST",
         "$SYS.REQ.SERVER.PING",
+        "skep.v1.submit.ml.bob",
+        "skep.v1.submit.web.anna",
+        "skep.v1.access",
+        "_INBOX.vc-ml.bob.x",
+        "_INBOX.gateway.answers.n1.x.1",
+        "_INBOX.gateway.answers.n2.x.1",
         "anything",
     }
 )
@@ -205,10 +230,13 @@ HEARS = {
         "skep.v1.reply.*.gateway-1.*",
         "skep.v1.reply.ml.>",
         "skep.v1.reply.web.>",
+        "skep.v1.reply.ml.anna.>",
     },
     BOOTSTRAP: set[str](),
     NODE_1: {"skep.v1.cmd.n1", "skep.v1.logs.n1", "skep.v1.health.node-n1"},
-    VC_ML: {"skep.v1.reply.ml.>"},
+    VC_ML: {"skep.v1.reply.ml.>", "skep.v1.reply.ml.anna.>", "_INBOX.vc-ml.anna.>"},
+    ANNA: {"skep.v1.reply.ml.anna.>", "_INBOX.vc-ml.anna.>"},
+    ACCESS_SERVICE: {"skep.v1.access", "skep.v1.health.access"},
 }
 EVERY_LISTEN = sorted(
     set[str]().union(*HEARS.values())
@@ -382,7 +410,7 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT","LATER"]'
     )
 
 
