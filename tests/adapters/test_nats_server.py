@@ -19,6 +19,7 @@ from skep.wire import subjects
 from skep.wire.facts import VcsSet
 from skep_services.adapters import nats_server
 from skep_services.adapters.nats_access import (
+    ACCESS_SERVICE,
     ADMISSION_SERVICE,
     ADVISOR,
     ALLOCATOR,
@@ -42,24 +43,35 @@ from skep_services.adapters.nats_streams import (
     bootstrap_streams,
 )
 from skep_services.ports import Delivery, MissingStreamError, RefusedError
+from tests.adapters.signed import SignedCluster
 from tests.adapters.worlds import DEADLINE_S, NODES, VCS, Inbox, NatsWorld, Placed, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
-NODE_1, VC_ML = "node-n1", "vc-ml"
+NODE_1, VC_ML, ANNA = "node-n1", "vc-ml", "vc-ml.anna"
+
+
+Cluster = RealCluster | SignedCluster
 
 
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    made = RealCluster(tmp_path)
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    signed = getattr(request, "param", "") == "signed"
+    made: Cluster = SignedCluster(tmp_path) if signed else RealCluster(tmp_path)
     await made.start()
     yield made
     await made.close()
 
 
+in_both_modes = pytest.mark.parametrize(
+    "cluster", ["passwords", pytest.param("signed", marks=pytest.mark.slow)], indirect=True
+)
+
+
 # --- who may do what -------------------------------------------------------------------------
 
 FOLLOWS = {
+    ACCESS_SERVICE: {"ACCESS"},
     ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION", "ACCESS"},
     ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
     INTROSPECTOR: set[str](),
@@ -70,6 +82,7 @@ FOLLOWS = {
     BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
     NODE_1: set[str](),
     VC_ML: set[str](),
+    ANNA: set[str](),
 }
 ASKED = {
     "skep.v1.submit.ml",
@@ -84,17 +97,26 @@ ASKED = {
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
+    "skep.v1.submit.ml.anna",
+    "skep.v1.submit.ml.bob",
+    "skep.v1.submit.web.anna",
+    "skep.v1.cancel.ml.anna",
+    "skep.v1.ask.ml.anna",
+    "skep.v1.search.ml.anna",
+    "skep.v1.access",
 }
-ANSWERS = {"_INBOX.operator.x", "_INBOX.gateway.x"}
+OF_NODES = {"_INBOX.gateway.answers.n1.x.1", "_INBOX.gateway.answers.n2.x.1"}
+ANSWERS = {"_INBOX.operator.x", "_INBOX.gateway.x"} | OF_NODES
+INBOXES_OF_ML = {"_INBOX.vc-ml.x", "_INBOX.vc-ml.anna.x", "_INBOX.vc-ml.bob.x"}
 SENDS = {
     ADMISSION_SERVICE: ANSWERS
     | {
         "skep.v1.fact.admission",
         "skep.v1.reply.ml.x",
-        "_INBOX.vc-ml.x",
         "_INBOX.allocator.x",
         "skep.v1.span.admission",
-    },
+    }
+    | INBOXES_OF_ML,
     ALLOCATOR: ANSWERS
     | {"skep.v1.fact.allocator", "skep.v1.cmd.n1", "_INBOX.allocator.x", "skep.v1.span.allocator"},
     INTROSPECTOR: ANSWERS | {"skep.v1.finding.stalled", "skep.v1.span.introspector"},
@@ -105,13 +127,16 @@ SENDS = {
         "skep.v1.submit.ml",
         "skep.v1.submit.web",
         "skep.v1.submit.ml.ann",
+        "skep.v1.submit.ml.anna",
+        "skep.v1.submit.ml.bob",
+        "skep.v1.submit.web.anna",
         "skep.v1.cancel.ml",
         "skep.v1.ask.ml",
         "skep.v1.reply.ml.x",
-        "_INBOX.vc-ml.x",
         "skep.v1.span.searches",
         "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.>",
-    },
+    }
+    | INBOXES_OF_ML,
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
     OPERATOR: ASKED | {"_INBOX.operator.x"},
     BOOTSTRAP: {"$JS.API.STREAM.INFO.SUBMIT"},
@@ -120,14 +145,18 @@ SENDS = {
         "skep.v1.report.n1",
         "skep.v1.heartbeat.n1",
         "skep.v1.span.node-n1",
+        "_INBOX.gateway.answers.n1.x.1",
     },
-    VC_ML: {
-        "skep.v1.submit.ml",
-        "skep.v1.cancel.ml",
-        "skep.v1.ask.ml",
-        "skep.v1.search.ml",
-        "_INBOX.vc-ml.x",
+    VC_ML: INBOXES_OF_ML
+    | {"skep.v1.submit.ml", "skep.v1.cancel.ml", "skep.v1.ask.ml", "skep.v1.search.ml"},
+    ANNA: {
+        "skep.v1.submit.ml.anna",
+        "skep.v1.cancel.ml.anna",
+        "skep.v1.ask.ml.anna",
+        "skep.v1.search.ml.anna",
+        "_INBOX.vc-ml.anna.x",
     },
+    ACCESS_SERVICE: ANSWERS | {"skep.v1.fact.access", "skep.v1.span.access"},
 }
 EVERY_SEND = sorted(
     set[str]().union(*SENDS.values())
@@ -153,6 +182,12 @@ EVERY_SEND = sorted(
         "$JS.API.CONSUMER.DURABLE.CREATE.SUBMIT.admission",
         "$JS.API.STREAM.LIST",
         "$SYS.REQ.SERVER.PING",
+        "skep.v1.submit.ml.bob",
+        "skep.v1.submit.web.anna",
+        "skep.v1.access",
+        "_INBOX.vc-ml.bob.x",
+        "_INBOX.gateway.answers.n1.x.1",
+        "_INBOX.gateway.answers.n2.x.1",
         "anything",
     }
 )
@@ -200,10 +235,13 @@ HEARS = {
         "skep.v1.reply.*.gateway-1.*",
         "skep.v1.reply.ml.>",
         "skep.v1.reply.web.>",
+        "skep.v1.reply.ml.anna.>",
     },
     BOOTSTRAP: set[str](),
     NODE_1: {"skep.v1.cmd.n1", "skep.v1.logs.n1", "skep.v1.health.node-n1"},
-    VC_ML: {"skep.v1.reply.ml.>"},
+    VC_ML: {"skep.v1.reply.ml.>", "skep.v1.reply.ml.anna.>", "_INBOX.vc-ml.anna.>"},
+    ANNA: {"skep.v1.reply.ml.anna.>", "_INBOX.vc-ml.anna.>"},
+    ACCESS_SERVICE: {"skep.v1.access", "skep.v1.health.access"},
 }
 EVERY_LISTEN = sorted(
     set[str]().union(*HEARS.values())
@@ -224,6 +262,7 @@ EVERY_LISTEN = sorted(
 )
 
 
+@in_both_modes
 @pytest.mark.parametrize(
     "service, stream, subject",
     [
@@ -232,7 +271,7 @@ EVERY_LISTEN = sorted(
     ],
 )
 async def test_who_writes_a_log_may_keep_snapshots_beside_it(
-    cluster: RealCluster, tmp_path: Path, service: str, stream: str, subject: str
+    cluster: Cluster, tmp_path: Path, service: str, stream: str, subject: str
 ) -> None:
     for owner in ("o1", "o2"):
         log = NatsFactLog(
@@ -252,10 +291,9 @@ async def test_who_writes_a_log_may_keep_snapshots_beside_it(
     assert not cluster.fatal
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(FOLLOWS))
-async def test_each_identity_may_follow_its_streams_only(
-    cluster: RealCluster, identity: str
-) -> None:
+async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     followed = set()
     for stream in subjects.STREAMS:
@@ -269,8 +307,9 @@ async def test_each_identity_may_follow_its_streams_only(
     assert not cluster.fatal
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(SENDS))
-async def test_each_identity_may_say_its_subjects_only(cluster: RealCluster, identity: str) -> None:
+async def test_each_identity_may_say_its_subjects_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     said = set()
     for subject in EVERY_SEND:
@@ -284,10 +323,9 @@ async def test_each_identity_may_say_its_subjects_only(cluster: RealCluster, ide
     assert said == SENDS[identity] | ALSO_SENDS.get(identity, set()) | own
 
 
+@in_both_modes
 @pytest.mark.parametrize("identity", sorted(HEARS))
-async def test_each_identity_may_hear_its_subjects_only(
-    cluster: RealCluster, identity: str
-) -> None:
+async def test_each_identity_may_hear_its_subjects_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     heard = set()
     for subject in EVERY_LISTEN:
@@ -300,7 +338,8 @@ async def test_each_identity_may_hear_its_subjects_only(
     assert heard == HEARS[identity] | own
 
 
-async def test_operator_hears_everything_of_skep_and_no_answers(cluster: RealCluster) -> None:
+@in_both_modes
+async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster) -> None:
     bus = await cluster.bus(OPERATOR)
     await bus.listen("skep.v1.>", Inbox().deliver)
     for subject in (">", "_INBOX.>", "_INBOX.gateway.>", "$JS.>"):
@@ -308,7 +347,8 @@ async def test_operator_hears_everything_of_skep_and_no_answers(cluster: RealClu
             await bus.listen(subject, Inbox().deliver)
 
 
-async def test_the_ring_runs_under_these_permissions(cluster: RealCluster, tmp_path: Path) -> None:
+@in_both_modes
+async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path: Path) -> None:
     """Submit, decide, command, report, answer: each by the identity that does it."""
     tenant, admission, allocator, agent, gateway = [
         await cluster.bus(name) for name in (VC_ML, ADMISSION_SERVICE, ALLOCATOR, NODE_1, GATEWAY)

@@ -501,7 +501,11 @@ def _searches(identity: str) -> Grants:
         + _follows(identity, ALLOC)
         + Grants(
             (
-                *_asked_of_vcs(subjects.submit, subjects.cancel, subjects.ask),
+                subjects.submit("*"),
+                # A trial's job is of the person that began the search.
+                subjects.submit("*", "*"),
+                subjects.cancel("*"),
+                subjects.ask("*"),
                 subjects.REPLIES,
                 "_INBOX.*.>",
             ),

@@ -44,6 +44,8 @@ ANY_PORT = -1
 """For the page of a server's health: any that is free, told in a file beside the store."""
 CONTROL_LINE_BYTES_MAX = 16 * KIB
 """Of a login with a token, which has all rights in it: those of a gateway are over 3 KiB."""
+FETCHED_WITHIN_MS = 500
+"""How long a login waits for the other servers if its account is unknown to this one."""
 COMPARED_EVERY_MS = 500
 """How often servers compare what accounts they know: a hash goes out, and no more if it agrees."""
 HANDSHAKE_WITHIN_S = 5
@@ -220,6 +222,7 @@ resolver {{
   dir: {json.dumps(str(operator.resolver))}
   allow_delete: true
   interval: "{COMPARED_EVERY_MS}ms"
+  timeout: "{FETCHED_WITHIN_MS}ms"
 }}
 resolver_preload: {json.dumps(dict(operator.preload), indent=1)}"""
 

@@ -59,10 +59,6 @@ PROFILE_BYTES_MAX = 2 * GIB
 """Three million measurements of some 700 bytes: at most one for each size and place of an attempt.
 If each of 10,000 jobs a day is like none before, that is 7 MB a day, and enough for 300 days."""
 
-ACCESS_BYTES_MAX = GIB
-"""Two million changes by people, of some 500 bytes with their line of the audit log."""
-
-
 ACCESS_BYTES_MAX = 2 * GIB
 """Four million lines of the audit log of some 500 bytes."""
 
