@@ -549,9 +549,7 @@ class Holder:
                     self._record.started(known, main.pid, main.ticks, time.time_ns())
         for token, known in self._record.runs.items():
             if known.ended_at == 0:
-                main = proc.process(known.pid) if known.pid else None
-                # What a runner started that has executed another one in its place is still its.
-                own = main is not None and main.ppid == self._pid and main.ticks == known.ticks
+                own = _is_child(known)
                 run = Run(known, own=own)
                 self._add(run)
                 self.enclosure.adopted(known)
@@ -591,6 +589,20 @@ class Holder:
             write(*arguments)
         except OSError as error:
             _complain(f"the record cannot be written: {error}")
+
+
+def _is_child(known: Known) -> bool:
+    """Return whether the main process of a run is this process's, dead or alive.
+
+    It is where a runner has executed another one in its own place.
+    """
+    if known.pid == 0 or proc.start_ticks(known.pid) != known.ticks:
+        return False
+    try:
+        os.waitid(os.P_PID, known.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _log_again(enclosure: Enclosure, known: Known) -> RunLog | None:
