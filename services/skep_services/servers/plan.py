@@ -48,11 +48,12 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
             "SKEP_CLUSTER": file.cluster,
             "SKEP_GATEWAYS": ",".join(one.url("https", one.ports.gateway) for one in file.members),
         },
+        nats_access.VAULT: {"SKEP_VAULT_KEY": setup.vault_key_path(home)},
         nats_access.ACCESS_SERVICE: {"SKEP_SIGNER": "skep_services.servers.signer:make"},
     }
     services = tuple(
         _service(file, service, {**base, **more.get(service, {})}, home)
-        for service in (nats_access.DOOR, *nats_access.SERVICES)
+        for service in (nats_access.DOOR, *nats_access.SERVICES, nats_access.VAULT)
     )
     return ClusterPlan(bus=bus, services=services, agents=())
 

@@ -27,6 +27,7 @@ from skep_services.servers.address import is_address
 from skep_services.servers.files import FilesError, Member, ServerFile
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import new_token
+from skep_services.vault import boxes
 
 CERTIFICATE_DAYS = 90.0
 RENEW_DAYS = 30.0
@@ -40,6 +41,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
     authority: dict[str, str]
     bus: dict[str, str]
+    vault: str
+    """The key of the vault, in hexadecimal."""
     operator: str
     created_at_s: int
 
@@ -86,6 +89,7 @@ def take(home: str, file: ServerFile, shared: Secrets) -> None:
     keys = Path(files.keys_path(home))
     for name, content in (*_named("ca", shared.authority), *_named("bus", shared.bus)):
         durable.write(str(keys / name), content.encode(), folder.FILE_MODE)
+    durable.write(vault_key_path(home), bytes.fromhex(shared.vault), folder.FILE_MODE)
     durable.write(str(keys / "shared.json"), msgspec.json.encode(shared), folder.FILE_MODE)
     renew(home, file, force=True)
     files.write(files.server_path(home), file)
@@ -119,6 +123,11 @@ def read_secrets(home: str) -> Secrets:
     except (OSError, msgspec.MsgspecError) as error:
         text = f"{path} cannot be used ({error}): restore it, or have this server join again"
         raise FilesError(text) from None
+
+
+def vault_key_path(home: str) -> str:
+    """Return the file of the vault's key, which all servers have."""
+    return os.path.join(files.keys_path(home), "vault.key")
 
 
 def authority(home: str) -> Authority:
@@ -201,7 +210,8 @@ def write_identities(home: str, file: ServerFile) -> list[str]:
 
 def identities_of(file: ServerFile) -> list[str]:
     """Return the bus identities that a server's processes have."""
-    own = [service_identity(file, service) for service in nats_access.SERVICES]
+    services = (*nats_access.SERVICES, nats_access.VAULT)
+    own = [service_identity(file, service) for service in services]
     people = (nats_access.OPERATOR, nats_access.BOOTSTRAP, nats_access.DOOR, nats_access.CLAIMS)
     return [*people, *own]
 
@@ -274,7 +284,11 @@ def _secrets(keys: Path, operator: str, created_at_s: int) -> Secrets:
         return {one.name: one.read_text(encoding="ascii") for one in (keys / name).iterdir()}
 
     return Secrets(
-        authority=read("ca"), bus=read("bus"), operator=operator, created_at_s=created_at_s
+        authority=read("ca"),
+        bus=read("bus"),
+        vault=bytes(boxes.new_key()).hex(),
+        operator=operator,
+        created_at_s=created_at_s,
     )
 
 
