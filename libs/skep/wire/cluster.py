@@ -78,12 +78,36 @@ class Pin(_Part, frozen=True):
     index: Whole
 
 
+class FairShare(_Part, frozen=True):
+    """How the GPUs of a VC are shared among its people over time (`skep.policy.fair`).
+
+    What a person used counts half after `half_life` seconds. `weights` are theirs, relative to one
+    another; who is not named has 1.
+    """
+
+    half_life: Whole = 7 * 86_400
+    weights: Annotated[dict[Words, Number], Meta(max_length=LISTED_MAX)] = {}
+
+
+class PersonLimits(_Part, frozen=True):
+    """What each person may have in a VC at one time; None: as much as there is.
+
+    `running` are jobs with GPUs, also suspended ones, `gpus` those of all these jobs, `queued`
+    jobs that have not begun.
+    """
+
+    running: Whole | None = None
+    gpus: Whole | None = None
+    queued: Whole | None = None
+
+
 class VirtualCluster(_Part, frozen=True):
     """What one tenant owns: cells of each level, and pinned cells by their names.
 
     `gpus` is a shorthand for cells: as many GPUs as that, in the largest cells that make it up.
     `weight` is its share of what is idle, relative to other tenants' (weighted max-min fairness).
     `policy` orders its guaranteed jobs, by these `options` (`skep policies` lists them).
+    `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
     """
 
     cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
@@ -93,6 +117,8 @@ class VirtualCluster(_Part, frozen=True):
     jobs_max: Whole = JOBS_MAX
     policy: Words = FIFO
     options: Annotated[dict[Words, Any], Meta(max_length=NAMES_MAX)] = {}
+    fair_share: FairShare | None = None
+    limits: PersonLimits | None = None
 
 
 class QuarantineRule(_Part, frozen=True):

@@ -30,6 +30,7 @@ from skep.wire.roles import Role
 from skep.wire.resizes import ResizeFact
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import TrialFact
+from skep.wire.windows import WindowFact
 
 
 class EpochBegan(Message, frozen=True, tag="epoch-began"):
@@ -457,6 +458,7 @@ AllocatorFact = (
     | TrialFact
     | BearingFact
     | AdviceFollowed
+    | WindowFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------
