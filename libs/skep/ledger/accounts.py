@@ -47,23 +47,24 @@ class Share(NamedTuple):
     held: int
 
 
-class VcPeople:
+class VcPeople(msgspec.Struct):
     """The people of one VC."""
 
-    def __init__(self, vc: VirtualCluster) -> None:
-        """Start without accounts."""
-        self.accounts: dict[str, Account] = {}
-        self.shares: dict[str, Share] = {}
-        """By job with GPUs or a claim: what it adds to its person's account."""
-        self.set(vc)
+    accounts: dict[str, Account] = {}
+    shares: dict[str, Share] = {}
+    """By job with GPUs or a claim: what it adds to its person's account."""
+    half_life: Duration = Duration(0)
+    """0: no usage is counted."""
+    weights: dict[str, int] = {}
+    """In thousandths, of those who have another than 1."""
+    limits: PersonLimits | None = None
 
     def set(self, vc: VirtualCluster) -> None:
         """Follow the entry of the VC; what was used stays."""
         fair = vc.fair_share
         self.half_life = seconds(fair.half_life) if fair is not None else Duration(0)
-        """0: no usage is counted."""
         self.weights = {} if fair is None else {who: milli(w) for who, w in fair.weights.items()}
-        self.limits: PersonLimits | None = vc.limits
+        self.limits = vc.limits
 
     def weight(self, person: str) -> int:
         """Return a person's weight, in thousandths."""
@@ -107,14 +108,12 @@ class VcPeople:
             del self.accounts[min(idle, key=lambda who: (self.used(who, at), who))]
 
 
-class People:
+class People(msgspec.Struct):
     """The people of all VCs that share by person, or bound what one has."""
 
-    def __init__(self) -> None:
-        """Start without any."""
-        self.of_vc: dict[str, VcPeople] = {}
-        self.now = Instant(0)
-        """The latest time that a fact said."""
+    of_vc: dict[str, VcPeople] = {}
+    now: Instant = Instant(0)
+    """The latest time that a fact said."""
 
 
 def milli(weight: float) -> int:

@@ -82,11 +82,10 @@ def install(state: ClusterState) -> None:
         if vc.fair_share is None and vc.limits is None:
             continue
         known = before.get(name)
-        if known is None:
-            people.of_vc[name] = VcPeople(vc)
-        else:
-            known.set(vc)
-            people.of_vc[name] = known
+        people.of_vc[name] = known = VcPeople() if known is None else known
+        known.set(vc)
+    if not people.of_vc:
+        people.now = Instant(0)
     for of_vc in people.of_vc.values():
         for job in [name for name in of_vc.shares if name in state.jobs]:
             of_vc.take(job, share_of(state, state.jobs[job]), people.now)  # Claims may be gone.

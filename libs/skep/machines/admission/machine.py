@@ -70,6 +70,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
+from skep.wire.windows import CancelWindow, ReserveNodes
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -206,8 +207,10 @@ class AdmissionMachine:
                 self.promising.measurements.began(now)
             case Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
-            case DrainNode() | QuarantineGpu() | SearchRequest():
-                pass  # For the allocator and the service of searches.
+            case DrainNode() | QuarantineGpu() | ReserveNodes() | CancelWindow():
+                pass  # For the allocator.
+            case SearchRequest():
+                pass  # For the service of searches.
             case QueueAdvice() | LearnedAdvice() | SightWanted():
                 pass  # For the allocator.
         if now >= self._quiet_until:
