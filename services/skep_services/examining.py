@@ -8,6 +8,7 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire import subjects
+from skep.wire.access import AccessFact
 from skep.wire.profile import AdvisorFact
 from skep_services.adapters.records import Chain
 from skep_services.ports import CorruptLogError, Delivery
@@ -60,7 +61,8 @@ class Examined(msgspec.Struct, kw_only=True):
 def examine_all(streams: Mapping[str, Sequence[Delivery]], only: str = "") -> list[Examined]:
     """Return what the fact logs among `streams` hold; one of them if `only` names it."""
     logs: dict[str, object] = {each.stream: each.facts for each in SERVICES.values()}
-    logs[subjects.PROFILES] = AdvisorFact  # Nothing is noted there to be decided again.
+    # Nothing is noted there to be decided again.
+    logs |= {subjects.PROFILES: AdvisorFact, subjects.ACCESS: AccessFact}
     return [
         examine(stream, facts, streams.get(stream, ()))
         for stream, facts in logs.items()

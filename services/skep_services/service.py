@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import structlog
 
 from skep.ids import is_token
 from skep.units import Instant
+from skep_services.pki.files import TlsError, TlsFiles, bus_files, following_server, server_files
 from skep_services.ports import (
     Bus,
     CorruptLogError,
@@ -53,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     peers: tuple[str, ...] = ()
     """The other processes of the same service, of which one at a time is active."""
+    tls: TlsFiles | None = None
+    """What it proves itself with on the bus, and whom it believes; None: nothing is encrypted."""
 
 
 class ConfigurationError(Exception):
@@ -84,15 +88,63 @@ def settings(service: str, environment: Mapping[str, str] = os.environ) -> Setti
         text = f"SKEP_STATE: {error}"
         raise ConfigurationError(text) from error
     identity = need("SKEP_NATS_USER", "this process's name on the bus")
+    nats_url = need("SKEP_NATS_URL", "the bus's address, such as nats://127.0.0.1:4222")
+    try:
+        tls = bus_files(nats_url, environment)
+    except TlsError as error:
+        raise ConfigurationError(str(error)) from error
     return Settings(
         service=service,
-        nats_url=need("SKEP_NATS_URL", "the bus's address, such as nats://127.0.0.1:4222"),
+        nats_url=nats_url,
         identity=identity,
         password=_password(environment) or need("SKEP_NATS_PASSWORD", "its password"),
         state=state,
         environment=environment,
         peers=_peers(environment, identity),
+        tls=tls,
     )
+
+
+def listen_at(text: str, default: str) -> tuple[str, int]:
+    """Return host and port of SKEP_LISTEN.
+
+    Args:
+        text: Its value; empty: `default` holds.
+        default: An address that would do, as the error shows it.
+
+    Raises:
+        ConfigurationError: It is not HOST:PORT.
+    """
+    host, _, port = (text or default).rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        message = f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {default} or [::1]:PORT"
+        raise ConfigurationError(message)
+    if ":" in bare and not host.startswith("["):
+        message = f"SKEP_LISTEN is {text!r}: an address of IPv6 has brackets, as in [::1]:{port}"
+        raise ConfigurationError(message)
+    return bare, int(port)
+
+
+def server_context(
+    chosen: Settings, host: str, trouble: Callable[[str], None]
+) -> ssl.SSLContext | None:
+    """Return what a service encrypts with to those that connect to it; None: it does not.
+
+    Args:
+        chosen: Its settings.
+        host: The address that it listens on.
+        trouble: Takes one line when files that were replaced cannot be used.
+
+    Raises:
+        ConfigurationError: Other machines would be served in plain text, or a file of the
+            certificate cannot be used.
+    """
+    try:
+        files = server_files(host, chosen.environment)
+        return following_server(files, trouble) if files is not None else None
+    except TlsError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _password(environment: Mapping[str, str]) -> str:

@@ -491,9 +491,13 @@ def _event(delivery: Delivery) -> Any:
         CorruptLogError: Another service's record cannot be read: to pass over it would be to decide
             on a truth with a hole in it.
     """
+    headers = delivery.headers
+    if delivery.subject == subjects.ACCESS_ASKED:
+        # Request and reply by the bus's own means; all other requests come through a stream.
+        headers = {**headers, subjects.REPLY_HEADER: delivery.reply}
     try:
         event = codec.read(
-            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+            delivery.subject, delivery.payload, headers, delivery.sequence, delivery.at
         )
     except Exception as error:
         # Reading changes nothing, so that a bug in it need not end anything.

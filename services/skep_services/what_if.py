@@ -144,7 +144,7 @@ class JudgeOnly:
         if instead is not None:
             machine.count(instead, -1)
         try:
-            judged = machine.judge(asked.vc, parsed)
+            judged = machine.judge(asked.vc, parsed, person=asked.person)
         finally:
             if instead is not None:
                 machine.count(instead, 1)

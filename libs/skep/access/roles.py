@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
-from skep.wire.roles import VC_ROLES, Role
+from skep.wire.access import (
+    GroupRolesSet,
+    PersonDisabled,
+    PersonEnabled,
+    PersonRemoved,
+    RoleGranted,
+    RoleRevoked,
+)
+from skep.wire.roles import Role, Standing
+
+NOBODY = Standing()
+"""A person of which nothing was heard."""
+
+HEARD = (GroupRolesSet, PersonDisabled, PersonEnabled, PersonRemoved, RoleGranted, RoleRevoked)
+"""The facts of the service `access` on which roles depend."""
 
 
 class Roles(msgspec.Struct):
-    """The roles of people, by virtual cluster, and the operators."""
+    """What each person may be taken for, by its name."""
 
-    by_person: dict[str, dict[str, Role]] = {}
-    operators: dict[str, None] = {}
+    people: dict[str, Standing] = {}
 
     def role(self, person: str, vc: str) -> Role | None:
         """Return what a person is in a VC; None: nothing.
 
         Args:
-            person: Its name. Empty: nobody in particular, but the VC as a whole, with its own
-                credentials. It acts as its manager, as it did before there were people.
+            person: Its name. Empty: nobody in particular, but the VC as a whole, with credentials
+                of its own. It acts as its manager, as it did before there were people.
             vc: The VC.
         """
-        if not person:
-            return Role.MANAGER
-        if person in self.operators:
-            return Role.OPERATOR
-        return self.by_person.get(person, {}).get(vc)
+        return self.people.get(person, NOBODY).role(vc) if person else Role.MANAGER
 
     def highest(self, person: str) -> Role | None:
         """Return the most that a person is anywhere: what counts for what all may see."""
-        if person in self.operators:
-            return Role.OPERATOR
-        found = self.by_person.get(person, {}).values()
-        return max(found, key=VC_ROLES.index, default=None)
+        return self.people.get(person, NOBODY).highest if person else Role.MANAGER
 
-    def give(self, person: str, vc: str, role: Role | None) -> None:
-        """Let a person be something in a VC; None: nothing any more."""
-        of_person = self.by_person.setdefault(person, {})
-        if role is None:
-            of_person.pop(vc, None)
+    def heard(self, fact: Any) -> tuple[str, Standing] | None:
+        """Return whose standing a fact of `access` changes, and what it is then; None: nobody's."""
+        if not isinstance(fact, HEARD):
+            return None
+        known = self.people.get(fact.person, NOBODY)
+        after = _after(known, fact)
+        return (fact.person, after) if after != known else None
+
+    def set(self, person: str, standing: Standing) -> None:
+        """Let a person be taken for something else; nothing is kept of one without any role."""
+        if standing == NOBODY:
+            self.people.pop(person, None)
         else:
-            of_person[vc] = role
-        if not of_person:
-            del self.by_person[person]
+            self.people[person] = standing
 
-    def operate(self, person: str, operator: bool) -> None:
-        """Let a person be an operator, or be one no longer."""
-        if operator:
-            self.operators[person] = None
-        else:
-            self.operators.pop(person, None)
 
-    def forget(self, person: str) -> None:
-        """Take all roles from a person."""
-        self.by_person.pop(person, None)
-        self.operators.pop(person, None)
-
-    def entries(self) -> Iterator[tuple[str, str, Role]]:
-        """Yield person, VC and role; an operator's VC is empty."""
-        for person, roles in self.by_person.items():
-            for vc, role in roles.items():
-                yield person, vc, role
-        for person in self.operators:
-            yield person, "", Role.OPERATOR
+def _after(known: Standing, fact: Any) -> Standing:
+    """Return a standing after one of the facts in `HEARD`."""
+    changed = msgspec.structs.replace
+    match fact:
+        case RoleGranted(role=Role.OPERATOR) | RoleRevoked(vc=""):
+            return changed(known, operator=isinstance(fact, RoleGranted))
+        case RoleGranted():
+            return changed(known, granted={**known.granted, fact.vc: fact.role})
+        case RoleRevoked():
+            left = {vc: role for vc, role in known.granted.items() if vc != fact.vc}
+            return changed(known, granted=left)
+        case GroupRolesSet():
+            return changed(known, groups=dict(fact.roles))
+        case PersonDisabled():
+            return changed(known, disabled=True)
+        case PersonEnabled():
+            return changed(known, disabled=False)
+        case _:
+            return NOBODY

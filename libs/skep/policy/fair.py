@@ -151,7 +151,9 @@ def offered(view: VcView) -> tuple[VcView, tuple[Withheld, ...]]:
         if job.person not in full and not above:
             has[job.person] = jobs + 1, gpus + job.gpus
             continue
-        held[job.job] = Withheld(job.job, Reason.PERSON_LIMIT, above or "an earlier job comes first")
+        held[job.job] = Withheld(
+            job.job, Reason.PERSON_LIMIT, above or "an earlier job comes first"
+        )
         if not above_limits(limits, 0, 0, job.gpus):
             full[job.person] = None
     if not held:

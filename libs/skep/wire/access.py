@@ -28,7 +28,7 @@ HASH_CHARACTERS_MAX = 160
 DETAILS_MAX = 64
 """Entries of what a signer needs or gives beside keys and certificates: the services of a server
 are fewer."""
-TOKEN_ID_PATTERN = r"^[a-z0-9]{12}$(?!\n)"
+ID_PATTERN = r"^[a-z0-9]{12}$(?!\n)"
 """The public part of a token: 62 bits, made at random."""
 KEY_PATTERN = r"^U[A-Z2-7]{55}$(?!\n)"
 """A public key of a NATS user (nkey)."""
@@ -37,7 +37,7 @@ DIGEST_PATTERN = r"^[0-9a-f]{64}$(?!\n)"
 Cause = Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
 Pem = Annotated[str, Meta(max_length=PEM_CHARACTERS_MAX)]
 Hash = Annotated[str, Meta(max_length=HASH_CHARACTERS_MAX)]
-TokenId = Annotated[str, Meta(pattern=TOKEN_ID_PATTERN)]
+TokenId = Annotated[str, Meta(pattern=ID_PATTERN)]
 BusKey = Annotated[str, Meta(pattern=KEY_PATTERN)]
 Digest = Annotated[str, Meta(pattern=DIGEST_PATTERN)]
 Hosts = Annotated[tuple[Short, ...], Meta(max_length=32)]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from skep.ids import job_sequence
 from skep.units import Instant
@@ -23,7 +24,7 @@ from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import SERVERS_MAX, WORKERS_MAX, Problem
+from skep.wire.spec import PRIORITY_MAX, SERVERS_MAX, WORKERS_MAX, Problem
 
 ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
@@ -82,7 +83,22 @@ class AskUnpack(_Ask, frozen=True, tag="unpack"):
     """Leave the GPUs that it shares with others, and wait for some of its own."""
 
 
-Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize | AskPack | AskUnpack
+class AskPriority(_Ask, frozen=True, tag="priority"):
+    """Wait with another priority. Only a job that waits for its GPUs can be given one."""
+
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
+
+
+Ask = (
+    AskSuspend
+    | AskResume
+    | AskCheckpoint
+    | AskMigrate
+    | AskResize
+    | AskPack
+    | AskUnpack
+    | AskPriority
+)
 
 ASKS: dict[str, type[Ask]] = {
     "suspend": AskSuspend,
@@ -92,6 +108,7 @@ ASKS: dict[str, type[Ask]] = {
     "resize": AskResize,
     "pack": AskPack,
     "unpack": AskUnpack,
+    "priority": AskPriority,
 }
 
 
@@ -202,11 +219,15 @@ def _pack_problems(ask: AskPack) -> list[Problem]:
 
 
 class ChangeAsked(Message, frozen=True, tag="change-asked"):
-    """A request about an unfinished job was accepted; `number` is its sequence in SUBMIT."""
+    """A request about an unfinished job was accepted; `number` is its sequence in SUBMIT.
+
+    `by` is the person that asks; empty: the VC as a whole.
+    """
 
     number: int
     ask: Ask
     at: Instant
+    by: str = ""
 
 
 # --- allocator ---------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class VirtualCluster(_Part, frozen=True):
     `gpus` is a shorthand for cells: as many GPUs as that, in the largest cells that make it up.
     `weight` is its share of what is idle, relative to other tenants' (weighted max-min fairness).
     `policy` orders its guaranteed jobs, by these `options` (`skep policies` lists them).
+    `priorities` are the highest that its people may give a job, by their role; a role that is not
+    there has no limit of its own.
     `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
     """
 
@@ -117,6 +119,7 @@ class VirtualCluster(_Part, frozen=True):
     jobs_max: Whole = JOBS_MAX
     policy: Words = FIFO
     options: Annotated[dict[Words, Any], Meta(max_length=NAMES_MAX)] = {}
+    priorities: Annotated[dict[Words, Whole], Meta(max_length=NAMES_MAX)] = {}
     fair_share: FairShare | None = None
     limits: PersonLimits | None = None
 

@@ -11,6 +11,7 @@ import msgspec
 from skep.ids import is_token, job_id, job_sequence
 from skep.units import Instant, seconds
 from skep.wire import subjects
+from skep.wire.access import AccessAsked, AccessFact, AskAccess
 from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import Advice
 from skep.wire.bounds import UNDECODABLE, LogDecoder, one_line
@@ -42,9 +43,10 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "trial": msgspec.json.Decoder(Trials),
     "sight": msgspec.json.Decoder(Sight),
 }
+_ASK_ACCESS = msgspec.json.Decoder(AskAccess)
 
 
-ServiceFact = AdmissionFact | AllocatorFact | SearchFact | AdvisorFact
+ServiceFact = AdmissionFact | AllocatorFact | SearchFact | AdvisorFact | AccessFact
 """A fact that other services may follow."""
 
 
@@ -106,6 +108,7 @@ BusEvent = (
     | CancelRequest
     | AskRequest
     | SearchRequest
+    | AccessAsked
     | Facts
     | Unreadable
     | Admin
@@ -142,6 +145,8 @@ def read(
     Returns:
         A `BusEvent`; `Unreadable` says why it is none.
     """
+    if subject == subjects.ACCESS_ASKED:
+        return _access(payload, headers)
     parsed = subjects.parse(subject)
     if parsed is None:
         return Unreadable(subject=subject, text="not one of our subjects")
@@ -182,6 +187,14 @@ def read(
             return _facts(parsed.first, subject, payload)
         case _:
             return _typed(parsed, subject, payload, at)
+
+
+def _access(payload: bytes, headers: Mapping[str, str]) -> AccessAsked | Unreadable:
+    try:
+        ask = _ASK_ACCESS.decode(payload)
+    except UNDECODABLE as error:
+        return Unreadable(subject=subjects.ACCESS_ASKED, text=one_line(error))
+    return AccessAsked(ask=ask, reply=headers.get(subjects.REPLY_HEADER, ""))
 
 
 def _typed(parsed: subjects.Parsed, subject: str, payload: bytes, at: Instant) -> Any:
@@ -244,11 +257,18 @@ class _AdvisorRecord(msgspec.Struct, frozen=True):
     facts: tuple[AdvisorFact, ...]
 
 
+class _AccessRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[AccessFact, ...]
+
+
 _RECORDS: dict[str, LogDecoder[Any]] = {
+    "access": LogDecoder(_AccessRecord),
     "admission": LogDecoder(_AdmissionRecord),
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),
     "advisor": LogDecoder(_AdvisorRecord),
+    "access": LogDecoder(_AccessRecord),
 }
 
 

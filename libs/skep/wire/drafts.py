@@ -134,11 +134,15 @@ class Answer(Message, frozen=True, tag="answer"):
 
 
 class Judge(Message, frozen=True, tag="judge"):
-    """Would this be admitted, in place of the job `instead`, if any? `spec` is as submitted."""
+    """Would this be admitted, in place of the job `instead`, if any? `spec` is as submitted.
+
+    `person` would submit it; empty: the VC as a whole.
+    """
 
     vc: Short
     spec: Words
     instead: Short = ""
+    person: Short = ""
 
 
 class Judgement(Message, frozen=True, tag="judgement"):

@@ -26,8 +26,8 @@ from skep.wire.part_facts import (
 )
 from skep.wire.promises import PromiseFact
 from skep.wire.reasons import Reason
-from skep.wire.roles import Role
 from skep.wire.resizes import ResizeFact
+from skep.wire.roles import Standing
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import TrialFact
 from skep.wire.windows import WindowFact
@@ -106,24 +106,30 @@ class Repeated(Message, frozen=True, tag="repeated"):
 
 
 class CancelAsked(Message, frozen=True, tag="cancel-asked"):
-    """A cancellation of an unfinished job was accepted."""
+    """A cancellation of an unfinished job was accepted. `by` asked for it; empty: its VC, or Skep."""
 
     job: str
+    by: str = ""
 
 
 class RolesSeen(Message, frozen=True, tag="roles-seen"):
-    """What a person may do from here on, as admission has heard it of the service `access`.
+    """What a person is taken for from here on, as admission has heard it of the service `access`.
 
-    `vcs` are its roles by VC, all of them; `operator`: it may do everything. Neither: nothing.
+    `standing` is the whole of it; without any role the person may do nothing.
     """
 
     person: str
-    vcs: dict[str, Role] = {}
-    operator: bool = False
+    standing: Standing
 
 
 class JobOver(Message, frozen=True, tag="job-over"):
     """Admission saw the end of a job: its place in the VC is free."""
+
+    job: str
+
+
+class JobBegan(Message, frozen=True, tag="job-began"):
+    """Admission saw a job get GPUs for the first time, in a VC with limits: it is not queued."""
 
     job: str
 
@@ -140,6 +146,7 @@ AdmissionFact = (
     | JobOver
     | ChangeAsked
     | PromiseFact
+    | JobBegan
     | RolesSeen
 )
 

@@ -23,7 +23,7 @@ from skep.wire.bounds import (
     convert_unbounded,
 )
 from skep.wire.changes import Result
-from skep.wire.facts import EpochBegan
+from skep.wire.facts import EpochBegan, RolesSeen
 from skep.wire.message import Message
 from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
@@ -423,4 +423,12 @@ SearchTrialFact = (
     | SearchTrialOver
 )
 
-SearchFact = EpochBegan | SearchBegan | SearchRefused | SearchTrialFact | SearchEnding | SearchOver
+SearchFact = (
+    EpochBegan
+    | SearchBegan
+    | SearchRefused
+    | SearchTrialFact
+    | SearchEnding
+    | SearchOver
+    | RolesSeen
+)

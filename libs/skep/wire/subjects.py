@@ -62,6 +62,8 @@ HEARTBEATS = f"{PREFIX}.heartbeat.*"
 REPORTS = f"{PREFIX}.report.*"
 SPANS = f"{PREFIX}.span.*"
 REPLIES = f"{PREFIX}.reply.>"
+SEARCH_REQUESTS = f"{PREFIX}.search.>"
+"""What is asked of searches, by VCs as a whole and by their people."""
 
 KEY_HEADER = "Nats-Msg-Id"
 REPLY_HEADER = "Skep-Reply"

@@ -1,7 +1,7 @@
 """Windows: times for which an operator keeps nodes free, for maintenance or for one VC.
 
-    ReserveNodes --WindowBooked--> booked --WindowBegan--> open --WindowEnded--> forgotten
-                 --WindowRefused   booked or open --WindowEnded (cancelled)--> forgotten
+ReserveNodes --WindowBooked--> booked --WindowBegan--> open --WindowEnded--> forgotten
+             --WindowRefused   booked or open --WindowEnded (cancelled)--> forgotten
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ async def _searched(bus: NatsBus) -> int:
     The service of searches reads these messages only. If it has stored what follows from the last
     of them, it needs no message of SUBMIT.
     """
-    body = {"last_by_subj": subjects.search("*")}
+    body = {"last_by_subj": subjects.SEARCH_REQUESTS}
     last = await ask(bus.link, f"STREAM.MSG.GET.{subjects.SUBMIT}", body, StoredMessage)
     if last.message is None:
         none = last.error is not None and last.error.err_code == MESSAGE_NOT_FOUND

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from skep.wire import subjects
-from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
+from skep.wire.subjects import ACCESS, ADMIN, ADMISSION, ALLOC, NODE, PROFILES, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
@@ -34,9 +34,10 @@ ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 SEARCHES = "searches"
+ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
-SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
-REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
+SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
 ASKERS = (OPERATOR, GATEWAY)
@@ -112,6 +113,11 @@ def node_identity(node: str) -> str:
 def vc_identity(vc: str) -> str:
     """Return the identity of a tenant."""
     return f"vc-{vc}"
+
+
+def person_identity(vc: str, person: str) -> str:
+    """Return the identity of a person in the account of a VC: its inboxes begin with it."""
+    return f"vc-{vc}.{person}"
 
 
 def password_behind_door(secret: str, identity: str, password: str) -> str:
@@ -202,6 +208,7 @@ def services_account(users: Sequence[User], nodes: Sequence[str]) -> Account:
         users=tuple(users),
         exports=(
             *(_service_export(subject) for subject in _tenant_says("*")),
+            *(_service_export(subject) for subject in _tenant_says("*", "*")),
             _service_export(subjects.node_event("*", "*")),
             _stream_export("_INBOX.*.>"),
             _stream_export(subjects.REPLIES),
@@ -239,13 +246,18 @@ def node_account(node: str, password: str) -> Account:
 
 
 def vc_account(vc: str, password: str) -> Account:
-    """Return the account of a tenant: what it submits goes to SUBMIT, verdicts come to it."""
+    """Return the account of a tenant: what it submits goes to SUBMIT, verdicts come to it.
+
+    Its people are users of it as well. It imports what all of them say; each may say only what
+    `person_grants` has.
+    """
     identity = vc_identity(vc)
     return Account(
         name=identity,
         users=(User(name=identity, password=password, grants=vc_grants(vc)),),
         imports=(
             *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc)),
+            *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc, "*")),
             _imported("stream", SERVICES_ACCOUNT, f"_INBOX.{identity}.>"),
             _imported("stream", SERVICES_ACCOUNT, subjects.reply(vc, ">")),
         ),
@@ -254,8 +266,14 @@ def vc_account(vc: str, password: str) -> Account:
     )
 
 
-def _tenant_says(vc: str) -> tuple[str, ...]:
-    return (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc), subjects.search(vc))
+def _tenant_says(vc: str, person: str = "") -> tuple[str, ...]:
+    """Return what a VC as a whole may ask for, or a person of it."""
+    return (
+        subjects.submit(vc, person),
+        subjects.cancel(vc, person),
+        subjects.ask(vc, person),
+        subjects.search(vc, person),
+    )
 
 
 def _node_tells(node: str) -> tuple[str, ...]:
@@ -325,6 +343,7 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
+                + _follows(identity, ACCESS)
                 + says(
                     (
                         subjects.REPLIES,
@@ -369,6 +388,12 @@ def _work(service: str, identity: str) -> Grants:
             )
         case "searches":
             return _searches(identity)
+        case "access":
+            return (
+                _writes(identity, ACCESS)
+                + _follows(identity, ADMIN, subjects.admin("vcs"))
+                + says((), (subjects.ACCESS_ASKED,))
+            )
         case "gateway":
             return _gateway(identity)
         case _:
@@ -379,12 +404,14 @@ def _work(service: str, identity: str) -> Grants:
 def _searches(identity: str) -> Grants:
     return (
         _writes(identity, SEARCH)
-        + _follows(identity, SUBMIT, subjects.search("*"))
+        + _follows(identity, SUBMIT, subjects.SEARCH_REQUESTS)
         + _follows(identity, ADMISSION)
         + _follows(identity, ALLOC)
         + Grants(
             (
                 subjects.submit("*"),
+                # A trial's job is of the person that began the search.
+                subjects.submit("*", "*"),
                 subjects.cancel("*"),
                 subjects.ask("*"),
                 subjects.REPLIES,
@@ -409,7 +436,7 @@ def _gateway(identity: str) -> Grants:
         Grants.__add__,
         (
             _follows(identity, one)
-            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES)
+            for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
         Grants((*_everything_asked(), LOOK_UP), heard),
     )
@@ -430,6 +457,12 @@ def node_grants(node: str) -> Grants:
 def vc_grants(vc: str) -> Grants:
     """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
     return _inbox(vc_identity(vc)) + Grants(_tenant_says(vc), (subjects.reply(vc, ">"),))
+
+
+def person_grants(vc: str, person: str) -> Grants:
+    """Return what a person may do in a VC: what the VC may, but as itself, and hear of that."""
+    heard = (subjects.reply(vc, ">", person),)
+    return _inbox(person_identity(vc, person)) + Grants(_tenant_says(vc, person), heard)
 
 
 def _inbox(identity: str) -> Grants:
@@ -474,11 +507,10 @@ def _writes(identity: str, stream: str) -> Grants:
 def _everything_asked() -> tuple[str, ...]:
     """What people ask for through the command line or the gateway."""
     return (
-        subjects.submit("*"),
-        subjects.cancel("*"),
-        subjects.ask("*"),
-        subjects.search("*"),
+        *_tenant_says("*"),
+        *_tenant_says("*", "*"),
         subjects.admin("*"),
+        subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.health("*"),
         subjects.draft("*"),

@@ -26,6 +26,7 @@ import itertools
 import logging
 import random
 import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ import msgspec
 
 from skep.units import KIB
 from skep_services.adapters.nats_client import NUID, Client, Msg, RawSubscription, Server, errors
+from skep_services.pki.failures import explain, is_final
+from skep_services.pki.files import Fresh, TlsError, TlsFiles, fresh_client
 from skep_services.ports import RefusedError
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ VIOLATIONS_MAX = 64
 TOO_MANY_CONNECTIONS = "maximum account active connections exceeded"
 """What the server says to a login beyond the limit of its account."""
 
+NOT_ENCRYPTED = "the server does not encrypt"
+
 _VIOLATION = re.compile(r'permissions violation for (\w+)[^"]* "([^"]+)"')
 
 
@@ -81,13 +86,54 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the bus, and with which identity.
 
     Inboxes are `_INBOX.<identity>.>`. `connect_within_s` bounds the first connection only; later
-    the link waits for the server for ever.
+    the link waits for the server for ever. With `tls` nothing is said to a server that is not
+    believed, or that would not encrypt.
     """
 
     servers: tuple[str, ...]
     identity: str
     password: str
     connect_within_s: float = 30.0
+    tls: TlsFiles | None = None
+
+
+class _Encrypted(Client):
+    """The library's client, which encrypts always, and with certificates as they are by then."""
+
+    def __init__(self, fresh: Fresh) -> None:
+        super().__init__()
+        self._fresh = fresh
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The context of the connection that is being made."""
+        return self._fresh.context()
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # The library would go on in plain text, and say its password, to whoever asks for that.
+        if initial_connection and not info.get("tls_required"):
+            text = f"nats: {NOT_ENCRYPTED}"
+            raise errors.Error(text)
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            self._drop()
+            raise
+        # What the library leaves out when it begins to encrypt: back pressure, and how it ends.
+        transport: Any = self._transport
+        stream = transport._io_writer.transport
+        transport._io_reader.set_transport(stream)
+        stream.get_protocol()._over_ssl = True
+
+    def _drop(self) -> None:
+        """Forget the socket: the library waits for ever for the end of one that failed to encrypt."""
+        transport: Any = self._transport
+        if transport is not None and transport._io_writer is not None:
+            transport._io_writer.transport.abort()
+            transport._io_writer = None
 
 
 class Violations:
@@ -123,7 +169,7 @@ class Link:
         self.violations = Violations()
         self._options = options
         self._on_fatal = on_fatal
-        self._client = Client()
+        self._client = _client(options)
         self._up = asyncio.Event()
         self._closing = False
         self._dead = False
@@ -139,6 +185,8 @@ class Link:
         self._logins_refused = 0
         self._login_refused = asyncio.Event()
         self._too_many = False
+        self._tls_refused = 0
+        self._tls_trouble = ""
         self._refused_subscriptions: set[str] = set()
 
     @classmethod
@@ -176,19 +224,25 @@ class Link:
             await self._close_client()
             servers = ", ".join(self._options.servers)
             if refused in done:
-                message = (
-                    f"the bus at {servers} refuses another connection: {self.identity!r} has as "
-                    f"many connections as it may have; close some of its programs"
-                    if self._too_many
-                    else f"the bus at {servers} refuses the login of {self.identity!r}: "
-                    f"check its password and whether the server knows it"
-                )
-                raise RefusedError(message)
+                raise RefusedError(self._why_refused(servers))
             message = f"no bus at {servers} within {self._options.connect_within_s} s"
             raise ConnectionError(message)
         self._up.set()
         await self._subscribe_raw(f"{self._mux}.*", self._on_reply)
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.identity}")
+
+    def _why_refused(self, servers: str) -> str:
+        if self._tls_trouble:
+            return self._tls_trouble
+        if self._too_many:
+            return (
+                f"the bus at {servers} refuses another connection: {self.identity!r} has as "
+                f"many connections as it may have; close some of its programs"
+            )
+        return (
+            f"the bus at {servers} refuses the login of {self.identity!r}: "
+            f"check its password and whether the server knows it"
+        )
 
     async def _connect_client(self) -> None:
         options = self._options
@@ -398,6 +452,8 @@ class Link:
     def _note_error(self, error: Exception) -> None:
         text = str(error)
         self._last_attempt_at = asyncio.get_running_loop().time()
+        if self._options.tls is not None and self._note_tls(error, text):
+            return
         violation = self.violations.note(text)
         if violation is not None:
             verb, subject = violation
@@ -420,6 +476,25 @@ class Link:
             if self._attempts == 1:
                 log.warning("bus trouble at %s: %s", self.identity, text or repr(error))
 
+    def _note_tls(self, error: Exception, text: str) -> bool:
+        """Take in an error of encryption: once each is said, and several refuse a first login."""
+        server = self._client._current_server
+        where = server.uri.netloc.rpartition("@")[2] if server is not None else "the bus"
+        line = explain(error, where, self._options.tls)
+        if NOT_ENCRYPTED in text:
+            line = f"{where} does not encrypt: it is no bus of this cluster, or is set up without"
+        if not line:
+            return False
+        self._attempts += 1
+        if line != self._tls_trouble:
+            log.error("bus trouble at %s: %s", self.identity, line)
+        self._tls_trouble = line
+        if is_final(error) or NOT_ENCRYPTED in text:
+            self._tls_refused += 1
+            if self._tls_refused >= REFUSED_LOGINS_MAX * len(self._options.servers):
+                self._login_refused.set()
+        return True
+
     def _refuse_calls(self, subject: str, text: str) -> None:
         for future, called in list(self._calls.values()):
             if called == subject and not future.done():
@@ -432,7 +507,8 @@ class Link:
 
     async def _noted_reconnect(self) -> None:
         self.reconnects += 1
-        self._logins_refused = 0
+        self._logins_refused = self._tls_refused = 0
+        self._tls_trouble = ""
         log.warning("bus reached again by %s after %d errors", self.identity, self._attempts)
         self._attempts = 0
         self._up.set()
@@ -522,6 +598,20 @@ class Link:
                 await self._client.close()
         except (TimeoutError, errors.Error, OSError):
             self._abort()
+
+
+def _client(options: LinkOptions) -> Client:
+    """Return the library's client.
+
+    Raises:
+        RefusedError: A file of certificates cannot be used.
+    """
+    if options.tls is None:
+        return Client()
+    try:
+        return _Encrypted(fresh_client(options.tls, log.warning))
+    except TlsError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _settle(future: asyncio.Future[Msg | Silence], outcome: Msg | Silence) -> None:

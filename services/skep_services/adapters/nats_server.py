@@ -24,8 +24,10 @@ from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, Account, User
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.adapters.nats_streams import STORE_BYTES_MIN
+from skep_services.pki.files import TlsFiles, host_port
 
 BINARY_VARIABLE = "NATS_SERVER_BIN"
+LOOPBACK = "127.0.0.1"
 
 PAYLOAD_BYTES_MAX = MIB
 PENDING_BYTES_MAX = 32 * MIB
@@ -38,6 +40,8 @@ HEALTHY_WITHIN_S = 30.0
 """Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
 STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
+HANDSHAKE_WITHIN_S = 5
+"""What a TLS handshake may take: the server's own 2 s are too little for a thousand at once."""
 
 assert STORE_BYTES_MIN <= STORE_BYTES_MAX
 
@@ -77,6 +81,8 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     password: str
     monitor_port: int
+    host: str = "0.0.0.0"  # noqa: S104 - the others are elsewhere
+    """The address that it listens on for the others."""
 
 
 def config_text(
@@ -84,10 +90,11 @@ def config_text(
     port: int,
     store_dir: Path,
     accounts: Sequence[Account],
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
     server_name: str = "skep",
     store_bytes_max: int = STORE_BYTES_MAX,
     cluster: Membership | None = None,
+    tls: TlsFiles | None = None,
 ) -> str:
     """Return a server's configuration.
 
@@ -102,10 +109,13 @@ def config_text(
         host: The address that the server listens on.
         store_bytes_max: What the streams may fill (bytes).
         cluster: What it knows of the other servers; None: it stands alone.
+        tls: What it proves itself with to clients and other servers, and they to it; None: nothing
+            is encrypted.
     """
     return f"""\
 server_name: {json.dumps(server_name)}
-listen: {json.dumps(f"{host}:{port}")}
+listen: {json.dumps(host_port(host, port))}
+{_tls_text(tls)}\
 max_payload: {PAYLOAD_BYTES_MAX}
 max_pending: {PENDING_BYTES_MAX}
 max_connections: {CONNECTIONS_MAX}
@@ -122,7 +132,16 @@ jetstream {{
 # The client library reads the older form of acknowledgement subjects only.
 feature_flags {{ js_ack_fc_v2: false }}
 {_accounts_text(accounts)}
-{_cluster_text(cluster) if cluster else _alone_text(store_dir)}"""
+{_cluster_text(cluster, tls) if cluster else _alone_text(store_dir)}"""
+
+
+def _tls_text(tls: TlsFiles | None, indent: str = "") -> str:
+    if tls is None:
+        return ""
+    files = {"cert_file": tls.certificate, "key_file": tls.key, "ca_file": tls.ca}
+    lines = [f"  {name}: {json.dumps(str(path))}" for name, path in files.items()]
+    lines += ["  verify: true", '  min_version: "1.3"', f"  timeout: {HANDSHAKE_WITHIN_S}"]
+    return "".join(f"{indent}{line}\n" for line in ("tls {", *lines, "}"))
 
 
 def _alone_text(store_dir: Path) -> str:
@@ -133,14 +152,15 @@ ports_file_dir: {json.dumps(str(store_dir.parent))}
 """
 
 
-def _cluster_text(cluster: Membership) -> str:
+def _cluster_text(cluster: Membership, tls: TlsFiles | None) -> str:
     login = f"{cluster.user}:{cluster.password}"
-    routes = [f"nats-route://{login}@{route}:{cluster.port}" for route in cluster.routes]
+    routes = [f"nats-route://{login}@{host_port(route, cluster.port)}" for route in cluster.routes]
     return f"""\
 http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
 cluster {{
   name: skep
-  listen: "0.0.0.0:{cluster.port}"
+  listen: {json.dumps(host_port(cluster.host, cluster.port))}
+{_tls_text(tls, "  ")}\
   # Clients have a list of all servers; what a server would tell them holds inside only.
   no_advertise: true
   authorization {{ user: {json.dumps(cluster.user)}, password: {json.dumps(cluster.password)} }}
@@ -184,10 +204,10 @@ def _user_tree(user: User) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port of an address of this machine that was free a moment ago."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -196,12 +216,29 @@ class Server:
     """One nats-server process over `folder`, which holds configuration, store and log.
 
     Starting again after `stop` or `kill` uses the same port and store.
+
+    Args:
+        folder: The folder, made if there is none.
+        accounts: The accounts, with their users.
+        port: Where it listens; 0: any port that is free.
+        host: The address of this machine that it listens on.
+        tls: What it proves itself with; None: nothing is encrypted.
+        cluster: What it knows of other servers; None: it stands alone.
     """
 
-    def __init__(self, folder: Path, accounts: Sequence[Account], port: int = 0) -> None:
-        self.folder = folder
-        self.port = port or free_port()
-        self.url = f"nats://127.0.0.1:{self.port}"
+    def __init__(
+        self,
+        folder: Path,
+        accounts: Sequence[Account],
+        port: int = 0,
+        *,
+        host: str = LOOPBACK,
+        tls: TlsFiles | None = None,
+        cluster: Membership | None = None,
+    ) -> None:
+        self.folder, self.host, self.tls, self.cluster = folder, host, tls, cluster
+        self.port = port or free_port(host)
+        self.url = f"{'tls' if tls else 'nats'}://{host_port(host, self.port)}"
         self.log_path = folder / "nats-server.log"
         self._accounts = tuple(accounts)
         self._process: asyncio.subprocess.Process | None = None
@@ -214,8 +251,15 @@ class Server:
 
     def config(self) -> str:
         """Return the configuration it is started with."""
-        store = self.folder / "store"
-        return config_text(port=self.port, store_dir=store, accounts=self._accounts)
+        return config_text(
+            port=self.port,
+            host=self.host,
+            server_name=self.folder.name if self.cluster else "skep",
+            store_dir=self.folder / "store",
+            accounts=self._accounts,
+            cluster=self.cluster,
+            tls=self.tls,
+        )
 
     async def start(self) -> None:
         """Start the process; `wait_healthy` tells when it is of use."""
@@ -252,7 +296,9 @@ class Server:
         password = next(user.password for user in users if user.name == identity)
         async with asyncio.timeout(within_s):
             await self._wait_listening()
-            options = LinkOptions(servers=(self.url,), identity=identity, password=password)
+            options = LinkOptions(
+                servers=(self.url,), identity=identity, password=password, tls=self.tls
+            )
             link = await Link.connect(options, on_fatal=_raise)
             try:
                 await ask(link, "INFO", None, Answer)
@@ -267,12 +313,16 @@ class Server:
                 message = f"nats-server ended with {self._process.returncode}: {' | '.join(words)}"
                 raise RuntimeError(message)
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                _, writer = await asyncio.open_connection(self.host, self.port)
             except OSError:
                 await asyncio.sleep(PROBE_EVERY_S)
                 continue
             writer.close()
             return
+
+    def reload(self) -> None:
+        """Have the process read its configuration and its certificates again."""
+        os.kill(self.pid, signal.SIGHUP)
 
     async def stop(self) -> None:
         """End the process in good order, by force if it takes too long."""

@@ -59,6 +59,13 @@ PROFILE_BYTES_MAX = 2 * GIB
 """Three million measurements of some 700 bytes: at most one for each size and place of an attempt.
 If each of 10,000 jobs a day is like none before, that is 7 MB a day, and enough for 300 days."""
 
+ACCESS_BYTES_MAX = GIB
+"""Two million changes by people, of some 500 bytes with their line of the audit log."""
+
+
+ACCESS_BYTES_MAX = 2 * GIB
+"""Four million lines of the audit log of some 500 bytes."""
+
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from stream to stream; everything else is the same for all."""
@@ -117,6 +124,7 @@ STREAM_PLANS = (
     _plan(subjects.ALLOC, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.SEARCH, FACT_MESSAGE_MAX, SEARCH_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.PROFILES, FACT_MESSAGE_MAX, PROFILE_BYTES_MAX, FACT_DUPLICATES),
+    _plan(subjects.ACCESS, FACT_MESSAGE_MAX, ACCESS_BYTES_MAX, FACT_DUPLICATES),
     StreamPlan(
         name=subjects.KEPT,
         subjects=subjects.KEPT_SUBJECTS,

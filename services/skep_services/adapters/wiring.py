@@ -57,7 +57,9 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
         ConnectionError: No server answered in time.
     """
     servers = tuple(chosen.nats_url.split(","))
-    options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
+    options = LinkOptions(
+        servers=servers, identity=chosen.identity, password=chosen.password, tls=chosen.tls
+    )
     return await NatsBus.connect(options, fatal)
 
 
@@ -75,6 +77,7 @@ async def serve(
     listen: Sequence[str] = (),
     keeps: Log | None = None,
     notes: bool = True,
+    calls: Calls | None = None,
     answers: Answers | None = None,
     beside: Beside | None = None,
 ) -> None:
@@ -88,6 +91,7 @@ async def serve(
         listen: The subjects of core messages that it hears.
         keeps: Where its facts are kept; None: it records none.
         notes: Whether what is decided on is noted there too.
+        calls: Carries out the machine's calls; None: it makes none.
         answers: Makes the part that is asked what the machine would decide, once it is active.
         beside: What else the process does meanwhile; nothing of it may end the service.
     """
@@ -114,6 +118,7 @@ async def serve(
         facts=facts,
         foreign=foreign,
         keeper=facts if keeps is not None and keeps.kept is not None else None,
+        calls=calls,
         follow=follow,
         listen=listen,
         notes=InputNotes() if facts is not None and notes else None,

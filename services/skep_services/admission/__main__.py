@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep.access.roles import HEARD as HEARD_OF_PEOPLE
 from skep.machines.admission import HEARD, AdmissionMachine, Kept
 from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
@@ -14,6 +15,7 @@ from skep_services.shell import Follow
 from skep_services.what_if import JudgeOnly
 
 FOLLOW = (
+    Follow(subjects.ACCESS, facts=HEARD_OF_PEOPLE),
     Follow(subjects.ADMIN),
     Follow(subjects.ALLOC, facts=(CellsSet, JobEnded, NodeAdded, *HEARD)),
     Follow(subjects.SUBMIT),

@@ -32,7 +32,7 @@ A record is never taken out. A log whose records are damaged is not repaired: re
 A message is doubtful if it is the last one and could be a record of a damaged log; if you know that
 it is foreign, --doubtful takes it out, too. (`skep logs` prints what a job wrote.)
 """
-STREAMS = ("ADMISSION", "ALLOC", "SEARCH", "PROFILES")
+STREAMS = ("ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS")
 SHOWN = 20
 REPAIRS = "bootstrap"
 """The identity on the bus that may take out messages of fact logs."""

@@ -112,6 +112,10 @@ class Client(asyncio.Protocol):
             return
         self.server = server
         self.transport.resume_reading()
+        if self._data:
+            early = bytes(self._data)
+            self._data.clear()
+            self.data_received(early)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.clear()
@@ -138,7 +142,10 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self.transport is not None
-        assert self.server is not None
+        if self.server is None:
+            # What came with the end of the handshake that encrypts.
+            self._data += data
+            return
         if self._knows and not self.tenant:
             self.server.write(data)
             return

@@ -8,13 +8,14 @@ from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.wiring import connect
 from skep_services.gateway.server import listen_address, run_gateway, tokens_of
-from skep_services.service import Fatal, Settings, run
+from skep_services.service import Fatal, Settings, run, server_context
 
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     # What is wrong with the settings shows before anything waits for the bus.
-    listen_address(chosen)
+    host, _ = listen_address(chosen)
+    server_context(chosen, host, log.warning)
     tokens_of(chosen)
     fatal = Fatal()
     bus = await connect(chosen, fatal)

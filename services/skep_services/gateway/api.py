@@ -9,18 +9,21 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
 
+from skep.access.rights import RIGHTS, Action, Ruling, may
 from skep.ids import is_token
 from skep.wire import codec
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import Problem
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.metrics import Metrics
+from skep_services.gateway.route_rights import ACTIONS
 from skep_services.service import ConfigurationError
 
 log = structlog.get_logger(service="gateway")
@@ -42,17 +45,6 @@ class ApiError(Exception):
         super().__init__(text)
         self.status = status
         self.body = {"error": {"reason": reason, "text": text, "problems": problems}, **more}
-
-
-class Caller(NamedTuple):
-    """A caller. `vc` is the tenant; empty for an operator, which may see and change everything."""
-
-    name: str
-    vc: str
-
-    def may(self, vc: str) -> bool:
-        """Return whether the caller may see and change what belongs to `vc`."""
-        return self.vc in {"", vc}
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
@@ -150,6 +142,7 @@ def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]
                 caller = _authenticated(tokens, request)
                 CALLER.set(caller)
                 count(caller)
+                _admit(request, caller)
             response = await handler(request)
             status = response.status
         except ApiError as error:
@@ -211,6 +204,36 @@ def number(request: web.Request, name: str, default: int, most: int = QUERY_NUMB
     return min(int(text), most)
 
 
+def forbidden(ruling: Ruling) -> ApiError:
+    """Return the answer to what a caller may not do; it names the role that would be enough."""
+    assert ruling.reason is not None, ruling
+    return ApiError(403, ruling.reason, ruling.text)
+
+
+def check(action: Action, caller: Caller, vc: str, owner: str = "") -> None:
+    """Stop at what a caller may not do to what belongs to a VC.
+
+    Args:
+        action: What it wants to do.
+        caller: The caller.
+        vc: The VC, in which the caller may see what there is.
+        owner: The person whose job or search it is; empty: the VC's.
+
+    Raises:
+        forbidden: An ApiError (403): its role is too low.
+    """
+    ruling = caller.ruling(action, vc, owner)
+    if not ruling:
+        raise forbidden(ruling)
+
+
+def wrong_vc(caller: Caller, vc: str) -> ApiError:
+    """Return the answer to what is about a VC of which the caller sees nothing."""
+    if caller.person:
+        return forbidden(caller.ruling(Action.SEE_JOBS, vc))
+    return ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
+
+
 def unknown_job(name: str) -> ApiError:
     """Return the answer for a job that does not exist, or that the caller may not know of."""
     return ApiError(404, Reason.UNKNOWN_JOB, f"there is no job {name}")
@@ -223,6 +246,28 @@ def _authenticated(tokens: Tokens, request: web.Request) -> Caller:
         text = "a token is needed: `Authorization: Bearer <token>`"
         raise ApiError(401, "unauthorized", text)
     return caller
+
+
+def _admit(request: web.Request, caller: Caller) -> None:
+    """Stop at what the caller has no right to in any VC, or to any job: the rest is the handler's.
+
+    What has no right in the table is refused to people, so that nothing is open by an oversight.
+
+    Raises:
+        forbidden: An ApiError (403): no role of the caller is high enough.
+        ApiError: Only an operator may do this (403).
+    """
+    resource = request.match_info.route.resource
+    if resource is None or not caller.person or caller.operator:
+        return  # Handlers say what a tenant may.
+    action = ACTIONS.get((request.method, resource.canonical))
+    if action is None:
+        raise forbidden(Ruling(False, Reason.ROLE_TOO_LOW, "only an operator may do this"))
+    if RIGHTS[action].own is None:
+        return
+    ruling = may(action, caller.highest, own=True)
+    if not ruling:
+        raise forbidden(ruling)
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> dict[str, Any]:

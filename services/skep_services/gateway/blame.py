@@ -18,10 +18,12 @@ from skep.ledger.blame.told import Party, Share, Told, Total, VcTold, tell_vc
 from skep.wire.bounds import LogDecoder
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.index import Indexer
-from skep_services.gateway.jobs import Jobs, tenant
+from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.model import BLAMED_KEPT
 from skep_services.gateway.rows import Job, State
+from skep_services.gateway.scopes import tenants
 from skep_services.gateway.trials import meant
 from skep_services.ports import Clock
 
@@ -60,7 +62,7 @@ class Blames:
             told = _TOLD.decode(stored) if stored is not None else None
         if told is None:
             raise _unknown(job)
-        return json_response(seen_by(told, caller_of(request).vc))
+        return json_response(seen_by(told, caller_of(request).sees))
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer where the time of all jobs of a VC (`vc`) went, or of each VC that may be seen.
@@ -69,17 +71,17 @@ class Blames:
             ApiError: There is no such VC (404).
             tenant: An ApiError: `vc` is no name (400), or another tenant's (403).
         """
-        vc, fold, now = tenant(request), self._indexer.fold, self._clock.now()
+        vc, fold, now = tenants(request), self._indexer.fold, self._clock.now()
         blame = fold.blame
         known = dict.fromkeys(fold.state.asked.vcs) | dict.fromkeys(blame.totals)
         known |= dict.fromkeys(life.vc for life in blame.lives.values())
-        if vc and vc not in known:
+        if isinstance(vc, str) and vc and vc not in known:
             text = f"there is no virtual cluster {vc}{meant(vc, known)}"
             raise ApiError(404, Reason.UNKNOWN_VC, text)
         totals = {
             name: _copy(blame.totals.get(name, Total()))
             for name in sorted(known)
-            if vc in {"", name}
+            if covers(vc, name)
         }
         lives = [life for life in blame.lives.values() if life.vc in totals]
         for number, life in enumerate(lives):
@@ -88,7 +90,7 @@ class Blames:
                 totals[life.vc].add(told)
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)
-        asking = caller_of(request).vc
+        asking = caller_of(request).sees
         return json_response(
             {
                 "at": now,
@@ -101,26 +103,26 @@ class Blames:
         )
 
 
-def seen_by(told: Told, vc: str) -> Told:
+def seen_by(told: Told, vc: Only) -> Told:
     """Return what a tenant (empty: an operator) may know of where a job's time went."""
-    if not vc:
+    if vc == "":
         return told
     spans = tuple(replace(span, parties=_hidden(span.parties, vc)) for span in told.spans)
     return replace(told, shares=_shares(told.shares, vc), spans=spans)
 
 
-def vc_seen_by(told: VcTold, vc: str) -> VcTold:
+def vc_seen_by(told: VcTold, vc: Only) -> VcTold:
     """Return what a tenant (empty: an operator) may know of where the time of a VC's jobs went."""
-    return replace(told, shares=_shares(told.shares, vc)) if vc else told
+    return told if vc == "" else replace(told, shares=_shares(told.shares, vc))
 
 
-def _shares(shares: Iterable[Share], vc: str) -> tuple[Share, ...]:
+def _shares(shares: Iterable[Share], vc: Only) -> tuple[Share, ...]:
     return tuple(replace(share, parties=_hidden(share.parties, vc)) for share in shares)
 
 
-def _hidden(parties: tuple[Party, ...], vc: str) -> tuple[Party, ...]:
+def _hidden(parties: tuple[Party, ...], vc: Only) -> tuple[Party, ...]:
     """Return parties, of which other tenants' jobs are one, behind those that are named."""
-    foreign = [party for party in parties if party.kind == "job" and party.vc != vc]
+    foreign = [party for party in parties if party.kind == "job" and not covers(vc, party.vc)]
     if not foreign:
         return parties
     named = tuple(party for party in parties if party not in foreign)

@@ -22,6 +22,7 @@ from skep.cells.state import Cells
 from skep.ids import job_of
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.reasons import TEXT
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.holders import counted
 from skep_services.gateway.rows import PLACED, State
@@ -35,7 +36,7 @@ HIDDEN = "?"
 # --- the tree ------------------------------------------------------------------------------------
 
 
-def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
+def cells_view(cells: Cells, vc: Only, chain: str = "") -> list[Plain]:
     """Return every chain with its levels and its tree of cells.
 
     Nodes and cells within them that are alike throughout (idle, or used by one job) come without
@@ -66,7 +67,7 @@ def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
 class _Tree:
     """One chain's cells as nested plain data."""
 
-    def __init__(self, cells: Cells, state: ChainState, vc: str) -> None:
+    def __init__(self, cells: Cells, state: ChainState, vc: Only) -> None:
         self.state, self.shape, self.vc = state, state.topology, vc
         found = ((cells.find(*gpu), job) for job, gpus in cells.off_chain.items() for gpu in gpus)
         self.off_chain = {
@@ -139,17 +140,17 @@ class _Tree:
             for job, each in hold.partners.items()
             if job != hold.job and leaf in each.leaves
         ]
-        return {"beside": others} if others and self.vc in {"", hold.vc} else {}
+        return {"beside": others} if others and covers(self.vc, hold.vc) else {}
 
     def _who(self, hold: CellHold, key: str) -> Plain:
         return {key: _shown(hold.vc, self.vc, job_of(hold.job))}
 
 
-def _shown(owner: str, vc: str, text: str) -> str:
-    return text if vc in {"", owner} else HIDDEN
+def _shown(owner: str, vc: Only, text: str) -> str:
+    return text if covers(vc, owner) else HIDDEN
 
 
-def alarms_view(fold: Fold, vc: str) -> list[Plain]:
+def alarms_view(fold: Fold, vc: Only) -> list[Plain]:
     """Return what the allocator found broken in the cells and not in order since.
 
     A tenant sees what concerns it, without the story, which names jobs of others.
@@ -159,20 +160,20 @@ def alarms_view(fold: Fold, vc: str) -> list[Plain]:
             "rule": alarm.rule,
             "chain": alarm.chain,
             "where": alarm.where,
-            "vcs": list(alarm.vcs) if not vc else [vc],
+            "vcs": [each for each in alarm.vcs if covers(vc, each)],
             "at": alarm.at,
-            "text": alarm_text(alarm) if not vc else TEXT[alarm.rule],
-            "story": list(alarm.story) if not vc else [],
+            "text": alarm_text(alarm) if vc == "" else TEXT[alarm.rule],
+            "story": list(alarm.story) if vc == "" else [],
         }
         for alarm in fold.state.alarms.values()
-        if not vc or vc in alarm.vcs
+        if vc == "" or any(covers(vc, each) for each in alarm.vcs)
     ]
 
 
 # --- tenants -------------------------------------------------------------------------------------
 
 
-def vcs_view(fold: Fold, vc: str) -> list[Plain]:
+def vcs_view(fold: Fold, vc: Only) -> list[Plain]:
     """Return tenants by name: what they own, what they use.
 
     `gpus` are those of its cells, `asked` as many as were asked for: more than that while too few
@@ -208,11 +209,11 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             **counts[name],
         }
         for name, config in sorted(cluster.vcs.items())
-        if vc in {"", name}
+        if covers(vc, name)
     ]
 
 
-def usage_view(cells: Cells, rows: list[Plain], vc: str) -> list[Plain]:
+def usage_view(cells: Cells, rows: list[Plain], vc: Only) -> list[Plain]:
     """Return tenants (rows of `vcs_view`) with their cells: how many, and where each one is."""
     return [
         {
@@ -250,7 +251,7 @@ def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
                     }
 
 
-def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
+def bound_view(cells: Cells, vc: str, asking: Only) -> Iterator[Plain]:
     """Yield where a VC's cells are for now, and the jobs inside.
 
     Args:
@@ -280,7 +281,7 @@ def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
                 }
 
 
-def _count(inside: dict[str, Plain], hold: CellHold | None, asking: str, *, claims: bool) -> None:
+def _count(inside: dict[str, Plain], hold: CellHold | None, asking: Only, *, claims: bool) -> None:
     if hold is not None:
         told = inside.setdefault(
             f"{hold.job} {claims}",
@@ -291,7 +292,7 @@ def _count(inside: dict[str, Plain], hold: CellHold | None, asking: str, *, clai
                 "borrowed": not hold.guaranteed,
                 "reserved": claims,
                 "beside": [job_of(job) for job in hold.partners if job != hold.job]
-                if asking in {"", hold.vc}
+                if covers(asking, hold.vc)
                 else [],
             },
         )
@@ -382,4 +383,5 @@ def _told(vc: VirtualCluster) -> Plain:
         "jobs_max": vc.jobs_max,
         "policy": vc.policy,
         "options": vc.options,
+        "priorities": vc.priorities,
     }

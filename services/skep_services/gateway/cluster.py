@@ -20,6 +20,7 @@ from skep.wire.following import StageSet
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
+from skep_services.gateway.callers import Only
 from skep_services.gateway.cells import (
     alarms_view,
     cells_view,
@@ -134,20 +135,20 @@ class Cluster:
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """Answer the nodes."""
         fold, live = self._indexer.fold, self._indexer.live
-        vc = caller_of(request).vc
+        vc = caller_of(request).sees
         return json_response({"nodes": nodes_view(fold, live, self._clock.now(), vc)})
 
     async def gpus(self, request: web.Request) -> web.StreamResponse:
         """Answer the GPUs."""
         fold, live = self._indexer.fold, self._indexer.live
-        return json_response({"gpus": gpus_view(fold, live, caller_of(request).vc)})
+        return json_response({"gpus": gpus_view(fold, live, caller_of(request).sees)})
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""
-        fold, vc = self._indexer.fold, caller_of(request).vc
+        fold, vc = self._indexer.fold, caller_of(request).sees
         return json_response({"vcs": self._vcs(vc), "alarms": alarms_view(fold, vc)})
 
-    def _vcs(self, vc: str) -> list[dict[str, Any]]:
+    def _vcs(self, vc: Only) -> list[dict[str, Any]]:
         """Return the virtual clusters, and whether those with a model follow it."""
         fold = self._indexer.fold
         said = {one["vc"]: one for one in following_view(fold.state, self._stages, vc)}
@@ -162,7 +163,7 @@ class Cluster:
         Raises:
             ApiError: There is no such virtual cluster, or the caller may not see it (404).
         """
-        name, vc = request.match_info["vc"], caller_of(request).vc
+        name, vc = request.match_info["vc"], caller_of(request).sees
         rows = [one for one in self._vcs(vc) if one["vc"] == name]
         if not rows:
             raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
@@ -171,7 +172,7 @@ class Cluster:
 
     async def usages(self, request: web.Request) -> web.StreamResponse:
         """Answer every virtual cluster's cells."""
-        fold, vc = self._indexer.fold, caller_of(request).vc
+        fold, vc = self._indexer.fold, caller_of(request).sees
         rows, alarms, cells = self._vcs(vc), alarms_view(fold, vc), self._frozen()
         return raw_response(
             await _apart(lambda: {"vcs": usage_view(cells, rows, vc), "alarms": alarms})
@@ -179,7 +180,7 @@ class Cluster:
 
     async def cells(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells."""
-        alarms = alarms_view(self._indexer.fold, caller_of(request).vc)
+        alarms = alarms_view(self._indexer.fold, caller_of(request).sees)
         tree = self._tree(request)
         return raw_response(await _apart(lambda: {"chains": tree(), "alarms": alarms}))
 
@@ -201,7 +202,7 @@ class Cluster:
         fold, chain = self._indexer.fold, request.query.get("chain", "")
         if chain and chain not in fold.state.cells.cluster.chains:
             raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
-        cells, vc = self._frozen(), caller_of(request).vc
+        cells, vc = self._frozen(), caller_of(request).sees
         return lambda: cells_view(cells, vc, chain)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
@@ -279,9 +280,9 @@ async def _operators(request: web.Request, kind: type[Body]) -> Body:
         _bad: An ApiError (422): the body is JSON, but not of this kind.
     """
     caller = caller_of(request)
-    if caller.vc:
-        text = f"only an operator may do this; this token is for VC {caller.vc}"
-        raise ApiError(403, "forbidden", text)
+    if not caller.operator:
+        who = f"you are {caller.highest}" if caller.person else f"this token is for VC {caller.vc}"
+        raise ApiError(403, "forbidden", f"only an operator may do this; {who}")
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.ValidationError as error:

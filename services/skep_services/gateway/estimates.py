@@ -28,10 +28,12 @@ from skep.wire.drafts import Outcome, Start
 from skep.wire.promises import Lasts
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
-from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.api import ApiError, json_response
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.holders import OPPORTUNISTIC_CLASS
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import Estimate, Job, State, Times
+from skep_services.gateway.scopes import tenant
 from skep_services.gateway.trials import meant
 from skep_services.ports import Clock
 
@@ -66,27 +68,27 @@ class Estimates:
     def __init__(self, indexer: Indexer, calibration: Calibration, clock: Clock) -> None:
         """Estimate from these."""
         self._indexer, self._calibration, self._clock = indexer, calibration, clock
-        self._ready_at: dict[str, float] = {}
+        self._ready_at: dict[Only, float] = {}
         """By VC that was asked for: until when the last answer took its part of the time."""
         self._made: dict[str, tuple[float, int]] = {}
         """By VC: when its estimates were made, and how much was known by then."""
         self._parts: dict[str, tuple[Cluster, Owned]] = {}
         """What VCs own, and in which cluster."""
 
-    def refresh(self, vc: str = "") -> None:
+    def refresh(self, vc: Only = "") -> None:
         """Put estimates into the rows of unfinished jobs that have none, or old ones.
 
         Work is bounded: of a large cluster some virtual clusters are left for the next time.
 
         Args:
-            vc: The virtual cluster that is asked for; empty: all, the oldest estimates first.
+            vc: The virtual clusters that are asked for; empty: all, the oldest estimates first.
         """
         began, news = time.monotonic(), self._indexer.deliveries
         if began < self._ready_at.get(vc, 0.0):
             return
         groups: dict[str, list[Job]] = {}
         for job in self._indexer.fold.active.values():
-            if not vc or job.row.vc == vc:
+            if covers(vc, job.row.vc):
                 groups.setdefault(job.row.vc, []).append(job)
         for name in sorted(groups, key=lambda name: self._made.get(name, NEVER_MADE)):
             made_at, known = self._made.get(name, NEVER_MADE)
@@ -99,7 +101,7 @@ class Estimates:
         done = time.monotonic()
         if groups:
             self._ready_at[vc] = done + PART * (done - began)
-        if len(self._made) > 2 * len(groups) + 100 and not vc:
+        if len(self._made) > 2 * len(groups) + 100 and vc == "":
             self._made = {name: made for name, made in self._made.items() if name in groups}
             self._ready_at = {vc: self._ready_at.get(vc, 0.0)}
 
@@ -278,16 +280,13 @@ class Calibrations:
             ApiError: The VC is another tenant's (403), there is no such VC, or nothing was judged
                 of the family (404).
         """
-        caller = caller_of(request)
+        mine = tenant(request)
         vc, family = request.query.get("vc", ""), request.query.get("family", "")
         vcs = self._indexer.fold.state.asked.vcs
-        if vc and not caller.may(vc):
-            text = f"this token is for VC {caller.vc}, not {vc}"
-            raise ApiError(403, Reason.WRONG_VC, text)
         if vc and vc not in vcs:
             text = f"there is no virtual cluster {vc}{meant(vc, vcs)}"
             raise ApiError(404, Reason.UNKNOWN_VC, text)
-        found = list(self._calibration.groups(vc or caller.vc))
+        found = list(self._calibration.groups(mine))
         families = dict.fromkeys(name for _, name, group in found if name and group.tracks)
         if family and family not in families:
             text = f"no estimate of family {family!r} was judged{meant(family, families)}"

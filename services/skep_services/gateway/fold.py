@@ -296,6 +296,7 @@ class Fold:
                 attempt=line.attempt,
                 node=line.node,
                 reason=line.reason,
+                owner=row.owner if row is not None else "",
             )
         )
 
@@ -308,7 +309,7 @@ class Fold:
         if not job.spec_whole and len(event.raw) <= SPEC_BYTES_MAX:
             self._specs[job.sequence] = event.raw
         # Admission and the allocator pass these on as they are.
-        job.row.vc, job.row.submitted_at = event.vc, event.at
+        job.row.vc, job.row.owner, job.row.submitted_at = event.vc, event.owner, event.at
         job.trace, job.key = event.trace, event.key
         if job.row.state is State.UNSEEN:
             self.enter(job, State.SUBMITTED)
@@ -319,7 +320,7 @@ class Fold:
                 job = self._job(fact.job)
                 if job is not None:
                     self._described(job, fact.spec, fact.submitted_at, fact.trace)
-                    job.key = fact.key
+                    job.key, job.row.owner = fact.key, fact.owner
                     if job.row.state in {State.UNSEEN, State.SUBMITTED}:
                         job.row.why = Reason.WAITS_BEHIND
                         self.enter(job, State.QUEUED)
@@ -350,7 +351,7 @@ class Fold:
         job = self._job(fact.job)
         if job is not None:
             row = job.row
-            row.name, row.vc = fact.name, fact.vc
+            row.name, row.vc, row.owner = fact.name, fact.vc, fact.owner
             row.submitted_at, row.ended_at = fact.submitted_at, at
             row.why = fact.problems[0].reason if fact.problems else None
             job.problems, job.key, job.trace = fact.problems, fact.key, fact.trace

@@ -8,6 +8,7 @@ from typing import Any
 from skep.ledger.state import ClusterState
 from skep.wire.following import AdviceFollowed, StageSet
 from skep.wire.reasons import TEXT, Reason
+from skep_services.gateway.callers import Only, covers
 
 
 def sentence(said: AdviceFollowed) -> str:
@@ -18,18 +19,18 @@ def sentence(said: AdviceFollowed) -> str:
 
 
 def following_view(
-    state: ClusterState, stages: Mapping[tuple[str, str], StageSet], vc: str
+    state: ClusterState, stages: Mapping[tuple[str, str], StageSet], vc: Only
 ) -> list[dict[str, Any]]:
     """Return by VC with a model whether that is followed, since when, and how far it has come.
 
     Args:
         state: What the allocator's facts tell.
         stages: By VC and model: the latest stage.
-        vc: Only of this one; empty: of all.
+        vc: Only of these; empty: of all.
     """
     found = []
     for name, said in sorted(state.followed.items()):
-        if vc not in ("", name):
+        if not covers(vc, name):
             continue
         stage = stages.get((name, said.model))
         found.append(

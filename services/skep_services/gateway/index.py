@@ -39,6 +39,7 @@ from skep_services.gateway.model import (
     Batch,
     EventQuery,
     JobQuery,
+    JobRow,
     Listed,
     Model,
     Saved,
@@ -371,7 +372,7 @@ def one_by_one(event: Any) -> Iterator[Any]:
         yield event
 
 
-def _job_row(job: Job) -> tuple[int, int, str, str, str, bytes, bytes]:
+def _job_row(job: Job) -> JobRow:
     row = job.row
     if row.state in ACTIVE:
         phase = PHASE_ACTIVE
@@ -385,4 +386,5 @@ def _job_row(job: Job) -> tuple[int, int, str, str, str, bytes, bytes]:
         row.name,
         codec.encode(row),
         codec.encode(job),
+        row.owner,
     )

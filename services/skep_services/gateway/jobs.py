@@ -8,25 +8,28 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from skep.ids import is_token, job_id, job_sequence
+from skep.access.rights import Action
+from skep.ids import job_id, job_sequence
 from skep.wire import codec
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import (
     ApiError,
-    Caller,
     caller_of,
+    check,
     json_response,
     number,
     raw_response,
     unknown_job,
 )
+from skep_services.gateway.callers import Caller, Only, covers
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
 from skep_services.gateway.promises import lines
 from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
+from skep_services.gateway.scopes import owner_in, tenants, without_values
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
@@ -82,7 +85,7 @@ class Jobs:
         Raises:
             ApiError: A query parameter is wrong (400), or names another tenant's VC (403).
         """
-        vc = tenant(request)
+        vc = tenants(request)
         state = request.query.get("state", "active")
         order = request.query.get("order", "submitted")
         if state not in {"active", "ended", "all", *ACTIVE, *ENDED}:
@@ -93,13 +96,14 @@ class Jobs:
         if order not in ORDERS:
             raise ApiError(400, Reason.BAD_VALUE, f"`order` is one of {', '.join(ORDERS)}")
         name, limit = request.query.get("name", ""), number(request, "limit", LIMIT, LIMIT)
+        owner = owner_in(request)
         self._drafts.estimates.refresh(vc)
         listed = Listed([], 0)
         # Memory first: a job that ends in between is then in both, not in neither.
-        active = self._active(state, vc, name) if state not in {"ended", *ENDED} else []
+        active = self._active(state, vc, name, owner) if state not in {"ended", *ENDED} else []
         if state in {"ended", "all", *ENDED}:
             ended = state if state in ENDED else ""
-            listed = await self._indexer.ended(JobQuery(limit, vc, ended, name))
+            listed = await self._indexer.ended(JobQuery(limit, vc, ended, name, owner))
         return raw_response(_table(active, listed, order, limit))
 
     async def submit(self, request: web.Request) -> web.StreamResponse:
@@ -143,7 +147,7 @@ class Jobs:
             caller, name = caller_of(request), job.row.job
             await self._watch.until(name, lambda: reached(self._by_id(caller, name)), timeout_s)
             job = self._by_id(caller, name)
-        return json_response(await self._whole(job))
+        return json_response(await self._whole(job, caller_of(request)))
 
     @staticmethod
     def _reached(request: web.Request, until: str) -> Callable[[Job], bool]:
@@ -183,16 +187,21 @@ class Jobs:
             options = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
         except UNDECODABLE as error:
             raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None
-        name, job = request.match_info["ask"], await self.job(request)
+        name, job, caller = request.match_info["ask"], await self.job(request), caller_of(request)
+        action = Action.PRIORITISE if name == "priority" else Action.CHANGE
+        check(action, caller, job.row.vc, job.row.owner)
         if name == "pack" and isinstance(options.get("beside"), str):
-            beside = await self.named(caller_of(request), options["beside"])
+            beside = await self.named(caller, options["beside"])
+            check(action, caller, beside.row.vc, beside.row.owner)
             options["beside"] = beside.row.job
-        done = await self._submitter.ask(caller_of(request), job, name, options)
+        done = await self._submitter.ask(caller, job, name, options)
         return json_response(done.body, done.status)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Ask for a job's end."""
-        done = await self._submitter.cancel(caller_of(request), await self.job(request))
+        caller, job = caller_of(request), await self.job(request)
+        check(Action.CANCEL, caller, job.row.vc, job.row.owner)
+        done = await self._submitter.cancel(caller, job)
         return json_response(done.body, done.status)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
@@ -204,6 +213,9 @@ class Jobs:
         told["reasons"] += lines(job)
         if number(request, "what_if", 0):
             told["what_if"] = await self._drafts.what_if(caller_of(request), job)
+            if not caller_of(request).ruling(Action.SEE_VALUES, job.row.vc, job.row.owner):
+                for option in (*told["what_if"]["options"], *told["what_if"]["in_vain"]):
+                    option["spec"] = without_values(option["spec"])
         return json_response(told)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
@@ -255,10 +267,10 @@ class Jobs:
         """
         if job_sequence(name) is not None:
             return self._by_id(caller, name)
-        found = [job.row.job for job in self._active("active", caller.vc, name)]
+        found = [job.row.job for job in self._active("active", caller.sees, name)]
         count = len(found)
         if not found:
-            ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.vc, name=name))
+            ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.sees, name=name))
             found, count = [job_id(sequence) for sequence, _ in ended.lines], ended.total
         if count > 1:
             shown = ", ".join(found[:NAMESAKES_SHOWN])
@@ -275,22 +287,25 @@ class Jobs:
             raise unknown_job(name)
         return job
 
-    def _active(self, state: str, vc: str, name: str) -> list[Job]:
+    def _active(self, state: str, vc: Only, name: str, owner: str = "") -> list[Job]:
         return [
             job
             for job in self._indexer.fold.active.values()
             if (state in {"active", "all"} or job.row.state == state)
-            and (not vc or job.row.vc == vc)
+            and covers(vc, job.row.vc)
             and (not name or job.row.name == name)
+            and (not owner or job.row.owner == owner)
         ]
 
-    async def _whole(self, job: Job) -> dict[str, Any]:
+    async def _whole(self, job: Job, caller: Caller) -> dict[str, Any]:
         self._drafts.estimates.refresh(job.row.vc)
-        spec = await self._indexer.spec(job)
+        spec = _json_or_none(await self._indexer.spec(job))
+        if not caller.ruling(Action.SEE_VALUES, job.row.vc, job.row.owner):
+            spec = without_values(spec)
         tier, can = job.attempts[-1].can() if job.attempts else ("", ())
         return {
             **msgspec.structs.asdict(job.row),
-            "spec": _json_or_none(spec),
+            "spec": spec,
             "problems": job.problems,
             "detail": job.detail,
             "attempts": job.attempts,
@@ -306,21 +321,6 @@ class Jobs:
             "trials": self._indexer.fold.ledger.of(job.row.job),
             "pledged": job.pledged,
         }
-
-
-def tenant(request: web.Request) -> str:
-    """Return the tenant that a request may look at: the `vc` it names, or its own; empty: all.
-
-    Raises:
-        ApiError: `vc` is no name (400), or is another tenant's (403).
-    """
-    caller: Caller = caller_of(request)
-    vc = request.query.get("vc", "")
-    if vc and not is_token(vc):
-        raise ApiError(400, Reason.BAD_VALUE, "`vc` must be a VC's name")
-    if vc and not caller.may(vc):
-        raise ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
-    return vc or caller.vc
 
 
 def trace_id_of(job: Job) -> str:

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from skep.units import MIB
 from skep.wire import subjects
-from skep_services.gateway.api import ApiError, Caller, caller_of, json_response
+from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.callers import Caller
 from skep_services.ports import Bus
 
 REQUESTS_PER_S = 200
@@ -85,18 +86,18 @@ class Limits:
         Raises:
             ApiError: The tenant makes more requests than it may (429).
         """
-        if not caller.vc:
+        if not caller.counted:
             return
         now = self._now()
-        left, at = self._buckets.get(caller.vc, (float(REQUESTS_BURST), now))
+        left, at = self._buckets.get(caller.counted, (float(REQUESTS_BURST), now))
         left = min(float(REQUESTS_BURST), left + (now - at) * REQUESTS_PER_S)
         if left >= 1.0 - 1e-6:  # The sum of many pieces of time is not exact.
-            self._buckets[caller.vc] = (left - 1.0, now)
+            self._buckets[caller.counted] = (left - 1.0, now)
             return
-        self._buckets[caller.vc] = (left, now)
+        self._buckets[caller.counted] = (left, now)
         wait_s = math.ceil((1.0 - left) / REQUESTS_PER_S * 1000) / 1000
         text = (
-            f"VC {caller.vc} makes more than {REQUESTS_PER_S} requests a second "
+            f"{caller.counted} makes more than {REQUESTS_PER_S} requests a second "
             f"(and {REQUESTS_BURST} at once): repeat it after {wait_s} s"
         )
         raise self._refusal(caller, "too-many-requests", text, wait_s)
@@ -116,10 +117,10 @@ class Limits:
         Raises:
             ApiError: The tenant has `most` of them open (429).
         """
-        key = (caller.vc, what)
-        if caller.vc and self._open.get(key, 0) >= most:
+        key = (caller.counted, what)
+        if caller.counted and self._open.get(key, 0) >= most:
             text = (
-                f"VC {caller.vc} has {most} {what} open, as many as one VC may have: "
+                f"{caller.counted} has {most} {what} open, as many as it may have: "
                 "close one of them"
             )
             raise self._refusal(caller, "too-many-streams", text, 1.0)
@@ -137,29 +138,29 @@ class Limits:
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer which limits are near: an operator learns of all tenants, a tenant of itself."""
-        vc = caller_of(request).vc
+        caller = caller_of(request)
         # How full the stream of submissions is concerns those that can do something about it.
-        full = [] if vc else await submissions_near(self._bus)
-        return json_response({"near": [*full, *self.near(vc)]})
+        full = [] if not caller.operator else await submissions_near(self._bus)
+        return json_response({"near": [*full, *self.near(caller.counted)]})
 
     def near(self, only: str = "") -> list[str]:
         """Return a sentence for each limit of which a tenant uses four fifths or more.
 
         Args:
-            only: The tenant; empty: all tenants.
+            only: A caller, as it is counted; empty: all.
         """
         told = []
         for (vc, what), count in sorted(self._open.items()):
             most = MOST[what]
             if vc and only in {"", vc} and 5 * count >= 4 * most:
-                told.append(f"VC {vc} has {count} of {most} {what} open")
+                told.append(f"{vc} has {count} of {most} {what} open")
         told += [
-            f"VC {vc} met its limits at the gateway {count} times since its start"
+            f"{vc} met its limits at the gateway {count} times since its start"
             for vc, count in sorted(self.refused.items())
             if only in {"", vc}
         ]
         return told
 
     def _refusal(self, caller: Caller, reason: str, text: str, wait_s: float) -> ApiError:
-        self.refused[caller.vc] = self.refused.get(caller.vc, 0) + 1
+        self.refused[caller.counted] = self.refused.get(caller.counted, 0) + 1
         return ApiError(429, reason, text, retry_after_s=wait_s)

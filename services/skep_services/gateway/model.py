@@ -17,11 +17,14 @@ import msgspec
 from skep.ledger.blame import kept as blame_kept
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
+from skep_services.gateway.callers import Only
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Heard, Job
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised with every change of a table or of a stored document."""
+MIGRATIONS = {5: "ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''"}
+"""What makes a file of a version one of the next. The streams may lack what it has: it is kept."""
 
 EVENTS_KEPT = 1_000_000
 """Some ten events a job: the stories of the latest 100,000 jobs, about 300 MB."""
@@ -40,7 +43,8 @@ PHASE_ACTIVE, PHASE_ENDED, PHASE_HIDDEN = 0, 1, 2
 SCHEMA = f"""
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
 CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, phase INTEGER NOT NULL, vc TEXT NOT NULL,
-                   state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL);
+                   state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL,
+                   owner TEXT NOT NULL DEFAULT '');
 CREATE INDEX jobs_by_phase ON jobs (phase, vc);
 CREATE TABLE specs (sequence INTEGER PRIMARY KEY, spec BLOB NOT NULL);
 CREATE TABLE nodes (node TEXT PRIMARY KEY, doc BLOB NOT NULL) WITHOUT ROWID;
@@ -60,9 +64,9 @@ BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc B
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
 
 PUT_JOB = """
-INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
+INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
 phase = excluded.phase, vc = excluded.vc, state = excluded.state, name = excluded.name,
-line = excluded.line, doc = excluded.doc
+line = excluded.line, doc = excluded.doc, owner = excluded.owner
 """
 
 REBUILD_ON = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
@@ -118,13 +122,17 @@ class Start(NamedTuple):
     blame: list[blame_kept.Kept]
 
 
+JobRow = tuple[int, int, str, str, str, bytes, bytes, str]
+"""A row of the table of jobs."""
+
+
 class Batch(NamedTuple):
     """Rows for one transaction, encoded, because what they come from goes on changing.
 
     `kept` is empty unless the ledger's state is kept: of a large cluster it fills megabytes.
     """
 
-    jobs: list[tuple[int, int, str, str, str, bytes, bytes]]
+    jobs: list[JobRow]
     specs: list[tuple[int, bytes]]
     heard: list[tuple[str, bytes]]
     events: list[tuple[int, str, str, bytes]]
@@ -140,9 +148,10 @@ class JobQuery(NamedTuple):
     """Which ended jobs to list. Empty texts do not filter."""
 
     limit: int
-    vc: str = ""
+    vc: Only = ""
     state: str = ""
     name: str = ""
+    owner: str = ""
 
 
 class EventQuery(NamedTuple):
@@ -151,7 +160,7 @@ class EventQuery(NamedTuple):
     limit: int
     since: int | None = None
     job: str = ""
-    vc: str = ""
+    vc: Only = ""
 
 
 class Listed(NamedTuple):
@@ -264,6 +273,7 @@ class Model:
                 "vc = ?": query.vc,
                 "state = ?": query.state,
                 "name = ?": query.name,
+                "owner = ?": query.owner,
             }
         )
         # The condition is made of our own words; what a client says goes in as a value.
@@ -308,12 +318,23 @@ class Model:
         if version == 0 and not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._writer.executescript(SCHEMA)
-        elif version != SCHEMA_VERSION:
+            version = SCHEMA_VERSION
+        while version in MIGRATIONS:
+            version = self._migrate(version)
+        if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
         for table in (KEPT, BLAME_KEPT, BLAMED):
             self._writer.execute(table)
         return self._read_start()
+
+    def _migrate(self, version: int) -> int:
+        """Make the file one of the next version, which is returned: whole or not at all."""
+        self._writer.execute("BEGIN")
+        self._writer.execute(MIGRATIONS[version])
+        self._writer.execute(f"PRAGMA user_version = {version + 1}")
+        self._writer.execute("COMMIT")
+        return version + 1
 
     def _read_start(self) -> Start:
         one = self._looker.execute
@@ -369,6 +390,14 @@ class Model:
 
 
 def _where(conditions: dict[str, Any]) -> tuple[str, list[Any]]:
-    """Return an SQL condition and its values; an empty text does not filter."""
-    used = {text: value for text, value in conditions.items() if value != ""}
-    return " AND ".join(used), list(used.values())
+    """Return an SQL condition and its values; an empty text does not filter, a tuple is a choice."""
+    words: list[str] = []
+    values: list[Any] = []
+    for text, value in conditions.items():
+        if isinstance(value, tuple):
+            words.append(text.replace("= ?", f"IN ({', '.join('?' * len(value))})"))
+            values += value
+        elif value != "":
+            words.append(text)
+            values.append(value)
+    return " AND ".join(words), values

@@ -19,7 +19,7 @@ from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.api import ApiError, json_response
 from skep_services.gateway.index import one_by_one
 from skep_services.gateway.intake import Intake
-from skep_services.gateway.jobs import tenant
+from skep_services.gateway.scopes import tenant
 from skep_services.ports import Delivery
 
 LISTED_MAX = 1_000

@@ -112,6 +112,8 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """The part of each device's memory that it is to keep to while it shares its GPUs."""
     estimate: Estimate | None = None
     """When it starts and ends; None: it has ended, or nothing can be said."""
+    owner: str = ""
+    """The person that submitted it; empty: its VC as a whole did."""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -311,6 +313,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int = 0
     node: str = ""
     reason: str = ""
+    owner: str = ""
 
 
 class Spanned(msgspec.Struct, frozen=True, kw_only=True):

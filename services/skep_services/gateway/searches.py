@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from skep.access.rights import Action
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
@@ -32,11 +33,13 @@ from skep.wire.search_facts import (
     Stand,
 )
 from skep.wire.spec import SPEC_BYTES_MAX
-from skep_services.gateway.api import ApiError, caller_of, json_response, number
+from skep_services.gateway.api import ApiError, caller_of, check, json_response, number
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.index import one_by_one
 from skep_services.gateway.intake import Intake
-from skep_services.gateway.jobs import WAIT_S, WAIT_S_MAX, tenant
-from skep_services.gateway.submit import Submitter, too_large
+from skep_services.gateway.jobs import WAIT_S, WAIT_S_MAX
+from skep_services.gateway.scopes import tenants, without_values
+from skep_services.gateway.submit import NO_RIGHT, Submitter, submits, too_large
 from skep_services.gateway.watch import Watch
 from skep_services.ports import Clock, Delivery
 
@@ -109,11 +112,11 @@ class SearchesView:
         active = self._machine.searches.get(name)
         return (active, None) if active is not None else self.over.get(name)
 
-    def listed(self, vc: str, state: str) -> list[tuple[Search, SearchOver | None]]:
+    def listed(self, vc: Only, state: str) -> list[tuple[Search, SearchOver | None]]:
         """Return searches, each with its end (None: it is not over), the oldest first.
 
         Args:
-            vc: Their VC; empty: every VC.
+            vc: Their VCs; empty: every VC.
             state: One of STATES.
         """
         found: list[tuple[Search, SearchOver | None]] = []
@@ -121,7 +124,7 @@ class SearchesView:
             found += self.over.values()
         if state != "over":
             found += [(search, None) for search in self._machine.searches.values()]
-        mine = [one for one in found if vc in ("", one[0].spec.vc)]
+        mine = [one for one in found if covers(vc, one[0].spec.vc)]
         return sorted(mine, key=lambda one: int(one[0].search[1:]))
 
     def curve(self, search: Search, trial: Trial) -> list[tuple[int, float]]:
@@ -177,6 +180,7 @@ def summary(search: Search, end: SearchOver | None, now: Instant) -> dict[str, A
         "search": search.search,
         "name": spec.name,
         "vc": spec.vc,
+        "owner": search.owner,
         "state": state,
         "why": end.why if end is not None else search.ending,
         "method": spec.method,
@@ -259,7 +263,7 @@ class Searches:
         Raises:
             ApiError: A query parameter is wrong (400), or names another tenant's VC (403).
         """
-        vc, state = tenant(request), request.query.get("state", "all")
+        vc, state = tenants(request), request.query.get("state", "all")
         if state not in STATES:
             raise ApiError(400, Reason.BAD_VALUE, f"`state` is one of {', '.join(STATES)}")
         now = self._clock.now()
@@ -283,8 +287,11 @@ class Searches:
             await self._watch.until(name, lambda: name in self._view.over, timeout_s)
             search, end = self._search(request)
         now = end.at if end is not None else self._clock.now()
+        spec: Any = search.spec
+        if not caller_of(request).ruling(Action.SEE_VALUES, spec.vc, search.owner):
+            spec = msgspec.structs.replace(spec, job=without_values(spec.job))
         trials = [trial_row(self._view, search, each, now) for each in search.trials.values()]
-        return json_response({**summary(search, end, now), "spec": search.spec, "rows": trials})
+        return json_response({**summary(search, end, now), "spec": spec, "rows": trials})
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
         """Begin a search: the body is its spec.
@@ -297,9 +304,7 @@ class Searches:
         parsed = parse_search(body)
         if not isinstance(parsed, SearchSpec):
             raise ApiError(422, parsed[0].reason, parsed[0].text, parsed[:PROBLEMS_MAX])
-        if not caller_of(request).may(parsed.vc):
-            text = f"this token is for VC {caller_of(request).vc}, the spec names {parsed.vc}"
-            raise ApiError(403, Reason.WRONG_VC, text)
+        submits(Action.SEARCH, caller_of(request), parsed.vc)
         verdict = await self._asked(request, parsed.vc, {"do": "begin", "spec": msgspec.Raw(body)})
         name = verdict.search
         await self._watch.until(name, lambda: self._view.find(name) is not None, SHOWN_S)
@@ -313,7 +318,7 @@ class Searches:
             ApiError: There is no such search, or the caller may not see it (404), it is over (409),
                 or the request is refused or not answered (400, 422, 503).
         """
-        search, end = self._search(request)
+        search, end = self._steered(request)
         if end is not None:
             text = f"{search.search} is over already: {end.why}"
             raise ApiError(409, Reason.ALREADY_ENDED, text)
@@ -322,7 +327,7 @@ class Searches:
 
     async def ask(self, request: web.Request) -> web.StreamResponse:
         """Add a trial: the body is `{"params": …, "outside": …}`, both optional."""
-        search, _ = self._search(request)
+        search, _ = self._steered(request)
         asked = {**await _object(request), "do": "ask", "search": search.search}
         verdict = await self._asked(request, search.spec.vc, asked)
         repeated = verdict.reason is Reason.REPEATED
@@ -347,13 +352,23 @@ class Searches:
     async def _of_trial(
         self, request: web.Request, do: str, given: dict[str, Any]
     ) -> web.StreamResponse:
-        search, _ = self._search(request)
+        search, _ = self._steered(request)
         trial = request.match_info["trial"]
         if not (trial.isascii() and trial.isdecimal() and len(trial) < 10):
             raise ApiError(404, Reason.UNKNOWN_TRIAL, f"{search.search} has no trial {trial}")
         asked = {**given, "do": do, "search": search.search, "trial": int(trial)}
         await self._asked(request, search.spec.vc, asked)
         return json_response({"search": search.search, "trial": int(trial), "accepted": True})
+
+    def _steered(self, request: web.Request) -> tuple[Search, SearchOver | None]:
+        """Return the search that a request asks something of, as `_search`.
+
+        Raises:
+            check: An ApiError (403): it is another's, and the caller may only steer its own.
+        """
+        search, end = self._search(request)
+        check(Action.STEER_SEARCH, caller_of(request), search.spec.vc, search.owner)
+        return search, end
 
     def _search(self, request: web.Request) -> tuple[Search, SearchOver | None]:
         """Return the search a request is about, and its end (None: it is not over).
@@ -379,7 +394,9 @@ class Searches:
         def known(number: int, key: str) -> SearchVerdict | None:
             return self._known(what, number, key)
 
-        verdict = await self._submitter.search(vc, codec.encode(what), key, known)
+        verdict = await self._submitter.search(
+            caller_of(request), vc, codec.encode(what), key, known
+        )
         log.info(
             "search asked",
             do=what["do"],
@@ -398,6 +415,7 @@ class Searches:
             missing = reason in (Reason.UNKNOWN_SEARCH, Reason.UNKNOWN_TRIAL)
             text = verdict.problems[0].text if verdict.problems else str(reason)
             status = 404 if missing else 409 if reason is Reason.SEARCH_ENDS else 422
+            status = 403 if reason in NO_RIGHT else status
             raise ApiError(status, reason, text, verdict.problems)
         return verdict
 

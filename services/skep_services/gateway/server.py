@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,8 +37,9 @@ from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
 from skep_services.links import Followed, ForeignSeen
+from skep_services.pki.files import host_port
 from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
-from skep_services.service import ConfigurationError, Settings
+from skep_services.service import ConfigurationError, Settings, listen_at, server_context
 from skep_services.tracing import Tracer
 
 log = structlog.get_logger(service="gateway")
@@ -69,12 +71,13 @@ class Gateway:
         self.models = ModelsView(self.indexer.intake)
         self._foreign = ForeignSeen(log.error)
 
-    async def open(self, host: str, port: int) -> int:
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
 
         Args:
             host: The address to listen at.
             port: The port; 0: any that is free.
+            tls: Its certificate; None: what it serves is not encrypted.
 
         Returns:
             The port.
@@ -101,11 +104,13 @@ class Gateway:
             shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=BACKLOG)
+        site = web.TCPSite(self._runner, host, port, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
-            text = f"SKEP_LISTEN: cannot listen on {host}:{port}: {error.strerror or error}"
+            text = (
+                f"SKEP_LISTEN: cannot listen on {host_port(host, port)}: {error.strerror or error}"
+            )
             raise ConnectionError(text) from error
         address: tuple[str, int] = self._runner.addresses[0]
         return address[1]
@@ -251,13 +256,7 @@ def listen_address(chosen: Settings) -> tuple[str, int]:
     Raises:
         ConfigurationError: SKEP_LISTEN is not HOST:PORT.
     """
-    text = chosen.environment.get("SKEP_LISTEN") or LISTEN_DEFAULT
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        message = f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {LISTEN_DEFAULT}"
-        raise ConfigurationError(message)
-    return host, int(port)
+    return listen_at(chosen.environment.get("SKEP_LISTEN", ""), LISTEN_DEFAULT)
 
 
 def tokens_of(chosen: Settings) -> Tokens:
@@ -289,12 +288,17 @@ async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer
         sqlite3.Error: The read model cannot be written.
     """
     host, port = listen_address(chosen)
+    tls = server_context(chosen, host, log.warning)
     path = chosen.state / MODEL_FILE
     gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)
     try:
-        bound = await gateway.open(host, port)
+        bound = await gateway.open(host, port, tls)
         log.info(
-            "ready", listen=f"{host}:{bound}", pid=os.getpid(), facts=gateway.indexer.fold.facts
+            "ready",
+            listen=host_port(host, bound),
+            tls=tls is not None,
+            pid=os.getpid(),
+            facts=gateway.indexer.fold.facts,
         )
         await gateway.serve()
     except sqlite3.Error as error:

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from skep.access.rights import Action
 from skep.ids import job_sequence
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, caller_of, number, raw_response
+from skep_services.gateway.api import ApiError, caller_of, check, number, raw_response
+from skep_services.gateway.callers import covers
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import Indexer
-from skep_services.gateway.jobs import Jobs, tenant
+from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.limits import FOLLOWED_MAX, STREAMS_MAX, Limits
 from skep_services.gateway.logs import Logs, Tail
 from skep_services.gateway.model import EventQuery
+from skep_services.gateway.scopes import tenants
 
 PAGE = 1_000
 """Events of one read from the store, some 300 KB."""
@@ -50,7 +53,7 @@ class Streams:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Answer stored events, or (`follow`) those and every further one as it happens."""
-        vc, job = tenant(request), request.query.get("job", "")
+        vc, job = tenants(request), request.query.get("job", "")
         if job and job_sequence(job) is None:
             job = (await self._jobs.named(caller_of(request), job)).row.job
         since = _since(request)
@@ -100,7 +103,7 @@ class Streams:
             wanted = [
                 (event.seq, event.doc)
                 for event in ring
-                if query.vc in {"", event.vc} and query.job in {"", event.job}
+                if covers(query.vc, event.vc) and query.job in {"", event.job}
             ]
             if wanted:
                 await _write(request, response, _frames(wanted))
@@ -118,10 +121,12 @@ class Streams:
 
         Raises:
             ApiError: There is no such job, attempt or rank (404), several jobs have this name
-                (409), a query parameter is wrong (400), too many logs are followed (429: by this
-                tenant; 503), or the node does not answer (503).
+                (409), it is another's, whose logs the caller may not read (403), a query parameter
+                is wrong (400), too many logs are followed (429: by this tenant; 503), or the node
+                does not answer (503).
         """
         job = await self._jobs.job(request)
+        check(Action.READ_LOGS, caller_of(request), job.row.vc, job.row.owner)
         latest = request.query.get("attempt", "latest") == "latest"
         follow = flag(request, "follow")
         tail = self._logs.open(

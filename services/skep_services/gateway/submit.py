@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
+from skep.access.rights import Action
 from skep.ids import is_token, job_id
 from skep.units import Instant
 from skep.wire import codec, subjects
@@ -26,7 +27,8 @@ from skep.wire.reasons import TEXT, Reason
 from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 from skep.wire.verdict import Verdict
-from skep_services.gateway.api import ApiError, Caller, unknown_job
+from skep_services.gateway.api import ApiError, check, unknown_job
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import ENDED, Job, State
 from skep_services.gateway.watch import Watch
@@ -45,6 +47,9 @@ FULL_RETRY_S = 10.0
 """When a full SUBMIT may have room again: admission looks at its size that often (ADR 0170)."""
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
+
+NO_RIGHT = (Reason.NO_ROLE, Reason.ROLE_TOO_LOW, Reason.NOT_ITS_OWNER, Reason.PERSON_DISABLED)
+"""Refusals of admission that are about the person and not about what it asks."""
 
 _VERDICTS = msgspec.json.Decoder(Verdict)
 _SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
@@ -81,7 +86,8 @@ class Submitter:
 
     async def listen(self) -> None:
         """Take verdicts from here on."""
-        await self._bus.listen(subjects.reply("*", f"{self._asker}.*"), self._verdict)
+        for person in ("", "*"):
+            await self._bus.listen(subjects.reply("*", f"{self._asker}.*", person), self._verdict)
 
     async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
         """Publish a spec and return its verdict.
@@ -97,20 +103,19 @@ class Submitter:
                 (503).
         """
         vc = vc_of(body)
-        if not caller.may(vc):
-            text = f"this token is for VC {caller.vc}, the spec names {vc}"
-            raise ApiError(403, Reason.WRONG_VC, text)
+        submits(Action.SUBMIT, caller, vc)
         key = _checked_key(key)
         began = self._clock.now()
         tell = self._tracer.span
         if not codec.is_trace(trace):
             tell = self._tracer.root
             trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
-        inbox, pending = self._ask(vc)
+        inbox, pending = self._ask(vc, caller.person)
         headers = {subjects.REPLY_HEADER: inbox, subjects.TRACE_HEADER: trace}
         job = ""
         try:
-            job = job_id(await self._publish(subjects.submit(vc), body, key, headers))
+            subject = subjects.submit(vc, caller.person)
+            job = job_id(await self._publish(subject, body, key, headers))
             pending.job = job
             await self._watch.until(
                 job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
@@ -134,12 +139,13 @@ class Submitter:
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
-        inbox, pending = self._ask(row.vc)
+        inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
         body = codec.encode({"job": row.job})
         try:
-            await self._publish(subjects.cancel(row.vc), body, secrets.token_hex(16), headers)
+            subject = subjects.cancel(row.vc, caller.person)
+            await self._publish(subject, body, secrets.token_hex(16), headers)
             await self._watch.until(row.job, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
         finally:
             del self._pending[inbox]
@@ -150,7 +156,7 @@ class Submitter:
             return Answer(202, {"job": row.job, "accepted": True})
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
-        raise refused(409, verdict.reason, verdict.problems, row.job)
+        raise refused(_status(verdict.reason, 409), verdict.reason, verdict.problems, row.job)
 
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
         """Publish a request for a change and return the verdict on it.
@@ -176,12 +182,12 @@ class Submitter:
         problems = parse_ask(body)
         if isinstance(problems, list):
             raise refused(422, problems[0].reason, problems, row.job)
-        inbox, pending = self._ask(row.vc)
+        inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
         try:
             key = secrets.token_hex(16)
-            number = await self._publish(subjects.ask(row.vc), body, key, headers)
+            number = await self._publish(subjects.ask(row.vc, caller.person), body, key, headers)
             await self._watch.until(row.job, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
         finally:
             del self._pending[inbox]
@@ -197,10 +203,11 @@ class Submitter:
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
-        raise refused(status, verdict.reason, verdict.problems, row.job)
+        raise refused(_status(verdict.reason, status), verdict.reason, verdict.problems, row.job)
 
     async def search(
         self,
+        caller: Caller,
         vc: str,
         request: bytes,
         key: str | None,
@@ -221,11 +228,12 @@ class Submitter:
             ApiError: The key is wrong (400), or the bus does not take the request (503).
         """
         key = _checked_key(key)
-        inbox, pending = self._ask(vc)
+        inbox, pending = self._ask(vc, caller.person)
         pending.job, self._of_searches[inbox] = inbox, pending
         headers = {subjects.REPLY_HEADER: inbox}
         try:
-            number = await self._publish(subjects.search(vc), request, key, headers)
+            subject = subjects.search(vc, caller.person)
+            number = await self._publish(subject, request, key, headers)
 
             def decided() -> SearchVerdict | None:
                 return pending.about_search or known(number, key)
@@ -252,10 +260,11 @@ class Submitter:
 
     # --- verdicts ------------------------------------------------------------------------------
 
-    def _ask(self, vc: str) -> tuple[str, Pending]:
-        """Return where a verdict is waited for: a subject of the VC's, so that no other's fits."""
+    def _ask(self, vc: str, person: str) -> tuple[str, Pending]:
+        """Return where a verdict is waited for: a subject of the asker's, so that no other fits."""
         self._asked += 1
-        inbox, pending = subjects.reply(vc, f"{self._asker}.{self._asked}"), Pending()
+        inbox = subjects.reply(vc, f"{self._asker}.{self._asked}", person)
+        pending = Pending()
         self._pending[inbox] = pending
         return inbox, pending
 
@@ -296,7 +305,9 @@ class Submitter:
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})
         if not verdict.accepted:
-            raise refused(422, verdict.reason, verdict.problems, verdict.job)
+            raise refused(
+                _status(verdict.reason, 422), verdict.reason, verdict.problems, verdict.job
+            )
         repeated = verdict.reason is Reason.REPEATED
         body = {"job": verdict.job, "accepted": True, "repeated": repeated}
         if verdict.judged is not None:
@@ -322,6 +333,23 @@ class Submitter:
                 reason, wait_s = "submissions-full", FULL_RETRY_S
                 raise ApiError(503, reason, text, key=key, retry_after_s=wait_s) from error
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
+
+
+def submits(action: Action, caller: Caller, vc: str) -> None:
+    """Stop at a caller that may have no jobs or searches of its own in a VC.
+
+    Raises:
+        ApiError: The VC is another tenant's, or the caller's role there is too low (403).
+    """
+    if not caller.person and not caller.may(vc):
+        text = f"this token is for VC {caller.vc}, the spec names {vc}"
+        raise ApiError(403, Reason.WRONG_VC, text)
+    check(action, caller, vc, caller.person)
+
+
+def _status(reason: Reason | None, otherwise: int) -> int:
+    """Return the status of a refusal: 403 if it is one of rights."""
+    return 403 if reason in NO_RIGHT else otherwise
 
 
 def judged_of(job: Job) -> Judged | None:

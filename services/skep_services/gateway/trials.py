@@ -20,6 +20,7 @@ from skep_services.gateway.api import ApiError, caller_of, json_response, number
 from skep_services.gateway.following import following_view
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.ledger import TRIALS_KEPT, VERDICTS, Asked, totals
+from skep_services.gateway.scopes import tenant
 from skep_services.ports import Clock
 
 LIMIT = 1_000
@@ -61,15 +62,13 @@ class Trials:
             ApiError: A kind or a verdict is unknown (400), the VC is another tenant's (403), or
                 there is no such VC or job (404); the text has what may have been meant.
         """
-        fold, caller = self._indexer.fold, caller_of(request)
+        fold, caller, own = self._indexer.fold, caller_of(request), tenant(request)
         wanted = {name: request.query.get(name, "") for name in Asked._fields}
         for name, words in (("kind", tuple(Kind)), ("verdict", VERDICTS)):
             if wanted[name] and wanted[name] not in words:
                 text = f"no such {name}: {wanted[name]}{meant(wanted[name], words)}"
                 raise ApiError(400, Reason.BAD_VALUE, text)
         vc = wanted["vc"]
-        if vc and not caller.may(vc):
-            raise ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
         known = dict.fromkeys([*fold.state.asked.vcs, *fold.ledger.vcs()])
         if vc and vc not in known:
             text = f"there is no virtual cluster {vc}{meant(vc, known)}"
@@ -77,9 +76,9 @@ class Trials:
         if job := wanted["job"]:
             found = fold.find(job)
             if found is None or not caller.may(found.row.vc):
-                raise self._no_job(job, caller.vc)
+                raise self._no_job(job, own)
             wanted["job"] = found.row.job
-        return Asked(**(wanted | {"vc": vc or caller.vc}))
+        return Asked(**(wanted | {"vc": own}))
 
     def _no_job(self, name: str, vc: str) -> ApiError:
         if job_sequence(name) is not None:

@@ -10,12 +10,13 @@ from typing import Any
 
 from skep.cells.nodes import NodeState
 from skep.units import Instant
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.holders import free_gpus, users
 from skep_services.gateway.live import Live
 
 
-def nodes_view(fold: Fold, live: Live, now: Instant, vc: str) -> list[dict[str, Any]]:
+def nodes_view(fold: Fold, live: Live, now: Instant, vc: Only) -> list[dict[str, Any]]:
     """Return every node the allocator uses, by name."""
     return [_node(node, fold, live, now, vc) for node in _in_use(fold)]
 
@@ -31,7 +32,7 @@ def node_state(node: NodeState, live: Live, now: Instant) -> str:
     return "silent" if live.silent(node.joined.node, now) else "up"
 
 
-def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
+def gpus_view(fold: Fold, live: Live, vc: Only) -> list[dict[str, Any]]:
     """Return every GPU by node. `utilisation` is thousandths, None if it is not measured."""
     rows = []
     for node in _in_use(fold):
@@ -39,7 +40,7 @@ def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
         for gpu in node.joined.gpus:
             first, *others = there.get(gpu.index, (None,))
             owner = _vc_of(fold, first.job) if first is not None else ""
-            mine = first if vc in {"", owner} else None
+            mine = first if covers(vc, owner) else None
             rows.append(
                 {
                     "node": node.joined.node,
@@ -69,7 +70,7 @@ def _in_use(fold: Fold) -> list[NodeState]:
     return [node for _, node in sorted(fold.state.nodes.items())]
 
 
-def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: str) -> dict[str, Any]:
+def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: Only) -> dict[str, Any]:
     joined, heard = node.joined, fold.heard.get(node.joined.node)
     same_agent = heard is not None and heard.heard_identity == joined.identity
     there = users(fold.state, node)
@@ -87,5 +88,5 @@ def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: str) -> dic
         "incarnation": max(
             joined.incarnation, heard.heard_incarnation if heard is not None and same_agent else 0
         ),
-        "jobs": [job for job in jobs if vc in {"", _vc_of(fold, job)}],
+        "jobs": [job for job in jobs if covers(vc, _vc_of(fold, job))],
     }

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from skep.access.rights import Action
 from skep.units import NS_PER_SECOND, Duration
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
@@ -28,11 +29,12 @@ from skep.wire.drafts import (
 )
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
-from skep_services.gateway.api import ApiError, Caller
+from skep_services.gateway.api import ApiError
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.estimates import Estimates
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import Job
-from skep_services.gateway.submit import refused, too_large, vc_of
+from skep_services.gateway.submit import refused, submits, too_large, vc_of
 from skep_services.gateway.texts import place_of
 from skep_services.ports import Bus, Clock
 
@@ -51,7 +53,7 @@ class Drafts:
         self._bus, self._indexer, self._clock = bus, indexer, clock
         self.estimates = estimates
         self._asking: set[str] = set()
-        """Virtual clusters (empty: operators) with a question at the allocator."""
+        """Callers (empty: operators) with a question at the allocator."""
 
     async def what_if(self, caller: Caller, job: Job) -> dict[str, Any]:
         """Return what would start a job that waits.
@@ -61,7 +63,7 @@ class Drafts:
                 answer (503).
         """
         name = job.row.job
-        question = Question(job=name, remaining=self._remaining(), others=not caller.vc)
+        question = Question(job=name, remaining=self._remaining(), others=caller.operator)
         answer = await self._answer(question, caller)
         if answer.problem or answer.outcome is None:
             return {"problem": answer.problem, "outcome": None, "options": [], "in_vain": []}
@@ -70,7 +72,7 @@ class Drafts:
         for one in answer.options:
             judged = None
             if one.spec is not None:
-                judged = await self._judge(one.spec.vc, codec.encode(one.spec), name)
+                judged = await self._judge(one.spec.vc, codec.encode(one.spec), job.row.owner, name)
             shown = self._option(one, caller)
             if judged is None or judged.spec == one.spec:
                 options.append({"rank": len(options) + 1, **shown})
@@ -98,10 +100,8 @@ class Drafts:
         if len(body) > SPEC_BYTES_MAX:
             raise too_large()
         vc = vc_of(body)
-        if not caller.may(vc):
-            text = f"this token is for VC {caller.vc}, the spec names {vc}"
-            raise ApiError(403, Reason.WRONG_VC, text)
-        judged = await self._judge(vc, body)
+        submits(Action.ASK_WHAT_IF, caller, vc)
+        judged = await self._judge(vc, body, caller.person)
         if judged.spec is None:
             raise refused(422, judged.problems[0].reason, judged.problems, None)
         question = Question(spec=judged.spec, remaining=self._remaining())
@@ -127,18 +127,18 @@ class Drafts:
             ApiError: Another question of the VC is being answered (429), or the allocator does not
                 answer (503).
         """
-        if caller.vc in self._asking:
+        if caller.counted in self._asking:
             text = f"another what-if or plan of {caller.name} is being answered: ask again"
             raise ApiError(429, "too-many-questions", text)
-        self._asking.add(caller.vc)
+        self._asking.add(caller.counted)
         try:
             return await self._ask("allocator", question, Answer, TIMEOUT_S)
         finally:
-            self._asking.remove(caller.vc)
+            self._asking.remove(caller.counted)
 
-    async def _judge(self, vc: str, spec: bytes, instead: str = "") -> Judgement:
+    async def _judge(self, vc: str, spec: bytes, person: str, instead: str = "") -> Judgement:
         text = spec.decode("utf-8", "replace")
-        asked = Judge(vc=vc, spec=text, instead=instead)
+        asked = Judge(vc=vc, spec=text, instead=instead, person=person)
         return await self._ask("admission", asked, Judgement, JUDGED_WITHIN_S)
 
     async def _ask(self, service: str, asked: Asked, kind: type[Reply], timeout_s: float) -> Reply:

@@ -8,15 +8,24 @@ from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept
 from skep.wire import subjects
 from skep.wire.changes import AskOver, ChangeAsked, JobChanged
-from skep.wire.facts import Admitted, CancelAsked, JobEnded, JobQueued, JobRan, JobRequeued, Refused
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    JobEnded,
+    JobQueued,
+    JobRan,
+    JobRequeued,
+    Refused,
+    RolesSeen,
+)
 from skep.wire.search_facts import SearchFact
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
 FOLLOW = (
-    Follow(subjects.SUBMIT, subjects=(subjects.search("*"),)),
-    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked, Refused)),
+    Follow(subjects.SUBMIT, subjects=(subjects.SEARCH_REQUESTS,)),
+    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked, Refused, RolesSeen)),
     Follow(subjects.ALLOC, facts=(AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued)),
 )
 LISTEN = (subjects.MEASURED,)

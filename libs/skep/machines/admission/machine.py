@@ -5,7 +5,8 @@
 
 Knows tenants and their quota (from ADMIN), what hardware exists and which jobs are unfinished
 (both from ALLOC: an inventory counts once the allocator uses it, for it alone judges which agent
-a node's name belongs to). It waits for no service: every submission is answered at once.
+a node's name belongs to), and the roles of people (from ACCESS; `allowing`). It waits for no
+service: every submission is answered at once.
 
 Deadlines are answered by the book of promises of their VC (`promising`, `skep.promises`), which
 follows what runs. Its timer is the next instant at which a promise has to be judged again. How fast
@@ -20,10 +21,14 @@ from typing import Any
 
 import msgspec
 
+from skep.access.rights import Action
+from skep.access.person import person_of
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
+from skep.machines.admission.allowing import Allowing, action_of
+from skep.machines.admission import person_limits
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem
@@ -35,7 +40,7 @@ from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.bounds import UNDECODABLE
-from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
+from skep.wire.changes import Ask, AskPack, AskPriority, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -45,12 +50,15 @@ from skep.wire.facts import (
     CellsSeen,
     CellsSet,
     EpochBegan,
+    JobBegan,
+    JobBound,
     JobEnded,
     JobOver,
     NodeAdded,
     NodeSeen,
     Refused,
     Repeated,
+    RolesSeen,
     VcsSet,
 )
 from skep.wire.learned import LearnedAdvice, SightWanted
@@ -77,8 +85,8 @@ CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 AdmissionEvent = (
     Submission | CancelRequest | AskRequest | SearchRequest | Admin | Facts | Advice | Unreadable
 )
-"""What admission takes from outside: everything that is read from SUBMIT, ADMIN and ALLOC, and what
-the advisor says."""
+"""What admission takes from outside: everything that is read from SUBMIT, ADMIN, ALLOC and ACCESS,
+and what the advisor says."""
 
 KEY_CHARACTERS_MAX = 256
 """Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
@@ -93,6 +101,11 @@ class ActiveJob(msgspec.Struct):
     cancelling: bool = False
     elastic: Elastic | None = None
     ps: ParameterServers | None = None
+    owner: str = ""
+    person: str = ""
+    """Whose it is, for limits: its owner's, or as its label says."""
+    began: bool = False
+    """It has had GPUs, as far as that matters for a limit."""
 
 
 class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
@@ -114,7 +127,7 @@ class ActiveKept(msgspec.Struct, frozen=True, tag="active-kept"):
 
 
 class KeysKept(msgspec.Struct, frozen=True, tag="keys-kept"):
-    """Idempotency keys: VC, key, and the job that had it first."""
+    """Idempotency keys: whose they are (see `_scope`), key, and the job that had it first."""
 
     keys: tuple[tuple[str, str, str], ...]
 
@@ -126,7 +139,7 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
 
 
 OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | PledgesKept
-Kept = OwnKept | NodeSeen | CellsSeen
+Kept = OwnKept | NodeSeen | CellsSeen | RolesSeen
 
 JUDGED_MAX = 4096
 """Requests whose verdict is kept: a cluster sees few shapes of jobs, at 300 bytes each."""
@@ -170,12 +183,16 @@ class AdmissionMachine:
         self.outstanding_gpus: dict[str, int] = {}
         """GPUs of each VC's unfinished guaranteed jobs together."""
         self.outstanding_jobs: dict[str, int] = {}
+        self.queued: dict[tuple[str, str], int] = {}
+        """By VC and person: unfinished jobs that have not begun."""
         self.last_sequence = 0
         self.last_asked = 0
         """The latest request for a change that was accepted, by its sequence in SUBMIT."""
         self.pledges = Pledges()
         """What is promised to which job."""
         self.promising = Promising(self.pledges)
+        self.allowing = Allowing()
+        """What people may ask."""
         self._quiet_until = Instant(0)
         """Until then no promise is judged by the clock: what became of jobs is still being read."""
         self._effects: list[Effect] = []
@@ -228,12 +245,23 @@ class AdmissionMachine:
             if isinstance(fact, JobEnded) and fact.job in self.active:
                 self.promising.ended(fact, self._record)
                 self._record(JobOver(job=fact.job))
+            elif isinstance(fact, JobBound):
+                self._began(fact.job)
             elif isinstance(fact, HEARD):
                 self.promising.heard(fact, self.vcs, now, self._record)
+            elif (roles := self.allowing.seen(fact)) is not None:
+                self._record(roles)
             elif isinstance(fact, NodeAdded):
                 self._added(fact.joined)
             elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
                 self._record(CellsSeen(cluster=fact.cluster))
+
+    def _began(self, name: str) -> None:
+        """Take over that a job has GPUs, where that makes room for a further one of its person."""
+        job = self.active.get(name)
+        vc = self.vcs.get(job.vc) if job is not None and not job.began else None
+        if vc is not None and vc.limits is not None:
+            self._record(JobBegan(job=name))
 
     def _set_vcs(self, event: SetVcs) -> None:
         cluster = event.cluster
@@ -258,6 +286,7 @@ class AdmissionMachine:
         ]
         kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
+        kept += self.allowing.snapshot()
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
         kept += [KeysKept(piece) for piece in _pieces(keys)]
@@ -273,6 +302,8 @@ class AdmissionMachine:
                 self.last_asked = kept.last_asked
             case ActiveKept():
                 self.active.update(kept.jobs)
+                for _, job in kept.jobs:
+                    self._count_queued(job, 1)
             case KeysKept():
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
@@ -296,19 +327,21 @@ class AdmissionMachine:
                 self.nodes[fact.node] = fact
                 self._hardware = None
             case Admitted():
-                self._answered(fact.job, fact.spec.vc, fact.key)
+                self._answered(fact.job, fact.spec.vc, fact.key, fact.owner)
                 job = ActiveJob(
                     vc=fact.spec.vc,
                     gpus=fact.spec.gpus,
                     guaranteed=not fact.spec.opportunistic,
                     elastic=fact.spec.elastic,
                     ps=fact.spec.ps,
+                    owner=fact.owner,
+                    person=person_of(fact.owner, fact.spec.labels),
                 )
                 self.active[fact.job] = job
                 self.count(job, 1)
                 self.pledges.add(fact.job, fact.spec)
             case Refused():
-                self._answered(fact.job, fact.vc, fact.key)
+                self._answered(fact.job, fact.vc, fact.key, fact.owner)
                 if fact.key:
                     self.refused[fact.job] = None
             case Repeated():
@@ -316,8 +349,14 @@ class AdmissionMachine:
             case CancelAsked():
                 self.active[fact.job].cancelling = True
                 self.pledges.cancel(fact.job)
+            case JobBegan():
+                job = self.active[fact.job]
+                self._count_queued(job, -1)
+                job.began = True
             case ChangeAsked():
                 self.last_asked = fact.number
+            case RolesSeen():
+                self.allowing.apply(fact)
             case JobOver():
                 self.count(self.active.pop(fact.job), -1)
                 self.pledges.remove(fact.job)
@@ -358,6 +397,11 @@ class AdmissionMachine:
             vc: n for vc, n in gpus.items() if n
         }
         assert self.pledges.jobs.keys() <= self.active.keys()
+        queued: dict[tuple[str, str], int] = {}
+        for job in self.active.values():
+            if not job.began:
+                queued[job.vc, job.person] = queued.get((job.vc, job.person), 0) + 1
+        assert self.queued == queued
         self.pledges.check()
         self.promising.measurements.check()
 
@@ -365,10 +409,10 @@ class AdmissionMachine:
         self.apply(fact)
         self._effects.append(Record(fact))
 
-    def _answered(self, job: str, vc: str, key: str) -> None:
+    def _answered(self, job: str, vc: str, key: str, owner: str = "") -> None:
         self.last_sequence = max(self.last_sequence, job_sequence(job) or 0)
         if key:
-            self.keys[vc, key] = job
+            self.keys[_scope(vc, owner), key] = job
 
     def count(self, job: ActiveJob, sign: int) -> None:
         """Add a job to the counts of its VC, or take it out of them.
@@ -380,19 +424,32 @@ class AdmissionMachine:
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
+        self._count_queued(job, sign)
+
+    def _count_queued(self, job: ActiveJob, sign: int) -> None:
+        """Add a job that has not begun to the count of its person, or take it out of it."""
+        if job.began:
+            return
+        whose = job.vc, job.person
+        left = self.queued.get(whose, 0) + sign
+        if left:
+            self.queued[whose] = left
+        else:
+            self.queued.pop(whose, None)
 
     # --- submissions -----------------------------------------------------------------------
 
     def _submission(self, event: Submission, now: Instant) -> None:
         if (job_sequence(event.job) or 0) <= self.last_sequence:
             return  # Read again after a restart: it is answered.
-        original = self.keys.get((event.vc, event.key)) if event.key else None
+        scope = _scope(event.vc, event.owner)
+        original = self.keys.get((scope, event.key)) if event.key else None
         if original is not None:
             self._record(Repeated(job=event.job, original=original, vc=event.vc, trace=event.trace))
             verdict = self._again(original)
         else:
             verdict = self._first_submission(event, now)
-        self._reply(event.reply, event.vc, verdict, event.trace)
+        self._reply(event, event.owner, verdict, event.trace)
 
     def _again(self, original: str) -> Verdict:
         """Return the verdict on a repetition: the original's."""
@@ -409,7 +466,7 @@ class AdmissionMachine:
     def _first_submission(self, event: Submission, now: Instant) -> Verdict:
         key = event.key
         if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
-            parsed = self.judge(event.vc, parse_spec(event.raw), key)
+            parsed = self.judge(event.vc, parse_spec(event.raw), key, event.owner)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
             parsed = [
@@ -431,6 +488,7 @@ class AdmissionMachine:
                 submitted_at=event.at,
                 trace=event.trace,
                 name=_name_in(event.raw),
+                owner=event.owner,
             )
         )
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason, problems=problems)
@@ -452,7 +510,7 @@ class AdmissionMachine:
         return Verdict(job=event.job, accepted=True, judged=answered.judged)
 
     def judge(
-        self, vc: str, parsed: JobSpec | list[Problem], key: str = ""
+        self, vc: str, parsed: JobSpec | list[Problem], key: str = "", person: str = ""
     ) -> JobSpec | list[Problem]:
         """Return the spec as it will run, or why this cluster refuses it.
 
@@ -460,10 +518,14 @@ class AdmissionMachine:
             vc: The VC that the spec was published to.
             parsed: The spec, or what is wrong with its text.
             key: The idempotency key of the submission; empty: none.
+            person: The person that submits it; empty: the VC as a whole.
 
         Returns:
             The spec, perhaps of another service class; or problems, one at least.
         """
+        outsider = self.allowing.outsider(Action.SUBMIT, person, vc)
+        if outsider is not None:
+            return [outsider]
         if vc not in self.vcs:
             known = ", ".join(sorted(self.vcs)) or "none yet"
             text = f"there is no virtual cluster `{vc}`; there are: {known}"
@@ -484,10 +546,16 @@ class AdmissionMachine:
                     path="$.vc",
                     reason=Reason.WRONG_VC,
                     text=text,
-                    suggestion=f"publish it to {subjects.submit(parsed.vc)}",
+                    suggestion=f"publish it to {subjects.submit(parsed.vc, person)}",
                 )
             ]
-        problem = _search_problem(parsed, key) or self._impossible(parsed) or self._too_many(parsed)
+        problem = (
+            self.allowing.submission(person, vc, parsed.priority, self.vcs[vc])
+            or _search_problem(parsed, key)
+            or self._impossible(parsed)
+            or self._too_many(parsed)
+            or self._above_limits(parsed, person)
+        )
         if problem is not None:
             return [problem]
         judged = self._within_quota(parsed)
@@ -538,6 +606,15 @@ class AdmissionMachine:
             suggestion="wait for some to end, or cancel some",
         )
 
+    def _above_limits(self, spec: JobSpec, owner: str) -> Problem | None:
+        """Return why a person may not have one more job in its VC."""
+        limits = self.vcs[spec.vc].limits
+        if limits is None:
+            return None
+        person = person_of(owner, spec.labels)
+        queued = self.queued.get((spec.vc, person), 0)
+        return person_limits.problem(limits, person, queued, spec)
+
     def _within_quota(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
         if spec.opportunistic:
@@ -577,14 +654,14 @@ class AdmissionMachine:
     def _cancellation(self, event: CancelRequest) -> None:
         job, problem = self._cancel_wish(event)
         if problem is None and not self.active[job].cancelling:
-            self._record(CancelAsked(job=job))
+            self._record(CancelAsked(job=job, by=event.person))
         verdict = Verdict(
             job=job,
             accepted=problem is None,
             reason=problem.reason if problem else None,
             problems=(problem,) if problem else (),
         )
-        self._reply(event.reply, event.vc, verdict, "")
+        self._reply(event, event.person, verdict, "")
 
     def _cancel_wish(self, event: CancelRequest) -> tuple[str, Problem | None]:
         try:
@@ -603,7 +680,17 @@ class AdmissionMachine:
                 text="`job` must be a job id",
                 suggestion='publish {"job": "j17"}',
             )
-        return job, self._not_active(job, event.vc)
+        return job, self._forbidden(Action.CANCEL, job, event.person, event.vc)
+
+    def _forbidden(self, action: Action, job: str, person: str, vc: str) -> Problem | None:
+        """Return why somebody may not do something to a job, or None.
+
+        Whether there is such a job only those learn that have a role in the VC.
+        """
+        problem = self.allowing.outsider(action, person, vc) or self._not_active(job, vc)
+        if problem is None:
+            problem = self.allowing.of_job(action, person, vc, self.active[job].owner)
+        return problem
 
     def _not_active(self, job: str, vc: str) -> Problem | None:
         """Return why nothing can be asked of a job by a VC, or None if it is one of its own."""
@@ -625,20 +712,22 @@ class AdmissionMachine:
         parsed = parse_ask(event.raw)
         job, problems = "", parsed if isinstance(parsed, list) else []
         if not isinstance(parsed, list):
-            job, problem = parsed.job, self._change_problem(parsed, event.vc)
+            job, problem = parsed.job, self._change_problem(parsed, event.vc, event.person)
             problems = [problem] if problem is not None else []
             if problem is None and event.number > self.last_asked:
-                self._record(ChangeAsked(number=event.number, ask=parsed, at=event.at))
+                self._record(
+                    ChangeAsked(number=event.number, ask=parsed, at=event.at, by=event.person)
+                )
         verdict = Verdict(
             job=job,
             accepted=not problems,
             problems=tuple(problems),
             reason=problems[0].reason if problems else None,
         )
-        self._reply(event.reply, event.vc, verdict, "")
+        self._reply(event, event.person, verdict, "")
 
-    def _change_problem(self, ask: Ask, vc: str) -> Problem | None:
-        problem = self._not_active(ask.job, vc)
+    def _change_problem(self, ask: Ask, vc: str, person: str) -> Problem | None:
+        problem = self._forbidden(action_of(ask), ask.job, person, vc)
         targets = [name.strip() for name in getattr(ask, "to", "").split(",")]
         target = next((name for name in targets if name and name not in self.nodes), "")
         if problem is None and target:
@@ -654,9 +743,13 @@ class AdmissionMachine:
             if partner is not None:
                 only = "only jobs of one virtual cluster share GPUs"
                 problem = msgspec.structs.replace(partner, path="$.beside", suggestion=only)
+            else:  # The partner is slowed down: it is changed as well.
+                problem = self._forbidden(Action.CHANGE, ask.beside, person, vc)
         if problem is None and isinstance(ask, AskResize):
             job = self.active[ask.job]
             problem = size_problem(ask, job.elastic) or servers_problem(ask, job.ps)
+        if problem is None and isinstance(ask, AskPriority) and vc in self.vcs:
+            problem = self.allowing.priority(ask, person, vc, self.vcs[vc])
         return problem
 
     def _added(self, joined: NodeJoined) -> None:
@@ -667,10 +760,21 @@ class AdmissionMachine:
         if self.nodes.get(joined.node) != seen:
             self._record(seen)
 
-    def _reply(self, subject: str, vc: str, verdict: Verdict, trace: str) -> None:
-        if subject and subjects.reply_allowed(subject, vc):
+    def _reply(
+        self,
+        asked: Submission | CancelRequest | AskRequest,
+        person: str,
+        verdict: Verdict,
+        trace: str,
+    ) -> None:
+        if asked.reply and subjects.reply_allowed(asked.reply, asked.vc, person):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
-            self._effects.append(Send(subject, verdict, headers))
+            self._effects.append(Send(asked.reply, verdict, headers))
+
+
+def _scope(vc: str, owner: str) -> str:
+    """Return whose idempotency keys are apart from others': a person's, or those of the VC."""
+    return f"{vc}.{owner}" if owner else vc
 
 
 def _search_problem(spec: JobSpec, key: str) -> Problem | None:

@@ -52,7 +52,8 @@ def trial_of(
     """Return the trial that a fact is about, or None.
 
     A job that no trial has yet says itself whose it is: by the key it was submitted with, or in
-    the allocator's words by its spec, which admission holds against the key.
+    the allocator's words by its spec, which admission holds against the key. It is none of a search
+    of which it has another owner.
 
     Args:
         searches: The searches that are not over, by name.
@@ -62,11 +63,11 @@ def trial_of(
     match fact:
         case Admitted() | Refused():
             vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
-            return _new(searches, *_by_key(fact.key), vc)
+            return _new(searches, *_by_key(fact.key), (vc, fact.owner))
         case JobQueued():
             number = fact.spec.labels.get("trial", "")
             trial = int(number) if number.isascii() and number.isdigit() else 0
-            return _new(searches, fact.spec.search, trial, 0, fact.spec.vc)
+            return _new(searches, fact.spec.search, trial, 0, (fact.spec.vc, fact.owner))
         case ChangeAsked() | AskOver():
             job = fact.ask.job
         case JobRan() | JobChanged() | JobRequeued() | JobEnded() | CancelAsked():
@@ -90,11 +91,13 @@ def _by_key(key: str) -> tuple[str, int, int]:
 
 
 def _new(
-    searches: Mapping[str, Search], name: str, number: int, tried: int, vc: str
+    searches: Mapping[str, Search], name: str, number: int, tried: int, whose: tuple[str, str]
 ) -> tuple[Search, Trial] | None:
     search = searches.get(name)
     trial = search.trials.get(number) if search is not None else None
-    if search is None or trial is None or trial.stand is not Stand.NEW or search.spec.vc != vc:
+    if search is None or trial is None or trial.stand is not Stand.NEW:
+        return None
+    if (search.spec.vc, search.owner) != whose:
         return None
     return (search, trial) if tried in (0, trial.tries) else None
 

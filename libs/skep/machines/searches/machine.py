@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from skep.access.rights import Action, Ruling, may
+from skep.access.roles import NOBODY, Roles
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.searches import hearing, plan
 from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
@@ -28,10 +30,10 @@ from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import AskResume, AskSuspend, Result
 from skep.wire.codec import Facts, ServiceFact, Unreadable
-from skep.wire.facts import EpochBegan
+from skep.wire.facts import EpochBegan, RolesSeen
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
-from skep.wire.search import param_problems, search_id
+from skep.wire.search import SearchSpec, param_problems, search_id
 from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
@@ -120,7 +122,7 @@ class SearchKeysKept(msgspec.Struct, frozen=True, tag="search-keys-kept"):
     keys: tuple[tuple[str, str, str], ...]
 
 
-Kept = SearchesKept | SearchKept | TrialsKept | JobsKept | SearchKeysKept
+Kept = SearchesKept | SearchKept | TrialsKept | JobsKept | SearchKeysKept | RolesSeen
 
 
 class Soft:
@@ -144,6 +146,9 @@ class SearchesMachine:
         self.jobs: dict[str, tuple[str, int]] = {}
         """Unfinished jobs that are trials."""
         self.keys: dict[tuple[str, str], str] = {}
+        """Keys of requests: whose they are (see `_scope`), key, and the search that began by it."""
+        self.roles = Roles()
+        """Of people, as admission has heard them: both decide by the same."""
         self._soft = Soft()
         self._effects: list[Effect] = []
 
@@ -161,6 +166,10 @@ class SearchesMachine:
                 touched = self._request(event, now)
             case Facts():
                 for fact in event.facts:
+                    if isinstance(fact, RolesSeen):
+                        if self.roles.people.get(fact.person, NOBODY) != fact.standing:
+                            self._record(fact)
+                        continue
                     touched.update(self._heard(fact, now))
             case Measured():
                 touched = self._measured(event, now)
@@ -229,15 +238,21 @@ class SearchesMachine:
             verdict = self._of_search(event, parsed, now)
         if verdict is None:
             return {}
-        if event.reply and subjects.reply_allowed(event.reply, event.vc):
+        if event.reply and subjects.reply_allowed(event.reply, event.vc, event.person):
             self._effects.append(Send(event.reply, verdict))
         return {verdict.search: None} if verdict.search in self.searches else {}
 
     def _of_search(self, event: SearchRequest, asked: OfSearch, now: Instant) -> SearchVerdict:
-        search = self.searches.get(asked.search)
+        role, search = self.roles.role(event.person, event.vc), self.searches.get(asked.search)
+        if role is None:  # It learns nothing of what there is.
+            return _forbidden(asked.search, may(Action.STEER_SEARCH, role, own=True, vc=event.vc))
         if search is None or search.spec.vc != event.vc:
             text = f"`{event.vc}` has no search {asked.search}, or it is over"
             return _refused(asked.search, "$.search", Reason.UNKNOWN_SEARCH, text)
+        own = event.person != "" and event.person == search.owner
+        ruling = may(Action.STEER_SEARCH, role, own=own, vc=event.vc)
+        if not ruling:
+            return _forbidden(search.search, ruling)
         match asked:
             case CancelSearch():
                 return self._cancel(search, now)
@@ -252,7 +267,7 @@ class SearchesMachine:
         self, event: SearchRequest, asked: BeginSearch, now: Instant
     ) -> SearchVerdict | None:
         name, spec, key = search_id(event.number), asked.spec, event.key
-        earlier = self.keys.get((event.vc, key)) if key else None
+        earlier = self.keys.get((_scope(event.vc, event.person), key)) if key else None
         if earlier is not None:
             return SearchVerdict(search=earlier, accepted=True, reason=Reason.REPEATED)
         if event.number <= self.last_begun:  # Read again after a restart: it is answered.
@@ -260,31 +275,39 @@ class SearchesMachine:
             if name not in self.searches:
                 return None
             return SearchVerdict(search=name, accepted=True, reason=Reason.REPEATED)
-        problem = None
+        problem = self._begin_problem(event, spec)
+        if problem is not None:
+            self._record(SearchRefused(search=name, vc=event.vc, problems=(problem,), at=now))
+            return _refusal("", [problem])
+        self._record(SearchBegan(search=name, spec=spec, at=now, key=key, owner=event.person))
+        return SearchVerdict(search=name, accepted=True)
+
+    def _begin_problem(self, event: SearchRequest, spec: SearchSpec) -> Problem | None:
+        """Return why a search may not begin, or None."""
+        role = self.roles.role(event.person, event.vc)
+        forbidden = _problem(may(Action.SEARCH, role, own=True, vc=event.vc))
+        if forbidden is not None:
+            return forbidden
         if spec.vc != event.vc:
-            problem = Problem(
+            return Problem(
                 path="$.spec.vc",
                 reason=Reason.WRONG_VC,
                 text=f"published for `{event.vc}`, and for `{spec.vc}`",
             )
-        elif sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
-            problem = Problem(
+        if sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
+            return Problem(
                 path="$",
                 reason=Reason.TOO_MANY_SEARCHES,
                 text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
                 suggestion="cancel one, or wait for its end",
             )
-        elif len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-            problem = Problem(
+        if len(event.key) > KEY_CHARACTERS_MAX or not event.key.isprintable():
+            return Problem(
                 path=f"header {subjects.KEY_HEADER}",
                 reason=Reason.BAD_VALUE,
                 text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
             )
-        if problem is not None:
-            self._record(SearchRefused(search=name, vc=event.vc, problems=(problem,), at=now))
-            return _refusal("", [problem])
-        self._record(SearchBegan(search=name, spec=spec, at=now, key=key))
-        return SearchVerdict(search=name, accepted=True)
+        return None
 
     def _cancel(self, search: Search, now: Instant) -> SearchVerdict:
         if search.ending is None or search.spared:
@@ -470,13 +493,17 @@ class SearchesMachine:
         )
 
     def _send(self, search: Search, trial: Trial, wish: str) -> None:
+        # The job is the person's that began the search. All else Skep asks for itself, as the VC:
+        # a search has to come to its end also when its owner may do nothing any more.
         vc = search.spec.vc
         # The order is part of the key: the stream drops repetitions, and takes the next wish.
         headers = {subjects.KEY_HEADER: f"asked/{search.search}/{trial.number}/{trial.order}"}
         match wish:
             case "submit":
                 headers = {subjects.KEY_HEADER: key_of(search.search, trial)}
-                self._effects.append(Send(subjects.submit(vc), job_of(search, trial), headers))
+                self._effects.append(
+                    Send(subjects.submit(vc, search.owner), job_of(search, trial), headers)
+                )
             case "cancel":
                 self._effects.append(Send(subjects.cancel(vc), {"job": trial.job}))
             case "suspend":
@@ -501,10 +528,14 @@ class SearchesMachine:
             case SearchBegan():
                 self.last_begun = max(self.last_begun, int(fact.search[1:]))
                 self.searches[fact.search] = Search(
-                    search=fact.search, spec=fact.spec, began_at=fact.at, key=fact.key
+                    search=fact.search,
+                    spec=fact.spec,
+                    began_at=fact.at,
+                    key=fact.key,
+                    owner=fact.owner,
                 )
                 if fact.key:
-                    self.keys[fact.spec.vc, fact.key] = fact.search
+                    self.keys[_scope(fact.spec.vc, fact.owner), fact.key] = fact.search
                     for old in list(islice(self.keys, max(0, len(self.keys) - KEYS_MAX))):
                         del self.keys[old]
             case SearchRefused():
@@ -577,6 +608,7 @@ class SearchesMachine:
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
         kept: list[Kept] = [SearchesKept(epoch=self.epoch, last_begun=self.last_begun)]
+        kept += [RolesSeen(person=who, standing=each) for who, each in self.roles.people.items()]
         for search in self.searches.values():
             kept.append(SearchKept(msgspec.structs.replace(search, trials={})))
             kept += [
@@ -601,6 +633,8 @@ class SearchesMachine:
                 self.jobs.update((job, (search, trial)) for job, search, trial in kept.jobs)
             case SearchKeysKept():
                 self.keys.update(((vc, key), search) for vc, key, search in kept.keys)
+            case RolesSeen():
+                self.roles.set(kept.person, kept.standing)
 
     def check(self) -> None:
         """Assert that no search runs more than it may, and that jobs and trials agree.
@@ -643,6 +677,24 @@ def wish_of(search: Search, trial: Trial) -> str:
     if trial.run and trial.stand is Stand.SUSPENDED:
         return "resume"
     return "suspend" if trial.stand is Stand.RUNNING and not trial.run else ""
+
+
+def _scope(vc: str, person: str) -> str:
+    """Return whose keys of requests are apart from others': a person's, or those of the VC."""
+    return f"{vc}.{person}" if person else vc
+
+
+def _problem(ruling: Ruling) -> Problem | None:
+    if ruling:
+        return None
+    assert ruling.reason is not None, ruling
+    return Problem(path="$", reason=ruling.reason, text=ruling.text)
+
+
+def _forbidden(search: str, ruling: Ruling) -> SearchVerdict:
+    problem = _problem(ruling)
+    assert problem is not None, ruling
+    return _refusal(search, [problem])
 
 
 def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict:

@@ -141,6 +141,8 @@ class Search(msgspec.Struct, kw_only=True):
     spared: int = 0
     failures: int = 0
     """Trials that failed since one of them told a value."""
+    owner: str = ""
+    """The person that began it; empty: its VC as a whole did."""
 
     @property
     def live(self) -> list[Trial]:

@@ -21,12 +21,7 @@ from skep.wire.reasons import Reason
 
 LEAVES_NODE = (Reason.MAINTENANCE, Reason.RESERVED_FOR_VC)
 """Why an attempt has to leave the nodes of a window."""
-MAKES_ROOM = (
-    Reason.PREEMPTED,
-    Reason.PREEMPTED_BY_POLICY,
-    Reason.TO_OWN_CELLS,
-    *LEAVES_NODE,
-)
+MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS, *LEAVES_NODE)
 """Why an attempt has to be without its GPUs in the end, if not suspended then stopped."""
 
 

@@ -96,9 +96,7 @@ def begin(
     return None
 
 
-def _place(
-    state: ClusterState, job: JobState, to: str, kept: dict[str, str]
-) -> Placement | None:
+def _place(state: ClusterState, job: JobState, to: str, kept: dict[str, str]) -> Placement | None:
     """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
 
     Of the VC's cells if there are, else borrowed for now. No job makes room for a move.
