@@ -28,6 +28,8 @@ GPUS_MAX = 1_000_000
 """GPUs of one chain, and cells in one quota."""
 DEVICE_MAX = 1023
 WEIGHT_MAX = 1_000_000
+HALF_LIFE_MIN, HALF_LIFE_MAX = 60, 365 * 86_400
+PERSON_CHARS_MAX = 256
 SIGNS = ("signal", "not-started", "exit")
 """The ends of an attempt that count against its GPUs."""
 SECONDS_MAX = 366 * 86_400
@@ -449,6 +451,30 @@ def _vc(
     if not (math.isfinite(vc.weight) and 0 < vc.weight <= WEIGHT_MAX):
         text = f"`weight` is {vc.weight}; it must be more than 0, and at most {WEIGHT_MAX}"
         yield problem(f"{here}.weight", Reason.BAD_VALUE, text)
+    yield from _people(here, vc)
+
+
+def _people(here: str, vc: VirtualCluster) -> Iterator[Problem]:
+    """Yield what is wrong with how a VC's people share, and with what each may have."""
+    fair = vc.fair_share
+    if fair is not None:
+        if not HALF_LIFE_MIN <= fair.half_life <= HALF_LIFE_MAX:
+            text = f"`half_life` is {fair.half_life} s; it must be 1m to 365d"
+            yield problem(f"{here}.fair_share.half_life", Reason.BAD_VALUE, text)
+        for person, weight in fair.weights.items():
+            at = f"{here}.fair_share.weights.{person}"
+            if not (0 < len(person) <= PERSON_CHARS_MAX and person.isprintable()):
+                text = f"{person!r} is no name of a person"
+                yield problem(at, Reason.BAD_VALUE, text)
+            if not 0.001 <= weight <= WEIGHT_MAX:
+                text = f"a weight is {weight}; it must be 0.001 to {WEIGHT_MAX}"
+                yield problem(at, Reason.BAD_VALUE, text)
+    if vc.limits is not None:
+        for key in ("running", "gpus", "queued"):
+            value = getattr(vc.limits, key)
+            if value is not None and not 1 <= value <= JOBS_MAX:
+                text = f"`{key}` is {value}; it must be 1 to {JOBS_MAX}"
+                yield problem(f"{here}.limits.person.{key}", Reason.BAD_VALUE, text)
 
 
 def _owners(cluster: Cluster, paths: Paths) -> Iterator[Problem]:

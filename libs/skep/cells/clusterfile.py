@@ -18,6 +18,8 @@
       vision: 6                    # GPUs, in the largest cells that make them up
       speech: {gpus: 8, policy: backfill}                  # `skep policies` lists them
       video: {gpus: 8, policy: {name: NAME, OPTION: ...}}  # the same with options
+      lab: {gpus: 8, fair_share: {half_life: 7d, weights: {ada: 2}},
+            limits: {person: {running: 10, gpus: 16, queued: 200}}}
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
@@ -47,8 +49,10 @@ from skep.wire.cluster import (
     QUARANTINE,
     Chain,
     Cluster,
+    FairShare,
     Level,
     NodeCell,
+    PersonLimits,
     Pin,
     QuarantineRule,
     Quota,
@@ -57,13 +61,16 @@ from skep.wire.cluster import (
 from skep.wire.parse import kind_of, nearest
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
+from skep.wire.times import time_s
 
 CLUSTER_VERSION = 1
 
 CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
-VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy")
+VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy", "fair_share", "limits")
+FAIR_KEYS = ("half_life", "weights")
+PERSON_KEYS = ("running", "gpus", "queued")
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
@@ -529,7 +536,43 @@ class _Reader:
             jobs_max=JOBS_MAX if jobs_max is None else jobs_max,
             policy=policy,
             options=options,
+            fair_share=self.fair_share(tree.get("fair_share"), f"{path}.fair_share"),
+            limits=self.limits(tree.get("limits"), f"{path}.limits"),
         )
+
+    def fair_share(self, value: Any, path: str) -> FairShare | None:
+        """Return how a VC's people share over time; None: they do not."""
+        if value is None:
+            return None
+        tree = self.mapping(value, path, "an object such as {half_life: 7d}")
+        self.keys(tree, FAIR_KEYS, path)
+        given = tree.get("half_life", FairShare().half_life)
+        half_life = time_s(given) if type(given) in (int, str) else None
+        if half_life is None:
+            self.wrong_type(f"{path}.half_life", "a length of time", given, "write 7d, 12h or 30m")
+        weights: dict[str, float] = {}
+        entries = self.mapping(tree.get("weights"), f"{path}.weights", "numbers by person")
+        for person, weight in entries.items():
+            if type(weight) in (int, float) and abs(weight) < 1e300:
+                weights[person] = float(weight)
+            else:
+                self.wrong_type(f"{path}.weights.{person}", "a number", weight)
+        return FairShare(half_life=half_life or FairShare().half_life, weights=weights)
+
+    def limits(self, value: Any, path: str) -> PersonLimits | None:
+        """Return what each person of a VC may have; None: there is no limit."""
+        if value is None:
+            return None
+        tree = self.mapping(value, path, "an object such as {person: {running: 10}}")
+        self.keys(tree, ("person",), path)
+        person = self.mapping(tree.get("person"), f"{path}.person", "numbers of running, ...")
+        self.keys(person, PERSON_KEYS, f"{path}.person")
+        found = {
+            key: self.number(person[key], f"{path}.person.{key}")
+            for key in PERSON_KEYS
+            if key in person
+        }
+        return PersonLimits(**found) if found else None
 
     def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
         """Return a policy's name and options, without checking whether such a policy exists."""

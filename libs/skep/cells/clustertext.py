@@ -218,7 +218,21 @@ def _vc(vc: VirtualCluster) -> str:
         parts.append(f"jobs_max: {vc.jobs_max}")
     if vc.policy != FIFO or vc.options:
         parts.append(f"policy: {_policy(vc)}")
+    parts += _people(vc)
     return f"{{{', '.join(parts)}}}"
+
+
+def _people(vc: VirtualCluster) -> Iterator[str]:
+    """Yield how a VC's people share, and what each may have."""
+    fair, limits = vc.fair_share, vc.limits
+    if fair is not None:
+        weights = [f"{_quoted(who)}: {weight!r}" for who, weight in fair.weights.items()]
+        rest = f", weights: {{{', '.join(weights)}}}" if weights else ""
+        yield f"fair_share: {{half_life: {fair.half_life}s{rest}}}"
+    if limits is not None:
+        given = {key: getattr(limits, key) for key in ("running", "gpus", "queued")}
+        text = ", ".join(f"{key}: {value}" for key, value in given.items() if value is not None)
+        yield f"limits: {{person: {{{text}}}}}"
 
 
 def _policy(vc: VirtualCluster) -> str:

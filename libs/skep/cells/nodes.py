@@ -48,6 +48,8 @@ class NodeState:
         self.joined = joined
         self.drained = False
         self.lost = False
+        self.maintained = False
+        """A window for maintenance is open."""
         self.clearing = 0
         """The order that the new owner of the node name must clear before it gets work; 0 if
         none."""
@@ -81,7 +83,7 @@ class NodeState:
     @property
     def usable(self) -> bool:
         """Return whether work may be placed here."""
-        return not (self.drained or self.lost or self.clearing)
+        return not (self.drained or self.lost or self.clearing or self.maintained)
 
     def bad(self, device: int, kind: str) -> bool:
         """Return whether a GPU can be given to no job now.

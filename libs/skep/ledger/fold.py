@@ -14,9 +14,11 @@ from skep.ledger import (
     gpu_health,
     move_costs,
     move_facts,
+    people,
     sharing,
     size_facts,
     trial_facts,
+    window_facts,
 )
 from skep.ledger.delta import Delta
 from skep.ledger.job_state import GIVES_WAY, JobState, Part, State
@@ -73,6 +75,7 @@ from skep.wire.moves import (
 from skep.wire.packs import GpusShared
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import TrialBegun, TrialOver
+from skep.wire.windows import WindowBegan, WindowBooked, WindowEnded, WindowRefused
 
 ENDED_KEPT = 500
 """Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
@@ -98,6 +101,8 @@ def apply(state: ClusterState, fact: AllocatorFact | Kept) -> Delta:
         restore(state, cast("Kept", fact))
         return state.end_change()  # It is no fact, and means nothing for trials.
     handler(state, fact)
+    if state.people.of_vc:
+        people.follow(state, fact)
     if state.probes.open or trial_facts.concerns(state.tries, fact):
         trial_facts.follow(state, fact)
     return state.end_change()
@@ -297,6 +302,7 @@ def _cells_set(state: ClusterState, fact: CellsSet) -> None:
             state.note_borrowed(job)
     learned = {vc for vc, each in fact.cluster.vcs.items() if each.policy == LEARNED}
     state.followed = {vc: said for vc, said in state.followed.items() if vc in learned}
+    people.install(state)
     _changed(state, *cell_facts.node_names(fact.cluster))
 
 
@@ -352,7 +358,7 @@ def _advice_followed(state: ClusterState, fact: AdviceFollowed) -> None:
     state.followed[fact.vc] = fact
 
 
-def _nothing(_state: ClusterState, _fact: ClusterRefused) -> None:
+def _nothing(_state: ClusterState, _fact: ClusterRefused | WindowRefused) -> None:
     """Take over a fact that is for readers of the log only."""
 
 
@@ -406,5 +412,9 @@ HANDLERS: dict[type[Any], Handler] = {
     SuccessorReady: move_facts.apply,
     TrialBegun: trial_facts.apply,
     TrialOver: trial_facts.apply,
+    WindowBegan: window_facts.apply,
+    WindowBooked: window_facts.apply,
+    WindowEnded: window_facts.apply,
+    WindowRefused: _nothing,
 }
 """By type of fact: what takes it over. A test compares the keys with `wire.facts.AllocatorFact`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skep import ids
 from skep.cells.check import check_cells
-from skep.ledger import cell_facts, trial_facts
+from skep.ledger import cell_facts, people, trial_facts
 from skep.ledger.job_state import Part, State
 from skep.ledger.state import ClusterState
 
@@ -15,6 +15,7 @@ def check(state: ClusterState) -> None:
     Raises:
         AssertionError: One of them is not.
     """
+    people.check(state)
     held = {name: dict(node.ghosts) for name, node in state.nodes.items()}
     waiting = 0
     for job in state.jobs.values():

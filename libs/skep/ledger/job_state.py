@@ -408,5 +408,12 @@ FAILURES: dict[Outcome, Reason] = {
     Outcome.NODE_FAULT: Reason.NODE_FAULT,
 }
 
-GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED, Reason.TO_OWN_CELLS)
+GIVES_WAY = (
+    Reason.PREEMPTED,
+    Reason.PREEMPTED_BY_POLICY,
+    Reason.UNPACKED,
+    Reason.TO_OWN_CELLS,
+    Reason.MAINTENANCE,
+    Reason.RESERVED_FOR_VC,
+)
 """Why an attempt may be stopped for others: another one follows, and no retry is counted."""

@@ -14,7 +14,8 @@ import msgspec
 
 from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
-from skep.ledger import cell_facts
+from skep.ledger import cell_facts, people, window_facts
+from skep.ledger.accounts import Account
 from skep.ledger.job_state import JobState, State
 from skep.ledger.records import Cooling, MoveCosts, Probe, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
@@ -24,6 +25,7 @@ from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.following import AdviceFollowed
 from skep.wire.node import NodeJoined
+from skep.wire.windows import Window
 
 PIECE = 200
 """Names in one piece of what is kept of trials."""
@@ -91,6 +93,21 @@ class JobKept(msgspec.Struct, frozen=True, tag="job-kept"):
     job: JobState
 
 
+class PeopleKept(msgspec.Struct, frozen=True, kw_only=True, tag="people-kept"):
+    """Accounts of people of one VC. `now` is the latest time that a fact said."""
+
+    vc: str
+    now: Instant
+    accounts: dict[str, Account]
+
+
+class WindowsKept(msgspec.Struct, frozen=True, kw_only=True, tag="windows-kept"):
+    """A window, and whether it is open."""
+
+    window: Window
+    opened: bool
+
+
 class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     """Jobs that hold or claim GPUs or are set aside, in the order of it. Comes last."""
 
@@ -109,6 +126,8 @@ Kept = (
     | CellsSnapshot
     | NodeKept
     | JobKept
+    | PeopleKept
+    | WindowsKept
     | PlacedKept
 )
 
@@ -143,6 +162,12 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         yield _node(node)
     for job in state.jobs.values():
         yield JobKept(job)
+    for vc, of_vc in state.people.of_vc.items():
+        yield PeopleKept(vc=vc, now=state.people.now, accounts={})
+        for accounts in _pieces(of_vc.accounts, PIECE):
+            yield PeopleKept(vc=vc, now=state.people.now, accounts=accounts)
+    for name, window in state.windows.items():
+        yield WindowsKept(window=window, opened=name in state.opened)
     yield PlacedKept(
         jobs=tuple(state.placed),
         parked=tuple(state.parked),
@@ -225,6 +250,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)
+            people.install(state)
         case NodeKept():
             state.nodes[kept.joined.node] = _restored(kept)
         case JobKept():
@@ -235,8 +261,13 @@ def restore(state: ClusterState, kept: Kept) -> None:
             state.jobs[job.job] = job
             if job.state is State.QUEUED:
                 state.queue(job).add(job.entry)
+        case PeopleKept():
+            people.kept(state, kept.vc, kept.now, kept.accounts)
+        case WindowsKept():
+            window_facts.kept(state, kept.window, opened=kept.opened)
         case PlacedKept():
             _place(state, kept)
+            people.restored(state)
 
 
 def _place(state: ClusterState, kept: PlacedKept) -> None:

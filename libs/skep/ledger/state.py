@@ -9,6 +9,7 @@ from __future__ import annotations
 from skep.cells.nodes import NodeState
 from skep.cells.state import Cells
 from skep.ids import attempt_id
+from skep.ledger.accounts import People
 from skep.ledger.delta import UNCHANGED, Delta
 from skep.ledger.job_state import JobState
 from skep.ledger.queue import JobQueue
@@ -19,6 +20,7 @@ from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import Reason
+from skep.wire.windows import Window
 
 Place = tuple[Reason, str, str]
 """What is broken: rule, chain, and where."""
@@ -69,6 +71,12 @@ class ClusterState:
         """Invariants of the cells that were found broken and have not been found to hold since."""
         self.followed: dict[str, AdviceFollowed] = {}
         """By VC with the policy `learned`: whether it follows its model, as it was said last."""
+        self.people = People()
+        """Of VCs with fair shares or limits: what each person has and has used."""
+        self.windows: dict[str, Window] = {}
+        """The windows that are booked or open, by name, in the order of booking."""
+        self.opened: dict[str, None] = {}
+        """Those of them that are open."""
         self._delta: Delta | None = None
 
     @property

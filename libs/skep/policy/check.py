@@ -10,6 +10,7 @@ from typing import Any
 
 from skep.cells import clustercheck, clusterfile
 from skep.cells.clustercheck import PROBLEMS_MAX, Paths, problem
+from skep.policy import fair
 from skep.policy.registry import NoPolicy, make
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
@@ -43,8 +44,14 @@ def policy_problems(cluster: Cluster) -> Iterator[Problem]:
     for name, vc in cluster.vcs.items():
         path = f"$.vcs.{name}.policy"
         try:
-            make(vc.policy, vc.options)
+            policy = make(vc.policy, vc.options)
         except NoPolicy as error:
             reason = Reason.BAD_OPTION if error.option else Reason.UNKNOWN_POLICY
             here = f"{path}.{error.option}" if error.option else path
             yield problem(here, reason, error.text, error.suggestion)
+            continue
+        why = fair.unfit(policy) if vc.fair_share is not None else ""
+        if why:
+            text = f"`fair_share` puts the jobs of a policy in order, and {vc.policy}: {why}"
+            hint = "leave `policy` out, or take one that only orders, such as backfill"
+            yield problem(f"$.vcs.{name}.fair_share", Reason.BAD_OPTION, text, hint)

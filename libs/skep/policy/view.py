@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from skep.units import Duration, Instant
+from skep.wire.cluster import PersonLimits
 from skep.wire.following import AdviceFollowed
 from skep.wire.learned import LearnedAdvice
 from skep.wire.spec import JobSpec
@@ -133,6 +134,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_workers: int = 0
     """The workers that it had when its rate was measured; 0: not known. If these are not those that
     it has now, `left` and `rates` are of before its latest change."""
+    person: str = ""
+    """Whose it is; only where its VC shares by person, or limits what one has."""
+    counted: bool = False
+    """It counts against its person's limits already: it has GPUs, or stands without."""
 
     @property
     def pin(self) -> str:
@@ -215,6 +220,20 @@ class PinView(msgspec.Struct, frozen=True):
     free: int
 
 
+class PersonView(msgspec.Struct, frozen=True, kw_only=True):
+    """One person of a VC: what it used, and what counts against its limits.
+
+    `used` is in GPU-nanoseconds, decayed; `weight` in thousandths. `jobs` and `gpus` are those with
+    GPUs or a claim, also suspended ones and those that borrow.
+    """
+
+    person: str
+    weight: int = 1000
+    used: int = 0
+    jobs: int = 0
+    gpus: int = 0
+
+
 class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A VC's guaranteed jobs, in the order of arrival, and its cells."""
 
@@ -252,6 +271,12 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Since when the model has been told something that it has not answered; None: it has."""
     followed: AdviceFollowed | None = None
     """Whether the policy followed its model last, and since when; None: it has planned nothing."""
+    people: tuple[PersonView, ...] = ()
+    """Whose jobs wait; only where the VC shares by person, or limits what one has."""
+    fair: bool = False
+    """Whether the VC shares by person: `skep.policy.fair` orders the turns of its policy."""
+    limits: PersonLimits | None = None
+    """What each person may have; None: there is no limit."""
 
     def gpus_for(self) -> dict[str, int]:
         """Return by pin how many of its GPUs serve jobs with that pin; "": jobs without one."""

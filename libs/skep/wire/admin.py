@@ -21,6 +21,7 @@ from skep.wire.cluster import (
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
+from skep.wire.windows import CancelWindow, ReserveNodes
 
 QUOTA_MAX = 1_000_000
 """A quota beyond this is a typing error."""
@@ -74,4 +75,4 @@ class QuarantineGpu(Message, frozen=True, tag="quarantine-gpu", forbid_unknown_f
     quarantine: bool = True
 
 
-Admin = SetVcs | DrainNode | QuarantineGpu
+Admin = SetVcs | DrainNode | QuarantineGpu | ReserveNodes | CancelWindow

@@ -78,6 +78,29 @@ class Pin(_Part, frozen=True):
     index: Whole
 
 
+class FairShare(_Part, frozen=True):
+    """How the GPUs of a VC are shared among its people over time (`skep.policy.fair`).
+
+    What a person used counts half after `half_life` seconds. `weights` are theirs, relative to one
+    another; who is not named has 1.
+    """
+
+    half_life: Whole = 7 * 86_400
+    weights: Annotated[dict[Words, Number], Meta(max_length=LISTED_MAX)] = {}
+
+
+class PersonLimits(_Part, frozen=True):
+    """What each person may have in a VC at one time; None: as much as there is.
+
+    `running` are jobs with GPUs, also suspended ones, `gpus` those of all these jobs, `queued`
+    jobs that have not begun.
+    """
+
+    running: Whole | None = None
+    gpus: Whole | None = None
+    queued: Whole | None = None
+
+
 class VirtualCluster(_Part, frozen=True):
     """What one tenant owns: cells of each level, and pinned cells by their names.
 
@@ -86,6 +109,7 @@ class VirtualCluster(_Part, frozen=True):
     `policy` orders its guaranteed jobs, by these `options` (`skep policies` lists them).
     `priorities` are the highest that its people may give a job, by their role; a role that is not
     there has no limit of its own.
+    `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
     """
 
     cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
@@ -96,6 +120,8 @@ class VirtualCluster(_Part, frozen=True):
     policy: Words = FIFO
     options: Annotated[dict[Words, Any], Meta(max_length=NAMES_MAX)] = {}
     priorities: Annotated[dict[Words, Whole], Meta(max_length=NAMES_MAX)] = {}
+    fair_share: FairShare | None = None
+    limits: PersonLimits | None = None
 
 
 class QuarantineRule(_Part, frozen=True):

@@ -30,6 +30,7 @@ from skep.wire.resizes import ResizeFact
 from skep.wire.roles import Standing
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import TrialFact
+from skep.wire.windows import WindowFact
 
 
 class EpochBegan(Message, frozen=True, tag="epoch-began"):
@@ -127,6 +128,12 @@ class JobOver(Message, frozen=True, tag="job-over"):
     job: str
 
 
+class JobBegan(Message, frozen=True, tag="job-began"):
+    """Admission saw a job get GPUs for the first time, in a VC with limits: it is not queued."""
+
+    job: str
+
+
 AdmissionFact = (
     EpochBegan
     | VcsSet
@@ -139,6 +146,7 @@ AdmissionFact = (
     | JobOver
     | ChangeAsked
     | PromiseFact
+    | JobBegan
     | RolesSeen
 )
 
@@ -457,6 +465,7 @@ AllocatorFact = (
     | TrialFact
     | BearingFact
     | AdviceFollowed
+    | WindowFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

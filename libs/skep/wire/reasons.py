@@ -37,6 +37,7 @@ class Reason(StrEnum):
     NO_TIME_ZONE = "no-time-zone"
     UNKNOWN_CLASS = "unknown-class"
     PROFILE_REFUSED = "profile-refused"
+    ABOVE_PERSON_LIMIT = "above-person-limit"
     NO_ROLE = "no-role"
     ROLE_TOO_LOW = "role-too-low"
     NOT_ITS_OWNER = "not-its-owner"
@@ -125,6 +126,8 @@ class Reason(StrEnum):
     WAITS_FOR_REPAIR = "waits-for-repair"
     WAITS_FOR_AFFINITY = "waits-for-affinity"
     FITS_NO_CELL = "fits-no-cell"
+    PERSON_LIMIT = "person-limit"
+    WAITS_FOR_WINDOW = "waits-for-window"
 
     # Why a running job was not changed, or stands still.
     NOT_RUNNING = "not-running"
@@ -241,6 +244,17 @@ class Reason(StrEnum):
     IN_ANOTHER_VC = "in-another-vc"
     ONCE_OTHERS_END = "once-others-end"
 
+    # Of windows: what is wrong with one, and what one does.
+    WINDOW_PAST = "window-past"
+    WINDOW_TOO_LONG = "window-too-long"
+    WINDOW_TOO_FAR = "window-too-far"
+    WINDOWS_OVERLAP = "windows-overlap"
+    TOO_MANY_WINDOWS = "too-many-windows"
+    NAME_TAKEN = "name-taken"
+    UNKNOWN_WINDOW = "unknown-window"
+    MAINTENANCE = "maintenance"
+    RESERVED_FOR_VC = "reserved-for-vc"
+
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
     CELLS_MISCOUNTED = "cells-miscounted"
@@ -268,6 +282,7 @@ class Reason(StrEnum):
     HIGHEST_INDEX = "highest-index"
     LEAST_TIME = "least-time"
     LOWEST_SHARE = "lowest-share"
+    FAIR_SHARE = "fair-share"
     BEST_PACKING = "best-packing"
     EARLIEST_COMPLETION = "earliest-completion"
     LOWEST_WEIGHTED_AGE = "lowest-weighted-age"
@@ -342,6 +357,19 @@ TEXT: dict[Reason, str] = {
     Reason.PIN_NEEDS_GUARANTEE: "only guaranteed jobs are placed in pinned cells",
     Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
     Reason.UNKNOWN_CLASS: "no class of service has this name",
+    Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
+    Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
+    Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would run into",
+    Reason.FAIR_SHARE: "its person used the smallest part for its weight",
+    Reason.WINDOW_PAST: "the window ends in the past, or before it begins",
+    Reason.WINDOW_TOO_LONG: "the window is longer than any may be",
+    Reason.WINDOW_TOO_FAR: "the window begins later than any may",
+    Reason.WINDOWS_OVERLAP: "another window has one of these nodes at that time",
+    Reason.TOO_MANY_WINDOWS: "there are as many windows as there may be",
+    Reason.NAME_TAKEN: "another one has this name",
+    Reason.UNKNOWN_WINDOW: "no window has this name",
+    Reason.MAINTENANCE: "its node is kept free for maintenance",
+    Reason.RESERVED_FOR_VC: "its node is kept free for another virtual cluster",
     Reason.PROFILE_REFUSED: "its speed is unknown, and its spec allows no runs that measure it",
     Reason.NO_ROLE: "the person has no role in this virtual cluster",
     Reason.ROLE_TOO_LOW: "the person's role does not allow it",

@@ -22,11 +22,13 @@ from typing import Any
 import msgspec
 
 from skep.access.rights import Action
+from skep.access.person import person_of
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission.allowing import Allowing, action_of
+from skep.machines.admission import person_limits
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem
@@ -48,6 +50,8 @@ from skep.wire.facts import (
     CellsSeen,
     CellsSet,
     EpochBegan,
+    JobBegan,
+    JobBound,
     JobEnded,
     JobOver,
     NodeAdded,
@@ -74,6 +78,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
+from skep.wire.windows import CancelWindow, ReserveNodes
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -97,6 +102,10 @@ class ActiveJob(msgspec.Struct):
     elastic: Elastic | None = None
     ps: ParameterServers | None = None
     owner: str = ""
+    person: str = ""
+    """Whose it is, for limits: its owner's, or as its label says."""
+    began: bool = False
+    """It has had GPUs, as far as that matters for a limit."""
 
 
 class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
@@ -174,6 +183,8 @@ class AdmissionMachine:
         self.outstanding_gpus: dict[str, int] = {}
         """GPUs of each VC's unfinished guaranteed jobs together."""
         self.outstanding_jobs: dict[str, int] = {}
+        self.queued: dict[tuple[str, str], int] = {}
+        """By VC and person: unfinished jobs that have not begun."""
         self.last_sequence = 0
         self.last_asked = 0
         """The latest request for a change that was accepted, by its sequence in SUBMIT."""
@@ -213,8 +224,10 @@ class AdmissionMachine:
                 self.promising.measurements.began(now)
             case Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts.
-            case DrainNode() | QuarantineGpu() | SearchRequest():
-                pass  # For the allocator and the service of searches.
+            case DrainNode() | QuarantineGpu() | ReserveNodes() | CancelWindow():
+                pass  # For the allocator.
+            case SearchRequest():
+                pass  # For the service of searches.
             case QueueAdvice() | LearnedAdvice() | SightWanted():
                 pass  # For the allocator.
         if now >= self._quiet_until:
@@ -232,6 +245,8 @@ class AdmissionMachine:
             if isinstance(fact, JobEnded) and fact.job in self.active:
                 self.promising.ended(fact, self._record)
                 self._record(JobOver(job=fact.job))
+            elif isinstance(fact, JobBound):
+                self._began(fact.job)
             elif isinstance(fact, HEARD):
                 self.promising.heard(fact, self.vcs, now, self._record)
             elif (roles := self.allowing.seen(fact)) is not None:
@@ -240,6 +255,13 @@ class AdmissionMachine:
                 self._added(fact.joined)
             elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
                 self._record(CellsSeen(cluster=fact.cluster))
+
+    def _began(self, name: str) -> None:
+        """Take over that a job has GPUs, where that makes room for a further one of its person."""
+        job = self.active.get(name)
+        vc = self.vcs.get(job.vc) if job is not None and not job.began else None
+        if vc is not None and vc.limits is not None:
+            self._record(JobBegan(job=name))
 
     def _set_vcs(self, event: SetVcs) -> None:
         cluster = event.cluster
@@ -280,6 +302,8 @@ class AdmissionMachine:
                 self.last_asked = kept.last_asked
             case ActiveKept():
                 self.active.update(kept.jobs)
+                for _, job in kept.jobs:
+                    self._count_queued(job, 1)
             case KeysKept():
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
@@ -311,6 +335,7 @@ class AdmissionMachine:
                     elastic=fact.spec.elastic,
                     ps=fact.spec.ps,
                     owner=fact.owner,
+                    person=person_of(fact.owner, fact.spec.labels),
                 )
                 self.active[fact.job] = job
                 self.count(job, 1)
@@ -324,6 +349,10 @@ class AdmissionMachine:
             case CancelAsked():
                 self.active[fact.job].cancelling = True
                 self.pledges.cancel(fact.job)
+            case JobBegan():
+                job = self.active[fact.job]
+                self._count_queued(job, -1)
+                job.began = True
             case ChangeAsked():
                 self.last_asked = fact.number
             case RolesSeen():
@@ -368,6 +397,11 @@ class AdmissionMachine:
             vc: n for vc, n in gpus.items() if n
         }
         assert self.pledges.jobs.keys() <= self.active.keys()
+        queued: dict[tuple[str, str], int] = {}
+        for job in self.active.values():
+            if not job.began:
+                queued[job.vc, job.person] = queued.get((job.vc, job.person), 0) + 1
+        assert self.queued == queued
         self.pledges.check()
         self.promising.measurements.check()
 
@@ -390,6 +424,18 @@ class AdmissionMachine:
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
+        self._count_queued(job, sign)
+
+    def _count_queued(self, job: ActiveJob, sign: int) -> None:
+        """Add a job that has not begun to the count of its person, or take it out of it."""
+        if job.began:
+            return
+        whose = job.vc, job.person
+        left = self.queued.get(whose, 0) + sign
+        if left:
+            self.queued[whose] = left
+        else:
+            self.queued.pop(whose, None)
 
     # --- submissions -----------------------------------------------------------------------
 
@@ -508,6 +554,7 @@ class AdmissionMachine:
             or _search_problem(parsed, key)
             or self._impossible(parsed)
             or self._too_many(parsed)
+            or self._above_limits(parsed, person)
         )
         if problem is not None:
             return [problem]
@@ -558,6 +605,15 @@ class AdmissionMachine:
             text=text,
             suggestion="wait for some to end, or cancel some",
         )
+
+    def _above_limits(self, spec: JobSpec, owner: str) -> Problem | None:
+        """Return why a person may not have one more job in its VC."""
+        limits = self.vcs[spec.vc].limits
+        if limits is None:
+            return None
+        person = person_of(owner, spec.labels)
+        queued = self.queued.get((spec.vc, person), 0)
+        return person_limits.problem(limits, person, queued, spec)
 
     def _within_quota(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""

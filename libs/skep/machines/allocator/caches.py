@@ -77,6 +77,8 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
     if delta.ended:
         soft.uncovered.pop(delta.ended, None)
         soft.out_of_reach.pop(delta.ended, None)
+        soft.moved_for.pop(delta.ended, None)
+        soft.passed.pop(delta.ended, None)
     if delta.views and soft.planned:
         _show(jobs, soft, delta.views)
 

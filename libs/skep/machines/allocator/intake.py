@@ -7,7 +7,7 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import ends, outbox, timers
+from skep.machines.allocator import ends, outbox, timers, windows
 from skep.machines.allocator.changes import migration, node_answers, requests, resizing_across_nodes
 from skep.machines.allocator.ends import ended, part_gone
 from skep.machines.allocator.placement import job_cells
@@ -40,6 +40,7 @@ from skep.wire.node import (
     NodeCleared,
 )
 from skep.wire.reasons import Reason
+from skep.wire.windows import CancelWindow, ReserveNodes
 
 PROBLEMS_MAX = 100
 """Problems of one cluster file that are recorded: more would be the same mistake again."""
@@ -81,12 +82,13 @@ def _cancel(tx: Transaction, name: str, now: Instant) -> None:
         outbox.stop(tx, job, Reason.CANCELLED, now)
 
 
-def operator(tx: Transaction, event: Admin) -> None:
-    """Do what an operator asks for: set the cluster, drain a node, quarantine a GPU.
+def operator(tx: Transaction, event: Admin, now: Instant) -> None:
+    """Do what an operator asks for: set the cluster, drain a node, quarantine a GPU, a window.
 
     Args:
         tx: Facts are added. A cluster that cannot be is refused, with what is wrong.
         event: What an operator asks for.
+        now: The time of the decision.
     """
     match event:
         case SetVcs():
@@ -101,6 +103,8 @@ def operator(tx: Transaction, event: Admin) -> None:
                 tx.record(NodeDrained(node=event.node, drain=event.drain))
         case QuarantineGpu():
             job_cells.quarantine(tx, event)
+        case ReserveNodes() | CancelWindow():
+            windows.asked(tx, event, now)
 
 
 def member_started(tx: Transaction, event: MemberStarted, now: Instant) -> None:

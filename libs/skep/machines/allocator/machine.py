@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep
+from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep, windows
 from skep.machines.allocator.policies import advising, job_rates, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
@@ -37,6 +37,7 @@ from skep.wire.node import (
 )
 from skep.wire.reports import Heartbeat
 from skep.wire.trials import Judged
+from skep.wire.windows import CancelWindow, ReserveNodes
 
 AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | Unreadable
 """What the allocator takes from outside."""
@@ -90,7 +91,11 @@ class AllocatorMachine:
         Returns:
             The earliest of them; None: nothing waits for time.
         """
-        return self.tx.soft.wake_at()
+        first = self.tx.soft.wake_at()
+        if not self.tx.state.windows:
+            return first
+        window = windows.wake_at(self.tx)
+        return window if first is None or (window is not None and window < first) else first
 
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
@@ -145,8 +150,8 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
         case Facts():
             for fact in event.facts:
                 intake.admitted(tx, fact, now)
-        case SetVcs() | DrainNode() | QuarantineGpu():
-            intake.operator(tx, event)
+        case SetVcs() | DrainNode() | QuarantineGpu() | ReserveNodes() | CancelWindow():
+            intake.operator(tx, event, now)
         case Heartbeat():
             nodes.heartbeat(tx, event, now)
         case NodeJoined():

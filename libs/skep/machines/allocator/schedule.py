@@ -10,17 +10,18 @@ max-min).
 from __future__ import annotations
 
 import heapq
+from itertools import islice
 from collections.abc import Callable
 
 from skep import ids
 from skep.cells.holds import Placement
 from skep.ledger.job_state import JobState, State
-from skep.ledger.queue import Entry, Head
+from skep.ledger.queue import Entry, Head, JobQueue
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import outcome
 from skep.machines.allocator.changes import packing, resumption
 from skep.machines.allocator.outcome import Done
-from skep.machines.allocator.placement import job_cells, lending, placing
+from skep.machines.allocator.placement import job_cells, lending, person_limits, placing
 from skep.machines.allocator.policies import policy_plans, policy_views
 from skep.machines.allocator.stages import NONE, Progress, Stage, spending
 from skep.machines.allocator.transaction import Transaction
@@ -33,6 +34,8 @@ HasInput = Callable[[Transaction], object]
 """Tells whether a stage has anything to do: the truth of what it returns."""
 Step = Callable[[Transaction, Instant, int], Progress]
 """A stage: changes the transaction at an instant, within so much room."""
+PASSED_MAX = 100
+"""Jobs of a queue that are passed in one decision, as they wait for no GPUs: each may be told so."""
 
 
 def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
@@ -231,19 +234,22 @@ def _serve_queues(
         if kind is opportunistic
         and queue.entries
         and (kind or not _held_back(tx, vc))
-        and (head := queue.head()) is not None
+        and (head := _head(tx, queue)) is not None
     ]
     heapq.heapify(turns)
     while turns and bound < room:
         vc = turns[0][1]
         queue = tx.state.queues[vc, opportunistic]
-        head = queue.head()
-        assert head is not None, vc
+        head = _head(tx, queue)
+        if head is None:
+            heapq.heappop(turns)  # Its person has as much as one may have by now.
+            continue
         cost = _lent_before(tx, lent.get(vc, []), head.claim, now)
         if cost is None:
             cost = _serve(tx, head, now, room - bound)
         bound += cost
-        following = queue.head() if cost else None
+        passed = tx.soft.passed.get(head.entry.job) == tx.soft.changes
+        following = _head(tx, queue) if cost or passed else None
         if following is None:
             heapq.heappop(turns)
         else:
@@ -329,7 +335,7 @@ def _returned(
         if kind is opportunistic and (kind or not _held_back(tx, vc))
     ]
     tx.soft.returned.clear()
-    heads = {vc: tx.state.queues[vc, opportunistic].head() for vc in back}
+    heads = {vc: _head(tx, tx.state.queues[vc, opportunistic]) for vc in back}
     having = {vc for _, vc in turns}
     return [
         (_turn(tx.state, vc, head, opportunistic=opportunistic), vc)
@@ -387,6 +393,33 @@ def _finish(tx: Transaction, now: Instant) -> int:
             if not isinstance(bound, Done):
                 ripe[key] = None
     return cost
+
+
+def _head(tx: Transaction, queue: JobQueue) -> Head | None:
+    """Return the next job of a queue that nothing but GPUs keeps waiting.
+
+    A job that waits for the end of a window, or until its person has less, holds up no other.
+    """
+    head = queue.head()
+    if head is None or not (tx.soft.passed or tx.state.people.of_vc):
+        return head
+    if not _waits_aside(tx, head.entry):
+        return head
+    for entry in islice(queue.entries, PASSED_MAX):
+        if not _waits_aside(tx, entry):
+            return Head(entry, entry, Reason.ARRIVAL)
+    return None
+
+
+def _waits_aside(tx: Transaction, entry: Entry) -> bool:
+    """Return whether a job waits for what is no matter of GPUs; say so if that is news."""
+    job = tx.state.jobs[entry.job]
+    if tx.soft.passed.get(entry.job) == tx.soft.changes:
+        return True
+    full = person_limits.above(tx, job) if tx.state.people.of_vc else ""
+    if full:
+        placing.wait(tx, job, Reason.PERSON_LIMIT, full)
+    return bool(full)
 
 
 def _serve(tx: Transaction, head: Head, now: Instant, room: int) -> int:

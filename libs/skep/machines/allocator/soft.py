@@ -185,6 +185,12 @@ class Soft:
         self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.leave_at: Instant | None = None
+        """When it is next looked who is on the nodes of open windows; None: at once."""
+        self.moved_for: dict[str, tuple[str, int]] = {}
+        """By job: the window for which a move of its attempt was tried, and the attempt."""
+        self.passed: dict[str, int] = {}
+        """By job that waits for the end of a window: `changes` when others could go past it."""
         self.sights_at: Instant | None = None
         """When models are next told what their VCs see; None: nothing is new."""
         self.probe_at: Instant | None = None

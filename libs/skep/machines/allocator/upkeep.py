@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skep import ids
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import cell_watch, gpu_suspects, nodes, outbox, settings
+from skep.machines.allocator import cell_watch, gpu_suspects, nodes, outbox, settings, windows
 from skep.machines.allocator.changes import migration
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.soft import Soft
@@ -80,6 +80,8 @@ def tick(tx: Transaction, now: Instant) -> None:
         nodes._look_for_lost_nodes(tx, now)
         gpu_suspects.convict(tx, now)
         cell_watch.go_round(tx, now)
+    if tx.state.windows:
+        windows.go_round(tx, now)
 
 
 def _due(tx: Transaction, timer: Timer, now: Instant) -> None:

@@ -28,6 +28,7 @@ the mini-batch under way; state of some 100 GB is written or sent within the oth
 a gang import and warm up, while the others train."""
 PREEMPT_DEADLINE_MS = 15_000
 """A victim that does not reach a boundary in this time is stopped instead: another job waits."""
+HURRIES = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
 
 
 def owed(state: ClusterState, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:
@@ -50,7 +51,7 @@ def owed(state: ClusterState, job: JobState, node: NodeState, epoch: int) -> Cha
     elif isinstance(told, Resume) and job.rebound:
         told = msgspec.structs.replace(told, ranks=resume_places.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(told)]
-    if change.why in (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS):
+    if change.why in HURRIES:
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(
         order=change.order,

@@ -19,7 +19,9 @@ from skep.wire.changes import AskTaken, Goal, Result
 from skep.wire.commands import Checkpoint, Resume, Share, Suspend
 from skep.wire.reasons import Reason
 
-MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
+LEAVES_NODE = (Reason.MAINTENANCE, Reason.RESERVED_FOR_VC)
+"""Why an attempt has to leave the nodes of a window."""
+MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS, *LEAVES_NODE)
 """Why an attempt has to be without its GPUs in the end, if not suspended then stopped."""
 
 
@@ -171,6 +173,6 @@ def owes_room(tx: Transaction, job: JobState, why: Reason) -> bool:
         why: The reason of the change by which it was to leave them.
     """
     claimed = tx.state.cells.claimers(ids.attempt_id(job.job, job.attempt))
-    wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
+    wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS, *LEAVES_NODE)
     waits = bool(claimed) or bool(resume_places.waits_for(tx, job))
     return wanted or (why is Reason.PREEMPTED and waits)

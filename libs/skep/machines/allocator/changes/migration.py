@@ -34,7 +34,7 @@ from skep.machines.allocator import outbox, settings, timers
 from skep.machines.allocator.changes import change_ends, rounds
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.outcome import Refused
-from skep.machines.allocator.placement import job_cells
+from skep.machines.allocator.placement import job_cells, kept_nodes
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, MemberAnswered, MemberLearned, Result
@@ -64,7 +64,7 @@ def begin(
     Returns:
         Why it does not begin, or None.
     """
-    where = _place(tx.state, job, to)
+    where = _place(tx.state, job, to, kept_nodes.kept_from(tx, job, now))
     if where is None:
         gpus = f"{job.size} x {job.spec.resources.gpus} GPUs"
         return Refused(Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}")
@@ -96,12 +96,12 @@ def begin(
     return None
 
 
-def _place(state: ClusterState, job: JobState, to: str) -> Placement | None:
+def _place(state: ClusterState, job: JobState, to: str, kept: dict[str, str]) -> Placement | None:
     """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
 
     Of the VC's cells if there are, else borrowed for now. No job makes room for a move.
     """
-    limit = _limit(state, job, to)
+    limit = kept_nodes.without(kept, _limit(state, job, to), job.size)
     for guaranteed in (True, False):
         if guaranteed and job.spec.opportunistic:
             continue

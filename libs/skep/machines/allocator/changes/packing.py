@@ -28,7 +28,7 @@ from skep.machines.allocator import outbox
 from skep.machines.allocator.changes import change_ends, resume_places, rounds
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.outcome import Refused
-from skep.machines.allocator.placement import job_cells
+from skep.machines.allocator.placement import job_cells, kept_nodes, person_limits
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, Result
@@ -73,9 +73,15 @@ def begin(
     """
     if job.state not in (State.QUEUED, State.RESERVED) and not job.away:
         return Refused(Reason.NOT_WAITING, f"it is {job.state}")
+    full = person_limits.above(tx, job) if tx.state.people.of_vc else ""
+    if full:
+        return Refused(Reason.PERSON_LIMIT, full)
     seat = _seat(tx.state, job, wish)
     if isinstance(seat, Refused):
         return seat
+    window = kept_nodes.kept_from(tx, job, now).get(seat.member.node)
+    if window is not None:
+        return Refused(Reason.WAITS_FOR_WINDOW, window)
     if job.released:
         _regain(tx, job, wish, seat, now, why)
     else:

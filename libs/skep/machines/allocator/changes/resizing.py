@@ -25,7 +25,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator.changes import change_ends, ranks, resizing_across_nodes, rounds
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.outcome import Refused
-from skep.machines.allocator.placement import job_cells
+from skep.machines.allocator.placement import job_cells, kept_nodes, person_limits
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import Goal
@@ -89,7 +89,11 @@ def begin(
     if port is None:
         return Refused(Reason.WAITS_FOR_PORT, name)
     if workers > job.size:
-        more = _place(tx.state, job, workers - job.size)
+        further = (workers - job.size) * job.spec.resources.gpus
+        full = person_limits.above_with(tx, job, further) if tx.state.people.of_vc else ""
+        if full:
+            return Refused(Reason.PERSON_LIMIT, full)
+        more = _place(tx.state, job, workers - job.size, kept_nodes.kept_from(tx, job, now))
         if not more:
             gpus = f"{workers - job.size} x {job.spec.resources.gpus} GPUs"
             return Refused(Reason.NO_ROOM, f"{gpus} beside it")
@@ -110,7 +114,9 @@ def begin(
     return None
 
 
-def _place(state: ClusterState, job: JobState, workers: int) -> tuple[Member, ...]:
+def _place(
+    state: ClusterState, job: JobState, workers: int, kept: dict[str, str]
+) -> tuple[Member, ...]:
     """Return idle GPUs for further workers, by the right by which the gang has its own.
 
     As close to it as there are any: on its own nodes, else in the cell that its spec wants all
@@ -134,6 +140,8 @@ def _place(state: ClusterState, job: JobState, workers: int) -> tuple[Member, ..
         def limit(name: str, near: dict[str, None] | None = near) -> int:
             node, mine = state.nodes[name], job.live
             there = (job.job, job.attempt) in node.holdings
+            if name in kept and name not in mine:
+                return 0
             if (there and name not in mine) or (near is not None and name not in near):
                 return 0
             return node.workers(wanted)

@@ -12,6 +12,7 @@ from skep.machines.allocator.changes import (
     resume_places,
     rounds,
 )
+from skep.machines.allocator.placement import kept_nodes
 from skep.machines.allocator.policies import policy_views
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
@@ -87,7 +88,7 @@ def returns_now(tx: Transaction, job: JobState, now: Instant) -> int:
         What it takes of a decision; 0: no such GPUs are idle.
     """
     back = resume_places.find(tx.state, job)
-    if back is None:
+    if back is None or kept_nodes.closed(tx, job, now):
         return 0
     tx.record(
         GpusRegained(

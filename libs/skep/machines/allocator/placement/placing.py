@@ -30,7 +30,7 @@ from skep.machines.allocator.changes import (
 )
 from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
-from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.placement import job_cells, kept_nodes, person_limits, quota
 from skep.machines.allocator.soft import OutOfReach
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
@@ -83,6 +83,10 @@ def serve(
         `Done`, also if the job was put aside; `BLOCKED` or `DEFERRED`.
     """
     soft, attempt = tx.soft, job.following
+    full = person_limits.above(tx, job, workers) if tx.state.people.of_vc else ""
+    if full:
+        wait(tx, job, Reason.PERSON_LIMIT, full)
+        return BLOCKED
     mine = not job.spec.opportunistic
     asked = attempts.request(job, attempt, guaranteed=mine, workers=workers)
     if only is not None:
@@ -92,6 +96,11 @@ def serve(
         where = _place(tx, job, attempts.request(job, attempt, guaranteed=False), now, only)
     made = job_cells.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
+        window = _window(tx, job, asked, now) if tx.state.windows else ""
+        if window:
+            wait(tx, job, Reason.WAITS_FOR_WINDOW, window)
+            soft.passed[job.job] = soft.changes
+            return BLOCKED
         why, needs, aside = job_cells.why_not(tx, job, asked)
         wait(tx, job, why, needs, aside=aside)
         if not aside and only is None:
@@ -112,6 +121,8 @@ def borrow(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     Returns:
         `Done`, `BLOCKED` or `DEFERRED`.
     """
+    if tx.state.people.of_vc and person_limits.above(tx, job):
+        return BLOCKED
     asked = attempts.request(job, job.following, guaranteed=False)
     where = _place(tx, job, asked, now, ())
     made = job_cells.members(tx.state, where) if where is not None else ()
@@ -132,8 +143,10 @@ def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     Returns:
         `Done`, `BLOCKED` or `DEFERRED`.
     """
+    if tx.state.people.of_vc and person_limits.above(tx, job):
+        return BLOCKED
     asked = attempts.request(job, job.following, guaranteed=False)
-    where = gpu_suspects.place(tx.state, job, asked, _open_to(tx, job, asked), now)
+    where = gpu_suspects.place(tx.state, job, asked, _open_to(tx, job, asked, now), now)
     made = job_cells.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
@@ -187,6 +200,11 @@ def take_up(
     if hold is not None and job.state is not State.STOPPING and promote(tx, job, now):
         return Done(1)
     return LEAVING if _leaves(tx, job, now) else BLOCKED
+
+
+def stays(job: JobState) -> bool:
+    """Return whether a job that borrows cannot store its state, and so goes on where it is."""
+    return job.state is State.RUNNING and job.known and "checkpoint" not in job.can
 
 
 def _leaves(tx: Transaction, job: JobState, now: Instant) -> bool:
@@ -254,7 +272,7 @@ def _place(
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
     if only and not _have_room(tx.state, only, asked):
         return None  # The usual answer while other jobs are being stopped there.
-    limit = _open_to(tx, job, asked)
+    limit = _open_to(tx, job, asked, now)
     if only:
         limit = _within(only, limit, per_node or job.size)
     where = gpu_suspects.place(tx.state, job, asked, limit, now)
@@ -276,9 +294,24 @@ def _have_room(state: ClusterState, nodes: tuple[str, ...], asked: Request) -> b
     return room >= sum(asked.sizes)
 
 
-def _open_to(tx: Transaction, job: JobState, asked: Request) -> Limit:
+def _window(tx: Transaction, job: JobState, asked: Request, now: Instant) -> str:
+    """Return the window without which a job that finds no place would have one; empty: none."""
+    kept = kept_nodes.kept_from(tx, job, now)
+    if not kept:
+        return ""
+    limit = _limit(tx.state, job, asked.priority)
+    where = gpu_suspects.place(tx.state, job, asked, limit, now)
+    if where is None:
+        return ""
+    there = (part.node for part in job_cells.members(tx.state, where))
+    return next((kept[name] for name in there if name in kept), "")
+
+
+def _open_to(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Limit:
     """Return how many workers of a job each node may have, by its CPUs and awaited jobs."""
     limit = _limit(tx.state, job, asked.priority)
+    if tx.state.windows:
+        limit = kept_nodes.without(kept_nodes.kept_from(tx, job, now), limit, job.size)
     if not asked.guaranteed and (kept := resume_places.kept(tx)):
         limit = _without(kept, limit, job.size)
     return limit

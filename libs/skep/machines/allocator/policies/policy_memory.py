@@ -10,13 +10,16 @@ from msgspec.structs import replace
 
 from skep.ids import AttemptId
 from skep.ledger.job_state import JobState, State
+from skep.machines.allocator.placement import quota
 from skep.machines.allocator.policies.demand import Demand
 from skep.machines.allocator.policies.node_views import Seats
 from skep.machines.allocator.policies.sights import Sights
 from skep.machines.allocator.policies.trial_limits import Pairs
 from skep.policy.api import Policy
+from skep.policy.fair import shared
 from skep.policy.view import JobView
 from skep.units import Duration, Instant, after, seconds
+from skep.wire.cluster import FIFO, FairShare, PersonLimits, VirtualCluster
 from skep.wire.learned import LearnedAdvice
 
 TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
@@ -27,14 +30,34 @@ TAKES_WITHIN = seconds(60)
 """How long a job whose GPUs its policy took may take to run at all, once it has others."""
 
 
+Sharing = tuple[FairShare | None, PersonLimits | None]
+NO_SHARING: Sharing = (None, None)
+
+
+def sharing_of(entry: VirtualCluster | None) -> Sharing:
+    """Return how the people of a VC share, and what each may have."""
+    return NO_SHARING if entry is None else (entry.fair_share, entry.limits)
+
+
 class Planned:
     """What is kept of a VC that has a policy, from one plan to the next."""
 
-    def __init__(self, vc: str, policy: Policy) -> None:
-        """Start with everything to be looked at."""
+    def __init__(self, vc: str, policy: Policy, entry: VirtualCluster | None = None) -> None:
+        """Start with everything to be looked at.
+
+        Args:
+            vc: Its name.
+            policy: Its policy.
+            entry: What the cluster file says of it; None: nothing of people.
+        """
         self.vc = vc
         self.policy = policy
-        self.plan = policy.planner()
+        self.sharing = sharing_of(entry)
+        """How its people share, and what each may have."""
+        self.plan = policy.planner() if self.sharing == NO_SHARING else shared(policy.planner())
+        self.lends = self.sharing != NO_SHARING and policy.name == FIFO
+        """Whether jobs that can give GPUs back have idle ones while they wait, as in a VC that has
+        no policy."""
         self.views: dict[str, JobView | None] = {}
         """Its guaranteed jobs in the order of arrival; None: not for the policy."""
         self.due = True
@@ -173,6 +196,10 @@ class Planned:
         self._shown[at : at + (before is not None)] = [] if view is None else [view]
         self._jobs = None
         return True
+
+    def borrows(self, job: JobState) -> bool:
+        """Return whether a job may have idle GPUs while it waits."""
+        return quota.borrows(job) or (self.lends and quota.lends(job))
 
     def jobs(self) -> tuple[JobView, ...]:
         """Return what the policy sees of its jobs, in the order of their arrival."""

@@ -39,6 +39,9 @@ STANDS_FIRST = seconds(15)
 what is idle only until a job has its turn is not worth that."""
 LENDS_LOOK = 200
 """Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
+LENT = "lent"
+ASIDE = (Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW)
+"""Why a job waits that holds up no other of a strict plan: it does not wait for GPUs."""
 HOLDS_TOLD = 50
 """Jobs that are told in one decision why they wait: 200 bytes of its record each."""
 
@@ -245,7 +248,7 @@ def _wanting(tx: Transaction, planned: Planned) -> Iterator[JobState]:
             job.state is State.QUEUED
             or (job.away and (stand.get(name) is not None or name in planned.misfits))
         )
-        and (quota.borrows(job) or name in planned.misfits or name in planned.strays)
+        and (planned.borrows(job) or name in planned.misfits or name in planned.strays)
         and name not in tx.state.parked
     )
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
@@ -258,7 +261,8 @@ def _lend(
     unlent = tx.soft.unlent
     for job in line:
         # A suspended job may be kept from moving by what has nothing to do with idle GPUs.
-        shape = job.spec.vc, job.spec.resources, job.away
+        lends = planned.lends and job.job not in planned.misfits and not quota.borrows(job)
+        shape = job.spec.vc, job.spec.resources, LENT if lends and not job.away else job.away
         known = unlent.get(shape)
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
         if known is not None and known[0] == tx.soft.changes and told:
@@ -279,6 +283,8 @@ def _lend(
                 lent = Done(
                     placing.MEMBERS_BOUND_MAX // HOLDS_TOLD
                 )  # What is told takes its place.
+        elif lends:
+            lent = placing.lend(tx, job, now, room)
         else:
             lent = placing.borrow(tx, job, now, room)
         if lent is not BLOCKED:
@@ -372,7 +378,9 @@ def _take_turns(
                 # It has its VC's cells in place: no fact of it will follow that asks for a plan.
                 planned.due, tx.soft.check_at = True, now
             # The cells of a job that has yet to leave are kept for it.
-            stuck = stuck or up in (DEFERRED, LEAVING) or (plan.strict and up is BLOCKED)
+            stays = planned.lends and up is BLOCKED and placing.stays(job)
+            blocks = plan.strict and up is BLOCKED and not stays
+            stuck = stuck or up in (DEFERRED, LEAVING) or blocks
             continue
         if said >= HOLDS_TOLD:
             planned.due, tx.soft.check_at = True, now
@@ -393,7 +401,8 @@ def _take_turns(
             continue
         planned.open = True
         planned.awaited |= dict.fromkeys(_left(tx, planned, turn))
-        stuck = stuck or (plan.strict and not job.away)
+        aside = job.waits is not None and job.waits[0] in ASIDE
+        stuck = stuck or (plan.strict and not job.away and not aside)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(tx, job, Reason.WAITS_BEHIND, "")
         said += len(tx.effects) > before

@@ -9,21 +9,24 @@ policy's business and is not shown.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from msgspec.structs import replace
 
 from skep import ids
 from skep.cells.chain import ChainState
+from skep.access.person import person_of
 from skep.cells.pools import Pool
 from skep.ledger import move_costs, pairs, sharing, trial_facts
+from skep.ledger.accounts import Account, VcPeople
 from skep.ledger.job_state import GIVES_WAY, JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator.placement import job_cells, quota
 from skep.machines.allocator.policies import cell_views, job_rates, trial_limits
-from skep.machines.allocator.policies.policy_memory import Planned
+from skep.machines.allocator.policies.policy_memory import NO_SHARING, Planned, sharing_of
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.registry import NoPolicy, make
-from skep.policy.view import JobView, NodeView, Phase, PinView, VcView
+from skep.policy.view import QUEUED, JobView, NodeView, PersonView, Phase, PinView, VcView
 from skep.units import Duration, Instant, seconds
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
@@ -187,7 +190,8 @@ def _take_up(tx: Transaction) -> None:
     soft.planned_for = cluster
     before, soft.planned, soft.unmade = soft.planned, {}, {}
     for name, vc in cluster.vcs.items():
-        if vc.policy == FIFO and name not in given:
+        plain = sharing_of(vc) == NO_SHARING
+        if vc.policy == FIFO and plain and name not in given:
             continue
         try:
             policy = given[name] if name in given else make(vc.policy, vc.options)
@@ -196,8 +200,8 @@ def _take_up(tx: Transaction) -> None:
             soft.unmade[name] = str(error)
             continue
         known = before.get(name)
-        if known is None or known.policy != policy:
-            soft.planned[name] = Planned(name, policy)
+        if known is None or (known.policy, known.sharing) != (policy, sharing_of(vc)):
+            soft.planned[name] = Planned(name, policy, vc)
         else:
             soft.planned[name] = known
             known.due = True
@@ -230,13 +234,13 @@ def _show(tx: Transaction, planned: Planned, job: JobState) -> bool:
         planned.probable[name] = None
     else:
         planned.probable.pop(name, None)
-    if quota.borrows(job):
+    if planned.borrows(job):
         planned.borrowers[name] = None
     if view is not None and (view.phase is Phase.AWAY or borrowing(tx.state, job)):
         planned.demand.come(name, None)  # Where it is or was matters: no shape tells.
     elif view is not None and view.phase is Phase.WAITING:
         # What is idle is lent in the order of a plan: that is to be of now.
-        lends = quota.borrows(job)
+        lends = planned.borrows(job)
         asks = job.spec.resources, job.spec.over_quota, ()
         planned.demand.come(name, None if lends else asks)
     else:
@@ -285,6 +289,8 @@ def of_job(tx: Transaction, job: JobState) -> JobView | None:
         assert job.change is not None, job.job
         since = max(since, job.change.begun_at)
         served += since - job.since
+    of_vc = tx.state.people.of_vc.get(spec.vc)
+    whose = _NOBODYS if of_vc is None else _person(of_vc, job)
     return JobView(
         job=job.job,
         sequence=job.sequence,
@@ -316,7 +322,17 @@ def of_job(tx: Transaction, job: JobState) -> JobView | None:
         **trial_limits.limits(tx.state, job.job),
         **pairs.shown(tx.state, job),
         **pace,
+        **whose,
     )
+
+
+_NOBODYS: dict[str, Any] = {}
+
+
+def _person(of_vc: VcPeople, job: JobState) -> dict[str, Any]:
+    """Return what a policy sees of whose a job is."""
+    person = person_of(job.owner, job.spec.labels)
+    return {"person": person, "counted": job.job in of_vc.shares}
 
 
 def _phase(job: JobState) -> Phase | None:
@@ -443,7 +459,30 @@ def of_vc(tx: Transaction, planned: Planned, now: Instant) -> VcView:
         advised=planned.advised,
         unanswered=planned.sights.unanswered if planned.sights is not None else None,
         followed=tx.state.followed.get(planned.vc) if planned.sights is not None else None,
+        **_people(tx, planned, now),
     )
+
+
+def _people(tx: Transaction, planned: Planned, now: Instant) -> dict[str, Any]:
+    """Return what a policy sees of the people whose jobs wait; nothing where they do not share."""
+    of_vc = tx.state.people.of_vc.get(planned.vc)
+    if of_vc is None:
+        return {}
+    names = dict.fromkeys(job.person for job in planned.jobs() if job.phase in QUEUED)
+    nothing = Account()
+    seen = []
+    for name in names:
+        account = of_vc.accounts.get(name, nothing)
+        seen.append(
+            PersonView(
+                person=name,
+                weight=of_vc.weight(name),
+                used=account.used_by(now, of_vc.half_life),
+                jobs=account.jobs,
+                gpus=account.held,
+            )
+        )
+    return {"people": tuple(seen), "fair": of_vc.half_life > 0, "limits": of_vc.limits}
 
 
 def _of_pool(chain: ChainState, pool: Pool) -> tuple[int, int]:
