@@ -15,7 +15,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from skep_services.cli import exits
-from skep_services.cli.connection import Address, Answer, Connection, LostError, parse_url
+from skep_services.cli.connection import (
+    Address,
+    Answer,
+    Connection,
+    LostError,
+    UnbelievedError,
+    parse_url,
+)
 from skep_services.cli.exits import CommandError
 from skep_services.supervisor import home
 
@@ -30,6 +37,9 @@ PATIENCE_FOLLOWING_S = 60.0
 
 RETRY_AFTER_S = 0.1
 
+CA = "SKEP_CA"
+"""The variable that names the file of the cluster's CA, where the system's do not know it."""
+
 TOO_MANY = 429
 """The answer to a request beyond its tenant's rate."""
 
@@ -40,11 +50,15 @@ NO_CLUSTER = """no cluster here: {folder} holds none
 
 
 class Target(NamedTuple):
-    """Which gateway to talk to. `folder` is its state folder, empty for one named by `SKEP_API`."""
+    """Which gateway to talk to. `folder` is its state folder, empty for one named by `SKEP_API`.
+
+    `ca` is the file of the CA that it is believed by; empty: those of the system are.
+    """
 
     url: str
     token: str
     folder: str
+    ca: str = ""
 
     def local(self) -> bool:
         """Return whether the cluster was found by its state folder."""
@@ -63,7 +77,7 @@ def find_target(given_home: str | None) -> Target:
     """
     url = os.environ.get("SKEP_API", "")
     if url and given_home is None:
-        return Target(url, os.environ.get("SKEP_TOKEN", ""), "")
+        return Target(url, os.environ.get("SKEP_TOKEN", ""), "", os.environ.get(CA, ""))
     folder = home.home_folder(given_home)
     try:
         cluster = home.read_cluster(folder)
@@ -71,7 +85,9 @@ def find_target(given_home: str | None) -> Target:
             raise CommandError(exits.UNREACHABLE, NO_CLUSTER.format(folder=folder), "no-cluster")
         gateway = cluster["gateway"]
         token = os.environ.get("SKEP_TOKEN") or gateway["tokens"]["operator"]
-        return Target(gateway["url"], token, folder)
+        ca = gateway.get("ca", "")
+        ca = os.environ.get(CA) or (os.path.join(folder, ca) if ca else "")
+        return Target(gateway["url"], token, folder, ca)
     except ValueError as error:
         raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
     except (KeyError, TypeError) as error:
@@ -121,7 +137,7 @@ class Client:
             raise CommandError(exits.USAGE, text)
         if not is_header_text(target.token):
             raise CommandError(exits.USAGE, "the token is not printable ASCII: check SKEP_TOKEN")
-        self._connection = Connection(address, target.token)
+        self._connection = Connection(address, target.token, target.ca)
 
     @property
     def address(self) -> Address:
@@ -226,6 +242,10 @@ class Client:
                 continue
             raise refusal(answer.status, data)
 
+    def ends_at(self) -> float | None:
+        """Return when the gateway's certificate ends (seconds since the epoch); None without."""
+        return self._connection.ends_at()
+
     def close(self) -> None:
         """Drop the connection."""
         self._connection.close()
@@ -236,6 +256,8 @@ class Client:
         time.sleep(RETRY_AFTER_S)
 
     def _wait_or_give_up(self, deadline: float, error: OSError) -> None:
+        if isinstance(error, UnbelievedError):
+            raise CommandError(exits.UNREACHABLE, str(error), "not-believed") from None
         patient = self.patience_s > PATIENCE_S
         hopeless = (
             self.target.local()

@@ -20,6 +20,7 @@ from skep.policy.check import parse_cluster, policy_problems
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
+from skep_services.pki.files import TlsFiles, named_files
 from skep_services.supervisor.home import CLUSTER_VERSION
 
 NODES_DEFAULT = 2
@@ -67,18 +68,32 @@ class Nats(msgspec.Struct, kw_only=True):
     """The bus: its address (of several servers, with commas), and the password of each identity.
 
     `tenants` is the address of the door, by which tenants reach it; empty where there is none.
+    `ca`, `certificate` and `key` are files in PEM with which what is encrypted is reached from this
+    folder; empty: nothing is encrypted.
     """
 
     url: str
     users: dict[str, str]
     tenants: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files with which the bus is reached; None: it is not encrypted."""
+        return named_files(self.ca, self.certificate, self.key)
 
 
 class Gateway(msgspec.Struct, kw_only=True):
-    """The gateway: its address, and the owner of each token (`operator`, `vc-<vc>`)."""
+    """The gateway: its address, and the owner of each token (`operator`, `vc-<vc>`).
+
+    `ca` is the file of the CA that it is believed by; empty: those of the system are.
+    """
 
     url: str
     tokens: dict[str, str]
+    ca: str = ""
 
 
 class Running(msgspec.Struct, kw_only=True):

@@ -43,7 +43,8 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     It is ready once something listens on `port`, or, without a port, once its log has a JSON line
     whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
-    it runs at if that is permitted, None for the supervisor's own.
+    it runs at if that is permitted, None for the supervisor's own. When a file of `reload_on` is
+    replaced it is told (SIGHUP) to read its configuration again.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     port: int = 0
     niceness: int | None = None
+    reload_on: tuple[str, ...] = ()
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
