@@ -43,6 +43,22 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/admin/vcs"): Action.SET_VCS,
     ("POST", "/v1/admin/drain"): Action.MANAGE_NODES,
     ("POST", "/v1/admin/quarantine"): Action.MANAGE_NODES,
+    # What is one's own, every person may see and change; of others the handlers rule.
+    ("GET", "/v1/whoami"): Action.MANAGE_TOKENS,
+    ("GET", "/v1/people"): Action.MANAGE_TOKENS,
+    ("GET", "/v1/audit"): Action.MANAGE_TOKENS,
+    ("GET", "/v1/tokens"): Action.MANAGE_TOKENS,
+    ("POST", "/v1/tokens"): Action.MANAGE_TOKENS,
+    ("POST", "/v1/tokens/{token}/revoke"): Action.MANAGE_TOKENS,
+    ("POST", "/v1/logout"): Action.MANAGE_TOKENS,
+    ("POST", "/v1/bus-keys"): Action.SUBMIT,
+    ("POST", "/v1/people/{do}"): Action.MANAGE_PEOPLE,
+    ("POST", "/v1/roles/{do}"): Action.MANAGE_VC_PEOPLE,
+    ("GET", "/v1/join-tokens"): Action.MANAGE_NODES,
+    ("POST", "/v1/join-tokens"): Action.MANAGE_NODES,
+    ("POST", "/v1/join-tokens/{token}/revoke"): Action.MANAGE_NODES,
+    ("GET", "/v1/members"): Action.MANAGE_NODES,
+    ("POST", "/v1/members/{kind}/{name}/remove"): Action.MANAGE_NODES,
 }
 """The right by method and route. A handler holds it against the job or the VC that it is about."""
 

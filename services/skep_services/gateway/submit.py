@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,6 +55,14 @@ _VERDICTS = msgspec.json.Decoder(Verdict)
 _SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
+Note = Callable[[Caller, str, str, str], Awaitable[None]]
+"""Takes a caller, what it does, to what, and in which VC, before that is done."""
+
+
+async def nowhere(caller: Caller, action: str, target: str, vc: str) -> None:
+    """Note nothing: the cluster has no audit log."""
+
+
 class Answer(NamedTuple):
     """The answer to a client: status and body."""
 
@@ -74,8 +82,16 @@ class Submitter:
     """Publishes what clients ask. `listen` first."""
 
     def __init__(
-        self, bus: Bus, indexer: Indexer, watch: Watch, clock: Clock, tracer: Tracer
+        self,
+        bus: Bus,
+        indexer: Indexer,
+        watch: Watch,
+        clock: Clock,
+        tracer: Tracer,
+        note: Note = nowhere,
     ) -> None:
+        """Take the ports; `note` writes what concerns others into the audit log."""
+        self._note = note
         self._bus, self._indexer, self._watch = bus, indexer, watch
         self._clock, self._tracer = clock, tracer
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
@@ -139,6 +155,8 @@ class Submitter:
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
+        if row.owner != caller.person:
+            await self._note(caller, "cancel", row.job, row.vc)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -182,6 +200,8 @@ class Submitter:
         problems = parse_ask(body)
         if isinstance(problems, list):
             raise refused(422, problems[0].reason, problems, row.job)
+        if row.owner != caller.person:
+            await self._note(caller, name, row.job, row.vc)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -253,6 +273,8 @@ class Submitter:
         Raises:
             ApiError: The bus does not take it (503).
         """
+        target = getattr(message, "node", "") or ",".join(getattr(message, "vcs", ()))
+        await self._note(caller, f"admin {verb}", target, "")
         log.info("change asked for", verb=verb, by=caller.name)
         payload = codec.encode(message)
         await self._publish(subjects.admin(verb), payload, secrets.token_hex(16), {})
