@@ -272,7 +272,7 @@ class Provider:
         found = json.loads(raw)
         if not isinstance(found, dict):
             text = f"{url} is no JSON object"
-            raise ValueError(text)  # noqa: TRY004 - it is of the document, not of this program
+            raise ValueError(text)
         return found
 
     def _person(self, claims: Mapping[str, Any]) -> str:
