@@ -42,6 +42,7 @@ ADVISOR = "advisor"
 SEARCHES = "searches"
 ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
+VAULT = "vault"
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
@@ -162,7 +163,7 @@ def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, s
 
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
-    if replicas == 1 or service not in REPLICATED:
+    if replicas == 1 or service not in (*REPLICATED, VAULT):
         return (service,)
     return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
 
@@ -173,6 +174,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
+        *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -198,6 +200,7 @@ def accounts(
     """
     grants = {
         **people_grants(),
+        **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -228,6 +231,7 @@ def services_account(users: Sequence[User]) -> Account:
         *_tenant_says("*"),
         *_tenant_says("*", "*"),
         subjects.node_event("*", "*"),
+        subjects.vault("*"),
         *(subjects.REPORTS, subjects.HEARTBEATS, subjects.SPANS),
         *(subjects.answers(asker, "*") for asker in ASKERS),
     )
@@ -252,7 +256,12 @@ def services_account(users: Sequence[User]) -> Account:
 def node_account(node: str, password: str = "") -> Account:
     """Return the account of a node: what it says goes to the services, its commands come to it."""
     identity = node_identity(node)
-    said = (subjects.node_event(node, "*"), *_node_tells(node), *_node_answers(node))
+    said = (
+        subjects.node_event(node, "*"),
+        subjects.vault(node),
+        *_node_tells(node),
+        *_node_answers(node),
+    )
     return Account(
         name=identity,
         users=(User(name=identity, password=password, grants=node_grants(node)),),
@@ -470,6 +479,16 @@ def _searches(identity: str) -> Grants:
     )
 
 
+def _vault(identity: str) -> Grants:
+    """Say the vault's key, follow what is kept and which jobs are where, and answer nodes."""
+    return (
+        _service(identity)
+        + _follows(identity, subjects.SECRETS)
+        + _follows(identity, ALLOC)
+        + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
+    )
+
+
 def _gateway(identity: str) -> Grants:
     heard = (
         subjects.FINDINGS,
@@ -486,7 +505,16 @@ def _gateway(identity: str) -> Grants:
             _follows(identity, one)
             for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
-        Grants((*_everything_asked(), LOOK_UP), heard),
+        Grants(
+            (
+                *_everything_asked(),
+                LOOK_UP,
+                subjects.secret("vc", "*", "*"),
+                subjects.secret("person", "*", "*"),
+            ),
+            heard,
+        )
+        + _follows(identity, subjects.SECRETS),
     )
 
 
@@ -495,6 +523,7 @@ def node_grants(node: str) -> Grants:
     identity = node_identity(node)
     says = (
         subjects.node_event(node, "*"),
+        subjects.vault(node),
         *_node_tells(node),
         *_node_answers(node),
         subjects.health(identity),
