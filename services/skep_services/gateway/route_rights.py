@@ -61,3 +61,6 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/members/{kind}/{name}/remove"): Action.MANAGE_NODES,
 }
 """The right by method and route. A handler holds it against the job or the VC that it is about."""
+
+OF_ITS_SERVICE: frozenset[tuple[str, str]] = frozenset()
+"""Routes whose right another service holds against what is asked: the gateway only passes it on."""
