@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,6 +172,21 @@ def records(streams: Streams, service: str) -> list[LogRecord]:
     found = [chain.read_at(one.payload, one.sequence) for one in streams[which.stream]]
     chain.refuse_doubt()
     return [record for record in found if not isinstance(record, str)]
+
+
+def each_record(messages: Iterable[Delivery], service: str) -> Iterator[LogRecord]:
+    """Yield a service's records, without foreign messages, one by one.
+
+    Raises:
+        CorruptLogError: Its log is damaged.
+    """
+    which = SERVICES[service]
+    chain = Chain(f"fact log {which.stream}", which.facts)
+    for one in messages:
+        record = chain.read_at(one.payload, one.sequence)
+        if not isinstance(record, str):
+            yield record
+    chain.refuse_doubt()
 
 
 def log_of(streams: Streams, service: str) -> Log:

@@ -7,12 +7,15 @@ Every figure of the total is the sum of those of the lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from datetime import date
 from enum import StrEnum
 
 import msgspec
 
 from skep.ledger.blame.usage import Tally, Usage, Who
 
+EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 QUANTILES = (50, 95)
 """Per cent of the jobs whose wait is told."""
 
@@ -54,64 +57,82 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines in order of their names, and their sum. Days are since 1970 (UTC), both inclusive."""
+    """Lines in order of their names, and their sum. Both days (UTC) are included."""
 
     by: By
-    first_day: int
-    last_day: int
+    first_day: str
+    last_day: str
     lines: tuple[Line, ...]
     total: Line
 
 
-def report(usage: Usage, by: By, first_day: int, last_day: int, vc: str = "") -> Report:
-    """Return the table of some days.
+class Table:
+    """A report that is made piece by piece."""
 
-    Args:
-        usage: What jobs had.
-        by: What each line is about.
-        first_day: The first day (days since 1970, UTC).
-        last_day: The last one.
-        vc: The virtual cluster; empty: all.
-    """
-    whole, groups = Tally(), dict[tuple[str, str], Tally]()
-    for who, days in usage.items():
-        if vc not in ("", who.vc):
-            continue
+    def __init__(self, by: By, first_day: int, last_day: int, vc: str = "") -> None:
+        """Begin with nothing.
+
+        Args:
+            by: What each line is about.
+            first_day: The first day that counts (days since 1970, UTC).
+            last_day: The last one.
+            vc: The virtual cluster; empty: all.
+        """
+        self._by, self._first, self._last, self._vc = by, first_day, last_day, vc
+        self._whole = Tally()
+        self._groups: dict[tuple[str, str], Tally] = {}
+
+    def take(self, who: Who, days: Mapping[int, Tally]) -> None:
+        """Add what jobs had on some days; what is not asked for changes nothing."""
+        if self._vc not in ("", who.vc):
+            return
         for day, tally in days.items():
-            if first_day <= day <= last_day:
-                groups.setdefault(_key(who, day, by), Tally()).add(tally)
-                whole.add(tally)
-    lines = tuple(_line(name, of, groups[of, name]) for of, name in sorted(groups))
-    return Report(
-        by=by, first_day=first_day, last_day=last_day, lines=lines, total=_line("total", "", whole)
-    )
+            if self._first <= day <= self._last:
+                self._groups.setdefault(_key(who, day, self._by), Tally()).add(tally)
+                self._whole.add(tally)
+
+    def report(self) -> Report:
+        """Return what was added."""
+        return Report(
+            by=self._by,
+            first_day=day_text(self._first),
+            last_day=day_text(self._last),
+            lines=tuple(
+                _line(name, of, self._groups[of, name]) for of, name in sorted(self._groups)
+            ),
+            total=_line("total", "", self._whole),
+        )
 
 
-def days_of(usage: Usage) -> tuple[int, int]:
-    """Return the first and the last day of which anything is told; (0, -1): of none."""
-    told = [day for days in usage.values() for day in days]
-    return (min(told), max(told)) if told else (0, -1)
+def report(usages: Iterable[Usage], by: By, first_day: int, last_day: int, vc: str = "") -> Report:
+    """Return the table of some days of usages that are added up; arguments as of `Table`."""
+    table = Table(by, first_day, last_day, vc)
+    for usage in usages:
+        for who, days in usage.items():
+            table.take(who, days)
+    return table.report()
 
 
-def daily(usage: Usage, by: By, first_day: int, last_day: int, vc: str = "") -> dict[str, Report]:
-    """Return a table of each day (`by` is its lines), by the name of the day, for pictures."""
-    return {
-        day_text(day): report(usage, by, day, day, vc) for day in range(first_day, last_day + 1)
+def days_of(usages: Iterable[Usage], vc: str = "") -> tuple[int, int] | None:
+    """Return the first and the last day of which anything is told; None: of none."""
+    told = {
+        day for usage in usages for who, days in usage.items() if vc in ("", who.vc) for day in days
     }
+    return (min(told), max(told)) if told else None
 
 
 def day_text(day: int) -> str:
     """Return a day as YYYY-MM-DD."""
-    # The calendar by arithmetic (days to civil): proleptic Gregorian, eras of 400 years.
-    shifted = day + 719_468
-    era, of_era = divmod(shifted, 146_097)
-    year_of_era = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month_from_march = (5 * of_year + 2) // 153
-    of_month = of_year - (153 * month_from_march + 2) // 5 + 1
-    month = month_from_march + 3 if month_from_march < 10 else month_from_march - 9
-    year = year_of_era + era * 400 + (month <= 2)
-    return f"{year:04}-{month:02}-{of_month:02}"
+    return date.fromordinal(EPOCH_ORDINAL + day).isoformat()
+
+
+def day_of(text: str) -> int:
+    """Return the day of YYYY-MM-DD.
+
+    Raises:
+        ValueError: It is no such day.
+    """
+    return date.fromisoformat(text).toordinal() - EPOCH_ORDINAL
 
 
 def _key(who: Who, day: int, by: By) -> tuple[str, str]:

@@ -45,6 +45,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
+        "report": ("report", "GPU hours held and useful, by VC, person, project, type or day"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
         "calibration": ("calibration", "how often estimates of starts and ends held"),
         "wait": ("jobs", "wait until jobs have ended"),

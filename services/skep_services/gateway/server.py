@@ -29,6 +29,7 @@ from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
@@ -238,6 +239,7 @@ class Gateway:
                 *Calibrations(indexer, self.models.calibration).routes(),
                 *trials.routes(),
                 *blames.routes(),
+                *Reports(indexer, clock).routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
             ]
