@@ -58,6 +58,9 @@ ANSWERED_WITHIN_S = 10
 """How long the server remembers where the answer to a request from another account goes. A client
 repeats a request after 2 s; what is never answered must not fill the server's memory."""
 
+ARCHIVED = (*subjects.FACT_STREAMS, NODE, ADMIN)
+"""Streams of which old messages may go to an archive."""
+
 TENANT_CONNECTIONS_MAX = 64
 """Connections of one tenant at the same time: its people's commands and its programs."""
 TENANT_SUBSCRIPTIONS_MAX = 1024
@@ -297,11 +300,10 @@ def people_grants() -> dict[str, Grants]:
                 f"$JS.API.STREAM.UPDATE.{SUBMIT}",
                 # `skep log repair` takes out what is no record.
                 *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in subjects.FACT_STREAMS),
+                *_keeping(),
             )
         )
-        + functools.reduce(
-            Grants.__add__, (_follows(BOOTSTRAP, name) for name in subjects.FACT_STREAMS)
-        ),
+        + functools.reduce(Grants.__add__, (_follows(BOOTSTRAP, name) for name in ARCHIVED)),
         # It asks the stream of submissions how far it is, on a subject that is no tenant's.
         DOOR: _inbox(DOOR) + says((subjects.submit(DOOR),)),
     }
@@ -430,6 +432,21 @@ def node_grants(node: str) -> Grants:
 def vc_grants(vc: str) -> Grants:
     """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
     return _inbox(vc_identity(vc)) + Grants(_tenant_says(vc), (subjects.reply(vc, ">"),))
+
+
+def _keeping() -> tuple[str, ...]:
+    """Return what `skep backup`, `skep restore` and `skep log archive` ask as `bootstrap`."""
+    api = "$JS.API.STREAM"
+    return (
+        f"{api}.SNAPSHOT.*",
+        "$JS.SNAPSHOT.ACK.>",
+        f"{api}.RESTORE.*",
+        "$JS.SNAPSHOT.RESTORE.>",
+        # How far records refer to other streams, and which snapshots there are.
+        *(f"{api}.MSG.GET.{stream}" for stream in (*subjects.FACT_STREAMS, subjects.KEPT)),
+        # What is archived is taken out.
+        *(f"{api}.PURGE.{stream}" for stream in ARCHIVED),
+    )
 
 
 def _inbox(identity: str) -> Grants:

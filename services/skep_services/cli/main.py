@@ -21,7 +21,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("up", "start a cluster, or resume the one that was here"),
         "down": ("down", "stop it; jobs are kept and go on at the next `up`"),
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
-        "log": ("log", "check | repair: the services' logs, and what does not belong there"),
+        "log": ("log", "check | repair | archive: the services' logs, and what is no part of them"),
+        "backup": ("backup", "everything of a cluster in one file; --check: is a file good?"),
+        "restore": ("backup", "a cluster from a backup, in a new state folder"),
     },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
