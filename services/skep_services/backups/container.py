@@ -4,8 +4,8 @@
     frame*          length (4 bytes), then kind (1 byte) and content
 
 An entry is a frame BEGIN (its name and what is known of it, as JSON), frames DATA, and a frame END
-with its size and SHA-256. The last frame, LAST, has the number of entries and a hash of all their
-hashes: without it the file was cut short. Encrypted, each frame is a message of libsodium's
+with its size and SHA-256. The last frame, LAST, has the number of entries and a hash of the line and all
+their hashes: without it the file was cut short. Encrypted, each frame is a message of libsodium's
 secretstream (XChaCha20-Poly1305), whose key is argon2id of the passphrase: frames can neither be
 changed, left out nor moved.
 """
@@ -21,6 +21,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 from nacl import bindings, exceptions, pwhash, utils
+
+from skep.wire.bounds import UNDECODABLE
 
 VERSION: Final = 1
 HEAD_BYTES_MAX: Final = 4096
@@ -107,7 +109,9 @@ class Writer:
                 self._state, _key(passphrase, salt, *limits)
             )
             encryption = Encryption(salt, *limits, header)
-        self._file.write(msgspec.json.encode(Head(VERSION, encryption)) + b"\n")
+        line = msgspec.json.encode(Head(VERSION, encryption)) + b"\n"
+        self._all.update(line)
+        self._file.write(line)
 
     def begin(self, name: str, **about: Any) -> None:
         """Begin an entry."""
@@ -194,7 +198,7 @@ class Reader:
         Raises:
             BackupError: The file is damaged, cut short, or of another passphrase.
         """
-        count, every, name = 0, hashlib.sha256(), "its beginning"
+        count, every, name = 0, hashlib.sha256(self._line), "its beginning"
         while True:
             kind, content = self._frame(name, first=not count)
             if kind == LAST:
@@ -224,7 +228,7 @@ class Reader:
                 raise self._bad(name)
         try:
             end = msgspec.json.decode(content, type=_End)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             raise self._bad(name) from None
         if (end.size, end.sha256) != (size, digest.hexdigest()):
             raise self._bad(name)
@@ -240,7 +244,7 @@ class Reader:
     def _check_last(self, content: bytes, count: int, digest: str) -> None:
         try:
             last = msgspec.json.decode(content, type=_Last)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             msg = "its end"
             raise self._bad(msg) from None
         if (last.entries, last.sha256) != (count, digest):
@@ -281,10 +285,10 @@ class Reader:
         return BackupError("backup-damaged", text)
 
     def _head(self) -> Head:
-        line = self._file.readline(HEAD_BYTES_MAX)
+        self._line = self._file.readline(HEAD_BYTES_MAX)
         try:
-            head = msgspec.json.decode(line, type=Head)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            head = msgspec.json.decode(self._line, type=Head)
+        except UNDECODABLE:
             text = f"{self.path} is no backup of `skep backup`: it does not begin as one"
             msg = "no-backup"
             raise BackupError(msg, text) from None

@@ -41,7 +41,7 @@ LEFT_OUT: Final = (
     "backup.json",
     "*/log-end",
     "*/undecided",
-    "gateway/model.sqlite*",
+    "gateway/read-model.sqlite*",
     "backups/*",
     "nats/nats-server.conf",
 )

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from skep.wire.bounds import UNDECODABLE
 from skep_services import durable
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.backups import streams
@@ -70,7 +71,7 @@ def verify(path: Path, passphrase: str = "", told: Told = lambda _what, _part: N
     try:
         found.about = msgspec.json.decode(small[ABOUT], type=About)
         cuts = msgspec.json.decode(small[CUTS], type=dict[str, int])
-    except (KeyError, msgspec.MsgspecError):
+    except (KeyError, *UNDECODABLE):
         raise _unfit(path, "what it is of") from None
     found.streams = {
         name: msgspec.structs.replace(taken, cut=cuts.get(name, taken.last))

@@ -16,6 +16,7 @@ import msgspec
 
 from skep.units import MIB
 from skep.wire import subjects
+from skep.wire.bounds import UNDECODABLE
 from skep_services.adapters.nats_api import (
     STREAM_NOT_FOUND,
     Answer,
@@ -193,7 +194,7 @@ async def _positions_at(
         if answer.message is not None:
             try:
                 read = _POSITIONS.decode(answer.payload).pos
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNDECODABLE:
                 read = {}
             if read:
                 return at, read
@@ -249,7 +250,8 @@ async def restore(
     if log:
         await _take_out_behind(link, taken)
     found = await ask(link, f"STREAM.INFO.{taken.stream}", None, StreamInfo)
-    if (found.state.first_seq, found.state.last_seq) != (taken.first, taken.last):
+    first = found.state.first_seq if found.state.messages else taken.first
+    if (first, found.state.last_seq) != (taken.first, taken.last):
         text = (
             f"{taken.stream} came out as {found.state.first_seq} to {found.state.last_seq}, and was "
             f"{taken.first} to {taken.last}"
