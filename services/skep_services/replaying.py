@@ -38,10 +38,12 @@ from skep.wire.facts import (
 from skep.wire.search_facts import SearchFact
 from skep_lab.live_log.decide_again import Change, Log
 from skep_services.adapters import exported
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
+from skep_services.archiving import folder_of
 from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
 from skep_services.supervisor import home as folder
 
@@ -120,7 +122,7 @@ async def read_live(home: str | None) -> Streams:
     """
     options = link_options(home)
     lost: list[Exception] = []
-    bus = await NatsBus.connect(options, lost.append)
+    bus = await NatsBus.connect(options, lost.append, archive_here(home))
     try:
         return {stream: await read_stream(bus, stream) for stream in exported.STREAMS}
     except (TimeoutError, ConnectionError) as error:
@@ -128,6 +130,11 @@ async def read_live(home: str | None) -> Streams:
         raise UnreachableError(text) from error
     finally:
         await bus.close()
+
+
+def archive_here(home: str | None) -> Archive:
+    """Return the archive of the cluster in `home`, which need not be there."""
+    return Archive(folder_of(os.environ, folder.home_folder(home)))
 
 
 def link_options(home: str | None, identity: str = "operator") -> LinkOptions:

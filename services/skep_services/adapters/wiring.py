@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from skep.machines.base import Machine
 from skep.wire import subjects
 from skep.wire.inputs import InputNotes
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
@@ -58,7 +60,13 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
     """
     servers = tuple(chosen.nats_url.split(","))
     options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
-    return await NatsBus.connect(options, fatal)
+    return await NatsBus.connect(options, fatal, archive_of(chosen.environment))
+
+
+def archive_of(environment: Mapping[str, str]) -> Archive | None:
+    """Return the archive that SKEP_ARCHIVE names (a folder), or None."""
+    path = environment.get("SKEP_ARCHIVE", "")
+    return Archive(Path(path)) if path else None
 
 
 def owner() -> str:

@@ -255,7 +255,12 @@ class Reader:
             raise self._bad(msg)
 
     def _frame(self, where: str, *, first: bool = False) -> tuple[bytes, bytes]:
-        """Return the kind and the content of the next frame."""
+        """Return the kind and the content of the next frame.
+
+        Raises:
+            BackupError: The file ends, or its passphrase is another one.
+            _bad: A BackupError: the frame is damaged.
+        """
         head = self._file.read(LENGTH)
         length = int.from_bytes(head, "big")
         if len(head) == LENGTH and not 0 < length <= 2 * FRAME_BYTES_MAX:

@@ -40,13 +40,13 @@ def held(path: Path, else_text: str) -> Iterator[None]:
 
 
 @contextmanager
-def keeping(home: Path) -> Iterator[None]:
-    """Hold the lock of a state folder; without the folder there is nothing to hold.
+def keeping(home: Path | None) -> Iterator[None]:
+    """Hold the lock of a state folder; without one there is nothing to hold.
 
     Raises:
         BusyError: A backup is taken, or logs are archived.
     """
-    if not home.is_dir():
+    if home is None or not home.is_dir():
         yield
         return
     with held(home / KEEPING, "another `skep backup` or `skep log archive` is at work"):

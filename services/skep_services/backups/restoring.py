@@ -49,6 +49,7 @@ def verify(path: Path, passphrase: str = "", told: Told = lambda _what, _part: N
 
     Raises:
         BackupError: It is no backup, or not a good one.
+        _unfit: A BackupError: an entry is not what it should be.
         OSError: It cannot be read.
     """
     size = path.stat().st_size
@@ -162,10 +163,7 @@ async def restore(
             ) as bus:
                 await restore_streams(bus, path, verified, passphrase=passphrase, told=told)
         _tidy(draft / PurePosixPath(store).parent)
-        if home.exists():
-            home.rmdir()
-        os.rename(draft, home)
-        durable.sync_folder(str(home.parent))
+        _move(draft, home)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -184,6 +182,13 @@ def refuse_unless_empty(home: Path) -> None:
             f"(--home DIR), or move this one away"
         )
         raise TargetError(text)
+
+
+def _move(draft: Path, home: Path) -> None:
+    if home.exists():
+        home.rmdir()
+    os.rename(draft, home)
+    durable.sync_folder(str(home.parent))
 
 
 def _write_files(path: Path, draft: Path, passphrase: str, told: Told) -> None:
@@ -234,7 +239,7 @@ def _safe(path: Path, entry: Entry) -> str:
     """Return the name of a file's entry below the state folder.
 
     Raises:
-        BackupError: It would lie outside.
+        _unfit: A BackupError: it would lie outside.
     """
     name = entry.name.removeprefix(FILES)
     parts = PurePosixPath(name).parts
@@ -244,6 +249,11 @@ def _safe(path: Path, entry: Entry) -> str:
 
 
 def _taken(path: Path, entry: Entry) -> streams.Taken:
+    """Return what a stream's entry is of.
+
+    Raises:
+        _unfit: A BackupError: it does not say so.
+    """
     name = entry.name.removeprefix(STREAMS)
     config, state = entry.about.get("config"), entry.about.get("state")
     if not isinstance(config, dict) or not isinstance(state, dict) or config.get("name") != name:

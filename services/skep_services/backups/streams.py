@@ -170,7 +170,11 @@ async def cuts(link: Link, taken: Mapping[str, Taken]) -> dict[str, int]:
 
 
 async def _cut_of(link: Link, log: str, cut: Mapping[str, int], first: int) -> int:
-    """Return the last record of a log that refers to nothing behind the cuts."""
+    """Return the last record of a log that refers to nothing behind the cuts.
+
+    Raises:
+        ValueError: There is none near its end.
+    """
     keep = cut[log]
     for _ in range(WALK_MAX):
         at, read = await _positions_at(link, log, keep, first)
@@ -261,7 +265,11 @@ async def restore(
 
 
 async def _take_out_behind(link: Link, taken: Taken) -> None:
-    """Take out the records that do not count. Sequences are never used again."""
+    """Take out the records that do not count. Sequences are never used again.
+
+    Raises:
+        refused: A RefusedError: the bus does not take one out.
+    """
     for sequence in range(taken.last, taken.cut, -1):
         body = {"seq": sequence, "no_erase": True}
         answer = await ask(link, f"STREAM.MSG.DELETE.{taken.stream}", body, Answer)

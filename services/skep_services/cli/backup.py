@@ -152,7 +152,7 @@ def _backup(arguments: Namespace) -> int:
     if not passphrase:
         say("it is not encrypted, and holds credentials: keep it as you would keep these")
     began = time.monotonic()
-    counted = asyncio.run(_taken(arguments, home, path, passphrase))
+    counted = asyncio.run(_taken(arguments, home if home.is_dir() else None, path, passphrase))
     took_s = time.monotonic() - began
     size = path.stat().st_size
     if arguments.json:
@@ -175,11 +175,12 @@ def _backup(arguments: Namespace) -> int:
     return exits.OK
 
 
-async def _taken(arguments: Namespace, home: Path, path: Path, passphrase: str) -> Counted:
+async def _taken(arguments: Namespace, home: Path | None, path: Path, passphrase: str) -> Counted:
     """Take it; again if messages were taken out meanwhile.
 
     Raises:
         CommandError: The cluster changes all the time.
+        AssertionError: Never.
     """
     from skep.units import Instant
     from skep_services.backups.container import Writer
@@ -196,7 +197,7 @@ async def _taken(arguments: Namespace, home: Path, path: Path, passphrase: str) 
             try:
                 counted = await take(
                     bus,
-                    home if home.is_dir() else None,
+                    home,
                     writer,
                     kinds=frozenset(kinds),
                     now=Instant(time.time_ns()),
@@ -214,14 +215,18 @@ async def _taken(arguments: Namespace, home: Path, path: Path, passphrase: str) 
                 return counted
             finally:
                 progress.end()
-    raise AssertionError
+    text = "the last try returned or raised"
+    raise AssertionError(text)
 
 
 @asynccontextmanager
-async def _bus_of(given: str | None, home: Path) -> AsyncIterator[NatsBus]:
+async def _bus_of(given: str | None, home: Path | None) -> AsyncIterator[NatsBus]:
     """Yield a connection to the cluster's bus; of one that does not run, to a server of our own.
 
     Nothing is archived meanwhile, and a cluster that does not run is not started.
+
+    Raises:
+        UnreachableError: There is neither a bus nor a folder of streams.
     """
     from skep_services.adapters.nats_access import BOOTSTRAP
     from skep_services.adapters.nats_bus import NatsBus
@@ -235,8 +240,8 @@ async def _bus_of(given: str | None, home: Path) -> AsyncIterator[NatsBus]:
         try:
             options = link_options(given, BOOTSTRAP)
         except UnreachableError:
-            store, account = account_of(home)
-            if not store:
+            store, account = account_of(home) if home is not None else ("", "")
+            if home is None or not store:
                 raise
             with held(Path(folder.lock_path(str(home))), "the cluster is being started"):
                 async with bus_aside((home / store).parent, account) as bus:
@@ -365,7 +370,11 @@ def _tell(verified: Verified) -> None:
 
 
 def _passphrase_of(path: Path, arguments: Namespace) -> str:
-    """Return the passphrase of a backup; it is not asked for one that is not encrypted."""
+    """Return the passphrase of a backup; it is not asked for one that is not encrypted.
+
+    Raises:
+        BackupError: The file is no backup.
+    """
     from skep_services.backups.container import BackupError, Reader
 
     try:
