@@ -24,7 +24,14 @@ from skep_services.adapters.peers import Peers, Standing
 from skep_services.collection import short_pauses
 from skep_services.links import ForeignSeen
 from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
-from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
+from skep_services.service import (
+    ConfigurationError,
+    Fatal,
+    Settings,
+    answer_health,
+    say_ready,
+    write_lines,
+)
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
 from skep_services.undecided import Undecided
@@ -61,6 +68,19 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
     servers = tuple(chosen.nats_url.split(","))
     options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
     return await NatsBus.connect(options, fatal, archive_of(chosen.environment))
+
+
+def keep_every(environment: Mapping[str, str]) -> int:
+    """Return how many facts are between two snapshots, as SKEP_KEEP_EVERY says; 0: as usual.
+
+    Raises:
+        ConfigurationError: It is no number.
+    """
+    text = environment.get("SKEP_KEEP_EVERY", "") or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        message = f"SKEP_KEEP_EVERY is {text!r}: it must be a number of facts, such as 20000"
+        raise ConfigurationError(message)
+    return int(text)
 
 
 def archive_of(environment: Mapping[str, str]) -> Archive | None:
@@ -184,6 +204,7 @@ async def drive(
         follow=follow,
         listen=listen,
         notes=notes,
+        keep_every=keep_every(chosen.environment),
     )
     await answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     if prepare is not None:
