@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,12 @@ from skep.wire.facts import (
 from skep.wire.search_facts import SearchFact
 from skep_lab.live_log.decide_again import Change, Log
 from skep_services.adapters import exported
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
+from skep_services.archiving import folder_of
 from skep_services.pki.files import TlsError, TlsFiles, bus_files, named_files
 from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
 from skep_services.supervisor import home as folder
@@ -121,7 +123,7 @@ async def read_live(home: str | None) -> Streams:
     """
     options = link_options(home)
     lost: list[Exception] = []
-    bus = await NatsBus.connect(options, lost.append)
+    bus = await NatsBus.connect(options, lost.append, archive_here(home))
     try:
         return {stream: await read_stream(bus, stream) for stream in exported.STREAMS}
     except (TimeoutError, ConnectionError) as error:
@@ -129,6 +131,11 @@ async def read_live(home: str | None) -> Streams:
         raise UnreachableError(text) from error
     finally:
         await bus.close()
+
+
+def archive_here(home: str | None) -> Archive:
+    """Return the archive of the cluster in `home`, which need not be there."""
+    return Archive(folder_of(os.environ, folder.home_folder(home)))
 
 
 def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
@@ -191,6 +198,21 @@ def records(streams: Streams, service: str) -> list[LogRecord]:
     found = [chain.read_at(one.payload, one.sequence) for one in streams[which.stream]]
     chain.refuse_doubt()
     return [record for record in found if not isinstance(record, str)]
+
+
+def each_record(messages: Iterable[Delivery], service: str) -> Iterator[LogRecord]:
+    """Yield a service's records, without foreign messages, one by one.
+
+    Raises:
+        CorruptLogError: Its log is damaged.
+    """
+    which = SERVICES[service]
+    chain = Chain(f"fact log {which.stream}", which.facts)
+    for one in messages:
+        record = chain.read_at(one.payload, one.sequence)
+        if not isinstance(record, str):
+            yield record
+    chain.refuse_doubt()
 
 
 def log_of(streams: Streams, service: str) -> Log:

@@ -152,6 +152,7 @@ class Shell(Generic[EventT, FactT]):
         follow: Sequence[Follow] = (),
         listen: Sequence[str] = (),
         notes: InputNotes | None = None,
+        keep_every: int = 0,
     ) -> None:
         """Take the machine and its ports.
 
@@ -169,7 +170,9 @@ class Shell(Generic[EventT, FactT]):
             follow: The streams that the machine reads.
             listen: The subjects of core messages that it hears.
             notes: What is decided on is noted there, beside the facts; None: it is not noted.
+            keep_every: Facts between two snapshots; 0: KEEP_EVERY.
         """
+        self._keep_every = keep_every
         self.machine = machine
         self.epoch = 0
         self.active = asyncio.Event()
@@ -446,7 +449,8 @@ class Shell(Generic[EventT, FactT]):
 
     def _keep(self) -> None:
         """Keep a snapshot if enough was recorded since the last one, and none is being stored."""
-        due = self.facts_applied - self.facts_kept >= max(KEEP_EVERY, self._kept_size)
+        every = self._keep_every or KEEP_EVERY
+        due = self.facts_applied - self.facts_kept >= max(every, self._kept_size)
         if self._keeper is None or not due or (self._keeping and not self._keeping.done()):
             return
         machine: Any = self.machine

@@ -39,7 +39,7 @@ DEADLINE_S = 120.0
 """After this a condition that should become true counts as never."""
 
 ANYTHING = Grants((">",), (">",))
-IDENTITIES = ("a", "b", "tester")
+IDENTITIES = ("a", "b", "tester", "keeper", "asker", *(f"reader-{n}" for n in range(1, 17)))
 PASSWORD = "open sesame"
 
 

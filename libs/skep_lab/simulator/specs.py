@@ -117,7 +117,8 @@ class Owners:
             spec["command"] = ("train",)
         if job.workers_max:
             spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
-        labels = {"user": job.user} if job.user else {}
+        said = {"user": job.user, "project": job.project}
+        labels = {name: text for name, text in said.items() if text}
         spec |= self._deadline(job, labels)
         if labels:
             spec["labels"] = labels

@@ -54,6 +54,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     qos: str = ""
     late: str = ""
     """Its class, and what happens to it when it cannot be on time (`spec.qos`, `spec.late`)."""
+    project: str = ""
 
 
 class RowProblem(msgspec.Struct, frozen=True, omit_defaults=True):

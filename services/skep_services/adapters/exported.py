@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -17,6 +19,8 @@ STREAMS = tuple(subjects.STREAMS)
 
 
 BEGINNING = b'{"stream":'
+TELL_EVERY = 2000
+"""Lines between two words on how far reading is."""
 
 
 class ExportError(Exception):
@@ -32,6 +36,27 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     raw: bytes = b""
     """The payload if it is no text: in JSON base64."""
     headers: Mapping[str, str] = {}
+
+
+class Writer:
+    """An export that is written message by message."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin the file; it is packed if its name ends in .gz.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._file = _open(path, "wb")
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, one: Delivery) -> None:
+        """Write a message."""
+        self._file.write(self._encoder.encode(_line(one.stream, one)) + b"\n")
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
 
 
 def write(path: Path, streams: Mapping[str, Sequence[Delivery]]) -> None:
@@ -100,6 +125,45 @@ def read(path: Path) -> dict[str, list[Delivery]]:
                 )
             )
     return found
+
+
+def each(
+    path: Path, stream: str, told: Callable[[float], None] = lambda _: None
+) -> Iterator[Delivery]:
+    """Yield the messages of one stream, without having all of them in memory.
+
+    Args:
+        path: The file.
+        stream: The stream.
+        told: Is told now and then which part of the file was read, 0 to 1.
+
+    Raises:
+        ExportError: The file is no export, or is cut short.
+        OSError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    begins = BEGINNING + msgspec.json.encode(stream) + b","
+    size = path.stat().st_size
+    with open(path, "rb") as packed, _unpacked(packed, path) as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            if number % TELL_EVERY == 0:
+                told(packed.tell() / max(size, 1))
+            if not line.startswith(begins):
+                if not line.startswith(BEGINNING):
+                    text = f"{path}, line {number}: not a message of an export"
+                    raise ExportError(text)
+                continue
+            try:
+                one = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                text = f"{path}, line {number}: not a message of an export: {error}"
+                raise ExportError(text) from error
+            payload = one.raw or one.payload.encode()
+            yield Delivery(one.subject, payload, one.headers, one.stream, one.sequence, one.at)
+
+
+def _unpacked(packed: BinaryIO, path: Path) -> Any:
+    return gzip.open(packed) if path.suffix == ".gz" else contextlib.nullcontext(packed)
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterable[bytes]:

@@ -73,6 +73,9 @@ ANSWERED_WITHIN_S = 10
 """How long the server remembers where the answer to a request from another account goes. A client
 repeats a request after 2 s; what is never answered must not fill the server's memory."""
 
+ARCHIVED = (*subjects.FACT_STREAMS, NODE, ADMIN)
+"""Streams of which old messages may go to an archive."""
+
 TENANT_CONNECTIONS_MAX = 64
 """Connections of one tenant at the same time: its people's commands and its programs."""
 TENANT_SUBSCRIPTIONS_MAX = 1024
@@ -407,11 +410,10 @@ def people_grants() -> dict[str, Grants]:
                 f"$JS.API.STREAM.UPDATE.{SUBMIT}",
                 # `skep log repair` takes out what is no record.
                 *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in subjects.FACT_STREAMS),
+                *_keeping(),
             )
         )
-        + functools.reduce(
-            Grants.__add__, (_follows(BOOTSTRAP, name) for name in subjects.FACT_STREAMS)
-        ),
+        + functools.reduce(Grants.__add__, (_follows(BOOTSTRAP, name) for name in ARCHIVED)),
         # It asks the stream of submissions how far it is, on a subject that is no tenant's.
         DOOR: _inbox(DOOR) + says((subjects.submit(DOOR),)),
     }
@@ -574,6 +576,21 @@ def vc_grants(vc: str, person: str = "") -> Grants:
     """
     identity = person_identity(vc, person) if person else vc_identity(vc)
     return _inbox(identity) + Grants(_tenant_says(vc, person), _tenant_hears(vc, person))
+
+
+def _keeping() -> tuple[str, ...]:
+    """Return what `skep backup`, `skep restore` and `skep log archive` ask as `bootstrap`."""
+    api = "$JS.API.STREAM"
+    return (
+        f"{api}.SNAPSHOT.*",
+        "$JS.SNAPSHOT.ACK.>",
+        f"{api}.RESTORE.*",
+        "$JS.SNAPSHOT.RESTORE.>",
+        # How far records refer to other streams, and which snapshots there are.
+        *(f"{api}.MSG.GET.{stream}" for stream in (*subjects.FACT_STREAMS, subjects.KEPT)),
+        # What is archived is taken out.
+        *(f"{api}.PURGE.{stream}" for stream in ARCHIVED),
+    )
 
 
 def _inbox(identity: str) -> Grants:

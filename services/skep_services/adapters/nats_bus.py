@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from skep.wire.subjects import KEY_HEADER
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.nats_api import (
     STREAM_NOT_FOUND,
     Pauses,
@@ -50,8 +51,10 @@ class NatsBus:
     be started anew.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, archive: Archive | None = None) -> None:
         self.link = link
+        self.archive = archive
+        """Where messages are that streams no longer have; None: nowhere."""
         self._publishing = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
         self._subscriptions: dict[int, Follow | Listen] = {}
         self._may_look = True
@@ -60,14 +63,21 @@ class NatsBus:
         self._follow_restarts = 0
 
     @classmethod
-    async def connect(cls, options: LinkOptions, on_fatal: OnFatal) -> NatsBus:
+    async def connect(
+        cls, options: LinkOptions, on_fatal: OnFatal, archive: Archive | None = None
+    ) -> NatsBus:
         """Return a connected bus.
+
+        Args:
+            options: How to connect.
+            on_fatal: Takes the reason why this process cannot go on.
+            archive: What streams no longer have, to be followed as if they had it.
 
         Raises:
             RefusedError: As `Link.connect`.
             ConnectionError: As `Link.connect`.
         """
-        return cls(await Link.connect(options, on_fatal))
+        return cls(await Link.connect(options, on_fatal), archive)
 
     @property
     def stats(self) -> BusStats:
@@ -146,7 +156,14 @@ class NatsBus:
             isinstance(one, Follow) and one.stream == stream for one in self._subscriptions.values()
         ), f"{self.link.identity} follows {stream} already, and its consumer carries its name"
         follow = Follow(
-            self.link, stream, after, deliver, subjects=subjects, known=known, on_close=self._forget
+            self.link,
+            stream,
+            after,
+            deliver,
+            subjects=subjects,
+            known=known,
+            on_close=self._forget,
+            archive=self.archive,
         )
         self._subscriptions[id(follow)] = follow
         try:

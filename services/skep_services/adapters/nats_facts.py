@@ -45,7 +45,7 @@ from skep_services.adapters.nats_api import (
 )
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_follow import Batch, Follow
-from skep_services.adapters.nats_kept import NatsSnapshots
+from skep_services.adapters.nats_kept import NatsSnapshots, Whole
 from skep_services.adapters.nats_link import Link, Silence
 from skep_services.adapters.records import Chain
 from skep_services.links import Foreign, digest_of
@@ -69,6 +69,8 @@ STALE_LOOK_S = 0.5
 REPLAY_BATCH = Batch(messages=2048, size=8 * MIB)
 """Large, because replay is recovery time, and the log is read by this process alone."""
 REPLAY_WAITING_MAX = 4096
+ARCHIVE_SLICE = 256
+"""Archived records between two moments in which others may run."""
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Sequence"
 EXPECTED_STREAM = "Nats-Expected-Stream"
 
@@ -132,6 +134,7 @@ class NatsFactLog:
         kept: Any = None,
         foreign: Foreign = _unheard,
     ) -> None:
+        self._archive = bus.archive
         self._snapshots = NatsSnapshots(bus, stream, kept) if kept is not None else None
         self._link = bus.link
         self._stream = stream
@@ -160,12 +163,12 @@ class NatsFactLog:
         assert not self._owner, "what this process appends it has applied"
         info = await self._look()
         target = info.state.last_seq
-        if info.state.messages and info.state.first_seq > 1:
-            message = f"{self._chain.name} begins at sequence {info.state.first_seq}, not at 1"
-            raise CorruptLogError(message)
         if target and not self._replayed:
             async for kept in self._kept(target):
                 yield kept
+        if not self._sequence and info.state.messages and info.state.first_seq > 1:
+            async for old in self._archived(info.state.first_seq):
+                yield old
         # What was taken out leaves gaps, also at the end: a reader must not wait for it.
         readable = await self._last_readable(info) if target > self._sequence else 0
         if readable > self._sequence and self._reader is None:
@@ -239,17 +242,16 @@ class NatsFactLog:
             raise CorruptLogError(message)
 
     async def _kept(self, target: int) -> AsyncIterator[LogRecord]:
-        """Yield the latest snapshot, if there is one of this log; go on behind it."""
-        found = await self._snapshots.latest() if self._snapshots is not None else None
-        if found is None:
+        """Yield the latest snapshot that is of this log, if there is one; go on behind it."""
+        if self._snapshots is None:
             return
+        found = await self._snapshots.latest()
+        if found is None or not await self._is_ours(found[0], target):
+            # Of a log that was set back since, or damaged: the one before it may do.
+            found = await self._snapshots.before(found[0].sequence if found else target + 1)
+            if found is None or not await self._is_ours(found[0], target):
+                return
         whole, entries = found
-        if whole.sequence > target:
-            return  # Of a log that was set back since.
-        asked = {"seq": whole.sequence}
-        stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
-        if digest_of(stored.payload) != whole.hash:
-            return
         self._chain.resume(whole.counter, whole.epoch, whole.hash)
         self._chain.links.took(whole.counter, whole.hash, whole.sequence)
         self._sequence = whole.sequence
@@ -261,6 +263,40 @@ class NatsFactLog:
             tuple(entries),
             stands_for=whole.facts,
         )
+
+    async def _is_ours(self, whole: Whole, target: int) -> bool:
+        """Return whether a snapshot stands for a record of this log."""
+        if whole.sequence > target:
+            return False
+        asked = {"seq": whole.sequence}
+        stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
+        return digest_of(stored.payload) == whole.hash
+
+    async def _archived(self, first: int) -> AsyncIterator[LogRecord]:
+        """Yield the records before those that the stream still has, out of the archive.
+
+        Args:
+            first: Where the stream begins.
+
+        Raises:
+            CorruptLogError: There is no archive of them, or it is damaged.
+        """
+        if self._archive is None or self._archive.last(self._stream) < first - 1:
+            where = f" in {self._archive.folder}" if self._archive is not None else ""
+            message = (
+                f"{self._chain.name} begins at sequence {first}, not at 1: there is neither a "
+                f"snapshot that stands for what is before it nor an archive{where} (SKEP_ARCHIVE)"
+            )
+            raise CorruptLogError(message)
+        for number, delivery in enumerate(self._archive.read(self._stream)):
+            if delivery.sequence >= first:
+                return
+            record = self._chain.read_at(delivery.payload, delivery.sequence)
+            self._sequence = delivery.sequence
+            if not isinstance(record, str):
+                yield record
+            if number % ARCHIVE_SLICE == 0:
+                await asyncio.sleep(0)
 
     def keep(
         self, entries: Sequence[Any], positions: Mapping[str, int], at: Instant, facts: int

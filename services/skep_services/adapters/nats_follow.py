@@ -26,6 +26,7 @@ import msgspec
 
 from skep.units import MIB, NS_PER_SECOND, Instant
 from skep.wire import subjects
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.nats_api import (
     CONSUMER_NOT_FOUND,
     STREAM_NOT_FOUND,
@@ -55,6 +56,8 @@ SILENCE_S_MAX = 2.0
 CHECK_EVERY_S = 0.5
 CONSUMER_IDLE_S_MAX = 300
 """When the server may drop a consumer without requests, for readers that died."""
+ARCHIVE_SLICE = 256
+"""Archived messages between two moments in which others may run."""
 ROUND_SHORT_S = 1.0
 """A round that ends sooner counts as failed, and the next one starts after a pause."""
 BEHIND_S_MAX = 12.0
@@ -102,6 +105,16 @@ class Batch(NamedTuple):
 WHOLE_BATCH = Batch(BATCH_MESSAGES, BATCH_BYTES)
 
 
+def _takes(pattern: str, subject: str) -> bool:
+    """Return whether a subject is one of a pattern of NATS (`*`: one token, `>`: all further)."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
+    return len(wanted) == len(tokens) and all(
+        one in ("*", token) for one, token in zip(wanted, tokens, strict=True)
+    )
+
+
 class _Round:
     """One consumer's life: what was asked for, what came, and why it is over."""
 
@@ -129,6 +142,7 @@ class Follow:
         known: int = 0,
         batch: Batch = WHOLE_BATCH,
         on_close: Callable[[Follow], None] = lambda _: None,
+        archive: Archive | None = None,
     ) -> None:
         """Follow a stream; nothing is asked of the bus before `start`.
 
@@ -141,6 +155,7 @@ class Follow:
                 far. 0: none is known.
             batch: How much is asked for at once.
             on_close: Is called when this is closed.
+            archive: Has what the stream no longer has: it is delivered first. None: nothing has.
         """
         assert after >= 0, after
         self.stream = stream
@@ -153,6 +168,7 @@ class Follow:
         self._subjects = tuple(subjects)
         self._batch = batch
         self._on_close = on_close
+        self._archive = archive
         self._queue: deque[tuple[Msg, Position]] = deque()
         self._some = asyncio.Event()
         self._round = _Round()
@@ -174,10 +190,18 @@ class Follow:
             CorruptLogError: The stream ends before `after` or `known`, or begins behind what should
                 come next: going on would lose messages unseen.
         """
+        name = f"follow {self.stream}"
+        if await self._is_archived():
+            self._pump = asyncio.create_task(self._run_archived(), name=name)
+            return
+        await self._go()
+        self._pump = asyncio.create_task(self._run(), name=name)
+
+    async def _go(self) -> None:
+        """Begin with what the stream has."""
         await self._begin()
         self._link.on_up(self, lambda: self._end_round(self._round, "the connection was lost"))
         self._check()
-        self._pump = asyncio.create_task(self._run(), name=f"follow {self.stream}")
 
     async def close(self) -> None:
         self._closed = True
@@ -223,7 +247,8 @@ class Follow:
             if info.state.first_seq > self._delivered + 1 and not compacted:
                 message = (
                     f"stream {self.stream} begins at {info.state.first_seq}, but what follows "
-                    f"{self._delivered} is needed next: messages in between were removed"
+                    f"{self._delivered} is needed next: messages in between were removed. If they "
+                    f"were archived (`skep log archive`), name the archive (SKEP_ARCHIVE)"
                 )
                 raise CorruptLogError(message)
             known = max(self._known, self._delivered)
@@ -236,6 +261,34 @@ class Follow:
                 )
                 raise CorruptLogError(message)
             await self._pauses.wait()
+
+    async def _is_archived(self) -> bool:
+        """Return whether the stream lacks what comes next, and the archive has it."""
+        if self._archive is None:
+            return False
+        info = await stream_info(self._link, self.stream)
+        gone = info.state.first_seq > self._delivered + 1
+        return gone and self._archive.last(self.stream) >= info.state.first_seq - 1
+
+    async def _run_archived(self) -> None:
+        """Deliver what is archived, then what the stream has."""
+        archive = self._archive
+        assert archive is not None
+        try:
+            while await self._is_archived():
+                for number, old in enumerate(archive.read(self.stream, self._delivered)):
+                    if not self._subjects or any(
+                        _takes(one, old.subject) for one in self._subjects
+                    ):
+                        await self._deliver(old)
+                    if number % ARCHIVE_SLICE == 0:
+                        await asyncio.sleep(0)
+                self._delivered = archive.last(self.stream)
+            await self._go()
+        except Exception as error:
+            self._link.fatal(error)
+            return
+        await self._run()
 
     async def _make_consumer(self) -> None:
         create = f"CONSUMER.CREATE.{self._consumer}"

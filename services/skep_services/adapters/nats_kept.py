@@ -21,6 +21,8 @@ from skep_services.adapters.nats_api import Answer, StoredMessage, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.records import Chain
 
+KEPT_AT_LEAST = 2
+"""Snapshots whose pieces are there: the latest, and the one before it."""
 PIECE_BYTES = 192 * KIB
 """What one message holds: one entry of a machine's snapshot more must not exceed the stream's
 limit on messages."""
@@ -65,7 +67,7 @@ class NatsSnapshots:
     """The snapshots beside the log in `stream`; `entries` is the union of what they consist of."""
 
     def __init__(self, bus: NatsBus, stream: str, entries: Any) -> None:
-        self._bus = bus
+        self._bus, self._stream = bus, stream
         self._piece = subjects.kept(stream, "piece")
         self._whole = subjects.kept(stream, "whole")
         self._encoder = msgspec.json.Encoder()
@@ -151,8 +153,18 @@ class NatsSnapshots:
     async def latest(self) -> tuple[Whole, list[Any]] | None:
         """Return the latest complete snapshot and its entries, or None if none can be read."""
         stored = await self._get({"last_by_subj": self._whole})
-        if stored is None:
-            return None
+        return await self._decoded(stored) if stored is not None else None
+
+    async def before(self, sequence: int) -> tuple[Whole, list[Any]] | None:
+        """Return the latest readable snapshot of a record before a sequence, or None."""
+        earlier = [one for one in await wholes(self._bus, self._stream) if one.sequence < sequence]
+        for whole in reversed(earlier[-KEPT_AT_LEAST:]):
+            found = await self._decoded(self._encoder.encode(whole))
+            if found is not None:
+                return found
+        return None
+
+    async def _decoded(self, stored: bytes) -> tuple[Whole, list[Any]] | None:
         try:
             whole = msgspec.json.decode(stored, type=Whole)
             if whole.v != VERSION:
@@ -195,6 +207,24 @@ class NatsSnapshots:
         if stored.message is None:
             return None
         return stored.message.seq, stored.payload
+
+
+async def wholes(bus: NatsBus, stream: str) -> list[Whole]:
+    """Return the snapshots of a log in order; of those but the last two the pieces are gone."""
+    found: list[Whole] = []
+    sequence, subject = 1, subjects.kept(stream, "whole")
+    while True:
+        asked = {"seq": sequence, "next_by_subj": subject}
+        stored = await ask(bus.link, f"STREAM.MSG.GET.{subjects.KEPT}", asked, StoredMessage)
+        if stored.message is None:
+            return found
+        sequence = stored.message.seq + 1
+        try:
+            whole = msgspec.json.decode(stored.payload, type=Whole)
+        except UNDECODABLE:
+            continue  # Another version's.
+        if whole.v == VERSION:
+            found.append(whole)
 
 
 def _digest(pieces: Sequence[bytes]) -> str:

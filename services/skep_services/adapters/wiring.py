@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from skep.machines.base import Machine
 from skep.wire import subjects
 from skep.wire.inputs import InputNotes
+from skep_services.adapters.archive import Archive
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
@@ -22,7 +24,14 @@ from skep_services.adapters.peers import Peers, Standing
 from skep_services.collection import short_pauses
 from skep_services.links import ForeignSeen
 from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
-from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
+from skep_services.service import (
+    ConfigurationError,
+    Fatal,
+    Settings,
+    answer_health,
+    say_ready,
+    write_lines,
+)
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
 from skep_services.undecided import Undecided
@@ -64,7 +73,26 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
         credentials=chosen.credentials,
         tls=chosen.tls,
     )
-    return await NatsBus.connect(options, fatal)
+    return await NatsBus.connect(options, fatal, archive_of(chosen.environment))
+
+
+def keep_every(environment: Mapping[str, str]) -> int:
+    """Return how many facts are between two snapshots, as SKEP_KEEP_EVERY says; 0: as usual.
+
+    Raises:
+        ConfigurationError: It is no number.
+    """
+    text = environment.get("SKEP_KEEP_EVERY", "") or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        message = f"SKEP_KEEP_EVERY is {text!r}: it must be a number of facts, such as 20000"
+        raise ConfigurationError(message)
+    return int(text)
+
+
+def archive_of(environment: Mapping[str, str]) -> Archive | None:
+    """Return the archive that SKEP_ARCHIVE names (a folder), or None."""
+    path = environment.get("SKEP_ARCHIVE", "")
+    return Archive(Path(path)) if path else None
 
 
 def owner() -> str:
@@ -185,6 +213,7 @@ async def drive(
         follow=follow,
         listen=listen,
         notes=notes,
+        keep_every=keep_every(chosen.environment),
     )
     await answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     if prepare is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
+    from skep_services.archiving import Moved
     from skep_services.examining import Examined, Odd
     from skep_services.ports import Delivery
     from skep_services.replaying import Streams
@@ -27,13 +29,18 @@ is foreign: the services pass over it, and it harms nothing.
   skep log check --from week.jsonl.gz   # an export of `skep replay --export`
   skep log repair                       # say what would be taken out
   skep log repair --yes                 # take it out; a copy is kept in a file
+  skep log archive --older 30           # what is older than 30 days goes to packed files
 
 A record is never taken out. A log whose records are damaged is not repaired: restore a backup.
 A message is doubtful if it is the last one and could be a record of a damaged log; if you know that
 it is foreign, --doubtful takes it out, too. (`skep logs` prints what a job wrote.)
+
+Archived messages are read with the stream by every service and command here. None goes that a
+service needs: the owner of a log has two snapshots behind it, and all readers have read it.
 """
 STREAMS = ("ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS")
 SHOWN = 20
+DAYS_MAX = 36_500
 REPAIRS = "bootstrap"
 """The identity on the bus that may take out messages of fact logs."""
 
@@ -42,7 +49,7 @@ def options(parser: ArgumentParser) -> None:
     """Add what `log` takes."""
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
-    parser.add_argument("verb", choices=("check", "repair"), help="what to do")
+    parser.add_argument("verb", choices=("check", "repair", "archive"), help="what to do")
     parser.add_argument("--stream", choices=STREAMS, default="", help="one log (default: all)")
     parser.add_argument(
         "--from",
@@ -61,6 +68,9 @@ def options(parser: ArgumentParser) -> None:
         type=Path,
         help="repair: where the copy goes (default: the state folder)",
     )
+    parser.add_argument(
+        "--older", metavar="DAYS", type=float, help="archive: how old a message is that goes"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -75,10 +85,23 @@ def run(arguments: Namespace) -> int:
     if arguments.verb == "check" and (arguments.yes or arguments.doubtful or arguments.keep):
         text = "`skep log check` changes nothing: --yes, --doubtful and --keep are of `repair`"
         raise CommandError(exits.USAGE, text)
-    if arguments.verb == "repair" and arguments.source != "live":
-        raise CommandError(exits.USAGE, "an export is not repaired: leave --from away")
+    if arguments.verb != "check" and arguments.source != "live":
+        raise CommandError(exits.USAGE, "only `check` reads an export: leave --from away")
+    if (arguments.verb == "archive") != (arguments.older is not None):
+        text = "`skep log archive` needs --older DAYS, and no other verb takes it"
+        raise CommandError(exits.USAGE, text)
+    if arguments.older is not None and not 0 <= arguments.older < DAYS_MAX:
+        raise CommandError(
+            exits.USAGE, f"--older {arguments.older:g}: a number of days of 0 or more"
+        )
     try:
-        return _check(arguments) if arguments.verb == "check" else _repair(arguments)
+        match arguments.verb:
+            case "check":
+                return _check(arguments)
+            case "repair":
+                return _repair(arguments)
+            case _:
+                return _archive(arguments)
     except UnreachableError as error:
         raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
     except UNREADABLE as error:
@@ -151,15 +174,83 @@ def _repair(arguments: Namespace) -> int:
     return exits.FAILED if left else exits.OK
 
 
+def _archive(arguments: Namespace) -> int:
+    """Move old messages to the archive.
+
+    Raises:
+        CommandError: Another process is at it, or the bus refuses.
+    """
+    from skep_services.adapters.nats_access import ARCHIVED
+    from skep_services.backups.locks import BusyError, keeping
+    from skep_services.supervisor import home as folder
+
+    home = Path(folder.home_folder(arguments.home))
+    names = (arguments.stream,) if arguments.stream else ARCHIVED
+    try:
+        with keeping(home):
+            moved = asyncio.run(_move(arguments, names))
+    except BusyError as error:
+        raise CommandError(exits.FAILED, str(error), "busy") from None
+    if arguments.json:
+        import msgspec
+
+        print_json({"moved": [msgspec.to_builtins(each) for each in moved]})
+        return exits.OK
+    render.show_table(
+        [
+            Column("STREAM", [each.stream for each in moved]),
+            Column("ARCHIVED", [str(each.messages) for each in moved], right=True),
+            Column("BYTES", [str(each.bytes) for each in moved], right=True),
+            Column("PACKED", [str(each.packed) for each in moved], right=True),
+            Column("BEGINS", [str(each.keep_from) for each in moved], right=True),
+            Column("IT KEEPS WHAT FOLLOWS", [each.why for each in moved], narrow=20),
+        ]
+    )
+    return exits.OK
+
+
+async def _move(arguments: Namespace, names: Sequence[str]) -> list[Moved]:
+    from skep.units import Instant, seconds
+    from skep_services import archiving
+    from skep_services.adapters.nats_bus import NatsBus
+    from skep_services.cli.progress import Progress
+    from skep_services.ports import RefusedError
+    from skep_services.replaying import archive_here, link_options
+
+    older, now = seconds(arguments.older * 86_400), Instant(time.time_ns())
+    progress = Progress(names)
+    asker = await NatsBus.connect(link_options(arguments.home, "operator"), lambda _: None)
+    try:
+        keeper = await NatsBus.connect(link_options(arguments.home, REPAIRS), lambda _: None)
+        try:
+            found = []
+            for number, name in enumerate(names):
+                progress.tell([float(each < number) for each in range(len(names))])
+                bound = await archiving.bound_of(name, keeper, asker)
+                archive = archive_here(arguments.home)
+                found.append(await archiving.move(bound, keeper, archive, older, now))
+            return found
+        finally:
+            await keeper.close()
+    except archiving.AwayError as error:
+        raise CommandError(exits.FAILED, str(error), "service-away") from None
+    except RefusedError as error:
+        text = f"{error}: a bus that an earlier version configured allows it after `skep up`"
+        raise CommandError(exits.FAILED, text, "refused") from None
+    finally:
+        progress.end()
+        await asker.close()
+
+
 async def _read(home: str | None, identity: str) -> Streams:
     from skep_services.adapters.nats_bus import NatsBus
     from skep_services.adapters.nats_read import read_stream
     from skep_services.ports import RefusedError
-    from skep_services.replaying import UnreachableError, link_options
+    from skep_services.replaying import UnreachableError, archive_here, link_options
 
     options = link_options(home, identity)
     try:
-        bus = await NatsBus.connect(options, lambda _: None)
+        bus = await NatsBus.connect(options, lambda _: None, archive_here(home))
         try:
             return {stream: await read_stream(bus, stream) for stream in STREAMS}
         finally:

@@ -21,7 +21,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("up", "start a cluster, or resume the one that was here"),
         "down": ("down", "stop it; jobs are kept and go on at the next `up`"),
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
-        "log": ("log", "check | repair: the services' logs, and what does not belong there"),
+        "log": ("log", "check | repair | archive: the services' logs, and what is no part of them"),
+        "backup": ("backup", "everything of a cluster in one file; --check: is a file good?"),
+        "restore": ("backup", "a cluster from a backup, in a new state folder"),
     },
     "servers": {
         "server": (
@@ -53,6 +55,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
+        "report": ("report", "GPU hours held and useful, by VC, person, project, type or day"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
         "calibration": ("calibration", "how often estimates of starts and ends held"),
         "wait": ("jobs", "wait until jobs have ended"),

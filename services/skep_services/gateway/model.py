@@ -371,7 +371,9 @@ class Model:
         except msgspec.MsgspecError:
             return [], []
         first = blame[0] if blame else None
-        fits = isinstance(first, blame_kept.BlameKept) and first.position == position
+        fits = (
+            isinstance(first, blame_kept.BlameKept) and first.position == position and first.usage
+        )
         return (kept, blame) if fits else ([], [])
 
     def _trim(self, batch: Batch) -> None:

@@ -32,6 +32,7 @@ from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
@@ -271,6 +272,7 @@ class Gateway:
                 *Calibrations(indexer, self.models.calibration).routes(),
                 *trials.routes(),
                 *blames.routes(),
+                *Reports(indexer, clock).routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
                 *self.people.routes(),

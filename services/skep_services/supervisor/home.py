@@ -63,6 +63,11 @@ def checkpoints_path(home: str) -> str:
     return os.path.join(home, CHECKPOINTS)
 
 
+def archive_path(home: str) -> str:
+    """Return where old messages of the streams go (`skep log archive`)."""
+    return os.path.join(home, "archive")
+
+
 def read_json(path: str) -> Any:
     """Return the JSON value in a file, or None if there is no such file.
 

@@ -100,6 +100,7 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
     """
     base = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
     base["SKEP_HOME"] = home
+    base.setdefault("SKEP_ARCHIVE", folder.archive_path(home))
     bus = ChildPlan(
         name=NATS,
         argv=(nats_server, "-c", nats_config_path(home)),

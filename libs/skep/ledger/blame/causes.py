@@ -83,5 +83,19 @@ TRAINING: Final = frozenset(
 """Time in which mini-batches were made that survive, as far as the facts tell."""
 SLOWED: Final = TRAINING - {Cause.RUNNING}
 """The part of it that a faster place would have saved."""
+BEFORE_GPUS: Final = frozenset(
+    (
+        Cause.UNDECIDED,
+        Cause.WAITS_ALONE,
+        Cause.WAITS_BEHIND,
+        Cause.WAITS_FOR_ROOM,
+        Cause.WAITS_FOR_NODES,
+        Cause.WAITS_FOR_AFFINITY,
+        Cause.FITS_NO_CELL,
+        Cause.HELD_BY_POLICY,
+        Cause.PREEMPTED,
+    )
+)
+"""Time in which a job wants GPUs and has none."""
 
 assert set(TEXT) == set(Cause)

@@ -15,7 +15,8 @@ from typing import Any, Final
 from skep.ledger.blame.causes import WAITING, Cause
 from skep.ledger.blame.lives import Life, Ranks, node_party, reason_party
 from skep.ledger.blame.state import Blame
-from skep.ledger.blame.told import Told, Total, tell
+from skep.ledger.blame.told import Told, Total, divided, tell, tell_pieces
+from skep.ledger.blame.usage import Usage, count
 from skep.units import Instant
 from skep.wire.changes import (
     AskOver,
@@ -75,6 +76,9 @@ QUEUED: Final = frozenset(
 """Causes of a job that waits and has no reservation."""
 HARD: Final = frozenset((Cause.WAITS_FOR_NODES, Cause.WAITS_FOR_AFFINITY, Cause.FITS_NO_CELL))
 """What keeps a job waiting also when no other job has taken its GPUs."""
+USER_LABEL: Final = "user"
+"""The label that names the person of a job without an owner."""
+PROJECT_LABEL: Final = "project"
 MILLI_PER_SECOND: Final = 1_000_000_000_000
 """Thousandths of a mini-batch a second, for one that takes a nanosecond."""
 
@@ -113,6 +117,21 @@ def told_of(blame: Blame, job: str, now: Instant) -> Told | None:
     return tell(life, blame.pending(life, max(now, blame.clock)))
 
 
+def count_unended(blame: Blame, usage: Usage, job: str, now: Instant) -> None:
+    """Add to a usage what a job that has not ended had so far; one that ended adds nothing.
+
+    Args:
+        blame: Not changed.
+        usage: Changed.
+        job: The job.
+        now: The instant; one before the latest fact counts as that.
+    """
+    life = blame.lives.get(job)
+    if life is not None:
+        pending = blame.pending(life, max(now, blame.clock))
+        count(usage, life, *divided(life, pending))
+
+
 # --- waiting --------------------------------------------------------------------------------------
 
 
@@ -128,6 +147,8 @@ def _job_queued(blame: Blame, fact: JobQueued, now: int) -> None:
         workers=spec.resources.workers,
         begin=fact.submitted_at,
         at=fact.submitted_at,
+        user=fact.owner or spec.labels.get(USER_LABEL, ""),
+        project=spec.labels.get(PROJECT_LABEL, ""),
     )
     blame.lives[fact.job] = life
     blame.turn(life, now, Cause.WAITS_BEHIND)
@@ -171,6 +192,7 @@ def _job_bound(blame: Blame, fact: JobBound, now: int) -> None:
     if life is None:
         return
     blame.turn(life, now, Cause.STARTING)
+    life.bound_at = life.bound_at or max(now, life.begin)
     life.attempt, life.chain, life.takers = fact.attempt, fact.chain, {}
     life.stands, life.kept_parts, life.step_ns, life.asked_back = False, {}, 0, 0
     life.size = sum(len(member.devices) for member in fact.members)
@@ -231,7 +253,9 @@ def _job_ended(blame: Blame, fact: JobEnded, now: int) -> Told | None:
     blame.let_go(life, now)
     _leave(blame, life, now)
     del blame.lives[fact.job]
-    told = tell(life, (), fact.end)
+    pieces = divided(life, ())
+    told = tell_pieces(life, pieces, fact.end)
+    count(blame.usage, life, *pieces, fact.end)
     blame.totals.setdefault(life.vc, Total()).add(told)
     return told
 

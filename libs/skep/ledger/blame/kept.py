@@ -10,10 +10,15 @@ from skep.ledger.blame.holders import Holders
 from skep.ledger.blame.lives import Life
 from skep.ledger.blame.state import Blame
 from skep.ledger.blame.told import Total
+from skep.ledger.blame.usage import Tally, Who
 
 
 class BlameKept(msgspec.Struct, frozen=True, kw_only=True, tag="blame-kept"):
-    """Everything but lives and holders. Comes first. `position`: how far it goes in its log."""
+    """Everything that no other piece has. Comes first.
+
+    `position` is how far it goes in its log, `usage` whether what people had is among the pieces:
+    an earlier version kept none of it.
+    """
 
     position: int
     clock: int
@@ -21,6 +26,7 @@ class BlameKept(msgspec.Struct, frozen=True, kw_only=True, tag="blame-kept"):
     kinds: dict[str, str]
     lost: dict[str, None]
     totals: dict[str, Total]
+    usage: bool = False
 
 
 class LifeKept(msgspec.Struct, frozen=True, tag="life-kept"):
@@ -37,7 +43,14 @@ class HoldersKept(msgspec.Struct, frozen=True, tag="holders-kept"):
     holders: Holders
 
 
-Kept = BlameKept | LifeKept | HoldersKept
+class UsageKept(msgspec.Struct, frozen=True, tag="usage-kept"):
+    """What ended jobs of a person, project and type of GPU had, by day."""
+
+    who: Who
+    days: dict[int, Tally]
+
+
+Kept = BlameKept | LifeKept | HoldersKept | UsageKept
 
 
 def keep(blame: Blame, position: int = 0) -> Iterator[Kept]:
@@ -54,7 +67,10 @@ def keep(blame: Blame, position: int = 0) -> Iterator[Kept]:
         kinds=blame.kinds,
         lost=blame.lost,
         totals=blame.totals,
+        usage=True,
     )
+    for who, days in blame.usage.items():
+        yield UsageKept(who, days)
     for life in blame.lives.values():
         yield LifeKept(life)
     for scope, groups in blame.groups.items():
@@ -69,6 +85,8 @@ def restore(blame: Blame, kept: Kept) -> int:
             blame.clock, blame.users, blame.kinds = kept.clock, kept.users, kept.kinds
             blame.lost, blame.totals = kept.lost, kept.totals
             return kept.position
+        case UsageKept():
+            blame.usage[kept.who] = kept.days
         case LifeKept():
             blame.lives[kept.life.job] = kept.life
         case HoldersKept():

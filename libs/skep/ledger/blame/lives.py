@@ -6,7 +6,7 @@ whatever the facts say. A clock that is set back takes from the latest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -22,6 +22,9 @@ CONDITIONS_MAX = 32
 PARTIES = 8
 """Parties kept of a stretch: some more than the five that are shown of a job."""
 MILLI = 1000
+DAY_NS = 86_400_000_000_000
+"""Days begin at midnight UTC."""
+NO_DAY = -1
 Ranks = tuple[tuple[int, ...], ...]
 
 
@@ -39,6 +42,8 @@ class Stretch(msgspec.Struct, omit_defaults=True):
     condition: int = -1
     unsaved: bool = False
     parties: dict[str, int] = {}
+    kind: str = ""
+    """The type of the GPUs."""
 
     @property
     def length(self) -> int:
@@ -47,7 +52,7 @@ class Stretch(msgspec.Struct, omit_defaults=True):
 
 
 class Sum(msgspec.Struct, omit_defaults=True):
-    """Stretches of one cause and condition, summed up."""
+    """Stretches of one cause, condition, day and type of GPUs, summed up."""
 
     cause: Cause
     condition: int = -1
@@ -57,6 +62,9 @@ class Sum(msgspec.Struct, omit_defaults=True):
     parties: dict[str, int] = {}
     blamed: int = 0
     """How much of the length is of stretches that have parties."""
+    day: int = NO_DAY
+    """Days since 1970; NO_DAY: of several."""
+    kind: str = ""
 
 
 class Life(msgspec.Struct, omit_defaults=True):
@@ -119,6 +127,14 @@ class Life(msgspec.Struct, omit_defaults=True):
     stretches: list[Stretch] = []
     earlier: list[Sum] = []
     """What is older than the stretches."""
+    user: str = ""
+    """The person: its owner, else its label `user`."""
+    project: str = ""
+    """Its label `project`."""
+    kind: str = ""
+    """The type of the GPUs that it has, or had."""
+    bound_at: int = 0
+    """When it first got GPUs; 0: it has not."""
 
     @property
     def party(self) -> str:
@@ -155,6 +171,7 @@ class Life(msgspec.Struct, omit_defaults=True):
             self.condition if trains else -1,
             trains,
             largest(parties, PARTIES) if parties else {},
+            self.kind if self.gpus else "",
         )
 
     def push(self, stretch: Stretch) -> None:
@@ -168,7 +185,8 @@ class Life(msgspec.Struct, omit_defaults=True):
             return
         self.stretches.append(stretch)
         if len(self.stretches) > STRETCHES_MAX:
-            sum_up(self.earlier, self.stretches.pop(0))
+            for part in by_day(self.stretches.pop(0)):
+                merge(self.earlier, part)
 
     def rewind(self, now: int) -> None:
         """Take back what was said of the time behind an instant: the clock was set back."""
@@ -201,7 +219,7 @@ class Life(msgspec.Struct, omit_defaults=True):
             last = self.stretches.pop()
             begin = max(last.begin, last.end - pause_ns)
             pause_ns -= last.end - begin
-            stood.append(Stretch(begin, last.end, Cause.CHANGING, last.gpus))
+            stood.append(Stretch(begin, last.end, Cause.CHANGING, last.gpus, kind=last.kind))
             if begin > last.begin:
                 last.end = begin
                 self.stretches.append(last)
@@ -294,12 +312,40 @@ def _alike(one: Stretch, other: Stretch) -> bool:
         and one.gpus == other.gpus
         and one.condition == other.condition
         and one.unsaved == other.unsaved
+        and one.kind == other.kind
         and one.parties.keys() == other.parties.keys()
     )
 
 
+def by_day(stretch: Stretch) -> Iterator[Sum]:
+    """Yield what a stretch comes to on each day; the GPU time of its days comes to its own."""
+    at, told = stretch.begin, 0
+    while at < stretch.end or at == stretch.begin:
+        day = at // DAY_NS
+        end = min(stretch.end, (day + 1) * DAY_NS)
+        gpu_ns = (end - stretch.begin) * stretch.gpus // MILLI - told
+        parties = stretch.parties
+        if parties and end - at < stretch.length:
+            parties = _scaled(parties, end - at, stretch.length)
+        yield Sum(
+            stretch.cause,
+            stretch.condition,
+            stretch.unsaved,
+            end - at,
+            gpu_ns,
+            parties,
+            end - at if parties else 0,
+            day,
+            stretch.kind,
+        )
+        if end >= stretch.end:
+            return
+        told += gpu_ns
+        at = end
+
+
 def sum_up(sums: list[Sum], stretch: Stretch) -> None:
-    """Add a stretch to sums."""
+    """Add a stretch to sums by cause and condition."""
     gpu_ns = stretch.length * stretch.gpus // MILLI
     one = Sum(
         stretch.cause,
@@ -315,9 +361,9 @@ def sum_up(sums: list[Sum], stretch: Stretch) -> None:
 
 def merge(sums: list[Sum], more: Sum) -> None:
     """Add a sum to sums."""
-    key = more.cause, more.condition, more.unsaved
-    for one in sums:
-        if (one.cause, one.condition, one.unsaved) == key:
+    key = more.cause, more.condition, more.unsaved, more.day, more.kind
+    for one in reversed(sums):  # The latest day is at the end.
+        if (one.cause, one.condition, one.unsaved, one.day, one.kind) == key:
             one.length += more.length
             one.gpu_ns += more.gpu_ns
             one.blamed += more.blamed

@@ -15,6 +15,7 @@ from skep.ledger.blame.holders import Holders
 from skep.ledger.blame.lives import MILLI, Life, Ranks, Stretch, weighed
 from skep.ledger.blame.rates import Condition
 from skep.ledger.blame.told import Total
+from skep.ledger.blame.usage import Usage
 from skep.wire.spec import suits
 
 GROUPS_MAX = 256
@@ -41,6 +42,8 @@ class Blame(msgspec.Struct):
     """Nodes that are lost."""
     totals: dict[str, Total] = {}
     """By VC: what its ended jobs come to."""
+    usage: Usage = {}
+    """By person, project and type of GPU, day by day: the same."""
 
     # --- stretches -----------------------------------------------------------------------------
 
@@ -118,6 +121,7 @@ class Blame(msgspec.Struct):
             next_parts: Those of its successor; None: as before.
         """
         before = dict.fromkeys((*gpus_of(life.parts), *gpus_of(life.next_parts)))
+        self._of_kind(life, now)
         life.parts = life.parts if parts is None else parts
         life.next_parts = life.next_parts if next_parts is None else next_parts
         after = dict.fromkeys((*gpus_of(life.parts), *gpus_of(life.next_parts)))
@@ -135,6 +139,14 @@ class Blame(msgspec.Struct):
                 users.append(life.job)
         for name in touched:
             self._count(self.lives[name], now)
+
+    def _of_kind(self, life: Life, now: int) -> None:
+        """Note of which type the GPUs of a job are, as its chain says."""
+        kind = self.kinds.get(life.chain, "") if life.chain else life.kind
+        if kind != life.kind:
+            if life.gpus:
+                self.cut(life, now)
+            life.kind = kind
 
     def _count(self, life: Life, now: int) -> None:
         """Bring up to date how many GPUs a job holds, and beside which others."""

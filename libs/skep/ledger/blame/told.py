@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from skep.ledger.blame.causes import SLOWED, TRAINING, Cause
 from skep.ledger.blame.holders import largest
-from skep.ledger.blame.lives import MILLI, PARTIES, Life, Stretch, Sum, merge, sum_up
+from skep.ledger.blame.lives import MILLI, NO_DAY, PARTIES, Life, Stretch, Sum, merge, sum_up
 from skep.ledger.blame.rates import divide
 from skep.wire.facts import End
 
@@ -143,6 +144,26 @@ class VcTold(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[Share, ...]
 
 
+class Pieces(NamedTuple):
+    """All time of a job, with training told apart: the latest, and sums of what is older."""
+
+    stretches: list[Stretch]
+    sums: list[Sum]
+
+
+def divided(life: Life, pending: Sequence[Stretch]) -> Pieces:
+    """Return the time of a job.
+
+    Args:
+        life: The job. It is not changed.
+        pending: Its stretch that is not over, in parts.
+    """
+    return Pieces(
+        [part for one in (*life.stretches, *pending) for part in _divided(life, one)],
+        [part for one in life.earlier for part in _divided_sum(life, one)],
+    )
+
+
 def tell(life: Life, pending: Sequence[Stretch], end: str = "") -> Told:
     """Return where a job's time went.
 
@@ -151,17 +172,19 @@ def tell(life: Life, pending: Sequence[Stretch], end: str = "") -> Told:
         pending: Its stretch that is not over, in parts.
         end: How it ended; empty: it has not.
     """
-    stretches = [*life.stretches, *pending]
-    until = stretches[-1].end if stretches else life.at
+    return tell_pieces(life, divided(life, pending), end)
+
+
+def tell_pieces(life: Life, pieces: Pieces, end: str = "") -> Told:
+    """Return where a job's time went, of what `divided` returned."""
+    until = pieces.stretches[-1].end if pieces.stretches else life.at
     sums: list[Sum] = []
     spans: list[Span] = []
-    for stretch in stretches:
-        for part in _divided(life, stretch):
-            sum_up(sums, part)
-            spans.append(Span(part.begin, part.end, part.cause, named(part.parties, part.length)))
-    for one in life.earlier:
-        for more in _divided_sum(life, one):
-            merge(sums, more)
+    for part in pieces.stretches:
+        sum_up(sums, part)
+        spans.append(Span(part.begin, part.end, part.cause, named(part.parties, part.length)))
+    for more in pieces.sums:
+        merge(sums, msgspec.structs.replace(more, day=NO_DAY, kind=""))
     shares = tuple(
         Share(one.cause, one.length, one.gpu_ns, named(one.parties, one.blamed))
         for one in sorted(sums, key=lambda each: ORDER[each.cause])
@@ -249,7 +272,14 @@ def _divided(life: Life, stretch: Stretch) -> Iterable[Stretch]:
     here, begin = life.conditions[stretch.condition], stretch.begin
     parts = list(divide(stretch.length, here, life.conditions, life.solo, life.workers))
     for cause, length, named in reversed(parts):
-        yield Stretch(begin, begin + length, cause, stretch.gpus, parties=_evenly(length, named))
+        yield Stretch(
+            begin,
+            begin + length,
+            cause,
+            stretch.gpus,
+            parties=_evenly(length, named),
+            kind=stretch.kind,
+        )
         begin += length
 
 
@@ -265,7 +295,8 @@ def _divided_sum(life: Life, one: Sum) -> Iterable[Sum]:
         gpu_ns = left if last else one.gpu_ns * length // one.length
         left -= gpu_ns
         parties = _evenly(length, named)
-        yield Sum(cause, -1, False, length, gpu_ns, parties, length if parties else 0)
+        blamed = length if parties else 0
+        yield Sum(cause, -1, False, length, gpu_ns, parties, blamed, one.day, one.kind)
 
 
 def _evenly(length: int, named: Sequence[str]) -> dict[str, int]:
