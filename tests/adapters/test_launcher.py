@@ -113,7 +113,9 @@ async def test_a_folder_and_a_script_are_opened_with_the_jobs_rights(node: Launc
     assert isinstance(answer, RunNotStarted)
     assert answer.detail == f"workdir {private} may not be entered by skep-200000"
     plan = msgspec.structs.replace(
-        node.plan("b", "/bin/true"), script=str(private / "script.py"), checkpoints=str(private / "x")
+        node.plan("b", "/bin/true"),
+        script=str(private / "script.py"),
+        checkpoints=str(private / "x"),
     )
     answer = await runtime.start(plan)
     assert isinstance(answer, RunNotStarted)
@@ -166,7 +168,10 @@ async def test_an_upgrade_in_place_loses_no_exit_code(node: LauncherNode) -> Non
     assert await runtime.thaw("frozen") == ""
     assert (await node.end_of("frozen")).code == 9
     assert cold.uid == frozen.uid == 200_000
-    await started(runtime, node.shell("b", "cat /sys/fs/cgroup/*$(sed -n 's/.*pids://p' /proc/self/cgroup)/pids.max"))
+    await started(
+        runtime,
+        node.shell("b", "cat /sys/fs/cgroup/*$(sed -n 's/.*pids://p' /proc/self/cgroup)/pids.max"),
+    )
     await node.end_of("b")
     assert "100" in node.log("b"), "the policy is the new one"
 
@@ -250,7 +255,9 @@ async def test_policies_that_it_does_not_go_by(idle: LauncherUnderTest) -> None:
 @pytest.mark.asyncio
 async def test_what_is_required_and_missing_is_refused(node: LauncherNode) -> None:
     node.launcher.end()
-    node.launcher.policy = 'require = ["tmp"]\n[accounts]\nmode = "dynamic"\n[view]\nprivate_tmp = false\n'
+    node.launcher.policy = (
+        'require = ["tmp"]\n[accounts]\nmode = "dynamic"\n[view]\nprivate_tmp = false\n'
+    )
     node.launcher.begin()
     assert said(node.launcher, "--check")[0] == 1
     runtime = await node.open()

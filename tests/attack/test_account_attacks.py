@@ -350,11 +350,7 @@ async def test_what_a_process_begins_with(attack: Attack) -> None:
         print(resource.getrlimit(resource.RLIMIT_CORE), os.environ["HOME"], os.environ["USER"])
         print([each for each in os.environ if "LAUNCHER" in each or "NOTIFY" in each])
     """)
-    assert lines == [
-        "['0', '1', '2'] 0o77 True",
-        f"(0, 0) /tmp skep-{DYNAMIC_FIRST + 1}",
-        "[]",
-    ]
+    assert lines == ["['0', '1', '2'] 0o77 True", f"(0, 0) /tmp skep-{DYNAMIC_FIRST + 1}", "[]"]
 
 
 # --- an agent that was taken over -----------------------------------------------------------------

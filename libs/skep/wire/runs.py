@@ -23,7 +23,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `job` is whose run it is, of the person `owner` (empty: the VC's own) in `vc`: a launcher
     chooses the account by that. `device_nodes` are the devices that it may open there.
-    `checkpoints` is the folder of the job's checkpoints, which a launcher makes.
+    `checkpoints` is the folder of the job's checkpoints, which a launcher makes. `meets`: other
+    processes connect to it by the node's address, or may come to do so.
     """
 
     token: str
@@ -43,6 +44,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     vc: str = ""
     device_nodes: tuple[str, ...] = ()
     checkpoints: str = ""
+    meets: bool = True
 
 
 class RunStarted(msgspec.Struct, frozen=True):

@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from skep_services.adapters.docker_account import Confined, confined
 from skep_services.adapters.process_runtime import ProcessRuntime, RunnerLostError
 from skep_services.agent import runner
+from skep_services.agent.runner_launch import NotStarted
 from skep_services.ports import RunPlan
 from skep_services.service import ConfigurationError
 
@@ -77,6 +79,13 @@ class LauncherRuntime(ProcessRuntime):
             "device_nodes": plan.device_nodes,
             "checkpoints": plan.checkpoints,
         }
+
+    async def prepare(self, plan: RunPlan) -> Confined | NotStarted:
+        """Have what a container of a run needs made; return how it is to be, or why it is not."""
+        answer = await self._ask({"do": "prepare", "plan": self._asked(plan)})
+        if "not_started" in answer:
+            return NotStarted(answer["not_started"], of_node=answer.get("fault") == "node")
+        return confined(answer, plan)
 
     async def remove_checkpoints(self, job: str) -> None:
         """Remove the checkpoints of a job, unless it has processes here."""

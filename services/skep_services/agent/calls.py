@@ -314,7 +314,6 @@ class AgentCalls:
                 await self._drop_checkpoints(ended.job)
             await answer(machine.Published(event.event))
 
-
     async def _drop_checkpoints(self, job: str) -> None:
         if self._launcher is None:
             await asyncio.to_thread(self._checkpoints.succeeded, job)

@@ -168,7 +168,14 @@ def run_plan(
         vc=command.vc,
         device_nodes=devices.nodes(plan.devices),
         checkpoints=checkpoints,
+        meets=_meets(command),
     )
+
+
+def _meets(command: BindJob) -> bool:
+    """Return whether other processes connect to those of a part, or may come to do so."""
+    gang = command.distributed or command.world > 1 or bool(command.joins)
+    return gang or bool(command.awaits or command.servers)
 
 
 def _usual_workdir(folder: str, accounts: bool) -> str:

@@ -22,7 +22,7 @@ from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
 from skep_services.launcher.accounts import Account, Accounts, Refusal
-from skep_services.launcher.execute import Request, Spare, View, can, execute
+from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.policy import FEATURES, Policy
@@ -36,9 +36,7 @@ REMOVE = "/bin/rm"
 class Apart(Enclosure):
     """The enclosure of a launcher with this policy."""
 
-    def __init__(
-        self, chosen: Policy, accounts: Accounts, groups: Groups, shared: Folders
-    ) -> None:
+    def __init__(self, chosen: Policy, accounts: Accounts, groups: Groups, shared: Folders) -> None:
         super().__init__()
         self._policy, self._accounts = chosen, accounts
         self._groups, self._folders = groups, shared
@@ -182,6 +180,49 @@ class Apart(Enclosure):
             said(f"not started: {plan['token']}: {outcome.detail}")
         return outcome
 
+    def prepare_container(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Make what a container of a run needs; return how it is to be, or why it is not to be.
+
+        The engine makes it, and the agent asks the engine: so this keeps persons apart, and not
+        the agent from root.
+        """
+        about = self.admit(plan)
+        if isinstance(about, NotStarted):
+            return refusal(about)
+        account = self._admitted
+        assert account is not None, "it was admitted"
+        workdir, limits = plan["workdir"], self._policy.limits
+        try:
+            ours = self._checkpoints(plan, account)
+            self._folders.share_log(plan["log_path"], account.uid)
+        except OthersError as error:
+            text = f"job {plan['job']} has files of account {error.owner} on this node"
+            return refusal(NotStarted(text))
+        except OSError as error:
+            return refusal(not_written(str(error.filename or plan["log_path"]), error))
+        if not (ours and workdir == plan["checkpoints"]):
+            workdir = reached(account, workdir)
+            if not workdir:
+                text = f"workdir {plan['workdir']} may not be entered by {account.name}"
+                return refusal(NotStarted(text))
+            if not any(workdir == each or workdir.startswith(each + "/") for each in self._allowed):
+                text = (
+                    f"workdir {workdir} is in none of {', '.join(self._allowed) or 'no folder'} "
+                    "([view] workdirs of the launcher's policy)"
+                )
+                return refusal(NotStarted(text))
+        return {
+            "account": [account.uid, account.gid, list(account.groups)],
+            "workdir": workdir,
+            "pids": limits.pids,
+            "memory": limits.memory,
+            "shared_memory": limits.shared_memory,
+        }
+
+    @property
+    def _allowed(self) -> tuple[str, ...]:
+        return self._policy.workdirs
+
     def _common(self, plan: Mapping[str, Any]) -> Sequence[str]:
         return self._policy.device_common if plan["device_nodes"] else ()
 
@@ -198,7 +239,9 @@ class Apart(Enclosure):
         if os.path.ismount(place):
             return
         size = self._policy.limits.shared_memory
-        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (f",size={size}" if size else "")
+        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (
+            f",size={size}" if size else ""
+        )
         kernel.mount("none", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _checkpoints(self, plan: Mapping[str, Any], account: Account) -> bool:
@@ -343,6 +386,11 @@ class Apart(Enclosure):
             for name in os.listdir(above):
                 if name.startswith("."):
                     self._discard(os.path.join(above, name))
+
+
+def refusal(why: NotStarted) -> dict[str, Any]:
+    """Return the answer that something is not started."""
+    return {"not_started": why.detail, **({"fault": "node"} if why.of_node else {})}
 
 
 def said(text: str) -> None:

@@ -381,6 +381,31 @@ def _replace(argv: Sequence[str], env: Mapping[str, str]) -> None:
     raise last
 
 
+def reached(account: Account, workdir: str) -> str:
+    """Return where a folder really is, entered with the rights of an account; empty: it cannot be.
+
+    Args:
+        account: Whose rights.
+        workdir: The folder.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _descend(account)
+            os.chdir(workdir)
+            os.write(writer, os.fsencode(os.getcwd()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = _said(reader)
+    os.close(reader)
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+    return os.fsdecode(said or b"")
+
+
 def can(view: View) -> str:
     """Return why a process cannot get this view, or an empty text; tried in a process."""
     reader, writer = os.pipe2(os.O_CLOEXEC)

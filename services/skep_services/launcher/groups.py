@@ -19,12 +19,7 @@ from skep_services.launcher import policy
 from skep_services.launcher.device_filter import attach, legacy_rules
 from skep_services.launcher.policy import Limits
 
-V2_CONTROLLERS = {
-    policy.MEMORY: "memory",
-    policy.PIDS: "pids",
-    policy.CPU: "cpu",
-    policy.IO: "io",
-}
+V2_CONTROLLERS = {policy.MEMORY: "memory", policy.PIDS: "pids", policy.CPU: "cpu", policy.IO: "io"}
 V1_CONTROLLERS = {
     policy.MEMORY: "memory",
     policy.PIDS: "pids",

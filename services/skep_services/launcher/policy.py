@@ -63,6 +63,9 @@ GPU_COMMON = (
 )
 HIDDEN = ("/var/lib/skep", "/etc/skep", "/run/docker.sock", "/run/containerd", "/run/podman")
 
+WORKDIRS = ("/home",)
+"""Where the workdir of a container may be: it is mounted by an engine that may read everything."""
+
 SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)")
 SHARE = re.compile(r"([0-9]{1,3})%")
@@ -110,6 +113,7 @@ class Policy(NamedTuple):
     device_common: tuple[str, ...]
     require: tuple[str, ...]
     umask: int
+    workdirs: tuple[str, ...]
 
     @property
     def jobs(self) -> str:
@@ -193,6 +197,7 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
             _one_of("require", each, tuple(FEATURES)) for each in top.texts("require", REQUIRED)
         ),
         umask=view.number("umask", 0o077, 0, 0o777),
+        workdirs=tuple(_path("view.workdirs", each) for each in view.texts("workdirs", WORKDIRS)),
     )
     for table in (top, accounts, dynamic, limits, view, devices):
         table.check_all_taken()

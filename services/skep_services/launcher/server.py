@@ -6,6 +6,8 @@ It speaks the runner's protocol (see `agent.runner`) on a socket that only the a
 open, and adds to it:
 
     {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why}, "mode"}
+    {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
+                                           for a container, which an engine starts
     {"id": 9, "do": "remove", "job"}    -> {"id": 9, "done": true}     its checkpoints
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
     {"id": 6, "do": "shutdown"}         -> once no run is left; the launcher itself stays
@@ -95,6 +97,8 @@ class LauncherServer(Server):
                 found = super()._answer(client, request) or {}
                 about = {"folder": self._apart.folder, "lacks": self._apart.lacks}
                 return {**found, **about, "mode": self._mode}
+            case "prepare":
+                return self._apart.prepare_container(request["plan"])
             case "remove":
                 self._apart.remove(folders.CHECKPOINTS, str(request["job"]))
                 return {"done": True}
