@@ -376,7 +376,7 @@ class House:
         self.vision = Client(self.session, self.base, "vision-token")
         self.nobody = Client(self.session, self.base, "")
 
-    async def person(self, name: str, operator: bool = False, **roles: Role) -> Client:
+    async def granted(self, name: str, *, operator: bool = False, **roles: Role) -> Client:
         """Let a person have roles, and return a client that is that person."""
         standing = Standing(granted=dict(roles), operator=operator)
         self.tokens.people[name] = standing

@@ -36,7 +36,9 @@ WRITERS = {
     subjects.ALLOC: "the allocator",
     subjects.SEARCH: "the searches service",
     subjects.PROFILES: "the advisor",
+    subjects.ACCESS: "the access service",
     subjects.KEPT: "owners of logs: snapshots",
+    subjects.SECRETS: "the gateway: sealed values; the vault: its key",
 }
 
 
@@ -128,6 +130,7 @@ def _powers(name: str) -> str:
 def streams() -> str:
     """Return the page of streams and subjects."""
     kept = {**subjects.STREAMS, subjects.KEPT: subjects.KEPT_SUBJECTS}
+    kept[subjects.SECRETS] = subjects.SECRET_SUBJECTS
     rows = [
         [code(name), ", ".join(map(code, names)), WRITERS[name]] for name, names in kept.items()
     ]

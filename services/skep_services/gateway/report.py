@@ -15,7 +15,7 @@ from skep.ledger.report import By, Table, day_of, days_of
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import ApiError, json_response
 from skep_services.gateway.index import Indexer
-from skep_services.gateway.jobs import tenant
+from skep_services.gateway.scopes import tenant
 from skep_services.ports import Clock
 
 SLICE = 50
