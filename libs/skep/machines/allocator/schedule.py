@@ -10,8 +10,8 @@ max-min).
 from __future__ import annotations
 
 import heapq
-from itertools import islice
 from collections.abc import Callable
+from itertools import islice
 
 from skep import ids
 from skep.cells.holds import Placement
@@ -382,7 +382,10 @@ def _finish(tx: Transaction, now: Instant) -> int:
         else:
             where = Placement(hold.chain, hold.spots)
             made = job_cells.members(tx.state, where)
-            if not placing.has_room(tx.state, job, made):
+            if tx.state.windows and placing.kept(tx, job, made, now):
+                window = Reason.WAITS_FOR_WINDOW
+                tx.record(ReservationDropped(job=job.job, attempt=job.following, why=window))
+            elif not placing.has_room(tx.state, job, made):
                 ripe[key] = None
                 placing.more_victims(tx, job, made, now)
                 continue
