@@ -56,7 +56,15 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns", "_quiet_until", "promising"),
+    "AdmissionMachine": (
+        "_effects",
+        "_hardware",
+        "_judged",
+        "_owns",
+        "_quiet_until",
+        "promising",
+        "queued",
+    ),
     "ClusterState": ("_delta", "away_of"),
     "NodeState": ("changed",),
     "AgentMachine": (

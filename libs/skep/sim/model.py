@@ -468,6 +468,7 @@ class AllocatorModel:
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
         packed = (name, fact.attempt) in self.gpus.decisions
+        counted = job.claims  # Its person had it from its claim on.
         if not (job.claims or packed):  # Who has claimed its cells had its turn then.
             self._in_turn(job, fact)
         self._yielded.clear()
@@ -488,7 +489,8 @@ class AllocatorModel:
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
             self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got")
         self.within_quota(job.spec.vc)
-        peopled.within_limits(self.cluster.vcs, self.jobs, fact)
+        if not counted:
+            peopled.within_limits(self.cluster.vcs, self.jobs, fact)
         self.windows.begins(job.spec, fact, job.members)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:

@@ -385,7 +385,8 @@ def _finish(tx: Transaction, now: Instant) -> int:
             if tx.state.windows and placing.kept(tx, job, made, now):
                 window = Reason.WAITS_FOR_WINDOW
                 tx.record(ReservationDropped(job=job.job, attempt=job.following, why=window))
-            elif not placing.has_room(tx.state, job, made):
+                continue
+            if not placing.has_room(tx.state, job, made):
                 ripe[key] = None
                 placing.more_victims(tx, job, made, now)
                 continue
