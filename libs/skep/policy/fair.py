@@ -30,6 +30,11 @@ FINE = 10**9
 """An order is used / weight in so fine steps that no usage of a nanosecond is lost."""
 
 
+GPUS_AHEAD, TURNS_LEAST = 2, 50
+"""A strict plan has turns for so many times the GPUs of its VC, and of so many jobs at least: some
+of them may wait for a window, and hold up no other."""
+
+
 def unfit(policy: Policy) -> str:
     """Return why a policy cannot order the jobs of each person; empty: it can.
 
@@ -60,7 +65,10 @@ def shared(planner: Planner) -> Planner:
         seen, held = offered(view)
         made = planner(seen)
         if view.fair:
-            made = replace(made, turns=in_fair_order(view, made.turns))
+            most = enough(view) if made.strict and made.behind is None else None
+            turns = in_fair_order(view, made.turns, most)
+            behind = made.behind if len(turns) == len(made.turns) else Reason.WAITS_BEHIND
+            made = replace(made, turns=turns, behind=behind)
         if view.limits is not None and view.limits.gpus is not None:
             made = replace(made, actions=_within_limits(view, view.limits.gpus, made))
         return replace(made, holds=(*made.holds, *held)) if held else made
@@ -81,12 +89,19 @@ def order_of(used: int, weight: int) -> int:
     return used * FINE // weight
 
 
-def in_fair_order(view: VcView, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def enough(view: VcView) -> int:
+    """Return for how many GPUs a strict plan needs turns: it cannot give more than its VC has."""
+    return GPUS_AHEAD * view.gpus
+
+
+def in_fair_order(view: VcView, turns: Sequence[Turn], most: int | None = None) -> tuple[Turn, ...]:
     """Return the turns of a plan with the person first that used the smallest part.
 
     Args:
         view: The VC, with its people.
         turns: Those of its policy. The order of each person's own ones stays.
+        most: No more turns follow once those before them are of so many GPUs, and of TURNS_LEAST
+            jobs; None: all follow.
     """
     jobs = {job.job: job for job in view.jobs}
     people = {each.person: each for each in view.people}
@@ -100,11 +115,13 @@ def in_fair_order(view: VcView, turns: Sequence[Turn]) -> tuple[Turn, ...]:
     first = [_place(people.get(who), gpus[who], line[0][1], who) for who, line in lines.items()]
     heapify(first)
     found: list[Turn] = []
-    while first:
+    asked = 0
+    while first and (most is None or asked < most or len(found) < TURNS_LEAST):
         who = first[0][-1]
         turn, job = lines[who].popleft()
         found.append(turn if turn.why is not Reason.ARRIVAL else replace(turn, why=FAIR))
         gpus[who] += 0 if job.counted else job.gpus
+        asked += job.gpus
         if lines[who]:
             heapreplace(first, _place(people.get(who), gpus[who], lines[who][0][1], who))
         else:
