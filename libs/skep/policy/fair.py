@@ -8,7 +8,7 @@ This is the order of Slurm's classic fair share (factor 2^-(usage / shares), usa
 parts of their sums: https://slurm.schedmd.com/classic_fair_share.html) and, as there is one level
 of people below a VC, also that of its Fair Tree (level fair share = shares / usage:
 https://slurm.schedmd.com/fair_tree.html); both decay usage by a half-life. Priorities come first,
-as everywhere in Skep. Between people who used alike, the one with fewer GPUs for its weight is
+as everywhere in Skep. Between people of like usage, the one with fewer GPUs for its weight is
 next, as in max-min fairness. A person's own jobs stay in the order of the VC's policy.
 """
 
@@ -111,19 +111,19 @@ def in_fair_order(view: VcView, turns: Sequence[Turn], most: int | None = None) 
         if job is None:
             return tuple(turns)  # The plan is wrong: that is told where it is carried out.
         lines.setdefault(job.person, deque()).append((turn, job))
-    gpus = {who: people[who].gpus if who in people else 0 for who in lines}
-    first = [_place(people.get(who), gpus[who], line[0][1], who) for who, line in lines.items()]
+    gpus = {name: people[name].gpus if name in people else 0 for name in lines}
+    first = [_place(people.get(name), gpus[name], line[0][1], name) for name, line in lines.items()]
     heapify(first)
     found: list[Turn] = []
     asked = 0
     while first and (most is None or asked < most or len(found) < TURNS_LEAST):
-        who = first[0][-1]
-        turn, job = lines[who].popleft()
+        name = first[0][-1]
+        turn, job = lines[name].popleft()
         found.append(turn if turn.why is not Reason.ARRIVAL else replace(turn, why=FAIR))
-        gpus[who] += 0 if job.counted else job.gpus
+        gpus[name] += 0 if job.counted else job.gpus
         asked += job.gpus
-        if lines[who]:
-            heapreplace(first, _place(people.get(who), gpus[who], lines[who][0][1], who))
+        if lines[name]:
+            heapreplace(first, _place(people.get(name), gpus[name], lines[name][0][1], name))
         else:
             heappop(first)
     return tuple(found)
@@ -133,12 +133,12 @@ FAIR = Reason.FAIR_SHARE
 
 
 def _place(
-    person: PersonView | None, gpus: int, job: JobView, who: str
+    person: PersonView | None, gpus: int, job: JobView, name: str
 ) -> tuple[int, int, int, int, str]:
     """Return the sort key of a person whose next job this is."""
     used, weight = (0, 1000) if person is None else (person.used, person.weight)
     priority = -job.spec.priority
-    return priority, order_of(used, weight), order_of(gpus, weight), job.sequence, who
+    return priority, order_of(used, weight), order_of(gpus, weight), job.sequence, name
 
 
 # --- limits ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the allocator's log says about people's limits and about windows (I20, I21), read plainly."""
+"""What the allocator's log says about people's limits and about windows (I20, I21)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from skep_services.cli.client import query
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
-WHOLE = "(nobody)"
+WHOLE = "(whole VC)"
 SECONDS_PER_HOUR = 3600
 
 

@@ -14,7 +14,7 @@ from skep.units import NS_PER_SECOND, Instant
 from skep.wire.windows import Window
 from skep_services.gateway.callers import Only
 
-WHOLE = "(nobody)"
+WHOLE = "(whole VC)"
 """How the person of jobs that name none is shown."""
 UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 MILLI = 1000
@@ -51,7 +51,7 @@ def people_of(state: ClusterState, vc: str, of_vc: VcPeople, now: Instant) -> li
     """Return the people of a VC in the order in which their jobs come: usage, part, what they have.
 
     `part` is what of the usage would be a person's by weight, `used_part` what is, and `times` how
-    often the first is in the second; null: nobody has used anything.
+    often the first is in the second; null: nothing was used.
 
     Args:
         state: Read for the jobs that wait.
@@ -62,28 +62,28 @@ def people_of(state: ClusterState, vc: str, of_vc: VcPeople, now: Instant) -> li
     waiting: dict[str, int] = {}
     for job in state.jobs.values():
         if job.spec.vc == vc and job.state is JobIs.QUEUED:
-            who = person_of(job.owner, job.spec.labels)
-            waiting[who] = waiting.get(who, 0) + 1
+            name = person_of(job.owner, job.spec.labels)
+            waiting[name] = waiting.get(name, 0) + 1
     names = list(dict.fromkeys((*of_vc.accounts, *waiting)))
-    used = {who: of_vc.used(who, now) for who in names}
+    used = {name: of_vc.used(name, now) for name in names}
     all_used, weights = sum(used.values()), sum(map(of_vc.weight, names))
     nothing = Account()
     rows = []
-    for who in names:
-        account, weight = of_vc.accounts.get(who, nothing), of_vc.weight(who)
+    for name in names:
+        account, weight = of_vc.accounts.get(name, nothing), of_vc.weight(name)
         part = weight / weights
-        used_part = used[who] / all_used if all_used else 0.0
+        used_part = used[name] / all_used if all_used else 0.0
         rows.append(
             {
-                "person": who,
+                "person": name,
                 "weight": weight / MILLI,
-                "used_gpu_s": used[who] // NS_PER_SECOND,
+                "used_gpu_s": used[name] // NS_PER_SECOND,
                 "used_part": round(used_part, 6),
                 "part": round(part, 6),
                 "times": round(used_part / part, 3) if all_used else None,
                 "jobs": account.jobs,
                 "gpus": account.gpus,
-                "queued": waiting.get(who, 0),
+                "queued": waiting.get(name, 0),
             }
         )
     rows.sort(
@@ -104,9 +104,9 @@ def fair_line(state: ClusterState, name: str, now: Instant) -> str:
     of_vc = state.people.of_vc.get(job.spec.vc) if job is not None else None
     if job is None or of_vc is None or not of_vc.half_life or job.spec.opportunistic:
         return ""
-    who = person_of(job.owner, job.spec.labels)
+    person = person_of(job.owner, job.spec.labels)
     rows = people_of(state, job.spec.vc, of_vc, now)
-    mine = next((row for row in rows if row["person"] == who), None)
+    mine = next((row for row in rows if row["person"] == person), None)
     if mine is None:
         return ""
     waiting = [row for row in rows if row["queued"]]
@@ -114,7 +114,7 @@ def fair_line(state: ClusterState, name: str, now: Instant) -> str:
     half_life = length(of_vc.half_life // NS_PER_SECOND)
     times = "nothing yet" if not mine["times"] else f"{mine['times']:.1f} times its part"
     turn = f"; {', '.join(before[:4])} come first" if before else ""
-    return f"{who or WHOLE} has used {times}{turn}; half-life {half_life}"
+    return f"{person or WHOLE} has used {times}{turn}; half-life {half_life}"
 
 
 def length(seconds: int) -> str:

@@ -35,7 +35,7 @@ HasInput = Callable[[Transaction], object]
 Step = Callable[[Transaction, Instant, int], Progress]
 """A stage: changes the transaction at an instant, within so much room."""
 PASSED_MAX = 100
-"""Jobs of a queue that are passed in one decision, as they wait for no GPUs: each may be told so."""
+"""Jobs of a queue that are passed in one decision, as they wait for no GPUs: each may be told."""
 
 
 def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:

@@ -67,7 +67,7 @@ def _refuse(tx: Transaction, name: str, why: Reason, text: str, now: Instant) ->
 
 
 def wake_at(tx: Transaction) -> Instant | None:
-    """Return when a window opens or ends next, or it is to be looked who is still there."""
+    """Return when a window opens or ends next, or jobs may still be there."""
     times = [
         window.ends if name in tx.state.opened else min(window.begins, window.ends)
         for name, window in tx.state.windows.items()
