@@ -29,6 +29,7 @@ from skep.wire import (
     talk,
     trials,
     verdict,
+    windows,
 )
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
@@ -40,6 +41,9 @@ from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT = Instant(1_760_000_000_000_000_000)
 LATER = Instant(AT + 5_000_000_000)
+WINDOW = windows.Window(
+    name="fans", nodes=("node-1",), begins=AT, ends=LATER, reason="new fans are built in"
+)
 IDENTITY = "0c4e1f0a9b7d4d0f8a55c1d2e3f40516"
 
 SPEC = JobSpec(
@@ -510,6 +514,8 @@ ADMIN: tuple[msgspec.Struct, ...] = (
     admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),
     admin.DrainNode(node="node-1"),
     admin.QuarantineGpu(node="node-1", device=3),
+    windows.ReserveNodes(window=WINDOW),
+    windows.CancelWindow(name="fans"),
 )
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
@@ -540,6 +546,7 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
         person="ann", standing=Standing(granted={"nlp": Role.SUBMITTER}, groups={"cv": Role.VIEWER})
     ),
     facts.JobOver(job="j17"),
+    facts.JobBegan(job="j17"),
     changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
     *PROMISE_FACTS,
 )
@@ -721,6 +728,15 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     following.AdviceFollowed(
         vc="nlp", follows=True, why=Reason.ADVISED, at=AT, model="9f" * 32, rule="look-ahead"
     ),
+    windows.WindowBooked(window=WINDOW, at=AT),
+    windows.WindowRefused(
+        name="fans",
+        why=Reason.UNKNOWN_NODE,
+        text="there is no node 'node-9': see `skep node ls`",
+        at=AT,
+    ),
+    windows.WindowBegan(name="fans", at=LATER),
+    windows.WindowEnded(name="fans", at=LATER, cancelled=True),
     trials.TrialBegun(
         trial=3,
         kind=trials.Kind.PACK,

@@ -18,7 +18,7 @@ WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 HEAD = (
     # tidy: allow word because tenants own the parts
-    "# A cluster of Skep's: what it consists of, and who owns which part of it.\n"
+    "# A cluster of Skep's: what it consists of, and person owns which part of it.\n"
     "# `skep cluster check FILE` names every mistake in it.\n"
 )
 LEVELS_NOTE = """\
@@ -226,7 +226,7 @@ def _people(vc: VirtualCluster) -> Iterator[str]:
     """Yield how a VC's people share, and what each may have."""
     fair, limits = vc.fair_share, vc.limits
     if fair is not None:
-        weights = [f"{_quoted(who)}: {weight!r}" for who, weight in fair.weights.items()]
+        weights = [f"{_quoted(person)}: {weight!r}" for person, weight in fair.weights.items()]
         rest = f", weights: {{{', '.join(weights)}}}" if weights else ""
         yield f"fair_share: {{half_life: {fair.half_life}s{rest}}}"
     if limits is not None:

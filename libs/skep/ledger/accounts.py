@@ -56,14 +56,16 @@ class VcPeople(msgspec.Struct):
     half_life: Duration = Duration(0)
     """0: no usage is counted."""
     weights: dict[str, int] = {}
-    """In thousandths, of those who have another than 1."""
+    """In thousandths, of those person have another than 1."""
     limits: PersonLimits | None = None
 
     def set(self, vc: VirtualCluster) -> None:
         """Follow the entry of the VC; what was used stays."""
         fair = vc.fair_share
         self.half_life = seconds(fair.half_life) if fair is not None else Duration(0)
-        self.weights = {} if fair is None else {who: milli(w) for who, w in fair.weights.items()}
+        self.weights = (
+            {} if fair is None else {person: milli(w) for person, w in fair.weights.items()}
+        )
         self.limits = vc.limits
 
     def weight(self, person: str) -> int:
@@ -103,9 +105,9 @@ class VcPeople(msgspec.Struct):
         return account
 
     def _forget_one(self, at: Instant) -> None:
-        idle = [who for who, each in self.accounts.items() if not each.jobs]
+        idle = [person for person, each in self.accounts.items() if not each.jobs]
         if idle:
-            del self.accounts[min(idle, key=lambda who: (self.used(who, at), who))]
+            del self.accounts[min(idle, key=lambda person: (self.used(person, at), person))]
 
 
 class People(msgspec.Struct):

@@ -254,20 +254,23 @@ def restore(state: ClusterState, kept: Kept) -> None:
         case NodeKept():
             state.nodes[kept.joined.node] = _restored(kept)
         case JobKept():
-            job = kept.job
-            if not job.since:  # Kept by a program that did not count service.
-                job.since = job.ran_at or job.submitted_at
-                job.waiting_since, job.began_at = job.submitted_at, job.ran_at
-            state.jobs[job.job] = job
-            if job.state is State.QUEUED:
-                state.queue(job).add(job.entry)
+            _take_job(state, kept.job)
         case PeopleKept():
             people.kept(state, kept.vc, kept.now, kept.accounts)
         case WindowsKept():
             window_facts.kept(state, kept.window, opened=kept.opened)
         case PlacedKept():
             _place(state, kept)
-            people.restored(state)
+
+
+def _take_job(state: ClusterState, job: JobState) -> None:
+    """Take over an unfinished job."""
+    if not job.since:  # Kept by a program that did not count service.
+        job.since = job.ran_at or job.submitted_at
+        job.waiting_since, job.began_at = job.submitted_at, job.ran_at
+    state.jobs[job.job] = job
+    if job.state is State.QUEUED:
+        state.queue(job).add(job.entry)
 
 
 def _place(state: ClusterState, kept: PlacedKept) -> None:
@@ -281,6 +284,7 @@ def _place(state: ClusterState, kept: PlacedKept) -> None:
         state.borrow(state.jobs[name])
     for name in kept.away:
         state.note_away(state.jobs[name], away=True)
+    people.restored(state)
 
 
 def _restored(kept: NodeKept) -> NodeState:

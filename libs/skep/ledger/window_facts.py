@@ -13,7 +13,8 @@ def apply(state: ClusterState, fact: WindowBooked | WindowBegan | WindowEnded) -
         case WindowBooked(window=window):
             state.windows[window.name] = window
         case WindowBegan(name=name):
-            state.opened[name] = None
+            opened = {**state.opened, name: None}
+            state.opened = {each: None for each in state.windows if each in opened}
             _close(state, state.windows[name], closed=True)
         case WindowEnded(name=name):
             window = state.windows.pop(name)

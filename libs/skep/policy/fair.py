@@ -8,7 +8,7 @@ This is the order of Slurm's classic fair share (factor 2^-(usage / shares), usa
 parts of their sums: https://slurm.schedmd.com/classic_fair_share.html) and, as there is one level
 of people below a VC, also that of its Fair Tree (level fair share = shares / usage:
 https://slurm.schedmd.com/fair_tree.html); both decay usage by a half-life. Priorities come first,
-as everywhere in Skep. Between people who used alike, the one with fewer GPUs for its weight is
+as everywhere in Skep. Between people of like usage, the one with fewer GPUs for its weight is
 next, as in max-min fairness. A person's own jobs stay in the order of the VC's policy.
 """
 
@@ -28,6 +28,11 @@ from skep.wire.reasons import Reason
 
 FINE = 10**9
 """An order is used / weight in so fine steps that no usage of a nanosecond is lost."""
+
+
+GPUS_AHEAD, TURNS_LEAST = 2, 50
+"""A strict plan has turns for so many times the GPUs of its VC, and of so many jobs at least: some
+of them may wait for a window, and hold up no other."""
 
 
 def unfit(policy: Policy) -> str:
@@ -60,7 +65,10 @@ def shared(planner: Planner) -> Planner:
         seen, held = offered(view)
         made = planner(seen)
         if view.fair:
-            made = replace(made, turns=in_fair_order(view, made.turns))
+            most = enough(view) if made.strict and made.behind is None else None
+            turns = in_fair_order(view, made.turns, most)
+            behind = made.behind if len(turns) == len(made.turns) else Reason.WAITS_BEHIND
+            made = replace(made, turns=turns, behind=behind)
         if view.limits is not None and view.limits.gpus is not None:
             made = replace(made, actions=_within_limits(view, view.limits.gpus, made))
         return replace(made, holds=(*made.holds, *held)) if held else made
@@ -81,12 +89,19 @@ def order_of(used: int, weight: int) -> int:
     return used * FINE // weight
 
 
-def in_fair_order(view: VcView, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def enough(view: VcView) -> int:
+    """Return for how many GPUs a strict plan needs turns: it cannot give more than its VC has."""
+    return GPUS_AHEAD * view.gpus
+
+
+def in_fair_order(view: VcView, turns: Sequence[Turn], most: int | None = None) -> tuple[Turn, ...]:
     """Return the turns of a plan with the person first that used the smallest part.
 
     Args:
         view: The VC, with its people.
         turns: Those of its policy. The order of each person's own ones stays.
+        most: No more turns follow once those before them are of so many GPUs, and of TURNS_LEAST
+            jobs; None: all follow.
     """
     jobs = {job.job: job for job in view.jobs}
     people = {each.person: each for each in view.people}
@@ -96,17 +111,19 @@ def in_fair_order(view: VcView, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         if job is None:
             return tuple(turns)  # The plan is wrong: that is told where it is carried out.
         lines.setdefault(job.person, deque()).append((turn, job))
-    gpus = {who: people[who].gpus if who in people else 0 for who in lines}
-    first = [_place(people.get(who), gpus[who], line[0][1], who) for who, line in lines.items()]
+    gpus = {name: people[name].gpus if name in people else 0 for name in lines}
+    first = [_place(people.get(name), gpus[name], line[0][1], name) for name, line in lines.items()]
     heapify(first)
     found: list[Turn] = []
-    while first:
-        who = first[0][-1]
-        turn, job = lines[who].popleft()
+    asked = 0
+    while first and (most is None or asked < most or len(found) < TURNS_LEAST):
+        name = first[0][-1]
+        turn, job = lines[name].popleft()
         found.append(turn if turn.why is not Reason.ARRIVAL else replace(turn, why=FAIR))
-        gpus[who] += 0 if job.counted else job.gpus
-        if lines[who]:
-            heapreplace(first, _place(people.get(who), gpus[who], lines[who][0][1], who))
+        gpus[name] += 0 if job.counted else job.gpus
+        asked += job.gpus
+        if lines[name]:
+            heapreplace(first, _place(people.get(name), gpus[name], lines[name][0][1], name))
         else:
             heappop(first)
     return tuple(found)
@@ -116,12 +133,12 @@ FAIR = Reason.FAIR_SHARE
 
 
 def _place(
-    person: PersonView | None, gpus: int, job: JobView, who: str
+    person: PersonView | None, gpus: int, job: JobView, name: str
 ) -> tuple[int, int, int, int, str]:
     """Return the sort key of a person whose next job this is."""
     used, weight = (0, 1000) if person is None else (person.used, person.weight)
     priority = -job.spec.priority
-    return priority, order_of(used, weight), order_of(gpus, weight), job.sequence, who
+    return priority, order_of(used, weight), order_of(gpus, weight), job.sequence, name
 
 
 # --- limits ----------------------------------------------------------------------------------

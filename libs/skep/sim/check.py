@@ -25,6 +25,8 @@
     I17 in a VC with a policy jobs are placed by its turns, and no job that it holds
     I18 a trial is begun with its change and has exactly one verdict; a job is in one at a time
     I19 a VC is said to follow the model that its policy names, or its rule, once for each change
+    I20 no person has more jobs or GPUs by a decision than its VC allows
+    I21 no job begins on a node where it is known to run into a window, or one is open
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -54,7 +56,15 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns", "_quiet_until", "promising"),
+    "AdmissionMachine": (
+        "_effects",
+        "_hardware",
+        "_judged",
+        "_owns",
+        "_quiet_until",
+        "promising",
+        "queued",
+    ),
     "ClusterState": ("_delta", "away_of"),
     "NodeState": ("changed",),
     "AgentMachine": (

@@ -9,11 +9,12 @@ import msgspec
 
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
-from skep.sim import moves, returns, sharing, sizes
+from skep.sim import moves, peopled, returns, sharing, sizes
 from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
 from skep.sim.modelled import ModelJob, ModelNode
 from skep.sim.moves import gpus
+from skep.sim.peopled import Windows
 from skep.sim.processes import Run
 from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
@@ -73,7 +74,9 @@ from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import TrialMessage
+from skep.wire.windows import WindowBegan, WindowBooked, WindowEnded, WindowRefused
 
+FAIR = "fair"
 GPU_HOUR, MILLION = 3600 * 10**9, 10**6
 
 
@@ -193,6 +196,9 @@ class AllocatorModel:
         self.fallen: dict[str, None] = {}
         """VCs whose policy failed: first come, first served meanwhile."""
         self.tried = Tried(self.jobs, self.gpus)
+        self.windows = Windows()
+        self.aside: dict[str, None] = {}
+        """Jobs that wait for what is no matter of GPUs: others go past them."""
         self.submitted: dict[str, Instant] = {}
         self._yielded: dict[str, None] = {}
         """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""
@@ -227,6 +233,8 @@ class AllocatorModel:
                     self._bound(fact)
                 case MemberRan() | JobRan():
                     self._ran(fact)
+                case WindowBooked() | WindowRefused() | WindowBegan() | WindowEnded():
+                    self.windows.take(fact)
                 case JobStopping() | MemberGone() | JobRequeued() | JobEnded():
                     self._stops(fact)
                 case _:
@@ -235,6 +243,10 @@ class AllocatorModel:
 
     def _waits(self, fact: JobWaits) -> None:
         """Take why a job waits."""
+        if fact.why in {Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW}:
+            self.aside[fact.job] = None
+        else:
+            self.aside.pop(fact.job, None)
         if fact.aside:
             self.hopeless[fact.job] = None
         else:
@@ -271,6 +283,8 @@ class AllocatorModel:
         require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
         self._job(fact.job).claims = isinstance(fact, CellsReserved)
         if isinstance(fact, CellsReserved):
+            peopled.within_limits(self.cluster.vcs, self.jobs, fact)
+        if isinstance(fact, CellsReserved):
             self._yielded.clear()
         elif fact.why is Reason.PREEMPTED:
             self._yielded[fact.job] = None
@@ -298,10 +312,15 @@ class AllocatorModel:
             case SuccessorBound() | JobMoved() | SuccessorDropped():
                 self.next_order(fact.order)
                 moves.take(self, self._job(fact.job), fact)
+                if isinstance(fact, SuccessorBound):
+                    there = [member.node for member in fact.members]
+                    self.windows.begins(self._job(fact.job).spec, fact, there)
             case SuccessorLoaded():
                 self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
                 sizes.resize(self, fact)
+                if isinstance(fact, GangWidened):
+                    peopled.within_limits(self.cluster.vcs, self.jobs, fact)
             case GpusShared():
                 sharing.share(self, fact)
             case TrialMessage():
@@ -339,7 +358,7 @@ class AllocatorModel:
             require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
 
     def _cells(self, fact: CellsSet) -> None:
-        self.policies = {vc: each.policy for vc, each in fact.cluster.vcs.items()}
+        self.policies = {vc: policy_of(each) for vc, each in fact.cluster.vcs.items()}
         for vc in [each for each in self.followed if self.policies.get(each) != LEARNED]:
             del self.followed[vc]
         self.quotas = {vc: gpus_in_cells(fact.cluster, vc) for vc in fact.cluster.vcs}
@@ -452,6 +471,7 @@ class AllocatorModel:
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
         packed = (name, fact.attempt) in self.gpus.decisions
+        counted = job.claims  # Its person had it from its claim on.
         if not (job.claims or packed):  # Who has claimed its cells had its turn then.
             self._in_turn(job, fact)
         self._yielded.clear()
@@ -472,6 +492,9 @@ class AllocatorModel:
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
             self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got")
         self.within_quota(job.spec.vc)
+        if not counted:
+            peopled.within_limits(self.cluster.vcs, self.jobs, fact)
+        self.windows.begins(job.spec, fact, job.members)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
         """Require that no job in the job's queue is more important, or earlier without advice.
@@ -492,6 +515,7 @@ class AllocatorModel:
         for name, other in self.jobs.items():
             theirs = other.spec
             aside = other.claims or name in self.hopeless or (cells and name in self._yielded)
+            aside = aside or name in self.aside
             if not other.queued or aside or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
@@ -643,6 +667,7 @@ class AllocatorModel:
                 job.changing = None
             case GpusRegained():
                 returns.regained(self, job, fact)
+                self.windows.begins(job.spec, fact, [member.node for member in members])
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -694,3 +719,9 @@ def _spans(job: ModelJob) -> bool:
     """Return whether the change that is open is one of the size of a gang on several nodes."""
     change = job.changing.change if job.changing is not None else None
     return isinstance(change, Resize) and (change.prepare or change.agree)
+
+
+def policy_of(vc: VirtualCluster) -> str:
+    """Return the policy of a VC; one that shares by person, or limits it, is planned as well."""
+    plain = vc.fair_share is None and vc.limits is None
+    return vc.policy if plain or vc.policy != FIFO else FAIR

@@ -13,19 +13,31 @@ from skep.cells.feasible import shortages
 from skep.cells.levels import cells_of
 from skep.cells.propose import propose, resolve
 from skep.ids import job_id
-from skep.policy.registry import POLICIES
+from skep.policy.fair import unfit
+from skep.policy.registry import POLICIES, make
 from skep.sim import forecasts, guesses
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
+from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
+from skep.wire.cluster import (
+    FIFO,
+    JOBS_MAX,
+    Chain,
+    Cluster,
+    FairShare,
+    PersonLimits,
+    Pin,
+    VirtualCluster,
+)
 from skep.wire.following import LEARNED
 from skep.wire.node import NodeJoined
 from skep.wire.verdict import Verdict
+from skep.wire.windows import CancelWindow, ReserveNodes, Window
 
 VCS = ("nlp", "vision", "lab")
 KIND_WEIGHTS = (10, 2, 2, 1, 2, 2, 1, 2)
@@ -70,6 +82,10 @@ LEARNED_FROM = 3000
 with a model that guesses."""
 EXPLORES_FROM = 20_000
 """In histories with seeds from here on such VCs may explore."""
+PEOPLE_FROM, PEOPLE_UNTIL = 5000, 6000
+"""In histories with these seeds VCs may share by person and limit what one has, and operators book
+windows."""
+WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
 NAMES = tuple(
@@ -123,12 +139,14 @@ class People:
         later: bool = False,
         learned: bool = False,
         explores: bool = False,
+        sharing: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
-        them, with `learned` those of NEWER; with `explores` such VCs may explore.
+        them, with `learned` those of NEWER; with `explores` such VCs may explore;
+        `sharing` decides about people, limits and windows, if there are any.
         """
         self.place = "people"
         self.dead = False
@@ -151,6 +169,8 @@ class People:
         if learned:
             self._names = (*self._names, *NEWER[:-1])
         self._learned, self._explores = learned, explores
+        self._sharing = sharing
+        self._windows: dict[str, None] = {}
         self._timed = later
         """Whether jobs have deadlines."""
         self._admin_keys = 0
@@ -193,6 +213,8 @@ class People:
             self._timeline.after(SECOND, self._forecast)
         if self._learned:
             self._timeline.after(SECOND, self._advise)
+        if self._sharing is not None:
+            self._timeline.after(SECOND, self._book)
 
     def _advise(self) -> None:
         """Say something in place of the models that advise VCs, every few seconds."""
@@ -201,6 +223,29 @@ class People:
         self._network.send(self, subjects.ADVICE_LEARNED, told, {}, "altered-advice")
         if self.left or jobs:
             self._timeline.after(int(rng.uniform(1, 20) * SECOND), self._advise)
+
+    def _book(self) -> None:
+        """Book a window, or give one up, every few seconds; now and then one that cannot be."""
+        rng = self._sharing
+        assert rng is not None
+        if not self.left:
+            return
+        now = self._timeline.now
+        self._timeline.after(int(rng.uniform(2, 12) * SECOND), self._book)
+        if self._windows and rng.random() < 0.3:
+            self._admin("unreserve", CancelWindow(name=rng.choice(list(self._windows))))
+            return
+        begins = now + int(rng.uniform(-1, 25) * SECOND)
+        name = f"w{len(self._windows)}"
+        window = Window(
+            name=name,
+            nodes=tuple(rng.sample(self._nodes, rng.choice((1, 1, 2)))),
+            begins=Instant(begins),
+            ends=Instant(begins + int(rng.uniform(1, 15) * SECOND)),
+            vc=rng.choice(("", "", *VCS, "nobody")),
+        )
+        self._windows[name] = None
+        self._admin("reserve", ReserveNodes(window=window))
 
     def _forecast(self) -> None:
         """Say how jobs go and how fast models are, every few seconds."""
@@ -246,6 +291,8 @@ class People:
         for name, device in self._quarantined:
             self._admin("quarantine", QuarantineGpu(node=name, device=device, quarantine=False))
         self._quarantined.clear()
+        for name in self._windows:
+            self._admin("unreserve", CancelWindow(name=name))
 
     def submit(self) -> None:
         """Publish a spec, now and then a wrong one."""
@@ -314,9 +361,23 @@ class People:
             # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
             script, *arguments = spec.pop("command")
             spec |= {"script": script, "args": arguments}
+        if self._sharing is not None:
+            return self._of_person(spec)
         if not self._timed:
             return spec
         return spec | self._deadline() | {"willing": {"profile": "allowed"}}
+
+    def _of_person(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return a spec that says whose job it is; of half of them only a time limit is known."""
+        rng = self._sharing
+        assert rng is not None
+        who = rng.choice(WHO)
+        if who:
+            spec = spec | {"labels": {"user": who}}
+        if rng.random() < 0.5:
+            spec.pop("size", None)
+            spec["limits"] = spec["limits"] | {"time": rng.choice((8, 20, 60))}
+        return spec
 
     def _deadline(self) -> dict[str, Any]:
         """Return what a tenant says about when a job is to end, if anything."""
@@ -493,6 +554,8 @@ class People:
     def _under(self, vc: VirtualCluster) -> VirtualCluster:
         """Return a VC with a policy, or (in four histories of ten) as it is."""
         policies = self._policies
+        if self._sharing is not None:
+            return self._shared(vc, self._sharing)
         if not self._ruled or policies.random() < 0.3:
             return vc
         if self._learned and policies.random() < 0.6:
@@ -506,6 +569,21 @@ class People:
             }
             return msgspec.structs.replace(vc, policy=Churn.name, options=options)
         return msgspec.structs.replace(vc, policy=policies.choice(self._names))
+
+    def _shared(self, vc: VirtualCluster, rng: random.Random) -> VirtualCluster:
+        """Return a VC that perhaps shares by person, and perhaps limits what one has."""
+        policy = rng.choice((FIFO, FIFO, *NAMES))
+        fair, limits = None, None
+        if rng.random() < 0.6 and not unfit(make(policy)):
+            half_life = rng.choice((60, 3600))
+            fair = FairShare(half_life=half_life, weights={"ada": rng.choice((1.0, 2.0, 0.5))})
+        if rng.random() < 0.6:
+            limits = PersonLimits(
+                running=rng.choice((None, 1, 2, 4)),
+                gpus=rng.choice((None, 8, 10)),
+                queued=rng.choice((None, 2, 5)),
+            )
+        return msgspec.structs.replace(vc, policy=policy, fair_share=fair, limits=limits)
 
     def know(self, inventory: list[NodeJoined]) -> None:
         """Take note of the hardware; from here on half of the operators describe it exactly."""

@@ -27,7 +27,15 @@ from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
-from skep.sim.workload import EXPLORES_FROM, LATER_FROM, LEARNED_FROM, People, Shown
+from skep.sim.workload import (
+    EXPLORES_FROM,
+    LATER_FROM,
+    LEARNED_FROM,
+    PEOPLE_FROM,
+    PEOPLE_UNTIL,
+    People,
+    Shown,
+)
 from skep.units import seconds
 from skep.wire import subjects
 from skep.wire.facts import Admitted, Repeated
@@ -90,6 +98,7 @@ class World:
             later=seed >= LATER_FROM,
             learned=seed >= LEARNED_FROM,
             explores=seed >= EXPLORES_FROM,
+            sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -75,6 +75,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "ls | drain | undrain | token | join | run | renew | remove | install: machines "
             "that run jobs",
         ),
+        "fair": ("people", "what people of a virtual cluster used, and whose jobs come first"),
+        "reserve": ("people", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (

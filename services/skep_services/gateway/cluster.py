@@ -12,6 +12,7 @@ from aiohttp import web
 from skep.cells.snapshot import take_snapshot
 from skep.cells.state import Cells
 from skep.policy.check import cluster_problems
+from skep.policy.windows import problem
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.bounds import UNDECODABLE
@@ -19,6 +20,7 @@ from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualClu
 from skep.wire.following import StageSet
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
+from skep.wire.windows import CancelWindow, ReserveNodes, Window
 from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
 from skep_services.gateway.callers import Only
 from skep_services.gateway.cells import (
@@ -36,6 +38,7 @@ from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.page import PAGE, PAGE_POLICY
+from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.picture import picture
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.views import gpus_view, nodes_view
@@ -71,6 +74,18 @@ class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
     quarantine: bool = True
 
 
+class ReserveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What `POST /v1/admin/reserve` takes."""
+
+    window: Window
+
+
+class UnreserveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What `POST /v1/admin/unreserve` takes."""
+
+    name: str
+
+
 class Cluster:
     """The handlers."""
 
@@ -103,6 +118,10 @@ class Cluster:
             web.post("/v1/admin/vcs", self.set_vcs),
             web.post("/v1/admin/drain", self.drain),
             web.post("/v1/admin/quarantine", self.quarantine),
+            web.get("/v1/fair", self.fair, allow_head=False),
+            web.get("/v1/windows", self.windows, allow_head=False),
+            web.post("/v1/admin/reserve", self.reserve),
+            web.post("/v1/admin/unreserve", self.unreserve),
         ]
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -251,6 +270,60 @@ class Cluster:
             raise ApiError(404, Reason.BAD_VALUE, text)
         wish = QuarantineGpu(node=body.node, device=body.device, quarantine=body.quarantine)
         done = await self._submitter.tell(caller_of(request), "quarantine", wish)
+        return json_response(done.body, done.status)
+
+    async def fair(self, request: web.Request) -> web.StreamResponse:
+        """Answer what the people of virtual clusters used, and what they may have.
+
+        Raises:
+            ApiError: There is no such virtual cluster, or the caller may not see it (404).
+        """
+        state, name = self._indexer.fold.state, request.query.get("vc", "")
+        sees = caller_of(request).sees
+        shown = fair_view(state, self._clock.now(), sees, name)
+        seen = name in state.cells.cluster.vcs and (not sees or name == sees or name in sees)
+        if name and not seen:
+            raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
+        return json_response({"vcs": shown})
+
+    async def windows(self, request: web.Request) -> web.StreamResponse:
+        """Answer the windows for which nodes are kept free; the jobs on them only to operators."""
+        rows = windows_view(self._indexer.fold.state)
+        if not caller_of(request).operator:
+            rows = [row | {"jobs": []} for row in rows]
+        return json_response({"windows": rows})
+
+    async def reserve(self, request: web.Request) -> web.StreamResponse:
+        """Publish that an operator wants nodes kept free for a time.
+
+        Raises:
+            ApiError: The window cannot be (409), the caller is no operator (403), the body is wrong
+                (400, 422), or the bus does not take it (503).
+        """
+        window = (await _operators(request, ReserveBody)).window
+        state = self._indexer.fold.state
+        if state.windows.get(window.name) != window:
+            vcs = state.cells.cluster.vcs
+            wrong = problem(window, self._clock.now(), state.windows, state.nodes, vcs)
+            if wrong is not None:
+                raise ApiError(409, wrong.why, wrong.text)
+        wish = ReserveNodes(window=window)
+        done = await self._submitter.tell(caller_of(request), "reserve", wish)
+        return json_response(done.body, done.status)
+
+    async def unreserve(self, request: web.Request) -> web.StreamResponse:
+        """Publish that an operator gives up a window, or ends it.
+
+        Raises:
+            ApiError: There is no such window (404), the caller is no operator (403), the body is
+                wrong (400, 422), or the bus does not take it (503).
+        """
+        body = await _operators(request, UnreserveBody)
+        if body.name not in self._indexer.fold.state.windows:
+            text = f"no window is called {body.name}: see `skep reserve ls`"
+            raise ApiError(404, Reason.UNKNOWN_WINDOW, text)
+        wish = CancelWindow(name=body.name)
+        done = await self._submitter.tell(caller_of(request), "unreserve", wish)
         return json_response(done.body, done.status)
 
 

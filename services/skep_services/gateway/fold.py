@@ -76,6 +76,14 @@ from skep.wire.resizes import ResizeFact
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep.wire.trials import TrialBegun, TrialOver
+from skep.wire.windows import (
+    CancelWindow,
+    ReserveNodes,
+    WindowBegan,
+    WindowBooked,
+    WindowEnded,
+    WindowRefused,
+)
 from skep_services.gateway import changes, pledging
 from skep_services.gateway.holders import partners, use_of
 from skep_services.gateway.ledger import Ledger, Tried
@@ -219,7 +227,7 @@ class Fold:
                 self._submission(event)
             case codec.Unreadable():
                 self.unreadable += 1
-            case SetVcs() | DrainNode() | QuarantineGpu():
+            case SetVcs() | DrainNode() | QuarantineGpu() | ReserveNodes() | CancelWindow():
                 self.note(event, at, describe_admin(event), None)
             case codec.CancelRequest() | codec.AskRequest() | SearchRequest():
                 pass  # Its service's facts say whether it came to anything.
@@ -391,6 +399,10 @@ class Fold:
                 | ClusterRefused()
                 | CellsAlarm()
                 | AdviceFollowed()
+                | WindowBooked()
+                | WindowRefused()
+                | WindowBegan()
+                | WindowEnded()
             ):
                 self.note(fact, at, describe(fact), None)
             case CellsSet():

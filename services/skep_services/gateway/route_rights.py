@@ -59,6 +59,10 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/join-tokens/{token}/revoke"): Action.MANAGE_NODES,
     ("GET", "/v1/members"): Action.MANAGE_NODES,
     ("POST", "/v1/members/{kind}/{name}/remove"): Action.MANAGE_NODES,
+    ("POST", "/v1/admin/reserve"): Action.MAINTAIN,
+    ("POST", "/v1/admin/unreserve"): Action.MAINTAIN,
+    ("GET", "/v1/fair"): Action.SEE_REPORTS,
+    ("GET", "/v1/windows"): Action.SEE_CLUSTER,
 }
 """The right by method and route. A handler holds it against the job or the VC that it is about."""
 

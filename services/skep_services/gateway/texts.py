@@ -16,13 +16,15 @@ from skep.wire import (
     promises,
     resizes,
     trials,
+    windows,
 )
-from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.following import sentence
+from skep_services.gateway.shares import window_line
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4
@@ -267,6 +269,14 @@ def _seldom(fact: Any) -> Line | None:
             return Line(f"{on} is back", node=on)
         case facts.NodeClean(node=on):
             return Line(f"{on} runs nothing of its earlier owner", node=on)
+        case windows.WindowBooked(window=window):
+            return Line(f"booked: {window_line(window)}")
+        case windows.WindowRefused(name=name, why=why, text=text):
+            return Line(f"window {name} is refused: {text}", reason=why)
+        case windows.WindowBegan(name=name):
+            return Line(f"window {name} begins")
+        case windows.WindowEnded(name=name, cancelled=cancelled):
+            return Line(f"window {name} {'is cancelled' if cancelled else 'is over'}")
         case facts.EpochBegan(epoch=epoch, owner=owner):
             return Line(f"{owner} began epoch {epoch}")
         case _:
@@ -284,7 +294,7 @@ def describe_node(event: Any) -> Line | None:
             return None
 
 
-def describe_admin(message: SetVcs | DrainNode | QuarantineGpu) -> Line:
+def describe_admin(message: Admin) -> Line:
     """Return the line for what an operator asked."""
     match message:
         case SetVcs(vcs=vcs):
@@ -294,6 +304,10 @@ def describe_admin(message: SetVcs | DrainNode | QuarantineGpu) -> Line:
         case QuarantineGpu(node=on, device=device, quarantine=quarantine):
             verb = "quarantine" if quarantine else "take back"
             return Line(f"an operator asked to {verb} GPU {device} of {on}", node=on)
+        case windows.ReserveNodes(window=window):
+            return Line(f"an operator asked for {window_line(window)}")
+        case windows.CancelWindow(name=name):
+            return Line(f"an operator asked to cancel window {name}")
 
 
 def describe_finding(finding: findings.Finding) -> Line | None:

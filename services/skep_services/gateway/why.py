@@ -16,6 +16,7 @@ from skep_services.gateway.fold import Fold
 from skep_services.gateway.following import sentence
 from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
+from skep_services.gateway.shares import fair_line, window_line, windows_ahead
 from skep_services.gateway.rows import PLACED, Job, Row, State
 
 FOR_CELLS = (
@@ -47,8 +48,10 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             said = fold.state.followed.get(row.vc)
             if said is not None and row.service_class == GUARANTEED_CLASS:
                 reasons.append(_said(said.why.value, sentence(said)))
+            reasons += _by_person(job, fold, now)
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)
+            reasons += [_said("window", text) for text in windows_ahead(fold.state, row.job)]
         case State.SUSPENDED:
             reasons, would_change = _suspended(job, fold)
         case State.REFUSED:
@@ -60,6 +63,18 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
         case _:
             reasons = [_reason(row.why, job.detail)]
     return {"job": row.job, "state": row.state, "reasons": reasons, "would_change": would_change}
+
+
+def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:
+    """Return what its person used, and the window that a job waits for, if that matters."""
+    row, found = job.row, []
+    window = fold.state.windows.get(row.needs or "")
+    if row.why == Reason.WAITS_FOR_WINDOW and window is not None:
+        found.append(_said(Reason.WAITS_FOR_WINDOW.value, window_line(window)))
+    line = fair_line(fold.state, row.job, now)
+    if line:
+        found.append(_said(Reason.FAIR_SHARE.value, f"fair share: {line}"))
+    return found
 
 
 # --- waiting -------------------------------------------------------------------------------------
@@ -135,6 +150,13 @@ def _changes(job: Job, fold: Fold) -> list[str]:
     row = job.row
     why = _for_cells(job, fold)[0] if row.why in FOR_CELLS else row.why
     match why:
+        case Reason.PERSON_LIMIT:
+            return ["jobs of the same person end", "the operator raises `limits` of the VC"]
+        case Reason.WAITS_FOR_WINDOW:
+            return [
+                "the window ends",
+                "a shorter `limits: {time: ...}`, so that it is over by then",
+            ]
         case Reason.WAITS_FOR_CELLS | Reason.WAITS_FOR_REPAIR | Reason.WAITS_FOR_AFFINITY:
             return _cell_changes(job, fold)
         case Reason.FITS_NO_CELL:

@@ -21,14 +21,14 @@ from typing import Any
 
 import msgspec
 
-from skep.access.rights import Action
 from skep.access.person import person_of
+from skep.access.rights import Action
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
-from skep.machines.admission.allowing import Allowing, action_of
 from skep.machines.admission import person_limits
+from skep.machines.admission.allowing import Allowing, action_of
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem

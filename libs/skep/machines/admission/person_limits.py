@@ -16,7 +16,7 @@ def problem(limits: PersonLimits, person: str, queued: int, spec: JobSpec) -> Pr
         queued: How many of its jobs have not begun.
         spec: The job.
     """
-    who = f"`{person}`" if person else "who names nobody"
+    whose = f"`{person}`" if person else "the virtual cluster as a whole"
     if limits.gpus is not None and spec.gpus > limits.gpus:
         text = f"it needs {spec.gpus} GPUs, and one person of `{spec.vc}` has {limits.gpus} at most"
         return Problem(
@@ -26,7 +26,7 @@ def problem(limits: PersonLimits, person: str, queued: int, spec: JobSpec) -> Pr
             suggestion="use fewer GPUs, or ask the operator for a higher limit",
         )
     if limits.queued is not None and queued >= limits.queued:
-        text = f"{who} has {queued} jobs in `{spec.vc}` that have not begun, as many as one may"
+        text = f"{whose} has {queued} jobs in `{spec.vc}` that have not begun, as many as one may"
         return Problem(
             path="$.vc",
             reason=Reason.ABOVE_PERSON_LIMIT,

@@ -10,8 +10,8 @@ max-min).
 from __future__ import annotations
 
 import heapq
-from itertools import islice
 from collections.abc import Callable
+from itertools import islice
 
 from skep import ids
 from skep.cells.holds import Placement
@@ -35,7 +35,7 @@ HasInput = Callable[[Transaction], object]
 Step = Callable[[Transaction, Instant, int], Progress]
 """A stage: changes the transaction at an instant, within so much room."""
 PASSED_MAX = 100
-"""Jobs of a queue that are passed in one decision, as they wait for no GPUs: each may be told so."""
+"""Jobs of a queue that are passed in one decision, as they wait for no GPUs: each may be told."""
 
 
 def advised(tx: Transaction, event: QueueAdvice, now: Instant) -> None:
@@ -382,6 +382,10 @@ def _finish(tx: Transaction, now: Instant) -> int:
         else:
             where = Placement(hold.chain, hold.spots)
             made = job_cells.members(tx.state, where)
+            if tx.state.windows and placing.kept(tx, job, made, now):
+                window = Reason.WAITS_FOR_WINDOW
+                tx.record(ReservationDropped(job=job.job, attempt=job.following, why=window))
+                continue
             if not placing.has_room(tx.state, job, made):
                 ripe[key] = None
                 placing.more_victims(tx, job, made, now)

@@ -67,7 +67,7 @@ def _refuse(tx: Transaction, name: str, why: Reason, text: str, now: Instant) ->
 
 
 def wake_at(tx: Transaction) -> Instant | None:
-    """Return when a window opens or ends next, or it is to be looked who is still there."""
+    """Return when a window opens or ends next, or jobs may still be there."""
     times = [
         window.ends if name in tx.state.opened else min(window.begins, window.ends)
         for name, window in tx.state.windows.items()
@@ -120,10 +120,11 @@ def _leave(tx: Transaction, job: JobState, window: Window, now: Instant) -> bool
     detail = f"window {window.name}"
     before = len(tx.effects)
     known, calm = tx.soft.moved_for.get(job.job), job.change is None and job.successor is None
-    if calm and job.asked is None and job.known and known != (window.name, job.attempt):
+    alive = job.state in (State.RUNNING, State.SUSPENDED)
+    if calm and alive and job.asked is None and known != (window.name, job.attempt):
         wish = AskMigrate(job=job.job, to="")
         tx.soft.moved_for[job.job] = window.name, job.attempt
-        if requests.refusal(tx.state, job, wish) is None:
+        if job.known and requests.refusal(tx.state, job, wish) is None:
             migration.begin(tx, job, "", now, why)
     if len(tx.effects) > before:
         return True

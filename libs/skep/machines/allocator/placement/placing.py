@@ -294,17 +294,30 @@ def _have_room(state: ClusterState, nodes: tuple[str, ...], asked: Request) -> b
     return room >= sum(asked.sizes)
 
 
+def kept(tx: Transaction, job: JobState, made: tuple[Member, ...], now: Instant) -> bool:
+    """Return whether a window has come in between a job's claim and the GPUs that it claimed.
+
+    Args:
+        tx: Its windows are read.
+        job: It has a claim.
+        made: The parts of its gang.
+        now: The time of the decision.
+    """
+    closed = kept_nodes.kept_from(tx, job, now)
+    return any(part.node in closed for part in made)
+
+
 def _window(tx: Transaction, job: JobState, asked: Request, now: Instant) -> str:
     """Return the window without which a job that finds no place would have one; empty: none."""
-    kept = kept_nodes.kept_from(tx, job, now)
-    if not kept:
+    closed = kept_nodes.kept_from(tx, job, now)
+    if not closed:
         return ""
     limit = _limit(tx.state, job, asked.priority)
     where = gpu_suspects.place(tx.state, job, asked, limit, now)
     if where is None:
         return ""
     there = (part.node for part in job_cells.members(tx.state, where))
-    return next((kept[name] for name in there if name in kept), "")
+    return next((closed[name] for name in there if name in closed), "")
 
 
 def _open_to(tx: Transaction, job: JobState, asked: Request, now: Instant) -> Limit:

@@ -14,14 +14,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep import ids
-from skep.cells.chain import ChainState
 from skep.access.person import person_of
+from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
 from skep.ledger import move_costs, pairs, sharing, trial_facts
 from skep.ledger.accounts import Account, VcPeople
 from skep.ledger.job_state import GIVES_WAY, JobState, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator.placement import job_cells, quota
+from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.policies import cell_views, job_rates, trial_limits
 from skep.machines.allocator.policies.policy_memory import NO_SHARING, Planned, sharing_of
 from skep.machines.allocator.transaction import Transaction
