@@ -211,6 +211,21 @@ async def test_a_viewer_submits_nothing_and_changes_no_cluster(victims: Victims)
             await bad.json("POST", path, 403, body)
 
 
+async def test_only_a_manager_sets_the_secrets_of_a_vc(victims: Victims) -> None:
+    body = {"sealed": "AAAA", "key": "AAAA"}
+    for name, status in (("bob", 403), ("vic", 403), ("eve", 403), ("max", 409)):
+        bad = victims.people[name]
+        for method in ("PUT", "DELETE"):
+            expected = status if method == "PUT" or status == 403 else 404
+            await bad.json(method, "/v1/secrets/vc/nlp/TOKEN", expected, body)
+    for name in ("bob", "vic", "eve", "max"):
+        bad = victims.people[name]
+        await bad.json("PUT", "/v1/secrets/person/ann/TOKEN", 403, body)
+        await bad.json("DELETE", "/v1/secrets/person/ann/TOKEN", 403)
+        await bad.get("/v1/secrets/person/ann", 403)
+    await victims.people["ann"].get("/v1/secrets/person/ann")
+
+
 async def test_a_person_of_two_vcs_sees_both_and_no_third(victims: Victims) -> None:
     house = victims.house
     two = await house.person("two", nlp=Role.VIEWER, speech=Role.VIEWER)
