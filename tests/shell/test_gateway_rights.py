@@ -108,7 +108,7 @@ async def test_each_role_may_what_the_table_says(
             ask="suspend",
             vc="nlp",
             trial="1",
-            do="demote",
+            do="add" if route.startswith("/v1/people") else "demote",
             model="m",
             token="t",
             kind="node",
