@@ -546,7 +546,9 @@ class _Reader:
         tree = self.mapping(value, path, "numbers by role")
         self.keys(tree, LIMITED_ROLES, path)
         found = {role: self.number(most, f"{path}.{role}") for role, most in tree.items()}
-        return {role: most for role, most in found.items() if most is not None}
+        return {
+            role: most for role, most in found.items() if most is not None and role in LIMITED_ROLES
+        }
 
     def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
         """Return a policy's name and options, without checking whether such a policy exists."""
