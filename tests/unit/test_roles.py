@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from skep.access.rights import RIGHTS, Action, Scope, may
 from skep.access.roles import Roles
 from skep.machines.admission import AdmissionMachine
 from skep.machines.admission.allowing import limit_of
 from skep.machines.base import Record, Send
+from skep.policy.schedulers.drf import Drf
+from skep.policy.view import Phase
 from skep.wire import codec, subjects
 from skep.wire.access import (
     GroupRolesSet,
@@ -27,6 +30,7 @@ from skep.wire.reasons import Reason
 from skep.wire.roles import Role, Standing
 from skep.wire.spec import PRIORITY_MAX
 from tests.kit import T0, Driver, at, spec
+from tests.policy_kit import job, view
 
 # --- the fold -------------------------------------------------------------------------------------
 
@@ -225,3 +229,24 @@ def test_a_vc_as_a_whole_does_as_before_there_were_people() -> None:
     event = CancelRequest(vc="nlp", raw=codec.encode({"job": mine.job}), at=at(2))
     (fact,) = asked.facts(event)
     assert (fact.job, fact.by) == (mine.job, "")
+
+
+# --- whose a job is, for policies -----------------------------------------------------------------
+
+
+def test_the_owner_comes_before_a_label_that_anybody_may_write() -> None:
+    said = {"user": "bob", "queue": "q"}
+    for owner, user in (("", "bob"), ("ann", "ann")):
+        shown = replace(job("j1", labels=said), owner=owner)
+        assert (shown.label("user"), shown.label("queue"), shown.label("x")) == (user, "q", None)
+
+
+def test_drf_takes_the_jobs_of_a_person_for_one_owners() -> None:
+    """Bob's jobs claim to be ann's: they would have her share, and leave his untouched."""
+    has = replace(job("j1", 4, phase=Phase.RUNNING, on=[("n1", 4)]), owner="bob")
+    waits = [
+        replace(job("j2", labels={"user": "ann"}), owner="bob"),
+        replace(job("j3"), owner="ann"),
+    ]
+    plan = Drf().plan(view([has, *waits]))
+    assert [turn.job for turn in plan.turns] == ["j3", "j2"]
