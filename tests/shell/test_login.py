@@ -230,7 +230,7 @@ async def test_the_providers_keys_may_change_and_it_may_be_away(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text, why",
     [
         ("{}", "issuer"),
         ('{"issuer": "http://id.example", "client_id": "x"}', "https"),
