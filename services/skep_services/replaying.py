@@ -143,10 +143,12 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
     """
     url = os.environ.get("SKEP_NATS_URL", "")
     if url and home is None:
+        credentials = os.environ.get("SKEP_NATS_CREDS", "")
         return LinkOptions(
             servers=tuple(url.split(",")),
             identity=os.environ.get("SKEP_NATS_USER", identity),
             password=os.environ.get("SKEP_NATS_PASSWORD", ""),
+            credentials=Path(credentials) if credentials else None,
             tls=_files(url),
         )
     where = folder.home_folder(home)

@@ -60,14 +60,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
 # --- who may do what -------------------------------------------------------------------------
 
 FOLLOWS = {
-    ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION"},
+    ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "ADMISSION", "ACCESS"},
     ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
     INTROSPECTOR: set[str](),
     ADVISOR: {"ADMISSION", "ALLOC", "PROFILES"},
     SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
-    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
-    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
-    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES"},
+    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
+    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
+    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
     NODE_1: set[str](),
     VC_ML: set[str](),
 }
@@ -77,6 +77,10 @@ ASKED = {
     "skep.v1.cancel.ml",
     "skep.v1.ask.ml",
     "skep.v1.search.ml",
+    "skep.v1.submit.ml.ann",
+    "skep.v1.cancel.ml.ann",
+    "skep.v1.ask.ml.ann",
+    "skep.v1.search.ml.ann",
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
@@ -100,12 +104,13 @@ SENDS = {
         "skep.v1.fact.searches",
         "skep.v1.submit.ml",
         "skep.v1.submit.web",
+        "skep.v1.submit.ml.ann",
         "skep.v1.cancel.ml",
         "skep.v1.ask.ml",
         "skep.v1.reply.ml.x",
         "_INBOX.vc-ml.x",
         "skep.v1.span.searches",
-        "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.*",
+        "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.>",
     },
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
     OPERATOR: ASKED | {"_INBOX.operator.x"},
@@ -370,7 +375,7 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT","SECRETS","LATER"]'
     )
 
 

@@ -71,6 +71,9 @@ REPLIES = f"{PREFIX}.reply.>"
 SEARCH_REQUESTS = f"{PREFIX}.search.>"
 """What is asked of searches, by VCs as a whole and by their people."""
 
+ANSWERS = "answers"
+"""The token of an inbox behind which a node's name stands: `answers`."""
+
 KEY_HEADER = "Nats-Msg-Id"
 REPLY_HEADER = "Skep-Reply"
 TRACE_HEADER = "traceparent"
@@ -179,6 +182,25 @@ def reply(vc: str, asker: str, person: str = "") -> str:
 def inbox(vc: str, person: str = "") -> str:
     """Return what the inboxes of a tenant, or of a person of it, begin with."""
     return f"_INBOX.vc-{vc}.{person}." if person else f"_INBOX.vc-{vc}."
+
+
+def answers(asker: str, node: str) -> str:
+    """Return where a node's answers go to an asker: no other part of its inbox is the node's."""
+    return f"_INBOX.{asker}.{ANSWERS}.{node}.>"
+
+
+def answering_node(subject: str) -> str:
+    """Return the node whose agent answers requests on a subject; empty if none does."""
+    parsed = parse(subject)
+    if parsed is None or parsed.second:
+        return ""
+    if parsed.kind == "logs":
+        return parsed.first
+    return parsed.first.removeprefix("node-") if _of_node(parsed) else ""
+
+
+def _of_node(parsed: Parsed) -> bool:
+    return parsed.kind == "health" and parsed.first.startswith("node-")
 
 
 def health(identity: str) -> str:

@@ -63,10 +63,6 @@ ACCESS_BYTES_MAX = GIB
 """Two million changes by people, of some 500 bytes with their line of the audit log."""
 
 
-ACCESS_BYTES_MAX = 2 * GIB
-"""Four million lines of the audit log of some 500 bytes."""
-
-
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from stream to stream; everything else is the same for all."""
 

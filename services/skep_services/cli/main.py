@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "resize": ("changes", "have elastic jobs train with more or fewer workers"),
         "pack": ("changes", "have jobs that wait run on GPUs that another holds, beside it"),
         "unpack": ("changes", "have jobs leave the GPUs that they share"),
+        "set-priority": ("changes", "have waiting jobs come earlier, or later"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),

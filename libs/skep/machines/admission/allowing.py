@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from skep.access.rights import Action, Ruling, may
 from skep.access.roles import NOBODY, Roles
 from skep.wire.changes import Ask, AskPriority
@@ -20,12 +22,10 @@ from skep.wire.roles import VC_ROLES, Role
 from skep.wire.spec import PRIORITY_MAX, Problem
 
 
-class Allowing:
+class Allowing(msgspec.Struct):
     """The roles of people, as the facts tell them, and what they allow."""
 
-    def __init__(self) -> None:
-        """Start without people."""
-        self.roles = Roles()
+    roles: Roles = msgspec.field(default_factory=Roles)
 
     def seen(self, fact: Any) -> RolesSeen | None:
         """Return what a fact of the service `access` means for somebody's roles; None: nothing."""
