@@ -31,7 +31,7 @@ LOGS: dict[str, tuple[str, Any]] = {
     "Journal of a node": ("an agent records them in its journal", facts.AgentFact),
 }
 WRITERS = {
-    subjects.SUBMIT: "tenants; the gateway for them",
+    subjects.SUBMIT: "tenants and their people; the gateway for them",
     subjects.ADMIN: "operators; the gateway for them",
     subjects.NODE: "each agent, its own subjects",
     subjects.ADMISSION: "admission",
