@@ -58,6 +58,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
         )
     },
+    "people": {
+        "login": ("login", "be known to a cluster: at its provider, or by a token"),
+        "logout": ("login", "revoke that token, and forget it"),
+        "whoami": ("login", "what the cluster takes you for"),
+        "user": ("people", "ls | add | disable | enable | remove: people"),
+        "role": ("people", "ls | grant | revoke: viewers, submitters, managers, operators"),
+        "token": ("people", "ls | create | revoke: what a person's devices are known by"),
+        "audit": ("audit", "who changed what, from where, and why"),
+    },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),
