@@ -55,9 +55,9 @@ class Victims:
             ("eve", {"vision": Role.MANAGER}),
             ("max", {"nlp": Role.MANAGER}),
         ):
-            self.people[name] = await house.granted(name, **roles)
-        self.people["nil"] = await house.granted("nil")
-        self.people["ops"] = await house.granted("ops", operator=True)
+            self.people[name] = await house.as_person(name, roles)
+        self.people["nil"] = await house.as_person("nil")
+        self.people["ops"] = await house.as_person("ops", operator=True)
         wanted = spec(env={"TOKEN": SECRET})
         answer = await self.people["ann"].json("POST", "/v1/jobs", 201, wanted)
         self.job = answer["job"]
@@ -211,9 +211,24 @@ async def test_a_viewer_submits_nothing_and_changes_no_cluster(victims: Victims)
             await bad.json("POST", path, 403, body)
 
 
+async def test_only_a_manager_sets_the_secrets_of_a_vc(victims: Victims) -> None:
+    body = {"sealed": "AAAA", "key": "AAAA"}
+    for name, status in (("bob", 403), ("vic", 403), ("eve", 403), ("max", 409)):
+        bad = victims.people[name]
+        for method in ("PUT", "DELETE"):
+            expected = status if method == "PUT" or status == 403 else 404
+            await bad.json(method, "/v1/secrets/vc/nlp/TOKEN", expected, body)
+    for name in ("bob", "vic", "eve", "max"):
+        bad = victims.people[name]
+        await bad.json("PUT", "/v1/secrets/person/ann/TOKEN", 403, body)
+        await bad.json("DELETE", "/v1/secrets/person/ann/TOKEN", 403)
+        await bad.get("/v1/secrets/person/ann", 403)
+    await victims.people["ann"].get("/v1/secrets/person/ann")
+
+
 async def test_a_person_of_two_vcs_sees_both_and_no_third(victims: Victims) -> None:
     house = victims.house
-    two = await house.granted("two", nlp=Role.VIEWER, speech=Role.VIEWER)
+    two = await house.as_person("two", {"nlp": Role.VIEWER, "speech": Role.VIEWER})
     assert [row["job"] for row in (await two.get("/v1/jobs"))["jobs"]] == [victims.job]
     assert [row["vc"] for row in (await two.get("/v1/vcs"))["vcs"]] == ["nlp"]
     assert error(await two.get("/v1/jobs?vc=vision", 403))[0] == "no-role"

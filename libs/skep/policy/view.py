@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.access.person import LABEL
 from skep.units import Duration, Instant
 from skep.wire.cluster import PersonLimits
 from skep.wire.following import AdviceFollowed
@@ -138,6 +139,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose it is; only where its VC shares by person, or limits what one has."""
     counted: bool = False
     """It counts against its person's limits already: it has GPUs, or stands without."""
+    owner: str = ""
+    """The person that submitted it; empty: its VC as a whole did."""
+
+    def label(self, name: str) -> str | None:
+        """Return the value of a label; None: it has none.
+
+        What the label `user` says is not proven. Of a job that has an owner it is the owner.
+        """
+        return (self.owner if name == LABEL else "") or self.spec.labels.get(name)
 
     @property
     def pin(self) -> str:

@@ -68,6 +68,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
         )
     },
+    "people": {
+        "login": ("login", "be known to a cluster: at its provider, or by a token"),
+        "logout": ("login", "revoke that token, and forget it"),
+        "whoami": ("login", "what the cluster takes you for"),
+        "user": ("people", "ls | add | disable | enable | remove: people"),
+        "role": ("people", "ls | grant | revoke: viewers, submitters, managers, operators"),
+        "token": ("people", "ls | create | revoke: what a person's devices are known by"),
+        "audit": ("audit", "who changed what, from where, and why"),
+    },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": (
@@ -75,8 +84,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "ls | drain | undrain | token | join | run | renew | remove | install: machines "
             "that run jobs",
         ),
-        "fair": ("people", "what people of a virtual cluster used, and whose jobs come first"),
-        "reserve": ("people", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
+        "fair": ("shares", "what people of a virtual cluster used, and whose jobs come first"),
+        "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (

@@ -63,8 +63,9 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/admin/unreserve"): Action.MAINTAIN,
     ("GET", "/v1/fair"): Action.SEE_REPORTS,
     ("GET", "/v1/windows"): Action.SEE_CLUSTER,
+    ("GET", "/v1/secrets/key"): Action.MANAGE_SECRETS,
+    ("GET", "/v1/secrets/{scope}/{owner}"): Action.MANAGE_SECRETS,
+    ("PUT", "/v1/secrets/{scope}/{owner}/{name}"): Action.MANAGE_SECRETS,
+    ("DELETE", "/v1/secrets/{scope}/{owner}/{name}"): Action.MANAGE_SECRETS,
 }
 """The right by method and route. A handler holds it against the job or the VC that it is about."""
-
-OF_ITS_SERVICE: frozenset[tuple[str, str]] = frozenset()
-"""Routes whose right another service holds against what is asked: the gateway only passes it on."""
