@@ -37,7 +37,8 @@ def seen(cluster: Embedded) -> dict[str, Any]:
     keys = ("job", "name", "vc", "state", "submitted_at", "ended_at", "why")
     table = {row["job"]: [row.get(key) for key in keys] for row in rows}
     report = cluster.get("/v1/report?by=vc")["report"]["total"]
-    return {"jobs": table, "completed": report["completed"], "useful": report["useful_gpu_ns"]}
+    lost = [cluster.get(f"/v1/jobs/{job}/blame")["shares"] for job in sorted(table)[:3]]
+    return {"jobs": table, "completed": report["completed"], "blame": lost}
 
 
 def renew(cluster: Embedded, name: str) -> None:

@@ -172,7 +172,12 @@ class Chain:
             raise CorruptLogError(message)
 
     def _check_epoch(self, epoch: int, facts: tuple[Any, ...], where: str) -> None:
-        """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch."""
+        """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch.
+
+        Raises:
+            CorruptLogError: The epoch was begun by a later version of Skep.
+            _corrupt: A CorruptLogError: it does not follow.
+        """
         first = facts[0] if facts else None
         if isinstance(first, EpochBegan) and first.rules > RULES:
             message = (

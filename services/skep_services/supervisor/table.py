@@ -125,6 +125,7 @@ def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: st
     env = {
         # What one node kept for itself, an attempt that begins on another would not find.
         "SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home),
+        "SKEP_JOB_LOG_DAYS": str(cluster.retention.job_log_days),
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),
