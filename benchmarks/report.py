@@ -22,8 +22,9 @@ from skep.ledger.blame.fold import apply
 from skep.ledger.blame.kept import keep
 from skep.ledger.blame.state import Blame
 from skep.ledger.report import By, days_of, report
-from skep.units import NS_PER_SECOND, seconds
+from skep.units import NS_PER_SECOND, Duration, seconds
 from skep.wire import subjects
+from skep.wire.admin import QuarantineGpu
 from skep_lab.simulator.run import run as simulate
 from skep_lab.simulator.settings import Costs, Settings
 from skep_lab.traces.generators import hived
@@ -36,6 +37,9 @@ from skep_services.simulations.logged import LoggedRun
 DAY_NS = 86_400 * NS_PER_SECOND
 OPPORTUNISTIC = 0.15
 """The part of the jobs that run on idle GPUs, and lose their work when these are wanted back."""
+TROUBLES_A_DAY = 5
+CAN = ("suspend", "release", "migrate", "rebind")
+"""What jobs can: no checkpoint is among it, so what is stopped loses its work."""
 PEOPLE = 3
 """Persons of the smallest tenant; the others have more by their jobs."""
 
@@ -65,7 +69,8 @@ def _make(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     jobs = [job for job in whole.jobs if job.at < arguments.days * DAY_NS][: arguments.jobs]
     trace = Trace(name="month", jobs=tuple(_owned(job, rng) for job in jobs))
     say(f"{len(jobs)} jobs")
-    settings = Settings(seed=arguments.seed, costs=Costs(start_s=30, stop_s=5))
+    costs = Costs(start_s=30, stop_s=5)
+    settings = Settings(seed=arguments.seed, costs=costs, can=CAN)
     logged = LoggedRun(path)
     began, told = time.process_time(), 0
 
@@ -79,7 +84,13 @@ def _make(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     until = seconds(arguments.days * 86_400)
     settings = msgspec.structs.replace(settings, until=until)
     result = simulate(
-        trace, hived.cluster_of(hived.DEFAULT), settings, Steady(), judge=logged, watch=watch
+        trace,
+        hived.cluster_of(hived.DEFAULT),
+        settings,
+        Steady(),
+        news=_troubles(arguments.days, rng),
+        judge=logged,
+        watch=watch,
     )
     logged.close()
     return {
@@ -88,6 +99,19 @@ def _make(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         "simulated_cpu_s": round(time.process_time() - began, 1),
         "records": logged.records,
     }
+
+
+def _troubles(days: int, rng: random.Random) -> list[tuple[Duration, QuarantineGpu]]:
+    """Return GPUs that break, some each day, and are mended a day later."""
+    found = []
+    for day in range(days):
+        for _ in range(TROUBLES_A_DAY):
+            at = seconds(day * 86_400 + rng.uniform(0, 86_400))
+            node = f"n{rng.randrange(1, hived.NODES + 1)}"
+            broken = QuarantineGpu(node=node, device=rng.randrange(hived.NODE_GPUS))
+            mended = msgspec.structs.replace(broken, quarantine=False)
+            found += [(at, broken), (Duration(at + DAY_NS), mended)]
+    return sorted(found, key=lambda each: each[0])
 
 
 def _owned(job: TraceJob, rng: random.Random) -> TraceJob:

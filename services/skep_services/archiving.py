@@ -4,7 +4,7 @@ A message goes only once no service needs it to come to its state again:
 
 - a record of a fact log stands before the second latest snapshot of its owner, so that one snapshot
   may be unreadable;
-- every service that reads the stream has stored what follows from it;
+- the service that decides on the stream's messages has stored what follows from them;
 - it is older than so many days.
 
 What is archived is complete and was read back before the stream gives it up.
@@ -40,15 +40,15 @@ OWNERS: Final[Mapping[str, str]] = {
     subjects.PROFILES: "advisor",
 }
 READERS: Final[Mapping[str, tuple[str, ...]]] = {
-    subjects.ADMISSION: ("allocator", "searches", "advisor"),
-    subjects.ALLOC: ("admission", "searches"),
+    subjects.ADMISSION: ("allocator",),
+    subjects.ALLOC: ("admission",),
     subjects.SEARCH: (),
     subjects.PROFILES: (),
     subjects.NODE: ("allocator",),
     subjects.ADMIN: ("admission", "allocator"),
 }
-"""Services that go on in a stream from a position of their own. Those that read all of it at each
-start, the gateway after its view was lost too, have the archive."""
+"""Services that go on in a stream from a position that they store with every decision. The others
+(searches, advisor, gateway, trainer) store one rarely or never: they read the archive first."""
 
 assert set(READERS) == set(ARCHIVED)
 assert set(OWNERS) <= set(READERS)

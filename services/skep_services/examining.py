@@ -11,6 +11,7 @@ from skep.wire import subjects
 from skep.wire.access import AccessFact
 from skep.wire.profile import AdvisorFact
 from skep_services.adapters.records import Chain
+from skep_services.links import head_of
 from skep_services.ports import CorruptLogError, Delivery
 from skep_services.replaying import SERVICES
 
@@ -84,7 +85,9 @@ def examine(stream: str, facts: object, messages: Iterable[Delivery]) -> Examine
     try:
         for message in messages:
             found.messages += 1
-            found.gaps += message.sequence - last - 1
+            found.gaps += message.sequence - last - 1 if last or message.sequence == 1 else 0
+            if not last and message.sequence > 1:
+                _begin_behind(chain, message)
             last = message.sequence
             record = chain.read_at(message.payload, message.sequence)
             if isinstance(record, str):
@@ -100,6 +103,14 @@ def examine(stream: str, facts: object, messages: Iterable[Delivery]) -> Examine
         for each in found.odd
     ]
     return found
+
+
+def _begin_behind(chain: Chain, message: Delivery) -> None:
+    """Have a log begin at a record that is not its first: the others were archived elsewhere."""
+    head = head_of(message.payload)
+    if head is not None and head.n > 1:
+        chain.resume(head.n - 1, head.epoch, head.prev)
+        chain.links.took(head.n - 1, head.prev, message.sequence - 1)
 
 
 def _odd(message: Delivery, why: str, *, removable: bool) -> Odd:

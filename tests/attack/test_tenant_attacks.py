@@ -174,6 +174,7 @@ HTTP: tuple[tuple[str, str, Any, int], ...] = (
     ("GET", "/v1/jobs/{victim}", None, 404),
     ("GET", "/v1/jobs/{victim}/blame", None, 404),
     ("GET", "/v1/blame?vc=vision", None, 403),
+    ("GET", "/v1/report?vc=vision", None, 403),
     ("GET", "/v1/jobs/{victim}/why", None, 404),
     ("GET", "/v1/jobs/{victim}/logs", None, 404),
     ("GET", "/v1/jobs/{victim}/events", None, 404),
@@ -221,6 +222,7 @@ def test_nothing_of_another_tenant_is_shown(target: Target) -> None:
         "/v1/events",
         "/v1/trials",
         "/v1/blame",
+        "/v1/report?by=user",
     ):
         answer = target.cluster.ask("GET", path, None, TENANT)
         assert answer.status == 200, (path, answer)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from skep.units import KIB, Instant
+from skep.wire.bearing import RULES
 from skep.wire.bounds import UNDECODABLE, LogDecoder
 from skep.wire.facts import EpochBegan
 from skep_services.links import NO_RECORD, Links
@@ -171,8 +172,21 @@ class Chain:
             raise CorruptLogError(message)
 
     def _check_epoch(self, epoch: int, facts: tuple[Any, ...], where: str) -> None:
-        """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch."""
-        begins = bool(facts) and isinstance(facts[0], EpochBegan) and facts[0].epoch == epoch
+        """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch.
+
+        Raises:
+            CorruptLogError: The epoch was begun by a later version of Skep.
+            _corrupt: A CorruptLogError: it does not follow.
+        """
+        first = facts[0] if facts else None
+        if isinstance(first, EpochBegan) and first.rules > RULES:
+            message = (
+                f"{self.name}, {where}: epoch {first.epoch} was begun by a later version of Skep "
+                f"(rules {first.rules}, this program knows {RULES}): start that version, or restore "
+                f"a backup that was made before the upgrade"
+            )
+            raise CorruptLogError(message)
+        begins = isinstance(first, EpochBegan) and first.epoch == epoch
         continues = epoch == self.epoch or (epoch == self.epoch + 1 and begins)
         if epoch < 1 or not (continues or self.counter == 0):
             raise self._corrupt(where, f"epoch {epoch} follows {self.epoch}")

@@ -27,6 +27,7 @@ from skep_services.adapters.launcher_runtime import find as find_launcher
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
+from skep_services.agent import old_logs
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
 from skep_services.agent.environment import container_folders, log_bytes_max
@@ -161,6 +162,7 @@ async def main(chosen: Settings, log: Any) -> None:
         devices = open_devices(chosen.environment, chosen.state)
     except DeviceError as error:
         raise ConfigurationError(str(error)) from error
+    log_days = old_logs.days_kept(chosen.environment)
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     launcher = await _launcher(chosen, log)
     shown = launcher.folder if launcher else chosen.state
@@ -210,6 +212,7 @@ async def main(chosen: Settings, log: Any) -> None:
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
+        watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()

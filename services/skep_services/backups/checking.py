@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from skep.wire import subjects
-from skep_services.adapters.nats_read import read_stream
+from skep_services.adapters.archive import Archive
+from skep_services.adapters.nats_read import read_each
 from skep_services.backups.aside import bus_aside
-from skep_services.backups.restoring import Told, Verified, restore_streams, verify
+from skep_services.backups.restoring import Told, Verified, restore_streams, verify, write_files
 from skep_services.examining import Examined, examine_all
+from skep_services.ports import Delivery
+
+ARCHIVE = "archive"
+"""Where the archive is in a state folder."""
 
 
 class Checked(NamedTuple):
@@ -43,11 +48,16 @@ async def check(
     """
     verified = verify(path, passphrase, told)
     with tempfile.TemporaryDirectory(prefix="skep-check-") as folder:
+        # Logs whose beginning was archived are checked from the archive on, if it is in the backup.
+        write_files(path, Path(folder), passphrase, told, below=ARCHIVE)
+        archive = Archive(Path(folder, ARCHIVE))
         async with bus_aside(Path(folder)) as bus:
             await restore_streams(bus, path, verified, passphrase=passphrase, told=told)
-            logs = {
-                name: await read_stream(bus, name)
-                for name in verified.streams
-                if name in subjects.FACT_STREAMS
-            }
+            logs: dict[str, list[Delivery]] = {}
+            for name in verified.streams:
+                if name in subjects.FACT_STREAMS:
+                    whole = archive.last(name) >= verified.streams[name].first - 1
+                    bus.archive = archive if whole else None
+                    after = 0 if whole else verified.streams[name].first - 1
+                    await read_each(bus, name, after, logs.setdefault(name, []).append)
     return Checked(verified, [log for log in examine_all(logs) if log.stream in logs])

@@ -154,7 +154,7 @@ async def restore(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700, parents=True)
     try:
-        _write_files(path, draft, passphrase, told)
+        write_files(path, draft, passphrase, told)
         _forget_processes(draft)
         store = verified.about.store or f"{BUS_FOLDER}/store"
         if verified.streams:
@@ -191,12 +191,26 @@ def _move(draft: Path, home: Path) -> None:
     durable.sync_folder(str(home.parent))
 
 
-def _write_files(path: Path, draft: Path, passphrase: str, told: Told) -> None:
+def write_files(path: Path, draft: Path, passphrase: str, told: Told, *, below: str = "") -> None:
+    """Write the files of a backup into a folder.
+
+    Args:
+        path: The backup.
+        draft: The folder.
+        passphrase: Of an encrypted backup.
+        told: Is told how far it is.
+        below: Only those of this folder of the home; empty: all.
+
+    Raises:
+        BackupError: The file was changed since it was verified.
+        OSError: A file cannot be written.
+    """
+    wanted = FILES + (f"{below}/" if below else "")
     size = max(path.stat().st_size, 1)
     reader = Reader(path, passphrase)
     try:
         for entry, data in reader.entries():
-            if not entry.name.startswith(FILES):
+            if not entry.name.startswith(wanted):
                 continue
             target = draft / PurePosixPath(_safe(path, entry))
             for folder in reversed(target.relative_to(draft).parents[:-1]):

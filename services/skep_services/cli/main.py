@@ -20,6 +20,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "the cluster on this machine": {
         "up": ("up", "start a cluster, or resume the one that was here"),
         "down": ("down", "stop it; jobs are kept and go on at the next `up`"),
+        "upgrade": ("upgrade", "have the bus be as this version needs it, under running jobs"),
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
         "log": ("log", "check | repair | archive: the services' logs, and what is no part of them"),
         "backup": ("backup", "everything of a cluster in one file; --check: is a file good?"),

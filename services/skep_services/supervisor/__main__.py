@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from skep_services.adapters import nats_server
 from skep_services.adapters.nats_store import StoreError
-from skep_services.supervisor import boot, kept, resuming, tenants
+from skep_services.supervisor import boot, kept, resuming, retention, tenants
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import EXIT_FAILED, Supervisor, say, write_state
 from skep_services.supervisor.table import cluster_plan
@@ -59,7 +59,11 @@ async def _run(home: str) -> int:
     boot.write_files(home, cluster)
 
     async def admit(reload: Callable[[], None]) -> None:
-        await asyncio.gather(tenants.watch(home, cluster, reload), resuming.go_on(home, cluster))
+        await asyncio.gather(
+            tenants.watch(home, cluster, reload),
+            resuming.go_on(home, cluster),
+            retention.watch(home, cluster.retention),
+        )
 
     supervisor = Supervisor(
         home,

@@ -44,6 +44,9 @@ PORT_FIRST, PORT_LAST = 20_000, 31_999
 PORTS_PER_NODE_MAX = 500
 """Gangs that may run on one node at once, several times over: a port is not used twice in a row."""
 
+DAYS_MAX = 36_500
+"""How long anything may be asked to be kept: a century."""
+
 TOKEN_BYTES = 24
 """Long enough not to be guessed, short enough for a command line."""
 
@@ -96,6 +99,24 @@ class Gateway(msgspec.Struct, kw_only=True):
     ca: str = ""
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long things are kept where they are, in days; 0: for ever.
+
+    After `archive_days` messages of the bus go to packed files, behind snapshots. After
+    `job_log_days` the logs of jobs that have ended are removed from their nodes.
+    """
+
+    archive_days: int = 0
+    job_log_days: int = 0
+
+    def problem(self) -> str:
+        """Return what is wrong with it, in words; empty if nothing is."""
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) <= DAYS_MAX:
+                return f"retention.{name} must be 0 (for ever) to {DAYS_MAX} days"
+        return ""
+
+
 class Running(msgspec.Struct, kw_only=True):
     """The supervisor: `error` says why its state is failed.
 
@@ -126,6 +147,7 @@ class Cluster(msgspec.Struct, kw_only=True):
     """Whether it keeps secrets: then the vault runs."""
     people: bool = False
     """Whether it has people: then the access service runs."""
+    retention: Retention = Retention()
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
@@ -163,6 +185,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     secrets: bool | None = None
     people: bool | None = None
     node_list: tuple[NodeConfig, ...] | None = None
+    retention: Retention | None = None
 
     def given(self) -> bool:
         """Return whether anything was asked for."""
@@ -174,10 +197,11 @@ class ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     nodes: tuple[NodeConfig, ...] | None = None
     port: int | None = None
+    retention: Retention | None = None
 
 
 def read_file(tree: Any, source: str) -> Wishes:
-    """Return the wishes in a cluster file: its cells, and by `nodes` and `port` what to start.
+    """Return the wishes in a cluster file: cells, and by `nodes`, `port`, `retention` what to run.
 
     Without `nodes` those of the chains are started, with CPU slots for their GPUs.
 
@@ -195,6 +219,9 @@ def read_file(tree: Any, source: str) -> Wishes:
     except msgspec.ValidationError as error:
         text = f"{source}: {error}"
         raise ConfigError(text) from None
+    if file.retention is not None and (problem := file.retention.problem()):
+        text = f"{source}: {problem}"
+        raise ConfigError(text)
     if isinstance(tree, dict):
         tree = {key: tree[key] for key in tree if key not in extra}
     cells = parse_cluster(tree)
@@ -209,6 +236,7 @@ def read_file(tree: Any, source: str) -> Wishes:
         pins=cells.pins,
         quarantine=cells.quarantine,
         port=file.port,
+        retention=file.retention,
     )
 
 
@@ -308,6 +336,7 @@ def settle(
         chains=cells.chains if cells is not None else {},
         pins=cells.pins if cells is not None else {},
         quarantine=cells.quarantine if cells is not None else QUARANTINE,
+        retention=wishes.retention or (before.retention if before else Retention()),
     )
 
 

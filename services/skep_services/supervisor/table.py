@@ -138,6 +138,7 @@ def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: st
     shared = {"SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home)}
     env = {
         **({} if base.get("SKEP_LAUNCHER") else shared),
+        "SKEP_JOB_LOG_DAYS": str(cluster.retention.job_log_days),
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),
