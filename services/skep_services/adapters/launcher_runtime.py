@@ -91,6 +91,10 @@ class LauncherRuntime(ProcessRuntime):
         """Remove the checkpoints of a job, unless it has processes here."""
         await self._ask({"do": "remove", "job": job})
 
+    async def remove_logs(self, job: str) -> None:
+        """Remove the logs of a job, unless it has processes here."""
+        await self._ask({"do": "remove", "job": job, "kind": "logs"})
+
     async def sweep_checkpoints(self, keep_s: float) -> list[str]:
         """Remove the checkpoints of jobs that no process here wrote to for long; return whose."""
         found = await self._ask({"do": "sweep", "before": time.time() - keep_s})

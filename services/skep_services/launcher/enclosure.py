@@ -21,7 +21,7 @@ from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
-from skep_services.launcher.accounts import Account, Accounts, Refusal
+from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
 from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
@@ -48,10 +48,10 @@ class Apart(Enclosure):
         self._counted: list[str] = []
         self.lacks = self._lacking()
 
-    @property
-    def folder(self) -> str:
-        """Return the folder that jobs and agent share."""
-        return self._folders.root
+    def about(self) -> dict[str, Any]:
+        """Return what an agent and an administrator have to know."""
+        requires = list(self._policy.require)
+        return {"folder": self._folders.root, "lacks": self.lacks, "requires": requires}
 
     def _lacking(self) -> dict[str, str]:
         """Return what is not to be had on this machine, by feature, and why."""
@@ -84,7 +84,7 @@ class Apart(Enclosure):
                     f"this node cannot keep jobs apart: {why} ({feature}); mend it, or take it out "
                     "of `require` in the launcher's policy"
                 )
-                raise Refusal("cannot-isolate", text, of_node=True)
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
@@ -143,7 +143,8 @@ class Apart(Enclosure):
         self, plan: Mapping[str, Any], known: Known, stdin: int, output: int
     ) -> int | NotStarted:
         account = self._admitted
-        assert account is not None and account.uid == known.about["uid"], "admit comes first"
+        assert account is not None, "admit comes first"
+        assert account.uid == known.about["uid"], "admit comes first"
         self.adopted(known)
         try:
             view = self._view(plan, account)

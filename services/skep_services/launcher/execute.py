@@ -228,7 +228,7 @@ def _child(request: Request, writer: int) -> None:
     except OSError as error:
         text = f"the process could not be kept apart, {step}: {error.strerror} ({error.filename})"
         _say(writer, text, True)
-    except BaseException as error:  # noqa: BLE001 - the copy of the launcher must not go on
+    except BaseException as error:
         _say(writer, f"the process could not be kept apart, {step}: {error!r}", True)
     os._exit(FAILED)
 
@@ -272,7 +272,7 @@ def _bound(request: Request) -> None:
         (resource.RLIMIT_MEMLOCK, limits.locked_memory),
     ):
         _limit(which, value)
-    soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_RTTIME, (request.mark, hard))
     cpus = request.plan["env"].get("SKEP_CPUS", "")
@@ -299,8 +299,10 @@ def _descend(account: Account) -> None:
     kernel.forbid_new_privileges()
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
-    assert os.getresuid() == (account.uid,) * 3 and account.uid != 0
-    assert os.getresgid() == (account.gid,) * 3 and account.gid != 0
+    assert os.getresuid() == (account.uid,) * 3
+    assert account.uid != 0
+    assert os.getresgid() == (account.gid,) * 3
+    assert account.gid != 0
 
 
 def _enter(request: Request) -> tuple[str, bool] | None:

@@ -183,7 +183,11 @@ class Groups:
                 if most:
                     _write(folder, _limit_file(feature, legacy=legacy), str(most))
                 if not legacy:
+                    # A job that loses one process is of no use, and swap would only hide the bound.
                     _try_write(folder, "memory.oom.group", "1")
+                    _try_write(folder, "memory.swap.max", "0")
+                elif most:
+                    _try_write(folder, "memory.memsw.limit_in_bytes", str(most))
             case policy.PIDS:
                 _write(folder, "pids.max", str(limits.pids))
             case policy.CPU if legacy:

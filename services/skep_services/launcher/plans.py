@@ -11,9 +11,9 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from skep_services.launcher.accounts import Refusal
+from skep_services.launcher.accounts import Reason, Refusal
 from skep_services.launcher.folders import NAME
 from skep_services.launcher.policy import PERSON
 
@@ -38,23 +38,23 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
         Refusal: It has not; the text says what is wrong.
     """
     if not isinstance(plan, dict):
-        raise _bad("it is no table")
+        _refuse("it is no table")
     unknown = sorted(set(plan) - KNOWN)
     if unknown:
         text = f"it says {unknown[0]!r}, which is not a plan's to say"
-        raise _bad(text)
+        _refuse(text)
     for name in TEXTS:
         if not isinstance(plan.get(name), str) or "\0" in plan[name]:
             text = f"{name} is no text"
-            raise _bad(text)
+            _refuse(text)
     for name in ("token", "job"):
         if not NAME.fullmatch(plan[name]):
             text = f"{name} {plan[name][:64]!r} is no name"
-            raise _bad(text)
+            _refuse(text)
     for name in ("owner", "vc"):
         if plan[name] and not PERSON.fullmatch(plan[name]):
             text = f"{name} {plan[name][:64]!r} is no name"
-            raise _bad(text)
+            _refuse(text)
     _check_words(plan["argv"])
     _check_variables(plan["env"])
     _check_paths(plan)
@@ -62,19 +62,19 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
     size = plan["log_bytes_max"]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LOG_BYTES_MAX:
         text = f"log_bytes_max {size!r} is no size"
-        raise _bad(text)
+        _refuse(text)
 
 
 def _check_words(argv: Any) -> None:
     fine = isinstance(argv, list) and 1 <= len(argv) <= WORDS_MAX
     if not fine or not all(isinstance(word, str) for word in argv) or not argv[0]:
-        raise _bad("argv is no command")
+        _refuse("argv is no command")
 
 
 def _check_variables(env: Any) -> None:
     fine = isinstance(env, dict) and len(env) <= WORDS_MAX
     if not fine or not all(isinstance(value, str) for value in env.values()):
-        raise _bad("env is no environment")
+        _refuse("env is no environment")
 
 
 def _check_paths(plan: Mapping[str, Any]) -> None:
@@ -82,20 +82,20 @@ def _check_paths(plan: Mapping[str, Any]) -> None:
         path = plan[name]
         if path and (not os.path.isabs(path) or len(path) > PATH_CHARS_MAX):
             text = f"{name} {path[:64]!r} is no full path"
-            raise _bad(text)
+            _refuse(text)
 
 
 def _check_nodes(nodes: Any, patterns: Sequence[str]) -> None:
     if not isinstance(nodes, list) or len(nodes) > NODES_MAX:
-        raise _bad("device_nodes is no list of devices")
+        _refuse("device_nodes is no list of devices")
     for node in nodes:
         named = isinstance(node, str) and any(re.fullmatch(each, node) for each in patterns)
         if not named:
             text = f"device {node!r} is none that jobs may have ([devices] of the policy)"
-            raise Refusal("bad-device", text)
+            raise Refusal(Reason.BAD_DEVICE, text)
         if number_of(node) is None:
             text = f"{node} is no device on this node"
-            raise Refusal("bad-device", text, of_node=True)
+            raise Refusal(Reason.BAD_DEVICE, text, of_node=True)
 
 
 def number_of(node: str) -> tuple[int, int] | None:
@@ -109,5 +109,5 @@ def number_of(node: str) -> tuple[int, int] | None:
     return os.major(found.st_rdev), os.minor(found.st_rdev)
 
 
-def _bad(text: str) -> Refusal:
-    return Refusal("bad-plan", text)
+def _refuse(text: str) -> NoReturn:
+    raise Refusal(Reason.BAD_PLAN, text)

@@ -5,10 +5,12 @@
 It speaks the runner's protocol (see `agent.runner`) on a socket that only the agent's account can
 open, and adds to it:
 
-    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why}, "mode"}
+    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why},
+                                            "requires": [feature], "mode"}
     {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
                                            for a container, which an engine starts
-    {"id": 9, "do": "remove", "job"}    -> {"id": 9, "done": true}     its checkpoints
+    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints` or `logs`,
+     "kind"}                               unless it has a run here
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
     {"id": 6, "do": "shutdown"}         -> once no run is left; the launcher itself stays
 
@@ -95,12 +97,14 @@ class LauncherServer(Server):
                 return {"not_started": "this node is shutting down", "fault": "node"}
             case "ping":
                 found = super()._answer(client, request) or {}
-                about = {"folder": self._apart.folder, "lacks": self._apart.lacks}
-                return {**found, **about, "mode": self._mode}
+                return {**found, **self._apart.about(), "mode": self._mode}
             case "prepare":
                 return self._apart.prepare_container(request["plan"])
             case "remove":
-                self._apart.remove(folders.CHECKPOINTS, str(request["job"]))
+                kind = request.get("kind", folders.CHECKPOINTS)
+                if kind not in {folders.CHECKPOINTS, folders.LOGS}:
+                    return {"error": f"{str(kind)[:64]!r} is not to be removed"}
+                self._apart.remove(kind, str(request["job"]))
                 return {"done": True}
             case "sweep":
                 return {"jobs": self._apart.sweep(min(float(request["before"]), time.time()))}
