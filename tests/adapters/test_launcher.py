@@ -143,7 +143,7 @@ async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherN
     assert node.log("j1.2.0").split() == ["/dev/shm:", "/tmp:"], "the next attempt begins anew"
 
 
-# --- its own end and beginning ----------------------------------------------------------------------
+# --- its own end and beginning --------------------------------------------------------------------
 
 
 @pytest.mark.asyncio

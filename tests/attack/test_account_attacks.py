@@ -234,9 +234,9 @@ async def test_ways_to_root(attack: Attack) -> None:
         attempt("another root", os.chroot, "/tmp")
         attempt("the launcher's mounts", system, "setns", 0, 0)
         attempt("a module of the kernel", system, "syscall", 175, 0, 0, b"")
-        attempt("the container engine", lambda: socket.socket(socket.AF_UNIX).connect("/run/docker.sock"))
-        attempt("the launcher's socket",
-                lambda: socket.socket(socket.AF_UNIX).connect({str(attack.launcher.socket)!r}))
+        for what, place in (("the container engine", "/run/docker.sock"),
+                            ("the launcher's socket", {str(attack.launcher.socket)!r})):
+            attempt(what, socket.socket(socket.AF_UNIX).connect, place)
         attempt("a raw socket", socket.socket, socket.AF_INET, socket.SOCK_RAW, 1)
         said = subprocess.run([{str(program)!r}, "-u"], capture_output=True, text=True)
         print("a setuid program: refused: it runs as", said.stdout.strip())
@@ -270,7 +270,8 @@ async def test_devices(attack: Attack) -> None:
     await attack.refused("""
         attempt("another's device", lambda: os.open("/dev/fuse", os.O_RDWR))
         attempt("the kernel's messages", lambda: os.open("/dev/kmsg", os.O_RDONLY))
-        for disk in glob.glob("/dev/[sv]d*")[:1]: attempt("a disk", lambda: os.open(disk, os.O_RDONLY))
+        for disk in glob.glob("/dev/[sv]d*")[:1]:
+            attempt("a disk", lambda: os.open(disk, os.O_RDONLY))
     """)
     lines = await attack.tries(
         """
@@ -344,7 +345,8 @@ async def test_shared_memory_and_scratch_are_bounded(attack: Attack) -> None:
 @pytest.mark.asyncio
 async def test_what_a_process_begins_with(attack: Attack) -> None:
     lines = await attack.tries("""
-        print(sorted(os.listdir("/proc/self/fd"))[:3], oct(os.umask(0)), os.getsid(0) == os.getpid())
+        print(sorted(os.listdir("/proc/self/fd"))[:3], oct(os.umask(0)),
+              os.getsid(0) == os.getpid())
         print(resource.getrlimit(resource.RLIMIT_CORE), os.environ["HOME"], os.environ["USER"])
         print([each for each in os.environ if "LAUNCHER" in each or "NOTIFY" in each])
     """)

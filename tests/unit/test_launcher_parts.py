@@ -1,4 +1,4 @@
-"""The launcher's decisions: policies, accounts, plans, groups, device filters. No root is needed."""
+"""The launcher's decisions: policies, accounts, plans, groups, device filters; without root."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def find(name: str) -> pwd.struct_passwd:
         uid, gid = people[name]
-        return pwd.struct_passwd((name, "x", uid, gid, "", f"/home/{name}", "/bin/bash"))
+        return pwd.struct_passwd((name, "x", uid, gid, "", f"/people/{name}", "/bin/bash"))
 
     def group(gid: int) -> grp.struct_group:
         return grp.struct_group(({77: "docker"}.get(gid, f"g{gid}"), "x", gid, []))
@@ -128,7 +128,7 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(accounts.os, "getgrouplist", lambda name, gid: [gid, 0, 77, 2000])
     one = known(tmp_path, persons={"boss": "zero"}, vcs={"nlp": "ada"})
     ada = one.of("ada", "nlp")
-    assert ada == accounts.Account("ada", 1500, 1500, (1500, 2000), "/home/ada", "/bin/bash")
+    assert ada == accounts.Account("ada", 1500, 1500, (1500, 2000), "/people/ada", "/bin/bash")
     assert one.of("", "nlp") == ada
     for person, why in (
         ("op", "system-account: person op has the account op, whose group 0 no job may have"),
@@ -314,7 +314,7 @@ def plan(**given: Any) -> RunPlan:
 def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
     said = {
         "account": [5000, 5001, [5001, 6000]],
-        "workdir": "/home/ada",
+        "workdir": "/people/ada",
         "pids": 64,
         "memory": GIB,
         "shared_memory": 2 * GIB,
@@ -324,7 +324,7 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
         uid=5000,
         gid=5001,
         groups=(5001, 6000),
-        workdir="/home/ada",
+        workdir="/people/ada",
         network="host" if meets else "bridge",
         pids=64,
         memory=GIB,

@@ -44,6 +44,7 @@ SIZES = struct.Struct(">II")
 SAID_BYTES_MAX = 64 * 1024
 FAILED = 127
 PIDS_SPARE = 64
+OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -319,7 +320,7 @@ def _enter(request: Request) -> tuple[str, bool] | None:
             return text, error.errno in NODE_ERRNOS
     workdir = plan["workdir"]
     if not workdir:
-        workdir = account.home if account.home and os.path.isdir(account.home) else "/tmp"  # noqa: S108
+        workdir = account.home if account.home and os.path.isdir(account.home) else OWN_TMP
     trouble = workdir_trouble(workdir)
     if trouble is None:
         os.chdir(workdir)
@@ -331,10 +332,9 @@ def _enter(request: Request) -> tuple[str, bool] | None:
 
 def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
     """Return the whole environment of a process: the plan's, and what an account's begins with."""
-    tmp = "/tmp"  # noqa: S108 - the job's own
     usual = {
         "PATH": PATH_DEFAULT,
-        "HOME": account.home or tmp,
+        "HOME": account.home or OWN_TMP,
         "USER": account.name,
         "LOGNAME": account.name,
         "SHELL": account.shell,
@@ -364,14 +364,14 @@ def _run(request: Request, writer: int) -> None:
     os._exit(FAILED)
 
 
-def _replace(argv: Sequence[str], env: Mapping[str, str]) -> None:
+def _replace(argv: list[str], env: Mapping[str, str]) -> None:
     """Execute a command, found by the environment's PATH; returns never.
 
     Raises:
         OSError: It cannot be executed. A folder of PATH that may not be entered is passed over.
         ValueError: A text has a NUL, or a name a `=`.
     """
-    last = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    last: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     places = [""] if "/" in argv[0] else os.get_exec_path(env)
     for place in places:
         try:

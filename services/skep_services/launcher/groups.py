@@ -27,6 +27,7 @@ V1_CONTROLLERS = {
     policy.IO: "blkio",
     policy.DEVICES: "devices",
 }
+IO_FILES = ("io.weight", "blkio.weight")
 SHARES_PER_WEIGHT = 1024 / 100
 """What version 1 calls 1024 is 100 in version 2."""
 
@@ -75,6 +76,11 @@ class Groups:
                 if path:
                     self._legacy[feature] = path
                     self.features[feature] = True
+        folder = self._legacy.get(policy.IO, self.unified)
+        name = IO_FILES[policy.IO in self._legacy]
+        if not os.access(os.path.join(folder, name), os.W_OK):
+            self.features[policy.IO] = False  # Not every scheduler of disks shares by weight.
+            self._legacy.pop(policy.IO, None)
         if not self.features[policy.DEVICES] and self.unified:
             self.features[policy.DEVICES] = self._filters_devices()
         self._bound_all()
@@ -196,8 +202,7 @@ class Groups:
             case policy.CPU:
                 _write(folder, "cpu.weight", str(limits.cpu_weight))
             case policy.IO:
-                # Not every scheduler of disks shares by weight.
-                _try_write(folder, "io.weight" if not legacy else "blkio.weight", "100")
+                _write(folder, IO_FILES[legacy], "100")
             case policy.DEVICES if legacy:
                 _write(folder, "devices.deny", "a")
                 for rule in legacy_rules(nodes):
@@ -206,6 +211,8 @@ class Groups:
                 trouble = attach(folder, nodes)
                 if trouble:
                     raise OSError(trouble, os.strerror(trouble), folder)
+            case _:
+                pass  # Of a process's own, and not of its groups.
 
     def inside(self, mark: int) -> list[int] | None:
         """Return the processes of a run; None where no group tells."""
