@@ -348,9 +348,14 @@ async def test_what_a_process_begins_with(attack: Attack) -> None:
         print(sorted(os.listdir("/proc/self/fd"))[:3], oct(os.umask(0)),
               os.getsid(0) == os.getpid())
         print(resource.getrlimit(resource.RLIMIT_CORE), os.environ["HOME"], os.environ["USER"])
-        print([each for each in os.environ if "LAUNCHER" in each or "NOTIFY" in each])
+        print([each for each in os.environ if "LAUNCHER" in each or "NOTIFY" in each],
+              open("/proc/self/oom_score_adj").read().strip(), os.getpriority(0, 0))
     """)
-    assert lines == ["['0', '1', '2'] 0o77 True", f"(0, 0) /tmp skep-{DYNAMIC_FIRST + 1}", "[]"]
+    assert lines == [
+        "['0', '1', '2'] 0o77 True",
+        f"(0, 0) /tmp skep-{DYNAMIC_FIRST + 1}",
+        f"[] 200 {os.getpriority(os.PRIO_PROCESS, 0)}",
+    ]
 
 
 # --- an agent that was taken over -----------------------------------------------------------------

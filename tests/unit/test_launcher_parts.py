@@ -123,9 +123,9 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def group(gid: int) -> grp.struct_group:
         return grp.struct_group(({77: "docker"}.get(gid, f"g{gid}"), "x", gid, []))
 
-    monkeypatch.setattr(accounts.pwd, "getpwnam", find)
-    monkeypatch.setattr(accounts.grp, "getgrgid", group)
-    monkeypatch.setattr(accounts.os, "getgrouplist", lambda name, gid: [gid, 0, 77, 2000])
+    monkeypatch.setattr(pwd, "getpwnam", find)
+    monkeypatch.setattr(grp, "getgrgid", group)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 0, 77, 2000])
     one = known(tmp_path, persons={"boss": "zero"}, vcs={"nlp": "ada"})
     ada = one.of("ada", "nlp")
     assert ada == accounts.Account("ada", 1500, 1500, (1500, 2000), "/people/ada", "/bin/bash")

@@ -55,7 +55,7 @@ async def find(socket: Path) -> Launcher:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         text = (
-            f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error or 'in time'}): "
+            f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error!r}): "
             "start skep-launcher, and see that `agent` in its policy is this account"
         )
         raise ConfigurationError(text) from error

@@ -44,6 +44,7 @@ SIZES = struct.Struct(">II")
 SAID_BYTES_MAX = 64 * 1024
 FAILED = 127
 PIDS_SPARE = 64
+OOM_SCORE = "200"
 OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
@@ -267,6 +268,9 @@ def _bound(request: Request) -> None:
     limits = request.limits
     os.setsid()
     os.umask(request.umask)
+    # The launcher is spared when the machine has no memory left; a job goes before services.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(OOM_SCORE)
     for which, value in (
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, limits.core),

@@ -138,6 +138,7 @@ def main(arguments: list[str]) -> int:
         said(f"skep-launcher: another one serves {chosen.folder}")
         return 1
     runner.prepare()
+    _warn_of_code()
     apart = _enclosure(chosen, agent)
     for feature, why in apart.lacks.items():
         level = "refused" if feature in chosen.require else "warning"
@@ -177,6 +178,14 @@ def _decided(path: str) -> tuple[Policy, pwd.struct_passwd]:
         text = f"{path}: agent is {chosen.agent!r}, which is root: the agent needs no rights"
         raise PolicyError(text)
     return chosen, agent
+
+
+def _warn_of_code() -> None:
+    """Say who could change what the launcher executes: as good as root, if not root itself."""
+    for path in (os.path.realpath(sys.executable), os.path.abspath(__file__)):
+        found = os.stat(path)
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            said(f"skep-launcher: warning: {path} is not root's alone: chown root, chmod go-w")
 
 
 def _check_root_owned(*paths: str) -> None:
