@@ -17,7 +17,7 @@ from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.ports import RunNotStarted
 from skep_services.service import ConfigurationError
 from tests.launcher_kit import LauncherNode, LauncherUnderTest, launcher
-from tests.node_runtimes import alive, started
+from tests.node_runtimes import alive, started, until
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.adapters]
 
@@ -141,6 +141,20 @@ async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherN
     await started(runtime, again)
     await node.end_of("j1.2.0")
     assert node.log("j1.2.0").split() == ["/dev/shm:", "/tmp:"], "the next attempt begins anew"
+
+
+@pytest.mark.asyncio
+async def test_files_of_secrets_are_the_accounts_and_go_with_the_job(node: LauncherNode) -> None:
+    runtime = await node.open()
+    look = "stat -c '%a %u' $KEY; cat $KEY; echo; echo $KEY"
+    plan = msgspec.structs.replace(node.shell("a", look), files={"KEY": b"\0of ada\xff"})
+    run = await started(runtime, plan)
+    assert (await node.end_of("a")).code == 0
+    lines = node.log_path("a").read_bytes().splitlines()
+    assert lines == [f"400 {run.uid}".encode(), b"\0of ada\xff", b"/dev/shm/.skep/a/KEY"]
+    assert not any(b"of ada" in path.read_bytes() for path in node.launcher.state.iterdir())
+    scratch = node.launcher.jobs / "scratch"
+    await until(lambda: list(scratch.iterdir()) == [])
 
 
 # --- its own end and beginning --------------------------------------------------------------------

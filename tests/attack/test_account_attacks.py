@@ -369,6 +369,8 @@ async def test_plans_that_no_agent_makes(attack: Attack) -> None:
     assert attack.start(owner="root\0").startswith("bad-plan")
     assert attack.start(job="..").startswith("bad-plan: job '..' is no name")
     assert attack.start(token="../../x").startswith("bad-plan: token")
+    assert attack.start(files={"A/../B": ""}).startswith("bad-plan: file 'A/../B' is none")
+    assert attack.start(files={"A": "?"}).startswith("bad-plan: file A cannot be decoded")
     assert attack.start(argv=[]).startswith("bad-plan: argv is no command")
     assert attack.start(argv="/bin/sh").startswith("bad-plan: argv is no command")
     assert attack.start(env={"A": 1}).startswith("bad-plan: env")

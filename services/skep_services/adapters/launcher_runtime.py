@@ -7,6 +7,7 @@ waits for one. All else is as with a runner.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from pathlib import Path
@@ -78,6 +79,9 @@ class LauncherRuntime(ProcessRuntime):
             "vc": plan.vc,
             "device_nodes": plan.device_nodes,
             "checkpoints": plan.checkpoints,
+            "files": {
+                name: base64.b64encode(content).decode() for name, content in plan.files.items()
+            },
         }
 
     async def prepare(self, plan: RunPlan) -> Confined | NotStarted:

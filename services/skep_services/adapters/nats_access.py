@@ -35,6 +35,7 @@ INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 SEARCHES = "searches"
 GATEWAY = "gateway"
+VAULT = "vault"
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
 """The services of which a standby may wait beside the active process."""
@@ -134,7 +135,7 @@ def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, s
 
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
-    if replicas == 1 or service not in REPLICATED:
+    if replicas == 1 or service not in (*REPLICATED, VAULT):
         return (service,)
     return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
 
@@ -145,6 +146,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
+        *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -170,6 +172,7 @@ def accounts(
     """
     grants = {
         **people_grants(),
+        **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -203,6 +206,7 @@ def services_account(users: Sequence[User], nodes: Sequence[str]) -> Account:
         exports=(
             *(_service_export(subject) for subject in _tenant_says("*")),
             _service_export(subjects.node_event("*", "*")),
+            _service_export(subjects.vault("*")),
             _stream_export("_INBOX.*.>"),
             _stream_export(subjects.REPLIES),
             _stream_export(subjects.command("*")),
@@ -231,6 +235,7 @@ def node_account(node: str, password: str) -> Account:
         ),
         imports=(
             _imported("service", SERVICES_ACCOUNT, subjects.node_event(node, "*")),
+            _imported("service", SERVICES_ACCOUNT, subjects.vault(node)),
             _imported("stream", SERVICES_ACCOUNT, subjects.command(node)),
         ),
         connections_max=NODE_CONNECTIONS_MAX,
@@ -395,6 +400,16 @@ def _searches(identity: str) -> Grants:
     )
 
 
+def _vault(identity: str) -> Grants:
+    """Say the vault's key, follow what is kept and which jobs are where, and answer nodes."""
+    return (
+        _service(identity)
+        + _follows(identity, subjects.SECRETS)
+        + _follows(identity, ALLOC)
+        + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
+    )
+
+
 def _gateway(identity: str) -> Grants:
     heard = (
         subjects.FINDINGS,
@@ -411,7 +426,16 @@ def _gateway(identity: str) -> Grants:
             _follows(identity, one)
             for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES)
         ),
-        Grants((*_everything_asked(), LOOK_UP), heard),
+        Grants(
+            (
+                *_everything_asked(),
+                LOOK_UP,
+                subjects.secret("vc", "*", "*"),
+                subjects.secret("person", "*", "*"),
+            ),
+            heard,
+        )
+        + _follows(identity, subjects.SECRETS),
     )
 
 
@@ -423,7 +447,8 @@ def node_grants(node: str) -> Grants:
     """
     identity = node_identity(node)
     health = subjects.health(identity)
-    says = (subjects.node_event(node, "*"), *_node_tells(node), health, "_R_.>")
+    asks = (subjects.node_event(node, "*"), subjects.vault(node))
+    says = (*asks, *_node_tells(node), health, "_R_.>")
     return _inbox(identity) + Grants(says, (subjects.command(node), *_node_answers(node)))
 
 

@@ -66,6 +66,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "policies",
             "what may order a virtual cluster's jobs, with options and source",
         ),
+        "secret": ("secrets", "set | ls | rm: values that jobs get and nobody else reads"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {

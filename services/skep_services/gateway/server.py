@@ -30,6 +30,7 @@ from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
+from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -68,6 +69,7 @@ class Gateway:
         self.searches = SearchesView(self.watch, self.indexer.intake)
         self.models = ModelsView(self.indexer.intake)
         self._foreign = ForeignSeen(log.error)
+        self.secrets = SecretViews(bus, clock)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP.
@@ -90,6 +92,7 @@ class Gateway:
             # The bus was set back behind what this view has seen: the view is what gives way.
             await self._forget(str(error))
             await self._follow()
+        await self._follow_stream(subjects.SECRETS, 0, 0, self.secrets.deliver)
         for subject in CORE:
             await self._listen(subject, self.indexer.deliver_core)
         await self._listen(subjects.SPANS, self.indexer.deliver_spans)
@@ -240,6 +243,7 @@ class Gateway:
                 *blames.routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
+                *self.secrets.routes(),
             ]
         )
         return application

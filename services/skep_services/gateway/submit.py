@@ -16,6 +16,7 @@ import structlog
 
 from skep.ids import is_token, job_id
 from skep.units import Instant
+from skep.vault.looks_secret import looks_secret, warning
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Result, parse_ask
@@ -115,7 +116,10 @@ class Submitter:
             await self._watch.until(
                 job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
             )
-            return self._submitted(job, vc, self._decided(job, pending))
+            answer = self._submitted(job, vc, self._decided(job, pending))
+            if names := looks_secret(env_of(body)):
+                answer.body["warnings"] = [warning(names)]
+            return answer
         finally:
             del self._pending[inbox]
             log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
@@ -322,6 +326,18 @@ class Submitter:
                 reason, wait_s = "submissions-full", FULL_RETRY_S
                 raise ApiError(503, reason, text, key=key, retry_after_s=wait_s) from error
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
+
+
+class _WithEnv(msgspec.Struct):
+    env: dict[str, str] = {}
+
+
+def env_of(body: bytes) -> dict[str, str]:
+    """Return the environment in a spec; empty if there is none, or it is not sound."""
+    try:
+        return msgspec.json.decode(body, type=_WithEnv).env
+    except UNDECODABLE:
+        return {}
 
 
 def judged_of(job: Job) -> Judged | None:

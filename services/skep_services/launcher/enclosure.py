@@ -85,6 +85,9 @@ class Apart(Enclosure):
                     "of `require` in the launcher's policy"
                 )
                 raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
+            if plan.get("files") and not self._has_scratch:
+                text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
@@ -227,10 +230,14 @@ class Apart(Enclosure):
     def _common(self, plan: Mapping[str, Any]) -> Sequence[str]:
         return self._policy.device_common if plan["device_nodes"] else ()
 
+    @property
+    def _has_scratch(self) -> bool:
+        return policy.TMP not in self.lacks and self._policy.private_tmp
+
     def _view(self, plan: Mapping[str, Any], account: Account) -> View:
         mounts = policy.TMP not in self.lacks
         scratch = ""
-        if mounts and self._policy.private_tmp:
+        if self._has_scratch:
             scratch = self._folders.provide_scratch(plan["job"], account)
             self._provide_memory(os.path.join(scratch, "shm"), account)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()

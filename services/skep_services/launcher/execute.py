@@ -12,6 +12,7 @@ every processor), so a copy waits in the groups of the next run before there is 
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -45,6 +46,7 @@ SAID_BYTES_MAX = 64 * 1024
 FAILED = 127
 PIDS_SPARE = 64
 OOM_SCORE = "200"
+OWN_MEMORY = "/dev/shm"  # noqa: S108 - of the job's own
 OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
@@ -334,6 +336,21 @@ def _enter(request: Request) -> tuple[str, bool] | None:
     return None
 
 
+def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Make the files of a plan in the job's own memory; return the variables with their paths."""
+    files = plan.get("files", {})
+    if not files:
+        return {}
+    folder = os.path.join(OWN_MEMORY, ".skep", plan["token"])
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o400), "wb") as file:
+            file.write(base64.b64decode(content))
+    return {name: os.path.join(folder, name) for name in files}
+
+
 def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
     """Return the whole environment of a process: the plan's, and what an account's begins with."""
     usual = {
@@ -348,7 +365,7 @@ def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
 
 def _run(request: Request, writer: int) -> None:
     plan, account = request.plan, request.account
-    argv, env = plan["argv"], variables(plan, account)
+    argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
     os.dup2(request.null, 0)
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)

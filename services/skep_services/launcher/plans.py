@@ -7,6 +7,7 @@ patterns of the policy.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import stat
@@ -21,10 +22,12 @@ WORDS_MAX = 100_000
 TEXT_CHARS_MAX = 4 << 20
 PATH_CHARS_MAX = 4096
 NODES_MAX = 64
+FILES_MAX = 64
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
-KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes"})
+KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files"})
 
 
 def check(plan: Any, patterns: Sequence[str]) -> None:
@@ -59,6 +62,7 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
     _check_variables(plan["env"])
     _check_paths(plan)
     _check_nodes(plan["device_nodes"], patterns)
+    _check_files(plan.get("files", {}))
     size = plan["log_bytes_max"]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LOG_BYTES_MAX:
         text = f"log_bytes_max {size!r} is no size"
@@ -96,6 +100,20 @@ def _check_nodes(nodes: Any, patterns: Sequence[str]) -> None:
         if number_of(node) is None:
             text = f"{node} is no device on this node"
             raise Refusal(Reason.BAD_DEVICE, text, of_node=True)
+
+
+def _check_files(files: Any) -> None:
+    if not isinstance(files, dict) or len(files) > FILES_MAX:
+        _refuse("files is no table of files")
+    for name, content in files.items():
+        if not VARIABLE.fullmatch(name) or not isinstance(content, str):
+            text = f"file {name[:64]!r} is none"
+            _refuse(text)
+        try:
+            base64.b64decode(content, validate=True)
+        except ValueError:
+            text = f"file {name} cannot be decoded"
+            _refuse(text)
 
 
 def number_of(node: str) -> tuple[int, int] | None:

@@ -107,6 +107,8 @@ class Cluster(msgspec.Struct, kw_only=True):
     quarantine: QuarantineRule = QUARANTINE
     tenants: list[str] = []
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
+    secrets: bool = False
+    """Whether it keeps secrets: then the vault runs."""
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
@@ -141,6 +143,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
     policy: str | None = None
+    secrets: bool | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
     def given(self) -> bool:
@@ -274,7 +277,9 @@ def settle(
     tenants = before.tenants if before is not None and wishes.vcs is None else []
     owners = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in owners}
+    kept = before.secrets if before is not None else False
     return Cluster(
+        secrets=kept if wishes.secrets is None else wishes.secrets,
         tenants=tenants,
         nats=nats,
         gateway=gateway,
@@ -371,6 +376,7 @@ RESERVED_NAMES = (
     "gateway",
     "introspector",
     "searches",
+    "vault",
     "nats",
     "lock",
 )
