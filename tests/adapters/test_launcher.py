@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import signal
@@ -45,15 +46,19 @@ async def node() -> AsyncIterator[LauncherNode]:
 @pytest.fixture(scope="module")
 def people() -> Iterator[tuple[str, ...]]:
     """Yield two accounts of this machine, made for the time of a test."""
+    groups = {each.gr_name for each in grp.getgrall()}
+    made = [name for name in ("docker", "skep-test-lab") if name not in groups]
     for name in PEOPLE:
+        subprocess.run(["userdel", "--remove", name], check=False, capture_output=True)
         subprocess.run(["useradd", "--create-home", name], check=True, capture_output=True)
-    subprocess.run(["groupadd", "--force", "docker"], check=True)
-    subprocess.run(["groupadd", "--force", "skep-test-lab"], check=True)
+    for name in made:
+        subprocess.run(["groupadd", name], check=True)
     subprocess.run(["usermod", "--groups", "docker,skep-test-lab", PEOPLE[0]], check=True)
     yield PEOPLE
     for name in PEOPLE:
         subprocess.run(["userdel", "--remove", name], check=True, capture_output=True)
-    subprocess.run(["groupdel", "skep-test-lab"], check=True)
+    for name in made:
+        subprocess.run(["groupdel", name], check=True)
 
 
 @pytest.mark.asyncio

@@ -58,6 +58,7 @@ class PlainCluster(Embedded):
 @pytest.fixture
 def served() -> Iterator[LauncherUnderTest]:
     for name in ACCOUNTS:
+        subprocess.run(["userdel", name], check=False, capture_output=True)
         subprocess.run(["useradd", "--no-create-home", name], check=True)
     try:
         with launcher(POLICY, AGENT) as one:

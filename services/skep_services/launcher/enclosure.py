@@ -44,6 +44,7 @@ class Apart(Enclosure):
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
         self._spare: Spare | None = None
+        self._over: list[tuple[int, str]] = []
         self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
         self._counted: list[str] = []
         self.lacks = self._lacking()
@@ -116,7 +117,9 @@ class Apart(Enclosure):
         if self._spare is not None and self._spare.pid in self.helpers:
             return
         if self._spare is not None:
-            self.close()  # It has ended: something is wrong, and the next start will tell what.
+            # It has ended: something is wrong, and the next start will tell what.
+            self._spare.close()
+            self._spare = None
         mark = proc.random_mark()
         try:
             self._spare = Spare(mark, self._groups.make(mark))
@@ -126,9 +129,12 @@ class Apart(Enclosure):
         self.helpers[self._spare.pid] = True
 
     def close(self) -> None:
-        """Let what waits for the next run end."""
+        """Let what waits for the next run end, and take everything away that runs had."""
+        self.clear()
         if self._spare is not None:
             self._spare.close()
+            if self.helpers.pop(self._spare.pid, False):
+                os.waitpid(self._spare.pid, 0)
             self._groups.remove(self._spare.mark)
             self._spare = None
 
@@ -148,6 +154,7 @@ class Apart(Enclosure):
         account = self._admitted
         assert account is not None, "admit comes first"
         assert account.uid == known.about["uid"], "admit comes first"
+        self.clear(plan["job"])
         self.adopted(known)
         try:
             view = self._view(plan, account)
@@ -324,13 +331,30 @@ class Apart(Enclosure):
     def ended(self, known: Known) -> None:
         if self._groups.killed_for_memory(known.mark):
             self._tell_of_memory(known)
-        self._groups.remove(known.mark)
         job = known.about.get("job", "")
         living = self._runs.get(job, {})
         living.pop(known.token, None)
         if not living:
             self._runs.pop(job, None)
-            self.remove(folders.SCRATCH, job)
+        # The kernel takes its time over mounts: the agent hears of the end first.
+        self._over.append((known.mark, job))
+
+    def clear(self, job: str | None = None) -> None:
+        """Take away what runs had that have ended.
+
+        Args:
+            job: Only of this one, which is about to begin anew.
+        """
+        over = [each for each in self._over if job is None or each[1] == job]
+        self._over = [each for each in self._over if each not in over]
+        for mark, whose in over:
+            self._groups.remove(mark)
+            self.remove(folders.SCRATCH, whose)
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether nothing is left to be taken away."""
+        return not self._over
 
     def _tell_of_memory(self, known: Known) -> None:
         try:

@@ -244,6 +244,15 @@ class Groups:
                 gone = False  # Its last process has ended, and is not quite gone.
         return gone
 
+    def close(self) -> None:
+        """Remove the groups above those of runs, unless runs go on."""
+        above = {self.unified: True, **dict.fromkeys(self._legacy.values(), True)}
+        for folder in filter(None, above):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                continue  # Runs are in it, and the next launcher finds them there.
+
     def killed_for_memory(self, mark: int) -> bool:
         """Return whether a process of a run was killed as the run outgrew its memory."""
         legacy = self._legacy.get(policy.MEMORY)

@@ -77,11 +77,12 @@ class LauncherServer(Server):
             self._emptying.clear()
         if self._watchdog_s:
             notify("WATCHDOG=1")
+        self._apart.clear()
         self._apart.prepare()
         return self._leaving or self.again
 
     def _wait_seconds(self) -> float | None:
-        found = super()._wait_seconds()
+        found = super()._wait_seconds() if self._apart.is_clear else 0.0
         if self._watchdog_s:
             return self._watchdog_s if found is None else min(found, self._watchdog_s)
         return found
@@ -139,11 +140,13 @@ def main(arguments: list[str]) -> int:
         return 1
     runner.prepare()
     _warn_of_code()
-    apart = _enclosure(chosen, agent)
+    groups = _groups(chosen)
+    apart = _enclosure(chosen, agent, groups)
     for feature, why in apart.lacks.items():
         level = "refused" if feature in chosen.require else "warning"
         said(f"skep-launcher: {level}: {feature}: {why}")
     if given.check:
+        groups.close()
         return 1 if apart.missing() else 0
     holder = Holder(chosen.state, apart)
     apart.sweep_scratch(holder.marks)
@@ -153,6 +156,7 @@ def main(arguments: list[str]) -> int:
     notify("READY=1")
     server.run()
     apart.close()
+    groups.close()
     if server.again:
         notify("RELOADING=1")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
@@ -196,12 +200,15 @@ def _check_root_owned(*paths: str) -> None:
             raise OSError(errno.EPERM, text, path)
 
 
-def _enclosure(chosen: Policy, agent: pwd.struct_passwd) -> Apart:
+def _groups(chosen: Policy) -> Groups:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         found = mounted(file.read())
     # Two launchers on one machine, as in tests, must not share groups.
     name = "skep-jobs-" + hashlib.sha256(chosen.folder.encode()).hexdigest()[:8]
-    groups = Groups(found, name, chosen.limits)
+    return Groups(found, name, chosen.limits)
+
+
+def _enclosure(chosen: Policy, agent: pwd.struct_passwd, groups: Groups) -> Apart:
     shared = Folders(chosen.jobs, (agent.pw_uid, agent.pw_gid))
     return Apart(chosen, Accounts(chosen, agent.pw_uid), groups, shared)
 
