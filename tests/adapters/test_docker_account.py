@@ -79,7 +79,9 @@ async def node() -> AsyncIterator[LauncherNode]:
         processes = LauncherRuntime(made.state, one.socket)
         await processes.open(made.told)
         made.image = image
-        made._make = lambda state: DockerRuntime(state, [one.folder / "launcher"], processes.prepare)
+        made._make = lambda state: DockerRuntime(
+            state, [one.folder / "launcher"], processes.prepare
+        )
         yield made
         for runtime in made.opened:
             await runtime.close()

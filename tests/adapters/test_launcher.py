@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import signal
@@ -17,7 +18,7 @@ from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.ports import RunNotStarted
 from skep_services.service import ConfigurationError
 from tests.launcher_kit import LauncherNode, LauncherUnderTest, launcher
-from tests.node_runtimes import alive, started
+from tests.node_runtimes import alive, started, until
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.adapters]
 
@@ -45,15 +46,19 @@ async def node() -> AsyncIterator[LauncherNode]:
 @pytest.fixture(scope="module")
 def people() -> Iterator[tuple[str, ...]]:
     """Yield two accounts of this machine, made for the time of a test."""
+    groups = {each.gr_name for each in grp.getgrall()}
+    made = [name for name in ("docker", "skep-test-lab") if name not in groups]
     for name in PEOPLE:
+        subprocess.run(["userdel", "--remove", name], check=False, capture_output=True)
         subprocess.run(["useradd", "--create-home", name], check=True, capture_output=True)
-    subprocess.run(["groupadd", "--force", "docker"], check=True)
-    subprocess.run(["groupadd", "--force", "skep-test-lab"], check=True)
+    for name in made:
+        subprocess.run(["groupadd", name], check=True)
     subprocess.run(["usermod", "--groups", "docker,skep-test-lab", PEOPLE[0]], check=True)
     yield PEOPLE
     for name in PEOPLE:
         subprocess.run(["userdel", "--remove", name], check=True, capture_output=True)
-    subprocess.run(["groupdel", "skep-test-lab"], check=True)
+    for name in made:
+        subprocess.run(["groupdel", name], check=True)
 
 
 @pytest.mark.asyncio
@@ -75,7 +80,7 @@ async def test_jobs_are_their_persons(people: tuple[str, ...]) -> None:
             f"/home/{people[0]} {people[0]}",
             "0077",
         ]
-        assert Path(f"/home/{people[0]}/mine").owner() == people[0]
+        assert os.stat(f"/home/{people[0]}/mine").st_uid == run.uid
         found = node.log_path("a").stat()
         agent = pwd.getpwnam("nobody")
         assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (
@@ -143,7 +148,21 @@ async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherN
     assert node.log("j1.2.0").split() == ["/dev/shm:", "/tmp:"], "the next attempt begins anew"
 
 
-# --- its own end and beginning ----------------------------------------------------------------------
+@pytest.mark.asyncio
+async def test_files_of_secrets_are_the_accounts_and_go_with_the_job(node: LauncherNode) -> None:
+    runtime = await node.open()
+    look = "stat -c '%a %u' $KEY; cat $KEY; echo; echo $KEY"
+    plan = msgspec.structs.replace(node.shell("a", look), files={"KEY": b"\0of ada\xff"})
+    run = await started(runtime, plan)
+    assert (await node.end_of("a")).code == 0
+    lines = node.log_path("a").read_bytes().splitlines()
+    assert lines == [f"400 {run.uid}".encode(), b"\0of ada\xff", b"/dev/shm/.skep/a/KEY"]
+    assert not any(b"of ada" in path.read_bytes() for path in node.launcher.state.iterdir())
+    scratch = node.launcher.jobs / "scratch"
+    await until(lambda: list(scratch.iterdir()) == [])
+
+
+# --- its own end and beginning --------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
@@ -271,7 +290,7 @@ async def test_what_is_required_and_missing_is_refused(node: LauncherNode) -> No
     await started(runtime, node.shell("a", "true"))
     assert "warning: tmp: no mount namespace" in node.launcher.said()
     found = await find(node.launcher.socket)
-    assert list(found.lacks) == ["tmp"]
+    assert "tmp" in found.lacks
 
 
 @pytest.mark.asyncio

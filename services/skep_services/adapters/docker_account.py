@@ -15,6 +15,7 @@ from skep_services.ports import RunPlan
 
 HOST, BRIDGE = "host", "bridge"
 TMP_OPTIONS = "rw,nosuid,nodev,mode=1777"
+TMP_PLACES = ("/tmp", "/var/tmp", "/run")  # noqa: S108 - the container's own
 TMP_BYTES_MAX = 4 << 30
 """Of a container's /tmp, which is in memory and counts as the job's."""
 
@@ -75,10 +76,7 @@ def host_config(given: Confined, ulimit: Any) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "read_only": True,
-        "tmpfs": {
-            place: f"{TMP_OPTIONS},size={TMP_BYTES_MAX}"
-            for place in ("/tmp", "/var/tmp", "/run")  # noqa: S108 - the container's own
-        },
+        "tmpfs": dict.fromkeys(TMP_PLACES, f"{TMP_OPTIONS},size={TMP_BYTES_MAX}"),
         "pids_limit": given.pids,
         "mem_limit": given.memory or None,
         "memswap_limit": given.memory or None,

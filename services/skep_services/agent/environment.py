@@ -232,7 +232,7 @@ def provide_job_library(state: Path) -> None:
             shutil.copyfile(path, target)
             target.chmod(0o644)
         for folder_made in (copy, *(each for each in copy.rglob("*") if each.is_dir())):
-            folder_made.chmod(0o755)  # Whoever the job is, and whatever the agent's umask.
+            folder_made.chmod(0o755)  # For any account, and under any umask.
         copy.rename(wanted)
 
 

@@ -21,7 +21,7 @@ from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
-from skep_services.launcher.accounts import Account, Accounts, Refusal
+from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
 from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
@@ -44,14 +44,15 @@ class Apart(Enclosure):
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
         self._spare: Spare | None = None
+        self._over: list[tuple[int, str]] = []
         self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
         self._counted: list[str] = []
         self.lacks = self._lacking()
 
-    @property
-    def folder(self) -> str:
-        """Return the folder that jobs and agent share."""
-        return self._folders.root
+    def about(self) -> dict[str, Any]:
+        """Return what an agent and an administrator have to know."""
+        requires = list(self._policy.require)
+        return {"folder": self._folders.root, "lacks": self.lacks, "requires": requires}
 
     def _lacking(self) -> dict[str, str]:
         """Return what is not to be had on this machine, by feature, and why."""
@@ -84,7 +85,10 @@ class Apart(Enclosure):
                     f"this node cannot keep jobs apart: {why} ({feature}); mend it, or take it out "
                     "of `require` in the launcher's policy"
                 )
-                raise Refusal("cannot-isolate", text, of_node=True)
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
+            if plan.get("files") and not self._has_scratch:
+                text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
@@ -113,7 +117,9 @@ class Apart(Enclosure):
         if self._spare is not None and self._spare.pid in self.helpers:
             return
         if self._spare is not None:
-            self.close()  # It has ended: something is wrong, and the next start will tell what.
+            # It has ended: something is wrong, and the next start will tell what.
+            self._spare.close()
+            self._spare = None
         mark = proc.random_mark()
         try:
             self._spare = Spare(mark, self._groups.make(mark))
@@ -123,9 +129,12 @@ class Apart(Enclosure):
         self.helpers[self._spare.pid] = True
 
     def close(self) -> None:
-        """Let what waits for the next run end."""
+        """Let what waits for the next run end, and take everything away that runs had."""
+        self.clear()
         if self._spare is not None:
             self._spare.close()
+            if self.helpers.pop(self._spare.pid, False):
+                os.waitpid(self._spare.pid, 0)
             self._groups.remove(self._spare.mark)
             self._spare = None
 
@@ -143,7 +152,9 @@ class Apart(Enclosure):
         self, plan: Mapping[str, Any], known: Known, stdin: int, output: int
     ) -> int | NotStarted:
         account = self._admitted
-        assert account is not None and account.uid == known.about["uid"], "admit comes first"
+        assert account is not None, "admit comes first"
+        assert account.uid == known.about["uid"], "admit comes first"
+        self.clear(plan["job"])
         self.adopted(known)
         try:
             view = self._view(plan, account)
@@ -226,10 +237,14 @@ class Apart(Enclosure):
     def _common(self, plan: Mapping[str, Any]) -> Sequence[str]:
         return self._policy.device_common if plan["device_nodes"] else ()
 
+    @property
+    def _has_scratch(self) -> bool:
+        return policy.TMP not in self.lacks and self._policy.private_tmp
+
     def _view(self, plan: Mapping[str, Any], account: Account) -> View:
         mounts = policy.TMP not in self.lacks
         scratch = ""
-        if mounts and self._policy.private_tmp:
+        if self._has_scratch:
             scratch = self._folders.provide_scratch(plan["job"], account)
             self._provide_memory(os.path.join(scratch, "shm"), account)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
@@ -316,13 +331,30 @@ class Apart(Enclosure):
     def ended(self, known: Known) -> None:
         if self._groups.killed_for_memory(known.mark):
             self._tell_of_memory(known)
-        self._groups.remove(known.mark)
         job = known.about.get("job", "")
         living = self._runs.get(job, {})
         living.pop(known.token, None)
         if not living:
             self._runs.pop(job, None)
-            self.remove(folders.SCRATCH, job)
+        # The kernel takes its time over mounts: the agent hears of the end first.
+        self._over.append((known.mark, job))
+
+    def clear(self, job: str | None = None) -> None:
+        """Take away what runs had that have ended.
+
+        Args:
+            job: Only of this one, which is about to begin anew.
+        """
+        over = [each for each in self._over if job is None or each[1] == job]
+        self._over = [each for each in self._over if each not in over]
+        for mark, whose in over:
+            self._groups.remove(mark)
+            self.remove(folders.SCRATCH, whose)
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether nothing is left to be taken away."""
+        return not self._over
 
     def _tell_of_memory(self, known: Known) -> None:
         try:

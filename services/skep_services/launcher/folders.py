@@ -65,7 +65,8 @@ class Folders:
             owner: The account's number.
 
         Raises:
-            OSError: It is elsewhere, a link is on the way, or it is no file of this account.
+            OthersError: It is a file of another account.
+            OSError: It is elsewhere, or a link is on the way.
         """
         folder = self._folder_of(path)
         try:

@@ -5,10 +5,12 @@
 It speaks the runner's protocol (see `agent.runner`) on a socket that only the agent's account can
 open, and adds to it:
 
-    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why}, "mode"}
+    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why},
+                                            "requires": [feature], "mode"}
     {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
                                            for a container, which an engine starts
-    {"id": 9, "do": "remove", "job"}    -> {"id": 9, "done": true}     its checkpoints
+    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints` or `logs`,
+     "kind"}                               unless it has a run here
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
     {"id": 6, "do": "shutdown"}         -> once no run is left; the launcher itself stays
 
@@ -75,11 +77,12 @@ class LauncherServer(Server):
             self._emptying.clear()
         if self._watchdog_s:
             notify("WATCHDOG=1")
+        self._apart.clear()
         self._apart.prepare()
         return self._leaving or self.again
 
     def _wait_seconds(self) -> float | None:
-        found = super()._wait_seconds()
+        found = super()._wait_seconds() if self._apart.is_clear else 0.0
         if self._watchdog_s:
             return self._watchdog_s if found is None else min(found, self._watchdog_s)
         return found
@@ -95,12 +98,14 @@ class LauncherServer(Server):
                 return {"not_started": "this node is shutting down", "fault": "node"}
             case "ping":
                 found = super()._answer(client, request) or {}
-                about = {"folder": self._apart.folder, "lacks": self._apart.lacks}
-                return {**found, **about, "mode": self._mode}
+                return {**found, **self._apart.about(), "mode": self._mode}
             case "prepare":
                 return self._apart.prepare_container(request["plan"])
             case "remove":
-                self._apart.remove(folders.CHECKPOINTS, str(request["job"]))
+                kind = request.get("kind", folders.CHECKPOINTS)
+                if kind not in {folders.CHECKPOINTS, folders.LOGS}:
+                    return {"error": f"{str(kind)[:64]!r} is not to be removed"}
+                self._apart.remove(kind, str(request["job"]))
                 return {"done": True}
             case "sweep":
                 return {"jobs": self._apart.sweep(min(float(request["before"]), time.time()))}
@@ -134,11 +139,14 @@ def main(arguments: list[str]) -> int:
         said(f"skep-launcher: another one serves {chosen.folder}")
         return 1
     runner.prepare()
-    apart = _enclosure(chosen, agent)
+    _warn_of_code()
+    groups = _groups(chosen)
+    apart = _enclosure(chosen, agent, groups)
     for feature, why in apart.lacks.items():
         level = "refused" if feature in chosen.require else "warning"
         said(f"skep-launcher: {level}: {feature}: {why}")
     if given.check:
+        groups.close()
         return 1 if apart.missing() else 0
     holder = Holder(chosen.state, apart)
     apart.sweep_scratch(holder.marks)
@@ -148,6 +156,7 @@ def main(arguments: list[str]) -> int:
     notify("READY=1")
     server.run()
     apart.close()
+    groups.close()
     if server.again:
         notify("RELOADING=1")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
@@ -175,6 +184,14 @@ def _decided(path: str) -> tuple[Policy, pwd.struct_passwd]:
     return chosen, agent
 
 
+def _warn_of_code() -> None:
+    """Say who could change what the launcher executes: as good as root, if not root itself."""
+    for path in (os.path.realpath(sys.executable), os.path.abspath(__file__)):
+        found = os.stat(path)
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            said(f"skep-launcher: warning: {path} is not root's alone: chown root, chmod go-w")
+
+
 def _check_root_owned(*paths: str) -> None:
     for path in paths:
         found = os.lstat(path)
@@ -183,12 +200,15 @@ def _check_root_owned(*paths: str) -> None:
             raise OSError(errno.EPERM, text, path)
 
 
-def _enclosure(chosen: Policy, agent: pwd.struct_passwd) -> Apart:
+def _groups(chosen: Policy) -> Groups:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         found = mounted(file.read())
     # Two launchers on one machine, as in tests, must not share groups.
     name = "skep-jobs-" + hashlib.sha256(chosen.folder.encode()).hexdigest()[:8]
-    groups = Groups(found, name, chosen.limits)
+    return Groups(found, name, chosen.limits)
+
+
+def _enclosure(chosen: Policy, agent: pwd.struct_passwd, groups: Groups) -> Apart:
     shared = Folders(chosen.jobs, (agent.pw_uid, agent.pw_gid))
     return Apart(chosen, Accounts(chosen, agent.pw_uid), groups, shared)
 
