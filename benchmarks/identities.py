@@ -6,42 +6,57 @@ Submissions: one tenant publishes specs to SUBMIT with `--window` in flight, on 
 passwords and on one that has signed identities, in turn; of `--runs` each the middle one counts.
 CPU time is that of the server for one submission.
 
-Joins and revocations: on three servers, which know `--known` nodes already. A join is from the first
-word to the servers until a heartbeat of the new node has arrived elsewhere; it has the push to all
-servers and the login in it. A revocation is from the first word until all three connections of a
-person are cut. All processes share this machine's cores.
+Joins and revocations: on three servers, which know `--known` nodes already. A join is from the
+first word to the servers until a heartbeat of the new node has arrived elsewhere; it has the push
+to all servers and the login in it. A revocation is from the first word until all three connections
+of a person are cut. All processes share this machine's cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import secrets
 import statistics
 import tempfile
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks._sample import percentiles, say
 from skep.wire import subjects
+from skep_services.adapters import nats_keys, nats_server
 from skep_services.adapters.nats_access import (
     ALLOCATOR,
+    BOOTSTRAP,
+    CLAIMS,
     PERSON_CONNECTIONS_MAX,
+    Account,
+    accounts,
+    new_passwords,
     node_account,
     person_account,
+    system_account,
+    vc_identity,
 )
-from skep_services.adapters.nats_link import Link
-from tests.adapters.signed import SignedCluster
-from tests.adapters.worlds import Inbox, RealCluster
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_claims import Resolver
+from skep_services.adapters.nats_link import Link, LinkOptions
+from skep_services.adapters.nats_streams import bootstrap_streams
 
 SERVERS = 3
 PAYLOAD = b"x" * 600
 """As long as a usual spec."""
 WITHIN_S = 60.0
+ISSUED_AT_S = 1_700_000_000
+"""When the keys of the clusters were made: long ago."""
 TICKS = os.sysconf("SC_CLK_TCK")
-MODES = {"passwords": RealCluster, "signed": SignedCluster}
+MODES = ("passwords", "signed")
+NODE, VC = "n1", "ml"
 
 assert PERSON_CONNECTIONS_MAX >= SERVERS
 
@@ -68,13 +83,8 @@ async def submissions(given: argparse.Namespace) -> dict[str, Any]:
     spent: dict[str, list[float]] = {name: [] for name in MODES}
     for number in range(given.runs):
         for name in MODES if number % 2 else reversed(MODES):
-            with tempfile.TemporaryDirectory(prefix="skep-bench-identities-") as folder:
-                cluster = MODES[name](Path(folder))
-                await cluster.start()
-                try:
-                    rate, cpu_us = await submit(cluster, given.jobs, given.window)
-                finally:
-                    await cluster.close()
+            async with running(signed=name == "signed", servers=1) as bus:
+                rate, cpu_us = await submit(bus, given.jobs, given.window)
             rates[name].append(rate)
             spent[name].append(cpu_us)
             say(f"{name}: {rate:.0f} submissions a second, {cpu_us:.1f} us of the server each")
@@ -88,20 +98,20 @@ async def submissions(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def submit(cluster: Any, jobs: int, window: int) -> tuple[float, float]:
+async def submit(bus: Bus, jobs: int, window: int) -> tuple[float, float]:
     """Publish so many specs; return how many a second, and CPU time of the server for one (us)."""
-    tenant = await cluster.bus("vc-ml")
+    tenant = await bus.link(vc_identity(VC), 0)
     left = deque(range(jobs))
 
     async def worker() -> None:
         while left:
-            key = left.popleft()
-            await tenant.publish(subjects.submit("ml"), PAYLOAD, f"k{key}", {})
+            headers = {subjects.KEY_HEADER: f"k{left.popleft()}"}
+            await tenant.call(subjects.submit(VC), PAYLOAD, headers, WITHIN_S)
 
-    cpu, began = cpu_s(cluster.server.pid), time.perf_counter()
+    cpu, began = cpu_s(bus.servers[0].pid), time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(window)))
     lasted = time.perf_counter() - began
-    return jobs / lasted, 1e6 * (cpu_s(cluster.server.pid) - cpu) / jobs
+    return jobs / lasted, 1e6 * (cpu_s(bus.servers[0].pid) - cpu) / jobs
 
 
 def cpu_s(pid: int) -> float:
@@ -112,20 +122,16 @@ def cpu_s(pid: int) -> float:
 
 async def changes(given: argparse.Namespace) -> dict[str, Any]:
     """Return what joins and revocations take on three servers."""
-    with tempfile.TemporaryDirectory(prefix="skep-bench-identities-") as folder:
-        cluster = SignedCluster(Path(folder), servers=SERVERS)
-        await cluster.start()
-        try:
-            for number in range(given.known):
-                await cluster.resolver.push(node_account(f"known{number}"))
-            say(f"three servers know {given.known} nodes")
-            allocator = await cluster.bus(ALLOCATOR, 0)
-            heard = Inbox()
-            await allocator.listen(subjects.HEARTBEATS, heard.deliver)
-            joins = [await join(cluster, heard, number) for number in range(given.joins)]
-            cuts = [await revoke(cluster, number) for number in range(given.joins)]
-        finally:
-            await cluster.close()
+    async with running(signed=True, servers=SERVERS) as bus:
+        resolver = await bus.resolver()
+        for number in range(given.known):
+            await resolver.push(node_account(f"known{number}"))
+        say(f"three servers know {given.known} nodes")
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        allocator = await bus.link(ALLOCATOR, 0)
+        await allocator.subscribe(subjects.HEARTBEATS, lambda one: heard.put_nowait(one.subject))
+        joins = [await join(bus, resolver, heard, number) for number in range(given.joins)]
+        cuts = [await revoke(bus, resolver, number) for number in range(given.joins)]
     return {
         "push_ms": percentiles([push for push, _ in joins]),
         "join_ms": percentiles([whole for _, whole in joins]),
@@ -133,39 +139,139 @@ async def changes(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def join(cluster: SignedCluster, heard: Inbox, number: int) -> tuple[float, float]:
+class Bus:
+    """Bus servers, with passwords or with signed identities."""
+
+    def __init__(self, folder: Path, servers: int, *, signed: bool) -> None:
+        """Plan servers in a folder; none is started."""
+        self.passwords = new_passwords((NODE,), (VC,))
+        self.accounts = accounts(self.passwords, (NODE,), (VC,))
+        self.keys = nats_keys.create(folder / "keys") if signed else None
+        self._folder, self._links = folder, list[Link]()
+        self._files: dict[str, Path] = {}
+        port, secret = nats_server.free_port(), secrets.token_hex(8)
+        others = tuple(f"127.0.0.{number + 1}" for number in range(servers))
+        self.servers = [
+            nats_server.Server(
+                folder / f"s{number}",
+                () if self.keys else self.accounts,
+                cluster=None
+                if servers == 1
+                else nats_server.Membership(
+                    port=port,
+                    routes=others,
+                    user="route",
+                    password=secret,
+                    monitor_port=nats_server.free_port(),
+                    host=host,
+                ),
+                operator=self.keys
+                and self.keys.operator_mode(
+                    "bench",
+                    folder / f"s{number}-accounts",
+                    (self.accounts[0], system_account()),
+                    ISSUED_AT_S,
+                ),
+            )
+            for number, host in enumerate(others)
+        ]
+        for account in (*self.accounts, system_account()) if signed else ():
+            self.issue(account)
+
+    def issue(self, account: Account) -> None:
+        """Write credentials of all users of an account."""
+        assert self.keys is not None
+        for user in account.users:
+            self._files[user.name] = self._folder / f"{user.name}.creds"
+            text = self.keys.credentials(account.name, user, issued_at_s=ISSUED_AT_S)
+            nats_keys.write_secret(self._files[user.name], text)
+
+    async def start(self) -> None:
+        """Start the servers, and make the streams."""
+        for server in self.servers:
+            await server.start()
+        for server in self.servers:
+            await server.wait_healthy(BOOTSTRAP, credentials=self._files.get(BOOTSTRAP))
+        bus = NatsBus(await self.link(BOOTSTRAP, 0))
+        await bootstrap_streams(bus, self._folder / "streams.json", replicas=len(self.servers))
+        if self.keys is not None:
+            resolver = await self.resolver()
+            for account in self.accounts:
+                await resolver.push(account)
+
+    async def resolver(self) -> Resolver:
+        """Return what tells the servers of accounts."""
+        assert self.keys is not None
+        link = await self.link(CLAIMS, 0)
+        return Resolver(link, self.keys, len(self.servers), lambda: int(time.time()))
+
+    async def link(
+        self, identity: str, server: int, fatal: Callable[[Exception], None] = print
+    ) -> Link:
+        """Return a connection of an identity to one of the servers."""
+        options = LinkOptions(
+            servers=(self.servers[server].url,),
+            identity=identity,
+            password=self.passwords.get(identity, ""),
+            credentials=self._files.get(identity),
+        )
+        made = await Link.connect(options, fatal)
+        self._links.append(made)
+        return made
+
+    async def close(self) -> None:
+        """End all connections, and then the servers."""
+        for link in self._links:
+            await link.close()
+        for server in self.servers:
+            await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def running(servers: int, *, signed: bool) -> AsyncIterator[Bus]:
+    """Run bus servers in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="skep-bench-identities-") as folder:
+        bus = Bus(Path(folder), servers, signed=signed)
+        try:
+            await bus.start()
+            yield bus
+        finally:
+            await bus.close()
+
+
+async def join(
+    bus: Bus, resolver: Resolver, heard: asyncio.Queue[str], number: int
+) -> tuple[float, float]:
     """Have a node join; return the time of its push, and until it was heard elsewhere (ms)."""
-    account = node_account(f"new{number}")
-    cluster.issue(account)
+    name = f"new{number}"
+    account = node_account(name)
+    bus.issue(account)
     began = time.perf_counter()
-    await cluster.resolver.push(account)
+    await resolver.push(account)
     pushed = time.perf_counter()
-    agent = await cluster.link(f"node-new{number}", number % SERVERS)
-    await agent.send(subjects.heartbeat(f"new{number}"), b"alive", {})
-    await heard.wait(number + 1)
-    whole = time.perf_counter()
-    await agent.close()
-    return 1e3 * (pushed - began), 1e3 * (whole - began)
+    agent = await bus.link(account.name, number % SERVERS)
+    await agent.send(subjects.heartbeat(name), b"alive", {})
+    assert await heard.get() == subjects.heartbeat(name)
+    return 1e3 * (pushed - began), 1e3 * (time.perf_counter() - began)
 
 
-async def revoke(cluster: SignedCluster, number: int) -> float:
+async def revoke(bus: Bus, resolver: Resolver, number: int) -> float:
     """Revoke a person with a connection at each server; return when the last was cut (ms)."""
-    account = person_account("ml", f"p{number}")
-    cluster.issue(account)
-    await cluster.resolver.push(account)
+    account = person_account(VC, f"p{number}")
+    bus.issue(account)
+    await resolver.push(account)
     loop = asyncio.get_running_loop()
-    ends = [loop.create_future() for _ in range(SERVERS)]
-    links = [
-        await Link.connect(cluster.options(f"vc-ml.p{number}", server), end.set_result)
-        for server, end in enumerate(ends)
-    ]
-    cuts = []
-    for end in ends:
-        end.add_done_callback(lambda _: cuts.append(time.perf_counter()))
+    cuts: list[float] = []
+    cut = loop.create_future()
+
+    def ended(_: Exception) -> None:
+        cuts.append(time.perf_counter())
+        if len(cuts) == SERVERS:
+            cut.set_result(None)
+
+    for server in range(SERVERS):
+        await bus.link(account.name, server, ended)
     began = time.perf_counter()
-    await cluster.resolver.revoke(account)
-    await asyncio.wait_for(asyncio.gather(*ends), WITHIN_S)
-    await asyncio.sleep(0)
-    for link in links:
-        await link.close()
+    await resolver.revoke(account)
+    await asyncio.wait_for(cut, WITHIN_S)
     return 1e3 * (max(cuts) - began)

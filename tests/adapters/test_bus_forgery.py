@@ -72,7 +72,7 @@ class Caller:
         self._writer.write(b"CONNECT " + json.dumps({**said, **also}).encode() + b"\r\nPING\r\n")
         async with asyncio.timeout(DEADLINE_S):
             answer = (await self._reader.readline()).decode().strip()
-        self._writer.close()
+        self._writer.transport.abort()
         return answer
 
 

@@ -212,11 +212,15 @@ async def test_a_clock_that_goes_back_takes_nothing_back(cluster: SignedCluster)
     link, now_s = await cluster.link(CLAIMS), int(time.time())
     ahead = Resolver(link, cluster.keys, SERVERS, lambda: now_s + 3600)
     back = Resolver(link, cluster.keys, SERVERS, lambda: now_s - 3600)
-    await ahead.push(account)
+    await ahead.push(account, {"UXYZ": 3})
     first = claims_of(await cluster.resolver.token("vc-ml")).iat
+    assert first >= now_s + 3600
     assert await back.revoke(account, "UABC", up_to_s=5) == NAMES
     assert claims_of(await cluster.resolver.token("vc-ml")).iat == first + 1
-    assert await cluster.resolver.revoked("vc-ml") == {"UABC": 5}
+    assert await cluster.resolver.revoked("vc-ml") == {"UABC": 5, "UXYZ": 3}
+    present = await cluster.resolver.token("vc-ml")
+    assert await cluster.resolver.push(account) == NAMES
+    assert await cluster.resolver.token("vc-ml") == present, "there is nothing to change"
 
 
 async def agent(cluster: SignedCluster, folder: Path, identity: str) -> asyncio.subprocess.Process:
@@ -239,7 +243,9 @@ async def test_a_process_ends_with_one_line_when_its_credentials_count_no_more(
     cluster: SignedCluster, tmp_path: Path
 ) -> None:
     services = next(account for account in cluster.accounts if account.jetstream)
-    key = claims_of(read_credentials(cluster.options("door").credentials.read_text()).token).sub  # type: ignore[union-attr]
+    path = cluster.options("door").credentials
+    assert path is not None
+    key = claims_of(read_credentials(path.read_text()).token).sub
     process = await agent(cluster, tmp_path, "door")
     assert process.stderr is not None
     try:
