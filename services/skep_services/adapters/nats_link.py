@@ -127,6 +127,9 @@ class _Encrypted(Client):
         stream = transport._io_writer.transport
         transport._io_reader.set_transport(stream)
         stream.get_protocol()._over_ssl = True
+        # One record for what goes out together, where the library would have one for each piece.
+        writer = transport._io_writer
+        transport.writelines = lambda pieces: writer.write(b"".join(pieces))
 
     def _drop(self) -> None:
         """Forget the socket: the library waits for ever for the end of one that failed to encrypt."""
