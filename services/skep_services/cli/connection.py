@@ -280,7 +280,7 @@ class Connection:
         host, port, _ = self.address[1:]
         ca = Path(self._ca) if self._ca else None
         try:
-            return client_context(ca).wrap_socket(link, server_hostname=host)
+            return client_context(ca, source="SKEP_CA").wrap_socket(link, server_hostname=host)
         except TlsError as error:
             link.close()
             raise UnbelievedError(str(error)) from None
