@@ -117,7 +117,7 @@ CASES = {
     "other CA": r"refuses .*cert\.pem: it is from Skep CA \w+, which is no CA of that server",
     "expired": r"refuses .*cert\.pem: it expired on 20\d\d-",
     "clock ahead": r"refuses .*cert\.pem: it is valid from 20\d\d-.*compare this machine's clock",
-    "believes another CA": r"is from another CA than those of .*ca\.pem: check the address, and get",
+    "believes another CA": r"is from another CA than those of .*ca\.pem: check the",
     "no file": r"SKEP_TLS_CERT: .*cert\.pem: No such file",
     "other host": "is for other hosts: use one of its names, or issue it anew",
 }

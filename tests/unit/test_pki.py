@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from skep_services import durable
 from skep_services.pki import authority, certificates, files, requests
 from skep_services.pki.authority import Authority
 from skep_services.pki.certificates import CertificateError, describe, expires
@@ -196,7 +197,7 @@ def test_a_change_has_two_authorities_until_it_ends(made: Authority) -> None:
 def test_a_change_outlives_a_crash_at_any_write(
     made: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = authority.durable.write
+    plain = durable.write
 
     def crash_at(number: int) -> None:
         writes = 0
@@ -208,7 +209,7 @@ def test_a_change_outlives_a_crash_at_any_write(
                 raise OSError(28, "No space left on device", path)
             plain(path, data)
 
-        monkeypatch.setattr(authority.durable, "write", write)
+        monkeypatch.setattr(durable, "write", write)
 
     for number in (1, 2):
         crash_at(number)

@@ -285,7 +285,8 @@ class Connection:
             link.close()
             raise UnbelievedError(str(error)) from None
         except TimeoutError:
-            text = f"{host_port(host, port)} took the connection and does not encrypt it: is it a gateway?"
+            where = host_port(host, port)
+            text = f"{where} took the connection and does not encrypt it: is it a gateway?"
             raise ConnectionError(text) from None
         except OSError as error:
             told = explain(error, host_port(host, port), TlsFiles(ca=ca))

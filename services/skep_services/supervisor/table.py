@@ -12,8 +12,6 @@ from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 
 SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
-VAULT = "vault"
-"""The service that only a cluster with secrets has."""
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -115,7 +113,7 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         bus=bus,
         services=tuple(
             _python(name, name, name, {**base, **more.get(name, {})}, cluster, home)
-            for name in (*SERVICES, *((VAULT,) if cluster.secrets else ()))
+            for name in SERVICES
         ),
         agents=tuple(_agent(node, base, cluster, home) for node in cluster.nodes),
     )
