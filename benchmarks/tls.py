@@ -1,6 +1,6 @@
 """What encryption costs: accepted submissions per second with TLS and without.
 
-    python -m benchmarks tls [--rounds 8] [--seconds 2] [--paths bus,door,gateway]
+    python -m benchmarks tls [--rounds 40] [--seconds 0.5] [--paths bus,door,gateway]
 
 Two clusters run at the same time, one in plain text and one with mutual TLS on the bus, TLS at the
 door and HTTPS at the gateway: each has a bus server that syncs every write, a door, a gateway and
@@ -12,9 +12,11 @@ alternates too, so what else the machine does meets both alike. Paths:
 - `serial`   a tenant publishes one after the other through the door;
 - `gateway`  32 connections post jobs and wait for their verdicts.
 
-`ratio` is submissions with TLS over those without in the same pair of rounds, `cpu_ratio` the
-processor seconds that all processes took for each. `within_limit` is whether the medians of the
-ratios of `bus`, `door` and `gateway` are 0.9 or more. Handshakes are measured apart: connections
+`ratio` is submissions per second with TLS over those without, of pairs of rounds, and of all rounds
+together (`of_all`, in which one that the machine stalled counts as it was). `cpu_us` is what all
+processes took for a submission, `cluster_cpu_us` without the client, which is this process.
+`within_limit` is whether the medians of `ratio` are 0.9 or more for `bus`, `door` and `gateway`.
+Rounds are short so that a pair meets the same machine. Handshakes are measured apart: connections
 that are made and closed.
 """
 
@@ -33,7 +35,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks._sample import extremes, say
 from skep.wire import codec, subjects
@@ -162,10 +164,10 @@ class Side:
         """Return another idempotency key."""
         return f"key-{next(self._keys)}"
 
-    def cpu_s(self) -> float:
-        """Return the processor seconds of all processes, and of this one."""
+    def cpu_s(self) -> tuple[float, float]:
+        """Return the processor seconds of the cluster's processes, and of this one."""
         pids = [self.server.pid, *(process.pid for process in self._processes)]
-        return time.process_time() + sum(map(_cpu_s, pids))
+        return sum(map(_cpu_s, pids)), time.process_time()
 
 
 def _cpu_s(pid: int) -> float:
@@ -258,33 +260,61 @@ async def measure(
     return figures
 
 
+class Rounds(NamedTuple):
+    """What rounds on one side came to, one entry each."""
+
+    counts: list[int]
+    took_s: list[float]
+    cluster_s: list[float]
+    client_s: list[float]
+
+    def figures(self) -> dict[str, Any]:
+        """Return submissions per second, and what one costs."""
+        count = sum(self.counts)
+        cluster_us, client_us = (1e6 * sum(each) / count for each in self[2:])
+        return {
+            "n": count,
+            "per_s": round(self.per_s(), 1),
+            "round_per_s": extremes(self.rates(), 0),
+            "cpu_us": round(cluster_us + client_us, 1),
+            "cluster_cpu_us": round(cluster_us, 1),
+        }
+
+    def per_s(self) -> float:
+        """Return submissions per second over all rounds."""
+        return sum(self.counts) / sum(self.took_s)
+
+    def rates(self) -> list[float]:
+        """Return submissions per second in each round."""
+        return [count / took for count, took in zip(self.counts, self.took_s, strict=True)]
+
+
 async def _path(sides: dict[str, Side], path: str, rounds: int, seconds: float) -> dict[str, Any]:
-    per_s: dict[str, list[float]] = {name: [] for name in sides}
-    cpu_us: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(-1, rounds):
+    found = {name: Rounds([], [], [], []) for name in sides}
+    for round_ in range(-2, rounds):
         for name in _order(tuple(sides), round_):
             side = sides[name]
             go, link, window = ways(side)[path]
-            cpu, began = side.cpu_s(), time.monotonic()
+            before, began = side.cpu_s(), time.monotonic()
             count = await go(side, link, seconds, window)
-            took = time.monotonic() - began
-            if round_ >= 0:  # The first pair warms up.
-                per_s[name].append(count / took)
-                cpu_us[name].append((side.cpu_s() - cpu) * 1e6 / count)
-    return {
-        **{f"{name}_per_s": extremes(values, 0) for name, values in per_s.items()},
-        **{f"{name}_cpu_us": extremes(values, 0) for name, values in cpu_us.items()},
-        "ratio": _ratios(per_s["tls"], per_s["plain"]),
-        "cpu_ratio": _ratios(cpu_us["tls"], cpu_us["plain"]),
+            took, after = time.monotonic() - began, side.cpu_s()
+            if round_ >= 0:  # The first pairs warm up.
+                spent = [later - earlier for later, earlier in zip(after, before, strict=True)]
+                for values, value in zip(found[name], (count, took, *spent), strict=True):
+                    values.append(value)
+    plain, tls = found["plain"], found["tls"]
+    pairs = [one / other for one, other in zip(tls.rates(), plain.rates(), strict=True)]
+    figures = {name: each.figures() for name, each in found.items()}
+    cpu = {
+        f"{what}_ratio": round(figures["tls"][f"{what}_us"] / figures["plain"][f"{what}_us"], 3)
+        for what in ("cpu", "cluster_cpu")
     }
+    ratio = {"of_all": round(tls.per_s() / plain.per_s(), 3), **extremes(pairs, 3)}
+    return {**figures, "ratio": ratio, **cpu}
 
 
 def _order(names: tuple[str, ...], round_: int) -> Iterator[str]:
     return iter(names if round_ % 2 else names[::-1])
-
-
-def _ratios(above: list[float], below: list[float]) -> dict[str, float]:
-    return extremes([one / other for one, other in zip(above, below, strict=True)], 3)
 
 
 async def _handshakes(sides: dict[str, Side], count: int = 40) -> dict[str, Any]:
@@ -309,8 +339,8 @@ def _raise(error: Exception) -> None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what may be chosen."""
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--paths", default=",".join(PATHS), help="with commas")
 
 

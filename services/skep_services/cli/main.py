@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "restore": ("backup", "a cluster from a backup, in a new state folder"),
     },
     "servers": {
+        "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "server": (
             "server",
             "init | join | run | status | token | rotate-certs | ports | install: a cluster of "
