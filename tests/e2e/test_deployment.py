@@ -1,0 +1,212 @@
+"""A server and two nodes with certificates and signed identities, by the commands, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skep_services.adapters.nats_server import free_port
+from skep_services.servers.files import Ports
+from tests.system.deployment import bed
+
+MEET = Path(__file__).parents[1] / "system" / "deployment" / "meet.py"
+SERVER, OTHER = "127.0.0.1", "127.0.0.9"
+WITHIN_S = 60.0
+LOOK_EVERY_S = 0.05
+
+
+class Typed:
+    """Commands of one machine, all of whose addresses are loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def skep(self, home: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Return what a command comes to."""
+        return subprocess.run(
+            [sys.executable, "-m", "skep_services", *words],
+            env=self._environment(home),
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+
+    def good(self, home: str, *words: str) -> Any:
+        """Return what a command that has to succeed says as JSON."""
+        done = self.skep(home, *words, "--json")
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def start(self, home: str, *words: str) -> None:
+        """Start what goes on, as systemd would."""
+        with (self.folder / f"{home}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "skep_services", *words],
+                env=self._environment(home),
+                stdout=log,
+                stderr=log,
+            )
+        self.running.append(process)
+
+    def stop(self) -> None:
+        """Stop everything, the latest first."""
+        for process in reversed(self.running):
+            process.send_signal(signal.SIGTERM)
+            process.wait(WITHIN_S)
+
+    def nodes(self) -> dict[str, str]:
+        """Return the state of each node."""
+        done = self.skep("server", "node", "ls", "--json")
+        rows = json.loads(done.stdout or '{"nodes": []}').get("nodes", [])
+        return {row["node"]: row["state"] for row in rows}
+
+    def join(self, name: str) -> str:
+        """Return the token and place for one node."""
+        made = self.good("server", "node", "token", "--name", name)
+        return f"{made['tokens'][0]}@{made['place']}"
+
+    def _environment(self, home: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SKEP_")}
+        return {**kept, "SKEP_HOME": str(self.folder / home)}
+
+
+def until(holds: Any, what: str) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(LOOK_EVERY_S)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
+    """Yield a server and two nodes that are up."""
+    typed = Typed(tmp_path_factory.mktemp("deployment"))
+    parts = ",".join(f"{part}={free_port(SERVER)}" for part in Ports.__struct_fields__)
+    typed.good(
+        "server", "server", "init", "--name", "lab", "--host", SERVER, "--listen", SERVER,
+        "--ports", parts, "--vc", "vision=4",
+    )  # fmt: skip
+    try:
+        typed.start("server", "server", "run")
+        until(lambda: typed.skep("server", "server", "status").returncode == 0, "the server is up")
+        for number, name in enumerate(("a", "b")):
+            first = 21_000 + 100 * number
+            typed.good(
+                name, "node", "join", typed.join(name), "--name", name, "--gpus", "2",
+                "--address", SERVER, "--gang-ports", f"{first}-{first + 99}",
+            )  # fmt: skip
+            typed.start(name, "node", "run")
+        until(lambda: set(typed.nodes().values()) == {"up"}, "both nodes are up")
+        yield typed
+    finally:
+        typed.stop()
+
+
+@pytest.mark.slow
+def test_a_gang_runs_on_both_nodes(cluster: Typed) -> None:
+    done = cluster.skep(
+        "server", "run", "--vc", "vision", "--gpus", "4", "--", sys.executable, str(MEET)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of 4 met [1, 2, 3]" in done.stdout
+
+
+@pytest.mark.slow
+def test_everything_is_encrypted_and_the_doctor_is_content(cluster: Typed) -> None:
+    checks = {one["name"]: one for one in cluster.good("server", "doctor")["checks"]}
+    assert checks["encryption"]["text"] == "on"
+    assert checks["API"]["text"].startswith("https://")
+    assert {one["level"] for name, one in checks.items() if "certificate" in name} == {"ok"}
+
+
+@pytest.mark.slow
+def test_what_cannot_join_is_told_so_in_one_line(cluster: Typed) -> None:
+    good = cluster.join("c")
+    token, _, place = good.rpartition("@")
+    wrong_ca = token[:-64] + "0" * 64
+    used = cluster.join("d")
+    identity, _, rest = token.partition(".")
+    cases = [
+        (good, ("--name", "a"), "the token is for the node c"),
+        (f"{wrong_ca}@{place}", (), "wrong CA"),
+        (f"{token}@{OTHER}:1", (), "cannot be reached"),
+        (f"{identity}.{'x' * 30}.{rest.rpartition('.')[2]}@{place}", (), "secret is wrong"),
+        ("nonsense", (), "write TOKEN@HOST"),
+    ]
+    for words, more, text in cases:
+        done = cluster.skep("stranger", "node", "join", words, "--name", "c", *more)
+        assert done.returncode != 0, words
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert cluster.skep("d", "node", "join", used, "--name", "d").returncode == 0
+    again = cluster.skep("e", "node", "join", used, "--name", "d")
+    assert again.returncode == 1
+    assert "has joined by this token" in again.stderr
+
+
+@pytest.mark.slow
+def test_certificates_are_renewed_while_jobs_run(cluster: Typed) -> None:
+    def own(home: str) -> bytes:
+        return (cluster.folder / home / "tls" / "own.pem").read_bytes()
+
+    before = own("server"), own("a")
+    cluster.good("server", "server", "rotate-certs")
+    cluster.good("a", "node", "renew")
+    assert own("server") != before[0]
+    assert own("a") != before[1]
+    done = cluster.skep(
+        "server", "run", "--vc", "vision", "--gpus", "4", "--", sys.executable, str(MEET)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_node_that_is_removed_is_cut_off_and_cannot_renew(cluster: Typed) -> None:
+    cluster.good("x", "node", "join", cluster.join("x"), "--name", "x", "--address", SERVER,
+                 "--gang-ports", "21900-21999")  # fmt: skip
+    cluster.start("x", "node", "run")
+    until(lambda: cluster.nodes().get("x") == "up", "x is up")
+    began = time.monotonic()
+    cluster.good("server", "node", "remove", "x")
+    log = cluster.folder / "x" / "agent" / "service.log"
+    until(lambda: '"event":"stopped"' in log.read_text(errors="replace"), "x is cut off")
+    print(f"cut off {time.monotonic() - began:.2f} s after the command was typed")
+    refused = cluster.skep("x", "node", "renew")
+    assert refused.returncode == 1
+    assert "of no node or server in the cluster" in refused.stderr
+
+
+@pytest.mark.slow
+def test_one_server_stays_one(cluster: Typed) -> None:
+    done = cluster.skep("server", "server", "token")
+    assert done.returncode == 1
+    assert "skep server init --servers 3" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.needs("root", "namespaces")
+def test_three_servers_and_four_nodes_of_namespaces(tmp_path: Path) -> None:
+    if why := bed.missing():
+        pytest.skip(why)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.system.deployment", "--folder", str(tmp_path)],
+        cwd=bed.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600.0,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
