@@ -96,7 +96,8 @@ class Access:
             return "waits"
         if not answer.accepted:
             assert answer.reason is not None
-            assert answer.text.isprintable() and answer.text, answer
+            assert answer.text
+            assert answer.text.isprintable(), answer
             return answer.reason.value
         return "ok" if answer.reason is None else "again"
 

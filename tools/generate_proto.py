@@ -85,8 +85,11 @@ def _record(schema: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+CANCEL = {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]}
+
 PAYLOADS: dict[str, dict[str, Any]] = {
-    "cancel": {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]},
+    "cancel": CANCEL,
+    "cancel-person": CANCEL,
     "admission-facts": _record("admission-facts"),
     "allocator-facts": _record("allocator-facts"),
     "search-facts": _record("search-facts"),
@@ -103,6 +106,34 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         "search-requests",
         "SUBMIT",
         "A tenant begins or cancels a search, asks for a trial, or tells how one goes.",
+    ),
+    (
+        "submit-person",
+        subjects.submit("{vc}", "{person}"),
+        "job-spec",
+        "SUBMIT",
+        "A person of a tenant hands in a job, which is its own.",
+    ),
+    (
+        "cancel-person",
+        subjects.cancel("{vc}", "{person}"),
+        "",
+        "SUBMIT",
+        "A person of a tenant ends a job.",
+    ),
+    (
+        "ask-person",
+        subjects.ask("{vc}", "{person}"),
+        "asks",
+        "SUBMIT",
+        "A person of a tenant asks for a change of a job.",
+    ),
+    (
+        "search-person",
+        subjects.search("{vc}", "{person}"),
+        "search-requests",
+        "SUBMIT",
+        "The same of searches, by a person of a tenant.",
     ),
     (
         "verdict",

@@ -64,6 +64,8 @@ def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "gpus",
         "values",
         "params",
+        "granted",
+        "groups",
         "remaining",
     }
     yield tree

@@ -66,7 +66,7 @@ class Reason(StrEnum):
     TOO_MANY_KEYS = "too-many-keys"
 
     # Refusals about secrets.
-    NO_SECRET = "no-secret"  # noqa: S105 - a code
+    NO_SECRET = "no-secret"
     NO_VAULT = "no-vault"
     NOT_BOUND_HERE = "not-bound-here"
     OTHER_VAULT_KEY = "other-vault-key"

@@ -501,9 +501,8 @@ def _searches(identity: str) -> Grants:
         + _follows(identity, ALLOC)
         + Grants(
             (
-                subjects.submit("*"),
-                # A trial's job is of the person that began the search.
-                subjects.submit("*", "*"),
+                # A trial's job is its owner's; all else a search asks as the VC.
+                *_asked_of_vcs(subjects.submit),
                 subjects.cancel("*"),
                 subjects.ask("*"),
                 subjects.REPLIES,

@@ -1,7 +1,7 @@
 """The gateway as the commands see it: where it is, what it answers, and patience while it restarts.
 
-The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`, or else the one whose state folder is
-`--home`, `SKEP_HOME` or `~/.skep`. The gateway may be away for a moment at any time (its supervisor
+The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`; or the one whose state folder is
+`--home` or `SKEP_HOME`; or the one that `skep login` was last used for; or the one in `~/.skep`. The gateway may be away for a moment at any time (its supervisor
 starts it again), so a request is repeated until `patience_s` has passed. That is safe for reading,
 and for a submission because it carries an idempotency key.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from skep_services.cli import exits
+from skep_services.cli import credentials, exits
 from skep_services.cli.connection import (
     CONNECT_NEXT_S,
     CONNECT_TIMEOUT_S,
@@ -79,7 +79,11 @@ def find_target(given_home: str | None) -> Target:
     """
     url = os.environ.get("SKEP_API", "")
     if url and given_home is None:
-        return Target(url, os.environ.get("SKEP_TOKEN", ""), "", os.environ.get(CA, ""))
+        return _named(url)
+    if given_home is None and not os.environ.get("SKEP_HOME"):
+        login = credentials.find()
+        if login is not None:
+            return _with_environment(login)
     folder = home.home_folder(given_home)
     try:
         cluster = home.read_cluster(folder)
@@ -95,6 +99,20 @@ def find_target(given_home: str | None) -> Target:
     except (KeyError, TypeError) as error:
         text = f"{home.cluster_path(folder)} has no gateway address or token ({error})"
         raise CommandError(exits.UNREACHABLE, text, "no-cluster") from None
+
+
+def _named(url: str) -> Target:
+    """Return the gateway of SKEP_API, with the token of the environment or of a login there."""
+    token, ca = os.environ.get("SKEP_TOKEN", ""), os.environ.get(CA, "")
+    login = credentials.find(url) if not token else None
+    if login is None:
+        return Target(url, token, "", ca)
+    return Target(url, login.token, "", ca or login.ca)
+
+
+def _with_environment(login: credentials.Login) -> Target:
+    token = os.environ.get("SKEP_TOKEN") or login.token
+    return Target(login.url, token, "", os.environ.get(CA) or login.ca)
 
 
 def query(path: str, **parameters: Any) -> str:
@@ -344,7 +362,7 @@ def refusal(status: int, data: bytes) -> CommandError:
     match status:
         case 400:
             code = exits.USAGE
-        case 401:
+        case 401 if reason in ("unauthorized", "401"):
             code, text = exits.FAILED, f"{text}\n  the token is not accepted: check SKEP_TOKEN"
         case 404:
             code = exits.NOT_FOUND

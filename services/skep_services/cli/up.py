@@ -66,6 +66,12 @@ def options_up(parser: ArgumentParser) -> None:
         const=True,
         help="keep secrets (`skep secret`) from now on",
     )
+    parser.add_argument(
+        "--people",
+        action="store_const",
+        const=True,
+        help="have people with roles and tokens (`skep user`) from now on",
+    )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     parser.epilog = (
         "What is not given stays as the state folder has it: `skep up` alone resumes the cluster\n"
@@ -144,6 +150,7 @@ def _wishes(arguments: Namespace) -> Wishes:
             port=arguments.port,
             policy=arguments.policy,
             secrets=arguments.secrets,
+            people=arguments.people,
         )
         if not arguments.cluster:
             return given
@@ -159,6 +166,7 @@ def _wishes(arguments: Namespace) -> Wishes:
             port=given.port if given.port is not None else wanted.port,
             policy=given.policy,
             secrets=given.secrets,
+            people=given.people,
         )
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None

@@ -12,13 +12,15 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
+from skep.access.rights import Action
 from skep.ids import is_token
 from skep.vault.secrets import PERSON, VC, Secrets, Whose
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.reasons import Reason
 from skep.wire.vault import SEAL_BYTES, SECRETS_PER_OWNER_MAX, SecretKept
-from skep_services.gateway.api import ApiError, Caller, caller_of, json_response
+from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response
+from skep_services.gateway.callers import Caller
 from skep_services.ports import Bus, Clock, Delivery, MissingStreamError, RefusedError
 
 PUBLISH_TIMEOUT_S = 10.0
@@ -150,10 +152,22 @@ def _whose(request: web.Request, name: str = "") -> Whose:
     if scope not in (VC, PERSON) or not is_token(owner) or not is_token(name):
         text = "a secret is /v1/secrets/vc|person/OWNER/NAME, with names of letters, digits, _, -"
         raise ApiError(400, Reason.BAD_VALUE, text)
-    if not _may(caller_of(request), scope, owner):
-        raise ApiError(403, Reason.WRONG_VC, f"the secrets of {scope} {owner} are not yours")
+    _check(caller_of(request), scope, owner, sees=request.method == "GET")
     return Whose(VC if scope == VC else PERSON, owner, name)
 
 
-def _may(caller: Caller, scope: str, owner: str) -> bool:
-    return scope == VC and caller.may(owner)
+def _check(caller: Caller, scope: str, owner: str, *, sees: bool) -> None:
+    """Stop at a caller that may not see the names of an owner's secrets, or set and delete them.
+
+    Raises:
+        ApiError: They are not the caller's (403).
+        forbidden: An ApiError (403): its role is too low.
+    """
+    if scope == PERSON and caller.person:
+        ruling = caller.ruling(Action.MANAGE_SECRETS, "", owner)
+    elif scope == VC and caller.may(owner):
+        ruling = caller.ruling(Action.SEE_JOBS if sees else Action.MANAGE_VC_SECRETS, owner)
+    else:
+        raise ApiError(403, Reason.WRONG_VC, f"the secrets of {scope} {owner} are not yours")
+    if not ruling:
+        raise forbidden(ruling)

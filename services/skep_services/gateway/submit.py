@@ -137,7 +137,7 @@ class Submitter:
             await self._watch.until(
                 job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
             )
-            answer = self._submitted(job, vc, self._decided(job, pending))
+            answer = self._submitted(job, vc, caller.person, self._decided(job, pending))
             if names := looks_secret(env_of(body)):
                 answer.body["warnings"] = [warning(names)]
             return answer
@@ -322,11 +322,12 @@ class Submitter:
         reason = Reason.REPEATED if found.row.job != job else None
         return Verdict(job=found.row.job, accepted=True, reason=reason, judged=judged_of(found))
 
-    def _submitted(self, job: str, vc: str, verdict: Verdict | None) -> Answer:
+    def _submitted(self, job: str, vc: str, person: str, verdict: Verdict | None) -> Answer:
         found = self._indexer.fold.find(job)
-        if found is not None and found.row.vc not in {"", vc}:
-            # The bus knows keys for all tenants together, and took this for a repetition.
-            text = "this Idempotency-Key was used for another VC within the hour: choose another"
+        row = found.row if found is not None else None
+        if row is not None and row.vc and (row.vc, row.owner) != (vc, person):
+            # The bus knows keys for all people together, and took this for a repetition.
+            text = "this Idempotency-Key was used by another a moment ago: choose another"
             raise ApiError(409, "key-used", text)
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})

@@ -124,6 +124,8 @@ class Cluster(msgspec.Struct, kw_only=True):
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
     secrets: bool = False
     """Whether it keeps secrets: then the vault runs."""
+    people: bool = False
+    """Whether it has people: then the access service runs."""
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
@@ -159,6 +161,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     port: int | None = None
     policy: str | None = None
     secrets: bool | None = None
+    people: bool | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
     def given(self) -> bool:
@@ -293,8 +296,10 @@ def settle(
     owners = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in owners}
     kept = before.secrets if before is not None else False
+    peopled = before.people if before is not None else False
     return Cluster(
         secrets=kept if wishes.secrets is None else wishes.secrets,
+        people=peopled if wishes.people is None else wishes.people,
         tenants=tenants,
         nats=nats,
         gateway=gateway,

@@ -14,6 +14,8 @@ from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
 VAULT = "vault"
 """The service that only a cluster with secrets has."""
+ACCESS = "access"
+"""The service that only a cluster with people has."""
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -114,13 +116,15 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         "gateway": {
             "SKEP_LISTEN": f"{HOST}:{port_of(cluster.gateway.url)}",
             "SKEP_TOKENS": tokens_path(home),
+            "SKEP_PEOPLE": "on" if cluster.people else "off",
         },
     }
+    only_here = (*((VAULT,) if cluster.secrets else ()), *((ACCESS,) if cluster.people else ()))
     return ClusterPlan(
         bus=bus,
         services=tuple(
             _python(name, name, name, {**base, **more.get(name, {})}, cluster, home)
-            for name in (*SERVICES, *((VAULT,) if cluster.secrets else ()))
+            for name in (*SERVICES, *only_here)
         ),
         agents=tuple(_agent(node, base, cluster, home) for node in cluster.nodes),
     )
