@@ -23,7 +23,7 @@ from tests.system.deployment.bed import Bed, Done, Machine, missing
 
 GANG = Path(__file__).with_name("meet.py")
 WITHIN_S = 60.0
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.5
 SKIPPED = 77
 PEOPLE = (
     ("ada", "vision", "manager"),
@@ -216,10 +216,10 @@ def make_people(story: Story, first: Machine) -> dict[str, str]:
     tokens = {}
     for person, vc, role in PEOPLE:
         story.do(first, "skep", "user", "add", person)
-        story.do(first, "skep", "user", "grant", person, role, "--vc", vc)
-        tokens[person] = story.json(first, "skep", "token", "make", "--person", person).get(
-            "text", ""
-        )
+        story.do(first, "skep", "role", "grant", person, role, "--vc", vc)
+        made = story.json(first, "skep", "token", "create", "laptop", "--person", person)
+        tokens[person] = str(made.get("text", ""))
+        story.say(f"{first.name}$ skep token create laptop --person {person}")
     return tokens
 
 
@@ -239,13 +239,15 @@ def run_gang(story: Story, first: Machine, tokens: Mapping[str, str]) -> None:
         "run",
         "--vc",
         "vision",
-        "--gpus",
+        "--workers",
         "8",
+        "--gpus",
+        "1",
         "--",
         sys.executable,
         str(GANG),
         env=env,
-        shown="skep run --vc vision --gpus 8 -- python meet.py    (as ben)",
+        shown="skep run --vc vision --workers 8 --gpus 1 -- python meet.py    (as ben)",
     )
     story.do(
         first,
