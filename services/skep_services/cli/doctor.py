@@ -246,6 +246,14 @@ def _existing(path: str) -> str:
 
 def cluster_checks(arguments: Namespace) -> Iterator[Check]:
     """Yield what can be said about the cluster, if there is one."""
+    from skep_services.cli import machines
+
+    machine = machines.machine_of(folder.home_folder(arguments.home))
+    if machine == "node":
+        yield from machines.node_checks(folder.home_folder(arguments.home))
+        return
+    if machine == "server":
+        yield from machines.server_checks(folder.home_folder(arguments.home))
     try:
         target = find_target(arguments.home)
     except CommandError as error:
