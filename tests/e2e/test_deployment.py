@@ -21,7 +21,6 @@ from tests.system.deployment import bed
 MEET = Path(__file__).parents[1] / "system" / "deployment" / "meet.py"
 SERVER, OTHER = "127.0.0.1", "127.0.0.9"
 WITHIN_S = 60.0
-LOOK_EVERY_S = 0.5
 
 
 class Typed:
@@ -81,14 +80,6 @@ class Typed:
         return {**kept, "SKEP_HOME": str(self.folder / home)}
 
 
-def until(holds: Any, what: str) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(LOOK_EVERY_S)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
     """Yield a server and two nodes that are up."""
@@ -100,7 +91,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
     )  # fmt: skip
     try:
         typed.start("server", "server", "run")
-        until(lambda: typed.skep("server", "server", "status").returncode == 0, "the server is up")
+        bed.until(
+            lambda: typed.skep("server", "server", "status").returncode == 0, "the server is up"
+        )
         for number, name in enumerate(("a", "b")):
             first = 21_000 + 100 * number
             typed.good(
@@ -108,7 +101,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
                 "--address", SERVER, "--gang-ports", f"{first}-{first + 99}",
             )  # fmt: skip
             typed.start(name, "node", "run")
-        until(lambda: set(typed.nodes().values()) == {"up"}, "both nodes are up")
+        bed.until(lambda: set(typed.nodes().values()) == {"up"}, "both nodes are up")
         yield typed
     finally:
         typed.stop()
@@ -197,11 +190,11 @@ def test_a_node_that_is_removed_is_cut_off_and_cannot_renew(cluster: Typed) -> N
     cluster.good("x", "node", "join", cluster.join("x"), "--name", "x", "--address", SERVER,
                  "--gang-ports", "21900-21999")  # fmt: skip
     cluster.start("x", "node", "run")
-    until(lambda: cluster.nodes().get("x") == "up", "x is up")
+    bed.until(lambda: cluster.nodes().get("x") == "up", "x is up")
     began = time.monotonic()
     cluster.good("server", "node", "remove", "x")
     log = cluster.folder / "x" / "agent" / "service.log"
-    until(lambda: '"event":"stopped"' in log.read_text(errors="replace"), "x is cut off")
+    bed.until(lambda: '"event":"stopped"' in log.read_text(errors="replace"), "x is cut off")
     print(f"cut off {time.monotonic() - began:.2f} s after the command was typed")
     refused = cluster.skep("x", "node", "renew")
     assert refused.returncode == 1

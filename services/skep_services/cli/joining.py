@@ -1,4 +1,4 @@
-"""`skep node join | run | token | remove | install`: a machine becomes a node, and stops being one."""
+"""`skep node join | run | token | remove | install`: how a machine becomes a node, and is none."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _init(arguments: Namespace) -> int:
         print_json({"home": home, "cluster": name, "server": file.name, "hosts": list(hosts)})
         return exits.OK
     print(f"cluster {name} is made: this is server-1 of {arguments.servers}, known by {hosts[0]}")
-    print(f"  state folder     {home} (secret: whoever reads it is the cluster)")
+    print(f"  state folder     {home} (secret: it holds the keys of the cluster)")
     option = _option(arguments)
     print(
         f"  next here        skep server install --start{option}    (or: skep server run{option})"
@@ -322,9 +322,8 @@ def _rotate(arguments: Namespace) -> int:
     if arguments.json:
         print_json({"server": file.name, "days": round(days, 1), "hosts": list(file.me.hosts)})
     else:
-        print(
-            f"{file.name} has a new certificate, valid for {days:.0f} days: {', '.join(file.me.hosts)}"
-        )
+        hosts = ", ".join(file.me.hosts)
+        print(f"{file.name} has a new certificate, valid for {days:.0f} days: {hosts}")
         print("  what runs takes it in within seconds; nothing stops")
     return exits.OK
 

@@ -1,4 +1,4 @@
-"""`python -m tests.system.deployment`: from nothing to a cluster of machines, as a timed transcript.
+"""`python -m tests.system.deployment`: from nothing to a cluster of machines, timed.
 
     --servers 3 --nodes 4        how many machines; each is a network namespace
     --folder DIR                 where their files are (default: a temporary one)
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.system.deployment.bed import Bed, Done, Machine, missing
 
@@ -87,7 +88,7 @@ class Story:
         self.say(f"{what}: after {took:.1f} s")
         return took
 
-    def json(self, machine: Machine, *words: str, env: Mapping[str, str] = {}) -> dict:  # type: ignore[type-arg]
+    def json(self, machine: Machine, *words: str, env: Mapping[str, str] = {}) -> dict[str, Any]:
         """Return what a command prints as JSON, without telling of it; empty if it fails."""
         done = machine.do(*words, "--json", env=env)
         try:
