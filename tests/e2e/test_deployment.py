@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.system.deployment import bed
 MEET = Path(__file__).parents[1] / "system" / "deployment" / "meet.py"
 SERVER, OTHER = "127.0.0.1", "127.0.0.9"
 WITHIN_S = 60.0
+STRANGER = 64_321
+"""An account that no machine has."""
 
 
 class Typed:
@@ -28,7 +31,7 @@ class Typed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def skep(self, home: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Return what a command comes to."""
@@ -56,13 +59,18 @@ class Typed:
                 stdout=log,
                 stderr=log,
             )
-        self.running.append(process)
+        self.running[home] = process
 
     def stop(self) -> None:
         """Stop everything, the latest first."""
-        for process in reversed(self.running):
-            process.send_signal(signal.SIGTERM)
-            process.wait(WITHIN_S)
+        for home in reversed(list(self.running)):
+            self.end(home)
+
+    def end(self, home: str) -> None:
+        """Stop what runs over one state folder, as systemd would."""
+        process = self.running.pop(home)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WITHIN_S) == 0
 
     def nodes(self) -> dict[str, str]:
         """Return the state of each node."""
@@ -101,7 +109,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
                 "--address", SERVER, "--gang-ports", f"{first}-{first + 99}",
             )  # fmt: skip
             typed.start(name, "node", "run")
-        bed.until(lambda: set(typed.nodes().values()) == {"up"}, "both nodes are up")
+        bed.until(lambda: typed.nodes() == {"a": "up", "b": "up"}, "both nodes are up")
         yield typed
     finally:
         typed.stop()
@@ -183,6 +191,44 @@ def test_certificates_are_renewed_while_jobs_run(cluster: Typed) -> None:
         str(MEET),
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_outlives_a_restart_of_its_nodes_unit(cluster: Typed) -> None:
+    sign = cluster.folder / "go on"
+    spec = cluster.folder / "waits.json"
+    waits = f"until test -e '{sign}'; do sleep 0.1; done; echo went on"
+    spec.write_text(json.dumps({"name": "waits", "vc": "vision", "command": ["sh", "-c", waits]}))
+    (job,) = cluster.good("server", "submit", str(spec))["jobs"]
+    name = job["job"]
+
+    def shown() -> Any:
+        return cluster.good("server", "show", name)
+
+    bed.until(lambda: shown()["state"] == "running", "the job runs")
+    for node in ("a", "b"):
+        cluster.end(node)
+        cluster.start(node, "node", "run")
+    sign.touch()
+    bed.until(lambda: shown()["state"] == "succeeded", "the job ends")
+    assert shown()["attempt"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.needs("root")
+def test_what_root_writes_belongs_to_the_account_of_the_folder() -> None:
+    # Not below pytest's own folder, which other accounts may not pass through.
+    with tempfile.TemporaryDirectory(prefix="skep-owner-") as place:
+        os.chmod(place, 0o755)
+        typed = Typed(Path(place))
+        typed.good("server", "server", "init", "--servers", "3", "--host", SERVER)
+        home = Path(place) / "server"
+        for path in (home, *home.rglob("*")):
+            os.chown(path, STRANGER, STRANGER)
+        typed.good("server", "server", "token")
+        typed.good("server", "server", "rotate-certs")
+        assert {path.stat().st_uid for path in home.rglob("*")} == {STRANGER}
+        assert home.joinpath("server-tokens.json").exists()
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ class Health:
         answers = await asyncio.gather(*(self._ask(identity) for identity in identities))
         services = dict(zip(identities, answers, strict=True))
         away = {identity for identity, state in nodes.items() if state in {"lost", "drained"}}
+        for identity in away:
+            services[identity] = {**services[identity], "away": True}
         ok = all(answer["ok"] for name, answer in services.items() if name not in away)
         return {"ok": ok, "services": services, "version": skep.__version__}
 
