@@ -12,6 +12,7 @@ from skep_services.cli.server import (
     act_as_owner,
     home_of,
     invitation_of,
+    keep_owner,
     show_units,
     told_installed,
 )
