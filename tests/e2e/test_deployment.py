@@ -252,6 +252,10 @@ def test_one_server_stays_one(cluster: Typed) -> None:
     done = cluster.skep("server", "server", "token")
     assert done.returncode == 1
     assert "skep server init --servers 3" in done.stderr
+    for verb in ("up", "down"):
+        done = cluster.skep("server", verb)
+        assert done.returncode == 1
+        assert "is of a server" in done.stderr
 
 
 @pytest.mark.slow

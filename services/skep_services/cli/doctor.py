@@ -289,7 +289,7 @@ def supervised_checks(home: str) -> Iterator[Check]:
     running = cluster.get("supervisor") or {}
     if not folder.is_alive(running):
         ended = running.get("error") or ""
-        yield Check("supervisor", FAIL, ended or "not running", "skep up")
+        yield Check("supervisor", FAIL, ended or "not running", folder.start_hint(home))
     elif running.get("state") == "failed":
         todo = f"see {folder.supervisor_log_path(home)}, then: skep down && skep up"
         yield Check("supervisor", FAIL, str(running.get("error")), todo)
@@ -429,7 +429,12 @@ def check_child(home: str, name: str, child: dict[str, Any]) -> Check:
             todo = f"it ends soon after each start: {log}"
             return Check(f"process {name}", FAIL, f"{detail}, {restarts}", todo)
         case _:
-            return Check(f"process {name}", FAIL, detail or "not running", f"skep up; {log}")
+            return Check(
+                f"process {name}",
+                FAIL,
+                detail or "not running",
+                f"{folder.start_hint(home)}; {log}",
+            )
 
 
 def service_checks(client: Client) -> Iterator[Check]:
