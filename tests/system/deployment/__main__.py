@@ -11,6 +11,7 @@ Exit code 1 if anything did not come as it should, 77 if machines cannot be made
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import sys
@@ -203,13 +204,13 @@ def make_nodes(story: Story, first: Machine, nodes: Sequence[str]) -> None:
         began = time.monotonic()
         story.do(machine, "skep", "node", "join", token, "--gpus", "4")
         machine.start("node", "skep", "node", "run")
-        story.until(f"{name} is ready", lambda name=name: _state(story, first, name) == "up")
+        story.until(f"{name} is ready", functools.partial(_is_up, story, first, name))
         story.say(f"{name}: from `join` to ready {time.monotonic() - began:.1f} s")
 
 
-def _state(story: Story, machine: Machine, node: str) -> str:
+def _is_up(story: Story, machine: Machine, node: str) -> bool:
     rows = story.json(machine, "skep", "node", "ls").get("nodes", [])
-    return next((row["state"] for row in rows if row["node"] == node), "")
+    return any(row["node"] == node and row["state"] == "up" for row in rows)
 
 
 def make_people(story: Story, first: Machine) -> dict[str, str]:
