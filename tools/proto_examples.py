@@ -34,6 +34,7 @@ from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, Virtu
 from skep.wire.reasons import Reason
 from skep.wire.roles import Role, Standing
 from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from tools.proto_access import ACCESS_FACTS, ASKED, WISHES
 from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 
@@ -883,6 +884,9 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "allocator-facts": ALLOCATOR_FACTS,
     "search-facts": SEARCH_FACTS,
     "profile-facts": PROFILE_FACTS,
+    "access-requests": WISHES,
+    "access": ASKED,
+    "access-facts": ACCESS_FACTS,
     "agent-facts": AGENT_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,

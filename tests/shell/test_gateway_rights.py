@@ -1,4 +1,4 @@
-"""Every route of the gateway, tried by every role: the answers are what the table of rights says."""
+"""Every route of the gateway, tried by every role: the answers are what the table says."""
 
 from __future__ import annotations
 

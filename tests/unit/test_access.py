@@ -423,7 +423,7 @@ def test_a_node_renews_its_certificate(access: Access) -> None:
     assert len([fact for fact in access.driver.facts if isinstance(fact, KeySigned)]) == before
 
 
-# --- people on the bus ------------------------------------------------------------------------------
+# --- people on the bus ----------------------------------------------------------------------------
 
 
 def test_a_person_takes_keys_where_it_may_submit(access: Access) -> None:

@@ -65,6 +65,7 @@ def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "values",
         "params",
         "granted",
+        "roles",
         "groups",
         "remaining",
     }

@@ -1,9 +1,10 @@
 """How a running job is changed: what tenants ask for, and the facts that tell how it went.
 
-A request is published to `skep.v1.ask.<vc>` or `skep.v1.ask.<vc>.<person>` as JSON: `{"ask": "suspend", "job": "j17"}`. Admission
-says whether there is such a job; the allocator carries it out, and says in one AskOver what came of
-it. A change of a running attempt is told to every node that has a part of it, in one round or more,
-and ends with exactly one JobChanged.
+A request is published to `skep.v1.ask.<vc>` (by a person: `skep.v1.ask.<vc>.<person>`) as JSON:
+`{"ask": "suspend", "job": "j17"}`. Admission says whether there is such a job, and whether the
+asker may; the allocator carries it out, and says in one AskOver what came of it. A change of a
+running attempt is told to every node that has a part of it, in one round or more, and ends with
+exactly one JobChanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`, `pack`, `unpack` and `set-priority`."""
+"""Changes of jobs that are asked for: `skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`.
+
+`pack`, `unpack` and `set-priority` as well.
+"""
 
 from __future__ import annotations
 

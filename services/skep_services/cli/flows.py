@@ -237,7 +237,8 @@ def _json(url: str, body: Mapping[str, str] | None) -> tuple[int, dict[str, Any]
     """
     _check(url)
     data = urllib.parse.urlencode(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data, {"Accept": "application/json"})  # noqa: S310 - checked
+    accept = {"Accept": "application/json"}
+    request = urllib.request.Request(url, data, accept)  # noqa: S310 - it is checked above
     try:
         try:
             with _OPENER.open(request, timeout=ANSWER_S) as answer:

@@ -49,7 +49,7 @@ def tenant(request: web.Request) -> str:
 
 
 def owner_in(request: web.Request) -> str:
-    """Return the person whose jobs are asked for (`owner`, or with `mine` the caller); empty: anybody's.
+    """Return the person whose jobs are asked for: `owner`, or with `mine` the caller; empty: all.
 
     Raises:
         ApiError: It is no name, or the caller is no person (400).
