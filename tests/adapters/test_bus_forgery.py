@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +19,9 @@ import pytest_asyncio
 from skep.wire import subjects
 from skep_services.adapters import nats_keys
 from skep_services.adapters.nats_access import (
+    ADMISSION_SERVICE,
     CLAIMS,
+    DOOR,
     OPERATOR,
     SERVICES_ACCOUNT,
     SYSTEM_ACCOUNT,
@@ -26,15 +30,18 @@ from skep_services.adapters.nats_access import (
     person_account,
     vc_account,
 )
+from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_jwt import Kind, Pair, claims_of, sign
 from skep_services.adapters.nats_link import Link
 from skep_services.ports import RefusedError
 from tests.adapters.signed import ISSUED_AT_S, SignedCluster
 from tests.adapters.worlds import ANYTHING, DEADLINE_S, Inbox
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
 ANNA, NODE = "vc-ml.anna", "node-n1"
+LOOPBACK, ELSEWHERE = "127.0.0.1", "127.0.0.9"
 
 
 @pytest_asyncio.fixture
@@ -48,12 +55,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[SignedCluster]:
 class Caller:
     """A client that says what it wants, whatever the library would say."""
 
-    def __init__(self, cluster: SignedCluster) -> None:
-        self._port = cluster.server.port
+    def __init__(self, cluster: SignedCluster, port: int = 0, host: str = LOOPBACK) -> None:
+        self._port, self._host = port or cluster.server.port, host
 
     async def open(self) -> str:
-        """Connect, and return the server's nonce."""
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        """Connect from a host, and return the server's nonce."""
+        self._reader, self._writer = await asyncio.open_connection(
+            LOOPBACK, self._port, local_addr=(self._host, 0)
+        )
         greeting = await self._reader.readline()
         return str(json.loads(greeting.removeprefix(b"INFO "))["nonce"])
 
@@ -63,13 +72,15 @@ class Caller:
         self._writer.write(b"CONNECT " + json.dumps({**said, **also}).encode() + b"\r\nPING\r\n")
         async with asyncio.timeout(DEADLINE_S):
             answer = (await self._reader.readline()).decode().strip()
-        self._writer.close()
+        self._writer.transport.abort()
         return answer
 
 
-async def answer(cluster: SignedCluster, token: str, pair: Pair) -> str:
+async def answer(
+    cluster: SignedCluster, token: str, pair: Pair, port: int = 0, host: str = LOOPBACK
+) -> str:
     """Return what the server says to a token and a right signature of its nonce."""
-    caller = Caller(cluster)
+    caller = Caller(cluster, port, host)
     nonce = await caller.open()
     return await caller.log_in(token, pair.sign(nonce.encode()))
 
@@ -249,3 +260,53 @@ async def test_accounts_that_are_unknown_are_refused(cluster: SignedCluster) -> 
         assert await answer(cluster, token, pair) == BELIEVED
     known = await cluster.resolver.accounts()
     assert {cluster.keys.public(name) for name in ("node-new", SERVICES_ACCOUNT)} <= known
+
+
+async def test_tenants_come_through_the_door_only(cluster: SignedCluster, tmp_path: Path) -> None:
+    """Their tokens are good from where doors run, and from nowhere else."""
+    pair, anna = nats_keys.new_pair(Kind.USER), person_account("ml", "anna")
+    token = cluster.keys.user_token(
+        anna.name, anna.users[0], pair.public, issued_at_s=ISSUED_AT_S, sources=(f"{LOOPBACK}/32",)
+    )
+    port = free_port()
+    process = await open_door(cluster, tmp_path, port)
+    try:
+        assert await answer(cluster, token, pair, host=ELSEWHERE) == REFUSED
+        assert await answer(cluster, token, pair, port, ELSEWHERE) == BELIEVED
+        header, body, _ = token.split(".")
+        forged = f"{header}.{body}.{'A' * 86}"
+        assert await answer(cluster, forged, pair, port, ELSEWHERE) == REFUSED
+        options = cluster.options(ANNA)
+        through = msgspec.structs.replace(options, servers=(f"nats://{LOOPBACK}:{port}",))
+        bus = await NatsBus.connect(through, cluster.fatal.append)
+        heard = Inbox()
+        await bus.listen(subjects.reply("ml", ">", "anna"), heard.deliver)
+        assert await bus.publish(subjects.submit("ml", "anna"), b"{}", "k", {}) == 1
+        admission = await cluster.bus(ADMISSION_SERVICE)
+        await admission.send(subjects.reply("ml", "x", "anna"), b"admitted", {})
+        await heard.wait(1)
+        await bus.close()
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert not cluster.fatal
+
+
+async def open_door(cluster: SignedCluster, folder: Path, port: int) -> asyncio.subprocess.Process:
+    """Return a door that listens."""
+    environment = {
+        **os.environ,
+        "SKEP_NATS_URL": cluster.server.url,
+        "SKEP_NATS_USER": DOOR,
+        "SKEP_NATS_CREDS": str(cluster.options(DOOR).credentials),
+        "SKEP_STATE": str(folder / "door"),
+        "SKEP_LISTEN": f"{LOOPBACK}:{port}",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "skep_services.door", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(DEADLINE_S):
+        while b'"ready"' not in (line := await process.stderr.readline()):
+            assert line, "it has ended"
+    return process

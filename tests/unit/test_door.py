@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from skep_services.adapters.nats_access import DOOR, behind_door
+from skep_services.adapters.nats_jwt import KEY_BYTES, Claims, Kind, Pair, sign
 from skep_services.door.relay import LINE_BYTES_MAX, Client, ProtocolError, logged_in, message_end
 from skep_services.door.turns import (
     BYTES_BURST,
@@ -264,3 +265,20 @@ def test_a_tenants_password_is_another_one_behind_the_door() -> None:
 )
 def test_what_is_no_login_waits_like_a_tenant(said: bytes) -> None:
     assert logged_in(said, "secret") == ("vc-", said)
+
+
+def test_a_signed_identity_is_passed_on_and_its_people_share_the_turns_of_their_vc() -> None:
+    pair = Pair(Kind.ACCOUNT, b"k" * KEY_BYTES)
+    for name, tenant in (
+        ("vc-ml", "vc-ml"),
+        ("vc-ml.anna", "vc-ml"),
+        ("vc-web.anna", "vc-web"),
+        ("node-n1", ""),
+        ("allocator", ""),
+    ):
+        login = {"jwt": sign(Claims(name=name), pair), "sig": "x", "user": "vc-other", "pass": "x"}
+        line = b"CONNECT " + msgspec.json.encode(login) + b"\r\n"
+        assert logged_in(line, "secret") == (tenant, line)
+    for token in ("", "a.b.c", "x" * 3000):
+        line = b"CONNECT " + msgspec.json.encode({"jwt": token}) + b"\r\n"
+        assert logged_in(line, "secret") == ("vc-", line)

@@ -11,7 +11,7 @@ write its answer into a fact stream. Therefore the streams and the services are 
 (`SERVICES_ACCOUNT`), and each tenant and each node is in an account of its own, which imports the
 few subjects that it may use. A reply subject means something only in the account of its user, and
 there no stream and no service listens. For the same reason each person of a tenant has an account
-of its own for each VC: nobody has an answer sent to another person of the VC, or said in its name.
+of its own for each VC: it has no answer sent to another person of the VC, or said in its name.
 
 The services' account imports nothing: what it hears of others it exports, and they import it. So
 it stays as it is when a node or a tenant joins, and servers have nothing of it to make anew. What
@@ -64,7 +64,7 @@ streams after it. No identity of a tenant or a node can have this name."""
 SYSTEM_ACCOUNT = "SYS"
 """The account in which servers speak to one another, where identities are signed."""
 CLAIMS = "claims"
-"""The identity that tells the servers of accounts, and of who is revoked."""
+"""The identity that tells the servers of accounts, and of users that are revoked."""
 
 GLOBAL_ACCOUNT = "$G"
 """The account of a server that has no others; until accounts came, Skep's streams were there."""

@@ -1,4 +1,4 @@
-"""Telling the bus servers of accounts, and of who is revoked, while they run.
+"""Telling the bus servers of accounts, and of users that are revoked, while they run.
 
 Each server keeps the accounts' tokens in a folder of its own. A token that is pushed goes to all of
 them, each says that it has it, and what it changes counts from then on: a connection whose user is
@@ -8,8 +8,8 @@ missed when it is back, and several times a second from then on.
 Of two tokens of one account servers keep the one that was issued later. So a token has to be issued
 after the one before it, whatever clocks say: `push` takes care of that.
 
-What a server deletes, another one that was away brings back. Therefore whoever may no longer be
-there is *revoked*, which stays; `delete` only tidies up.
+What a server deletes, another one that was away brings back. Therefore a user that may no longer
+be there is *revoked*, which stays; `delete` only tidies up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from skep_services.adapters.nats_access import Account
 from skep_services.adapters.nats_client import Msg
-from skep_services.adapters.nats_jwt import EVERYBODY, TokenError, claims_of
+from skep_services.adapters.nats_jwt import EVERYBODY, Claims, Kind, TokenError, claims_of, verify
 from skep_services.adapters.nats_keys import BusKeys
 from skep_services.adapters.nats_link import Link
 from skep_services.ports import RefusedError
@@ -82,26 +82,26 @@ class Resolver:
     ) -> frozenset[str]:
         """Have all servers know an account as it is here, and return the names of those that do.
 
-        Pushing the same again changes nothing. Servers whose names are missing were not reached
-        in time; they ask the others when they are back.
+        Pushing the same again changes nothing, at no server that has it. Servers whose names are
+        missing were not reached in time; they ask the others when they are back.
 
         Args:
             account: The account, from `nats_access`.
-            revoked: Who of it is revoked, as `nats_jwt.account_token` has it; None: whoever is.
+            revoked: The revoked users of it, as `nats_jwt.account_token` has them; None: as before.
             within_s: How long is waited for all servers (seconds).
 
         Raises:
             RefusedError: A server does not take it.
             ConnectionError: No server has answered.
         """
-        present = await self.token(account.name)
-        issued_at_s = self._now_s()
-        if present:
-            there = claims_of(present)
-            issued_at_s = max(issued_at_s, there.iat + 1)
-            if revoked is None:
-                revoked = _revoked(there.nats)
-        token = self._keys.account_token(account, issued_at_s, revoked or {})
+        known = await self._known(account.name)
+        present, there = self._latest(known)
+        if revoked is None:
+            revoked = _revoked(there.nats)
+        issued_at_s = max([self._now_s(), *(claims.iat + 1 for claims in known.values())])
+        token = self._keys.account_token(account, issued_at_s, revoked)
+        if claims_of(token).nats == there.nats:
+            token = present  # For servers that have it, nothing changes.
         return await self._tell(_UPDATE, token.encode(), account.name, within_s)
 
     async def revoke(
@@ -133,12 +133,12 @@ class Resolver:
         return await self.push(account, revoked, within_s)
 
     async def revoked(self, account: str) -> Mapping[str, int]:
-        """Return who of the account of a name is revoked, and up to which second."""
-        present = await self.token(account)
-        return _revoked(claims_of(present).nats) if present else {}
+        """Return the revoked users of the account of a name, each with its second."""
+        _, there = self._latest(await self._known(account))
+        return _revoked(there.nats)
 
     async def issue_after_s(self, account: str, user: str) -> int:
-        """Return the second in which to issue a user's token so that no revocation counts for it."""
+        """Return the second in which to issue a user's token: no revocation counts for it then."""
         revoked = await self.revoked(account)
         return max(self._now_s(), 1 + max(revoked.get(user, 0), revoked.get(EVERYBODY, 0)))
 
@@ -148,14 +148,31 @@ class Resolver:
         Raises:
             ConnectionError: No server has answered.
         """
+        return self._latest(await self._known(account))[0]
+
+    async def _known(self, account: str) -> dict[str, Claims]:
+        """Return the tokens of an account that servers have, with what each says.
+
+        One of them may be no token of ours: a server stores what it is told in the servers' own
+        account, and believes it only if the operator signed it.
+        """
         subject = f"$SYS.REQ.ACCOUNT.{self._keys.public(account)}.CLAIMS.LOOKUP"
-        latest, tokens = "", await self._ask(subject, b"", LOOKED_UP_WITHIN_S)
-        for answer in tokens:
+        found = {}
+        for answer in await self._ask(subject, b"", LOOKED_UP_WITHIN_S):
             token = answer.data.decode(errors="replace")
             with contextlib.suppress(TokenError):
-                if not latest or claims_of(token).iat > claims_of(latest).iat:
-                    latest = token
-        return latest
+                found[token] = claims_of(token)
+        return found
+
+    def _latest(self, known: Mapping[str, Claims]) -> tuple[str, Claims]:
+        """Return the token of ours that was issued last; an empty one if there is none."""
+        latest, there = "", Claims()
+        for token, claims in known.items():
+            with contextlib.suppress(TokenError):
+                verify(token, self._keys.operator.public, Kind.OPERATOR, now_s=0)
+                if claims.iat > there.iat:
+                    latest, there = token, claims
+        return latest, there
 
     async def accounts(self) -> frozenset[str]:
         """Return the public keys of all accounts that a server knows.

@@ -1,7 +1,7 @@
 """Signed identities of the bus: keys, tokens of operator, accounts and users, credentials files.
 
 A bus server in operator mode knows one public key, the operator's. It believes an account whose
-token the operator signed, and a user whose token the account signed and who signs the server's
+token the operator signed, and a user whose token the account signed and that signs the server's
 nonce by its own key. No server keeps a password, and none is told of a new user.
 
 The rights are those of `nats_access` and are written nowhere else: `account_token` and
@@ -185,7 +185,7 @@ def _web_bytes(text: str) -> bytes:
 
 
 def claims_of(token: str) -> Claims:
-    """Return what a token says, whoever signed it.
+    """Return what a token says. Any key may have signed it.
 
     Raises:
         TokenError: It is no token.
@@ -211,7 +211,7 @@ def verify(token: str, issuer: str, issuer_kind: Kind, now_s: int) -> Claims:
 
     Args:
         token: The token.
-        issuer: The public key of who has to have signed it.
+        issuer: The public key that has to have signed it.
         issuer_kind: What kind of key that is.
         now_s: Seconds since 1970.
 
@@ -264,7 +264,7 @@ def account_token(
     issued_at_s: int,
     revoked: Mapping[str, int] = {},
 ) -> str:
-    """Return the token of an account: what it exports, imports and may use, and who is revoked.
+    """Return the token of an account: what it exports, imports and may use, and its revoked users.
 
     Args:
         account: The account, from `nats_access`.

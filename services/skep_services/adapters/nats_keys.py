@@ -1,12 +1,12 @@
 """The keys of a cluster's bus: two secrets in a folder, from which all keys of accounts follow.
 
-- `operator.seed` signs accounts. Whoever has it can change every right on the bus.
+- `operator.seed` signs accounts. It can change every right on the bus.
 - `accounts.secret` is what the keys of all accounts are derived from: the services', the system's,
-  and each node's, VC's and person's. Whoever has it can make users of any account, and change none.
+  and each node's, VC's and person's. It can make users of any account, and change none.
 
-A key is `BLAKE2b(name, key=secret)`, a keyed hash: who sees one of them learns nothing of another or
-of the secret. So servers that share two short files agree on every key, and a new node or VC adds
-none to share. Keys of users are not derived: who logs in makes its own, and keeps the secret half.
+A key is `BLAKE2b(name, key=secret)`, a keyed hash: one of them tells nothing of another or of the
+secret. So servers that share two short files agree on every key, and a new node or VC adds none to
+share. Keys of users are not derived: a user makes its own, and keeps the secret half.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def create(folder: Path) -> BusKeys:
     """Make the keys of a new cluster in `folder`, which no other user may read.
 
     Raises:
-        FileExistsError: It holds keys already: whoever is logged in with them would be locked out.
+        FileExistsError: It holds keys already: all that log in with them would be locked out.
         OSError: It cannot be written.
     """
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

@@ -133,7 +133,7 @@ def config_text(
         host: The address that the server listens on.
         store_bytes_max: What the streams may fill (bytes).
         cluster: What it knows of the other servers; None: it stands alone.
-        operator: Whom it believes what accounts there are; None: `accounts` says it.
+        operator: Whose signature it believes on accounts; None: `accounts` has them.
         tls: What it proves itself with to clients and other servers, and they to it; None: nothing
             is encrypted.
     """
@@ -274,7 +274,7 @@ class Server:
         host: The address of this machine that it listens on.
         tls: What it proves itself with; None: nothing is encrypted.
         cluster: What it knows of other servers; None: it stands alone.
-        operator: Whom it believes what accounts there are; None: `accounts` says it.
+        operator: Whose signature it believes on accounts; None: `accounts` has them.
     """
 
     def __init__(

@@ -266,7 +266,7 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
 
 
 def _signed(token: str) -> str:
-    """Return the tenant that a token names, whoever signed it; empty if it names none."""
+    """Return the tenant that a token names, signed or not; empty if it names none."""
     try:
         return vc_of_identity(claims_of(token).name)
     except TokenError:
