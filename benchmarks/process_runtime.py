@@ -210,7 +210,8 @@ async def compare(runs: int, idle_ms: float) -> dict[str, Any]:
             for name, one in ways.items()
         }
         more = [
-            statistics.median(ways["launcher"].start_ms) - statistics.median(ways["runner"].start_ms),
+            statistics.median(ways["launcher"].start_ms)
+            - statistics.median(ways["runner"].start_ms),
             statistics.median(ways["launcher"].end_ms) - statistics.median(ways["runner"].end_ms),
         ]
         return {**found, "apart_ms_p50": [round(each, 2) for each in more]}

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from skep_services.adapters.launcher_runtime import LauncherRuntime
-from skep_services.launcher import launcher_process
+from skep_services.launcher import launcher_process, unit
 from skep_services.launcher.policy import DYNAMIC_FIRST
 from skep_services.ports import RunPlan
 from tests import needs
@@ -55,7 +55,7 @@ class LauncherUnderTest:
 
     def command(self, *more: str) -> list[str]:
         program = launcher_process.__file__
-        return [*interpreter(), program, "--config", str(self.config), *more]
+        return [*confined(), *interpreter(), program, "--config", str(self.config), *more]
 
     def write(self) -> None:
         top, _, rest = self.policy.partition("[")
@@ -83,6 +83,17 @@ class LauncherUnderTest:
             self.process.send_signal(number)
             self.process.wait(READY_S)
             self.process = None
+
+
+def confined() -> list[str]:
+    """Return what gives a process the rights of the launcher's unit, and no other."""
+    if shutil.which("setpriv") is None:
+        return []
+    have = int(Path("/proc/self/status").read_text().partition("CapBnd:\t")[2].split()[0], 16)
+    names = [name.removeprefix("CAP_").lower() for name in unit.CAPABILITIES]
+    kept = [f"+{name}" for name in names if name != "sys_resource" or have >> 24 & 1]
+    sets = ",".join(["-all", *kept])
+    return ["setpriv", f"--bounding-set={sets}", "--inh-caps=-all", "--no-new-privs"]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.ports import RunNotStarted
 from skep_services.service import ConfigurationError
 from tests.launcher_kit import LauncherNode, LauncherUnderTest, launcher
-from tests.node_runtimes import alive, started
+from tests.node_runtimes import alive, started, until
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.adapters]
 
@@ -75,7 +75,7 @@ async def test_jobs_are_their_persons(people: tuple[str, ...]) -> None:
             f"/home/{people[0]} {people[0]}",
             "0077",
         ]
-        assert Path(f"/home/{people[0]}/mine").owner() == people[0]
+        assert os.stat(f"/home/{people[0]}/mine").st_uid == run.uid
         found = node.log_path("a").stat()
         agent = pwd.getpwnam("nobody")
         assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (
@@ -113,7 +113,9 @@ async def test_a_folder_and_a_script_are_opened_with_the_jobs_rights(node: Launc
     assert isinstance(answer, RunNotStarted)
     assert answer.detail == f"workdir {private} may not be entered by skep-200000"
     plan = msgspec.structs.replace(
-        node.plan("b", "/bin/true"), script=str(private / "script.py"), checkpoints=str(private / "x")
+        node.plan("b", "/bin/true"),
+        script=str(private / "script.py"),
+        checkpoints=str(private / "x"),
     )
     answer = await runtime.start(plan)
     assert isinstance(answer, RunNotStarted)
@@ -141,7 +143,21 @@ async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherN
     assert node.log("j1.2.0").split() == ["/dev/shm:", "/tmp:"], "the next attempt begins anew"
 
 
-# --- its own end and beginning ----------------------------------------------------------------------
+@pytest.mark.asyncio
+async def test_files_of_secrets_are_the_accounts_and_go_with_the_job(node: LauncherNode) -> None:
+    runtime = await node.open()
+    look = "stat -c '%a %u' $KEY; cat $KEY; echo; echo $KEY"
+    plan = msgspec.structs.replace(node.shell("a", look), files={"KEY": b"\0of ada\xff"})
+    run = await started(runtime, plan)
+    assert (await node.end_of("a")).code == 0
+    lines = node.log_path("a").read_bytes().splitlines()
+    assert lines == [f"400 {run.uid}".encode(), b"\0of ada\xff", b"/dev/shm/.skep/a/KEY"]
+    assert not any(b"of ada" in path.read_bytes() for path in node.launcher.state.iterdir())
+    scratch = node.launcher.jobs / "scratch"
+    await until(lambda: list(scratch.iterdir()) == [])
+
+
+# --- its own end and beginning --------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
@@ -166,7 +182,10 @@ async def test_an_upgrade_in_place_loses_no_exit_code(node: LauncherNode) -> Non
     assert await runtime.thaw("frozen") == ""
     assert (await node.end_of("frozen")).code == 9
     assert cold.uid == frozen.uid == 200_000
-    await started(runtime, node.shell("b", "cat /sys/fs/cgroup/*$(sed -n 's/.*pids://p' /proc/self/cgroup)/pids.max"))
+    await started(
+        runtime,
+        node.shell("b", "cat /sys/fs/cgroup/*$(sed -n 's/.*pids://p' /proc/self/cgroup)/pids.max"),
+    )
     await node.end_of("b")
     assert "100" in node.log("b"), "the policy is the new one"
 
@@ -250,7 +269,9 @@ async def test_policies_that_it_does_not_go_by(idle: LauncherUnderTest) -> None:
 @pytest.mark.asyncio
 async def test_what_is_required_and_missing_is_refused(node: LauncherNode) -> None:
     node.launcher.end()
-    node.launcher.policy = 'require = ["tmp"]\n[accounts]\nmode = "dynamic"\n[view]\nprivate_tmp = false\n'
+    node.launcher.policy = (
+        'require = ["tmp"]\n[accounts]\nmode = "dynamic"\n[view]\nprivate_tmp = false\n'
+    )
     node.launcher.begin()
     assert said(node.launcher, "--check")[0] == 1
     runtime = await node.open()
@@ -264,7 +285,7 @@ async def test_what_is_required_and_missing_is_refused(node: LauncherNode) -> No
     await started(runtime, node.shell("a", "true"))
     assert "warning: tmp: no mount namespace" in node.launcher.said()
     found = await find(node.launcher.socket)
-    assert list(found.lacks) == ["tmp"]
+    assert "tmp" in found.lacks
 
 
 @pytest.mark.asyncio

@@ -23,7 +23,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `job` is whose run it is, of the person `owner` (empty: the VC's own) in `vc`: a launcher
     chooses the account by that. `device_nodes` are the devices that it may open there.
-    `checkpoints` is the folder of the job's checkpoints, which a launcher makes.
+    `checkpoints` is the folder of the job's checkpoints, which a launcher makes. `meets`: other
+    processes connect to it by the node's address, or may come to do so. `files` are made for a run
+    of an account, in its memory; each is the content of one, whose path is in the variable.
     """
 
     token: str
@@ -43,6 +45,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     vc: str = ""
     device_nodes: tuple[str, ...] = ()
     checkpoints: str = ""
+    meets: bool = True
+    files: Mapping[str, bytes] = {}
 
 
 class RunStarted(msgspec.Struct, frozen=True):

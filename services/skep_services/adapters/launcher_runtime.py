@@ -7,6 +7,7 @@ waits for one. All else is as with a runner.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from skep_services.adapters.docker_account import Confined, confined
 from skep_services.adapters.process_runtime import ProcessRuntime, RunnerLostError
 from skep_services.agent import runner
+from skep_services.agent.runner_launch import NotStarted
 from skep_services.ports import RunPlan
 from skep_services.service import ConfigurationError
 
@@ -53,7 +56,7 @@ async def find(socket: Path) -> Launcher:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         text = (
-            f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error or 'in time'}): "
+            f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error!r}): "
             "start skep-launcher, and see that `agent` in its policy is this account"
         )
         raise ConfigurationError(text) from error
@@ -76,11 +79,25 @@ class LauncherRuntime(ProcessRuntime):
             "vc": plan.vc,
             "device_nodes": plan.device_nodes,
             "checkpoints": plan.checkpoints,
+            "files": {
+                name: base64.b64encode(content).decode() for name, content in plan.files.items()
+            },
         }
+
+    async def prepare(self, plan: RunPlan) -> Confined | NotStarted:
+        """Have what a container of a run needs made; return how it is to be, or why it is not."""
+        answer = await self._ask({"do": "prepare", "plan": self._asked(plan)})
+        if "not_started" in answer:
+            return NotStarted(answer["not_started"], of_node=answer.get("fault") == "node")
+        return confined(answer, plan)
 
     async def remove_checkpoints(self, job: str) -> None:
         """Remove the checkpoints of a job, unless it has processes here."""
         await self._ask({"do": "remove", "job": job})
+
+    async def remove_logs(self, job: str) -> None:
+        """Remove the logs of a job, unless it has processes here."""
+        await self._ask({"do": "remove", "job": job, "kind": "logs"})
 
     async def sweep_checkpoints(self, keep_s: float) -> list[str]:
         """Remove the checkpoints of jobs that no process here wrote to for long; return whose."""

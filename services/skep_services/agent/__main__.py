@@ -179,8 +179,10 @@ async def main(chosen: Settings, log: Any) -> None:
     bus = await connect(chosen, fatal)
     home = chosen.environment.get("SKEP_HOME")  # It has the credentials, and the other nodes.
     hidden = [*([Path(home)] if home else []), *([shared] if shared else [])]
-    containers = DockerRuntime(chosen.state, hidden)
     processes = LauncherRuntime(chosen.state, launcher.socket) if launcher else None
+    if launcher:
+        hidden.append(launcher.folder.parent)
+    containers = DockerRuntime(chosen.state, hidden, processes.prepare if processes else None)
     runtime = NodeRuntimes(processes or ProcessRuntime(chosen.state), containers)
     calls = AgentCalls(
         bus,

@@ -87,8 +87,8 @@ class AgentCalls:
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
         self.access = RankAccess(node_key(state))
-        self.access.any_account = launcher is not None
         """Which processes may speak for the ranks that this starts and finds."""
+        self.access.any_account = launcher is not None
         self.driver: DriverCheckpoint | None = None
         """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
@@ -287,11 +287,16 @@ class AgentCalls:
             return RunNotStarted(
                 command.token, *not_written(str(error.filename or self._state), error)
             )
-        secrets = await self._secrets.provide(command.command, command.token)
+        # With a launcher, the process makes the files itself, with the rights of its account.
+        files: dict[str, bytes] | None = {} if accounts else None
+        secrets = await self._secrets.provide(command.command, command.token, files)
         if isinstance(secrets, RunNotStarted):
             return secrets
+        if files and plan.image:
+            text = "a container whose job has an account gets no `secret_files`: use `secrets`"
+            return RunNotStarted(command.token, text)
         # Last: a value is in no plan that is looked at, only in that which the process gets.
-        plan = msgspec.structs.replace(plan, env={**plan.env, **secrets})
+        plan = msgspec.structs.replace(plan, env={**plan.env, **secrets}, files=files or {})
         self.access.starting(command.token)
         outcome = await self._runtime.start(plan)
         if isinstance(outcome, RunStarted):
@@ -313,7 +318,6 @@ class AgentCalls:
             if isinstance(ended, MemberExited) and ended.outcome is Outcome.SUCCEEDED:
                 await self._drop_checkpoints(ended.job)
             await answer(machine.Published(event.event))
-
 
     async def _drop_checkpoints(self, job: str) -> None:
         if self._launcher is None:

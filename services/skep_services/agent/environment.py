@@ -168,7 +168,14 @@ def run_plan(
         vc=command.vc,
         device_nodes=devices.nodes(plan.devices),
         checkpoints=checkpoints,
+        meets=_meets(command),
     )
+
+
+def _meets(command: BindJob) -> bool:
+    """Return whether other processes connect to those of a part, or may come to do so."""
+    gang = command.distributed or command.world > 1 or bool(command.joins)
+    return gang or bool(command.awaits or command.servers)
 
 
 def _usual_workdir(folder: str, accounts: bool) -> str:
@@ -225,7 +232,7 @@ def provide_job_library(state: Path) -> None:
             shutil.copyfile(path, target)
             target.chmod(0o644)
         for folder_made in (copy, *(each for each in copy.rglob("*") if each.is_dir())):
-            folder_made.chmod(0o755)  # Whoever the job is, and whatever the agent's umask.
+            folder_made.chmod(0o755)  # For any account, and under any umask.
         copy.rename(wanted)
 
 

@@ -87,7 +87,7 @@ class RankAccess:
         self._key = key
         self._uids = (os.geteuid() if uid is None else uid, 0)
         self.any_account = False
-        """Whether runs have accounts of their own: then it is only known later who a process is."""
+        """Whether runs have accounts of their own: then a user is known only once its run is."""
         self._mains: dict[str, RunStarted] = {}
         self._tokens: dict[int, str] = {}  # by the main process's pid
         self._starting: dict[str, asyncio.Event] = {}

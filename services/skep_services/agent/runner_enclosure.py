@@ -19,7 +19,7 @@ class Enclosure:
     """Runs that nothing keeps apart; the base of those that something does."""
 
     trusts_environments = True
-    """Whether the variables of a process say whose it is. A hostile one names whom it likes."""
+    """Whether the variables of a process say whose it is. A hostile one names any run."""
 
     def __init__(self) -> None:
         """Have no helper yet."""

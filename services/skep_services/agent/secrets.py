@@ -56,12 +56,15 @@ class JobSecrets:
         within = MEMORY if os.access(MEMORY, os.W_OK) else state
         self.folder = within / f"skep-{os.getuid()}-{name}"
 
-    async def provide(self, command: BindJob, token: str) -> dict[str, str] | RunNotStarted:
+    async def provide(
+        self, command: BindJob, token: str, files: dict[str, bytes] | None = None
+    ) -> dict[str, str] | RunNotStarted:
         """Return the variables that a run gets for its secrets; files are there then.
 
         Args:
             command: The job's part on this node.
             token: The run.
+            files: Takes what goes into files, by variable, instead of files that this makes.
         """
         names = tuple(dict.fromkeys((*command.secrets.values(), *command.secret_files.values())))
         if not names:
@@ -72,7 +75,10 @@ class JobSecrets:
                 variable: _text(name, values[name]) for variable, name in command.secrets.items()
             }
             for variable, name in command.secret_files.items():
-                found[variable] = str(self._write(token, variable, values[name]))
+                if files is None:
+                    found[variable] = str(self._write(token, variable, values[name]))
+                else:
+                    files[variable] = values[name]
         except SecretsRefusedError as error:
             self.forget(token)
             return RunNotStarted(token, str(error), of_node=error.of_node)

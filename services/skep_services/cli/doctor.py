@@ -57,7 +57,13 @@ class Check(NamedTuple):
 
 def run_doctor(arguments: Namespace) -> int:
     """Print every check; exit code 1 if one of them failed."""
-    checks = [*machine_checks(folder.home_folder(arguments.home)), *cluster_checks(arguments)]
+    from skep_services.cli.doctor_jobs import isolation_checks
+
+    checks = [
+        *machine_checks(folder.home_folder(arguments.home)),
+        *isolation_checks(),
+        *cluster_checks(arguments),
+    ]
     failed = [check for check in checks if check.level == FAIL]
     if arguments.json:
         print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})

@@ -14,6 +14,7 @@ import grp
 import json
 import os
 import pwd
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from skep_services.launcher import policy
@@ -34,17 +35,28 @@ class Account(NamedTuple):
     shell: str = "/bin/sh"
 
 
+class Reason(StrEnum):
+    """Why a run may not start: stable words, which come first in the text."""
+
+    BAD_PLAN = "bad-plan"
+    BAD_NAME = "bad-name"
+    BAD_DEVICE = "bad-device"
+    NO_ACCOUNT = "no-account"
+    SYSTEM_ACCOUNT = "system-account"
+    CANNOT_ISOLATE = "cannot-isolate"
+
+
 class Refusal(Exception):  # noqa: N818  a name for what happened
     """A run may not start.
 
     Attributes:
-        code: A stable word for it.
+        reason: Why.
         of_node: Another node may take the job.
     """
 
-    def __init__(self, code: str, text: str, *, of_node: bool = False) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code, self.of_node = code, of_node
+    def __init__(self, reason: Reason, text: str, *, of_node: bool = False) -> None:
+        super().__init__(f"{reason}: {text}")
+        self.reason, self.of_node = reason, of_node
 
 
 class Accounts:
@@ -77,7 +89,7 @@ class Accounts:
         for kind, name in (("person", person), ("VC", vc)):
             if name and not policy.PERSON.fullmatch(name):
                 text = f"{name!r} is no name of a {kind}"
-                raise Refusal("bad-name", text)
+                raise Refusal(Reason.BAD_NAME, text)
         if self._policy.mode == policy.DYNAMIC:
             return self._dynamic(person or f"vc:{vc}")
         if person and self._policy.mode == policy.NAMES:
@@ -88,7 +100,7 @@ class Accounts:
                 f"a job of VC {vc or '?'} has no owner, and [accounts.vcs] of the launcher names "
                 "no account for it: submit as a person, or name one"
             )
-            raise Refusal("no-account", text, of_node=True)
+            raise Refusal(Reason.NO_ACCOUNT, text, of_node=True)
         return self._named(named or vc, f"VC {vc}")
 
     def _named(self, name: str, whose: str) -> Account:
@@ -99,11 +111,11 @@ class Accounts:
                 f"{whose} has no account {name} on this node: make it (useradd {name}), or name "
                 "another in [accounts] of the launcher's policy"
             )
-            raise Refusal("no-account", text, of_node=True) from None
+            raise Refusal(Reason.NO_ACCOUNT, text, of_node=True) from None
         self._check(found.pw_uid, name, whose)
         if found.pw_gid == 0 or self._is_denied(found.pw_gid):
             text = f"{whose} has the account {name}, whose group {found.pw_gid} no job may have"
-            raise Refusal("system-account", text, of_node=True)
+            raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)
         groups = os.getgrouplist(name, found.pw_gid)
         kept = tuple(each for each in groups if each != 0 and not self._is_denied(each))
         shell = found.pw_shell or "/bin/sh"
@@ -117,13 +129,13 @@ class Accounts:
         """
         if uid == self._agent_uid:
             text = f"{whose} has the account {name}, which is the agent's own"
-            raise Refusal("system-account", text, of_node=True)
+            raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)
         if uid < self._policy.uid_min or uid == NOBODY:
             text = (
                 f"{whose} has the account {name} (uid {uid}), which is the system's: jobs get uids "
                 f"from {self._policy.uid_min}"
             )
-            raise Refusal("system-account", text, of_node=True)
+            raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)
 
     def _is_denied(self, gid: int) -> bool:
         try:
@@ -141,7 +153,7 @@ class Accounts:
             except OSError as error:
                 del self._given[key]
                 text = f"{self._path} cannot be written: {error.strerror}"
-                raise Refusal("no-account", text, of_node=True) from error
+                raise Refusal(Reason.NO_ACCOUNT, text, of_node=True) from error
         self._check(uid, key, f"person {key}")
         return Account(f"skep-{uid}", uid, uid, (), "")
 
@@ -157,7 +169,7 @@ class Accounts:
             if not _is_known(uid):
                 return uid
         text = f"all {count} numbers of [accounts.dynamic] are given out: widen the range"
-        raise Refusal("no-account", text, of_node=True)
+        raise Refusal(Reason.NO_ACCOUNT, text, of_node=True)
 
 
 def _is_known(number: int) -> bool:

@@ -47,9 +47,7 @@ def legacy_rules(nodes: Sequence[tuple[int, int]]) -> list[str]:
     Args:
         nodes: The major and minor numbers of the devices of a job.
     """
-    return [
-        f"c {major}:{'*' if minor == ANY else minor} rw" for major, minor in (*ALWAYS, *nodes)
-    ]
+    return [f"c {major}:{'*' if minor == ANY else minor} rw" for major, minor in (*ALWAYS, *nodes)]
 
 
 def program(nodes: Sequence[tuple[int, int]]) -> bytes:

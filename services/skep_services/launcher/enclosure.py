@@ -21,8 +21,8 @@ from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
-from skep_services.launcher.accounts import Account, Accounts, Refusal
-from skep_services.launcher.execute import Request, Spare, View, can, execute
+from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
+from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.policy import FEATURES, Policy
@@ -36,9 +36,7 @@ REMOVE = "/bin/rm"
 class Apart(Enclosure):
     """The enclosure of a launcher with this policy."""
 
-    def __init__(
-        self, chosen: Policy, accounts: Accounts, groups: Groups, shared: Folders
-    ) -> None:
+    def __init__(self, chosen: Policy, accounts: Accounts, groups: Groups, shared: Folders) -> None:
         super().__init__()
         self._policy, self._accounts = chosen, accounts
         self._groups, self._folders = groups, shared
@@ -50,10 +48,10 @@ class Apart(Enclosure):
         self._counted: list[str] = []
         self.lacks = self._lacking()
 
-    @property
-    def folder(self) -> str:
-        """Return the folder that jobs and agent share."""
-        return self._folders.root
+    def about(self) -> dict[str, Any]:
+        """Return what an agent and an administrator have to know."""
+        requires = list(self._policy.require)
+        return {"folder": self._folders.root, "lacks": self.lacks, "requires": requires}
 
     def _lacking(self) -> dict[str, str]:
         """Return what is not to be had on this machine, by feature, and why."""
@@ -86,7 +84,10 @@ class Apart(Enclosure):
                     f"this node cannot keep jobs apart: {why} ({feature}); mend it, or take it out "
                     "of `require` in the launcher's policy"
                 )
-                raise Refusal("cannot-isolate", text, of_node=True)
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
+            if plan.get("files") and not self._has_scratch:
+                text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
+                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
@@ -145,7 +146,8 @@ class Apart(Enclosure):
         self, plan: Mapping[str, Any], known: Known, stdin: int, output: int
     ) -> int | NotStarted:
         account = self._admitted
-        assert account is not None and account.uid == known.about["uid"], "admit comes first"
+        assert account is not None, "admit comes first"
+        assert account.uid == known.about["uid"], "admit comes first"
         self.adopted(known)
         try:
             view = self._view(plan, account)
@@ -182,13 +184,60 @@ class Apart(Enclosure):
             said(f"not started: {plan['token']}: {outcome.detail}")
         return outcome
 
+    def prepare_container(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Make what a container of a run needs; return how it is to be, or why it is not to be.
+
+        The engine makes it, and the agent asks the engine: so this keeps persons apart, and not
+        the agent from root.
+        """
+        about = self.admit(plan)
+        if isinstance(about, NotStarted):
+            return refusal(about)
+        account = self._admitted
+        assert account is not None, "it was admitted"
+        workdir, limits = plan["workdir"], self._policy.limits
+        try:
+            ours = self._checkpoints(plan, account)
+            self._folders.share_log(plan["log_path"], account.uid)
+        except OthersError as error:
+            text = f"job {plan['job']} has files of account {error.owner} on this node"
+            return refusal(NotStarted(text))
+        except OSError as error:
+            return refusal(not_written(str(error.filename or plan["log_path"]), error))
+        if not (ours and workdir == plan["checkpoints"]):
+            workdir = reached(account, workdir)
+            if not workdir:
+                text = f"workdir {plan['workdir']} may not be entered by {account.name}"
+                return refusal(NotStarted(text))
+            if not any(workdir == each or workdir.startswith(each + "/") for each in self._allowed):
+                text = (
+                    f"workdir {workdir} is in none of {', '.join(self._allowed) or 'no folder'} "
+                    "([view] workdirs of the launcher's policy)"
+                )
+                return refusal(NotStarted(text))
+        return {
+            "account": [account.uid, account.gid, list(account.groups)],
+            "workdir": workdir,
+            "pids": limits.pids,
+            "memory": limits.memory,
+            "shared_memory": limits.shared_memory,
+        }
+
+    @property
+    def _allowed(self) -> tuple[str, ...]:
+        return self._policy.workdirs
+
     def _common(self, plan: Mapping[str, Any]) -> Sequence[str]:
         return self._policy.device_common if plan["device_nodes"] else ()
+
+    @property
+    def _has_scratch(self) -> bool:
+        return policy.TMP not in self.lacks and self._policy.private_tmp
 
     def _view(self, plan: Mapping[str, Any], account: Account) -> View:
         mounts = policy.TMP not in self.lacks
         scratch = ""
-        if mounts and self._policy.private_tmp:
+        if self._has_scratch:
             scratch = self._folders.provide_scratch(plan["job"], account)
             self._provide_memory(os.path.join(scratch, "shm"), account)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
@@ -198,7 +247,9 @@ class Apart(Enclosure):
         if os.path.ismount(place):
             return
         size = self._policy.limits.shared_memory
-        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (f",size={size}" if size else "")
+        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (
+            f",size={size}" if size else ""
+        )
         kernel.mount("none", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _checkpoints(self, plan: Mapping[str, Any], account: Account) -> bool:
@@ -343,6 +394,11 @@ class Apart(Enclosure):
             for name in os.listdir(above):
                 if name.startswith("."):
                     self._discard(os.path.join(above, name))
+
+
+def refusal(why: NotStarted) -> dict[str, Any]:
+    """Return the answer that something is not started."""
+    return {"not_started": why.detail, **({"fault": "node"} if why.of_node else {})}
 
 
 def said(text: str) -> None:

@@ -12,6 +12,7 @@ every processor), so a copy waits in the groups of the next run before there is 
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -44,6 +45,9 @@ SIZES = struct.Struct(">II")
 SAID_BYTES_MAX = 64 * 1024
 FAILED = 127
 PIDS_SPARE = 64
+OOM_SCORE = "200"
+OWN_MEMORY = "/dev/shm"  # noqa: S108 - of the job's own
+OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -228,7 +232,7 @@ def _child(request: Request, writer: int) -> None:
     except OSError as error:
         text = f"the process could not be kept apart, {step}: {error.strerror} ({error.filename})"
         _say(writer, text, True)
-    except BaseException as error:  # noqa: BLE001 - the copy of the launcher must not go on
+    except BaseException as error:
         _say(writer, f"the process could not be kept apart, {step}: {error!r}", True)
     os._exit(FAILED)
 
@@ -266,13 +270,16 @@ def _bound(request: Request) -> None:
     limits = request.limits
     os.setsid()
     os.umask(request.umask)
+    # The launcher is spared when the machine has no memory left; a job goes before services.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(OOM_SCORE)
     for which, value in (
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, limits.core),
         (resource.RLIMIT_MEMLOCK, limits.locked_memory),
     ):
         _limit(which, value)
-    soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_RTTIME, (request.mark, hard))
     cpus = request.plan["env"].get("SKEP_CPUS", "")
@@ -299,8 +306,10 @@ def _descend(account: Account) -> None:
     kernel.forbid_new_privileges()
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
-    assert os.getresuid() == (account.uid,) * 3 and account.uid != 0
-    assert os.getresgid() == (account.gid,) * 3 and account.gid != 0
+    assert os.getresuid() == (account.uid,) * 3
+    assert account.uid != 0
+    assert os.getresgid() == (account.gid,) * 3
+    assert account.gid != 0
 
 
 def _enter(request: Request) -> tuple[str, bool] | None:
@@ -317,7 +326,7 @@ def _enter(request: Request) -> tuple[str, bool] | None:
             return text, error.errno in NODE_ERRNOS
     workdir = plan["workdir"]
     if not workdir:
-        workdir = account.home if account.home and os.path.isdir(account.home) else "/tmp"  # noqa: S108
+        workdir = account.home if account.home and os.path.isdir(account.home) else OWN_TMP
     trouble = workdir_trouble(workdir)
     if trouble is None:
         os.chdir(workdir)
@@ -327,12 +336,26 @@ def _enter(request: Request) -> tuple[str, bool] | None:
     return None
 
 
+def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Make the files of a plan in the job's own memory; return the variables with their paths."""
+    files = plan.get("files", {})
+    if not files:
+        return {}
+    folder = os.path.join(OWN_MEMORY, ".skep", plan["token"])
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o400), "wb") as file:
+            file.write(base64.b64decode(content))
+    return {name: os.path.join(folder, name) for name in files}
+
+
 def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
     """Return the whole environment of a process: the plan's, and what an account's begins with."""
-    tmp = "/tmp"  # noqa: S108 - the job's own
     usual = {
         "PATH": PATH_DEFAULT,
-        "HOME": account.home or tmp,
+        "HOME": account.home or OWN_TMP,
         "USER": account.name,
         "LOGNAME": account.name,
         "SHELL": account.shell,
@@ -342,7 +365,7 @@ def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
 
 def _run(request: Request, writer: int) -> None:
     plan, account = request.plan, request.account
-    argv, env = plan["argv"], variables(plan, account)
+    argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
     os.dup2(request.null, 0)
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
@@ -362,14 +385,14 @@ def _run(request: Request, writer: int) -> None:
     os._exit(FAILED)
 
 
-def _replace(argv: Sequence[str], env: Mapping[str, str]) -> None:
+def _replace(argv: list[str], env: Mapping[str, str]) -> None:
     """Execute a command, found by the environment's PATH; returns never.
 
     Raises:
         OSError: It cannot be executed. A folder of PATH that may not be entered is passed over.
         ValueError: A text has a NUL, or a name a `=`.
     """
-    last = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    last: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     places = [""] if "/" in argv[0] else os.get_exec_path(env)
     for place in places:
         try:
@@ -379,6 +402,31 @@ def _replace(argv: Sequence[str], env: Mapping[str, str]) -> None:
                 raise
             last = error if error.errno == errno.EACCES else last
     raise last
+
+
+def reached(account: Account, workdir: str) -> str:
+    """Return where a folder really is, entered with the rights of an account; empty: it cannot be.
+
+    Args:
+        account: Whose rights.
+        workdir: The folder.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _descend(account)
+            os.chdir(workdir)
+            os.write(writer, os.fsencode(os.getcwd()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = _said(reader)
+    os.close(reader)
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+    return os.fsdecode(said or b"")
 
 
 def can(view: View) -> str:

@@ -65,7 +65,8 @@ class Folders:
             owner: The account's number.
 
         Raises:
-            OSError: It is elsewhere, a link is on the way, or it is no file of this account.
+            OthersError: It is a file of another account.
+            OSError: It is elsewhere, or a link is on the way.
         """
         folder = self._folder_of(path)
         try:
@@ -85,6 +86,16 @@ class Folders:
         finally:
             os.close(folder)
         return file
+
+    def share_log(self, path: str, owner: int) -> None:
+        """Make a log that the agent keeps within its bound: the launcher does not see its run.
+
+        Raises:
+            OSError: As for `open_log`.
+        """
+        file = self.open_log(path, os.O_WRONLY, owner)
+        os.fchmod(file, 0o660)
+        os.close(file)
 
     def _folder_of(self, path: str) -> int:
         """Return a descriptor of a log's folder, made if need be; the caller closes it.

@@ -19,12 +19,7 @@ from skep_services.launcher import policy
 from skep_services.launcher.device_filter import attach, legacy_rules
 from skep_services.launcher.policy import Limits
 
-V2_CONTROLLERS = {
-    policy.MEMORY: "memory",
-    policy.PIDS: "pids",
-    policy.CPU: "cpu",
-    policy.IO: "io",
-}
+V2_CONTROLLERS = {policy.MEMORY: "memory", policy.PIDS: "pids", policy.CPU: "cpu", policy.IO: "io"}
 V1_CONTROLLERS = {
     policy.MEMORY: "memory",
     policy.PIDS: "pids",
@@ -32,6 +27,7 @@ V1_CONTROLLERS = {
     policy.IO: "blkio",
     policy.DEVICES: "devices",
 }
+IO_FILES = ("io.weight", "blkio.weight")
 SHARES_PER_WEIGHT = 1024 / 100
 """What version 1 calls 1024 is 100 in version 2."""
 
@@ -80,6 +76,11 @@ class Groups:
                 if path:
                     self._legacy[feature] = path
                     self.features[feature] = True
+        folder = self._legacy.get(policy.IO, self.unified)
+        name = IO_FILES[policy.IO in self._legacy]
+        if not os.access(os.path.join(folder, name), os.W_OK):
+            self.features[policy.IO] = False  # Not every scheduler of disks shares by weight.
+            self._legacy.pop(policy.IO, None)
         if not self.features[policy.DEVICES] and self.unified:
             self.features[policy.DEVICES] = self._filters_devices()
         self._bound_all()
@@ -188,7 +189,11 @@ class Groups:
                 if most:
                     _write(folder, _limit_file(feature, legacy=legacy), str(most))
                 if not legacy:
+                    # A job that loses one process is of no use, and swap would only hide the bound.
                     _try_write(folder, "memory.oom.group", "1")
+                    _try_write(folder, "memory.swap.max", "0")
+                elif most:
+                    _try_write(folder, "memory.memsw.limit_in_bytes", str(most))
             case policy.PIDS:
                 _write(folder, "pids.max", str(limits.pids))
             case policy.CPU if legacy:
@@ -197,8 +202,7 @@ class Groups:
             case policy.CPU:
                 _write(folder, "cpu.weight", str(limits.cpu_weight))
             case policy.IO:
-                # Not every scheduler of disks shares by weight.
-                _try_write(folder, "io.weight" if not legacy else "blkio.weight", "100")
+                _write(folder, IO_FILES[legacy], "100")
             case policy.DEVICES if legacy:
                 _write(folder, "devices.deny", "a")
                 for rule in legacy_rules(nodes):
@@ -207,6 +211,8 @@ class Groups:
                 trouble = attach(folder, nodes)
                 if trouble:
                     raise OSError(trouble, os.strerror(trouble), folder)
+            case _:
+                pass  # Of a process's own, and not of its groups.
 
     def inside(self, mark: int) -> list[int] | None:
         """Return the processes of a run; None where no group tells."""

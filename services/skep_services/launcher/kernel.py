@@ -28,7 +28,7 @@ def unshare_mounts() -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount something, as mount(2)."""
+    """Attach a file system, a device or a folder at a place, as the system call does."""
     arguments = [each.encode() if each else None for each in (source, target, kind)]
     found = _libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None)
     _checked(found, target)

@@ -7,13 +7,14 @@ patterns of the policy.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from skep_services.launcher.accounts import Refusal
+from skep_services.launcher.accounts import Reason, Refusal
 from skep_services.launcher.folders import NAME
 from skep_services.launcher.policy import PERSON
 
@@ -21,10 +22,12 @@ WORDS_MAX = 100_000
 TEXT_CHARS_MAX = 4 << 20
 PATH_CHARS_MAX = 4096
 NODES_MAX = 64
+FILES_MAX = 64
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
-KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes"})
+KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files"})
 
 
 def check(plan: Any, patterns: Sequence[str]) -> None:
@@ -38,43 +41,44 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
         Refusal: It has not; the text says what is wrong.
     """
     if not isinstance(plan, dict):
-        raise _bad("it is no table")
+        _refuse("it is no table")
     unknown = sorted(set(plan) - KNOWN)
     if unknown:
         text = f"it says {unknown[0]!r}, which is not a plan's to say"
-        raise _bad(text)
+        _refuse(text)
     for name in TEXTS:
         if not isinstance(plan.get(name), str) or "\0" in plan[name]:
             text = f"{name} is no text"
-            raise _bad(text)
+            _refuse(text)
     for name in ("token", "job"):
         if not NAME.fullmatch(plan[name]):
             text = f"{name} {plan[name][:64]!r} is no name"
-            raise _bad(text)
+            _refuse(text)
     for name in ("owner", "vc"):
         if plan[name] and not PERSON.fullmatch(plan[name]):
             text = f"{name} {plan[name][:64]!r} is no name"
-            raise _bad(text)
+            _refuse(text)
     _check_words(plan["argv"])
     _check_variables(plan["env"])
     _check_paths(plan)
     _check_nodes(plan["device_nodes"], patterns)
+    _check_files(plan.get("files", {}))
     size = plan["log_bytes_max"]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LOG_BYTES_MAX:
         text = f"log_bytes_max {size!r} is no size"
-        raise _bad(text)
+        _refuse(text)
 
 
 def _check_words(argv: Any) -> None:
     fine = isinstance(argv, list) and 1 <= len(argv) <= WORDS_MAX
     if not fine or not all(isinstance(word, str) for word in argv) or not argv[0]:
-        raise _bad("argv is no command")
+        _refuse("argv is no command")
 
 
 def _check_variables(env: Any) -> None:
     fine = isinstance(env, dict) and len(env) <= WORDS_MAX
     if not fine or not all(isinstance(value, str) for value in env.values()):
-        raise _bad("env is no environment")
+        _refuse("env is no environment")
 
 
 def _check_paths(plan: Mapping[str, Any]) -> None:
@@ -82,20 +86,34 @@ def _check_paths(plan: Mapping[str, Any]) -> None:
         path = plan[name]
         if path and (not os.path.isabs(path) or len(path) > PATH_CHARS_MAX):
             text = f"{name} {path[:64]!r} is no full path"
-            raise _bad(text)
+            _refuse(text)
 
 
 def _check_nodes(nodes: Any, patterns: Sequence[str]) -> None:
     if not isinstance(nodes, list) or len(nodes) > NODES_MAX:
-        raise _bad("device_nodes is no list of devices")
+        _refuse("device_nodes is no list of devices")
     for node in nodes:
         named = isinstance(node, str) and any(re.fullmatch(each, node) for each in patterns)
         if not named:
             text = f"device {node!r} is none that jobs may have ([devices] of the policy)"
-            raise Refusal("bad-device", text)
+            raise Refusal(Reason.BAD_DEVICE, text)
         if number_of(node) is None:
             text = f"{node} is no device on this node"
-            raise Refusal("bad-device", text, of_node=True)
+            raise Refusal(Reason.BAD_DEVICE, text, of_node=True)
+
+
+def _check_files(files: Any) -> None:
+    if not isinstance(files, dict) or len(files) > FILES_MAX:
+        _refuse("files is no table of files")
+    for name, content in files.items():
+        if not VARIABLE.fullmatch(name) or not isinstance(content, str):
+            text = f"file {name[:64]!r} is none"
+            _refuse(text)
+        try:
+            base64.b64decode(content, validate=True)
+        except ValueError:
+            text = f"file {name} cannot be decoded"
+            _refuse(text)
 
 
 def number_of(node: str) -> tuple[int, int] | None:
@@ -109,5 +127,5 @@ def number_of(node: str) -> tuple[int, int] | None:
     return os.major(found.st_rdev), os.minor(found.st_rdev)
 
 
-def _bad(text: str) -> Refusal:
-    return Refusal("bad-plan", text)
+def _refuse(text: str) -> NoReturn:
+    raise Refusal(Reason.BAD_PLAN, text)

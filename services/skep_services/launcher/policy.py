@@ -49,8 +49,21 @@ FEATURES = {
 """What keeps jobs apart besides their accounts, and what a node says that lacks it."""
 REQUIRED = (MEMORY, PIDS, DEVICES, TMP, PROCESSES)
 
-ROOTLIKE = ("root", "docker", "podman", "lxd", "incus", "libvirt", "disk", "kmem", "shadow", "sudo")
-ROOTLIKE += ("wheel", "adm", "systemd-journal")
+ROOTLIKE = (
+    "root",
+    "docker",
+    "podman",
+    "lxd",
+    "incus",
+    "libvirt",
+    "disk",
+    "kmem",
+    "shadow",
+    "sudo",
+    "wheel",
+    "adm",
+    "systemd-journal",
+)
 """Groups whose members are root by another way, or read what is root's. No job is in them."""
 
 GPU_NODES = (r"/dev/nvidia[0-9]+", r"/dev/nvidia-caps/nvidia-cap[0-9]+", r"/dev/dri/renderD[0-9]+")
@@ -62,6 +75,11 @@ GPU_COMMON = (
     "/dev/kfd",
 )
 HIDDEN = ("/var/lib/skep", "/etc/skep", "/run/docker.sock", "/run/containerd", "/run/podman")
+
+WORKDIRS = ("/home",)
+"""Where the workdir of a container may be: it is mounted by an engine that may read everything."""
+
+REPLACED = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 - a job sees its own there
 
 SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)")
@@ -110,6 +128,7 @@ class Policy(NamedTuple):
     device_common: tuple[str, ...]
     require: tuple[str, ...]
     umask: int
+    workdirs: tuple[str, ...]
 
     @property
     def jobs(self) -> str:
@@ -193,13 +212,14 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
             _one_of("require", each, tuple(FEATURES)) for each in top.texts("require", REQUIRED)
         ),
         umask=view.number("umask", 0o077, 0, 0o777),
+        workdirs=tuple(_path("view.workdirs", each) for each in view.texts("workdirs", WORKDIRS)),
     )
     for table in (top, accounts, dynamic, limits, view, devices):
         table.check_all_taken()
     if made.dynamic_first + made.dynamic_count > UID_MAX:
         message = "accounts.dynamic goes beyond the largest uid"
         raise PolicyError(message)
-    if made.private_tmp and made.folder.startswith(("/tmp/", "/var/tmp/", "/dev/shm/")):  # noqa: S108
+    if made.private_tmp and made.folder.startswith(REPLACED):
         message = f"folder is {made.folder}: jobs have a /tmp of their own and would not see it"
         raise PolicyError(message)
     return made

@@ -5,8 +5,12 @@
 It speaks the runner's protocol (see `agent.runner`) on a socket that only the agent's account can
 open, and adds to it:
 
-    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why}, "mode"}
-    {"id": 9, "do": "remove", "job"}    -> {"id": 9, "done": true}     its checkpoints
+    {"id": 5, "do": "ping"}             -> {..., "folder": JOBS, "lacks": {feature: why},
+                                            "requires": [feature], "mode"}
+    {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
+                                           for a container, which an engine starts
+    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints` or `logs`,
+     "kind"}                               unless it has a run here
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
     {"id": 6, "do": "shutdown"}         -> once no run is left; the launcher itself stays
 
@@ -93,10 +97,14 @@ class LauncherServer(Server):
                 return {"not_started": "this node is shutting down", "fault": "node"}
             case "ping":
                 found = super()._answer(client, request) or {}
-                about = {"folder": self._apart.folder, "lacks": self._apart.lacks}
-                return {**found, **about, "mode": self._mode}
+                return {**found, **self._apart.about(), "mode": self._mode}
+            case "prepare":
+                return self._apart.prepare_container(request["plan"])
             case "remove":
-                self._apart.remove(folders.CHECKPOINTS, str(request["job"]))
+                kind = request.get("kind", folders.CHECKPOINTS)
+                if kind not in {folders.CHECKPOINTS, folders.LOGS}:
+                    return {"error": f"{str(kind)[:64]!r} is not to be removed"}
+                self._apart.remove(kind, str(request["job"]))
                 return {"done": True}
             case "sweep":
                 return {"jobs": self._apart.sweep(min(float(request["before"]), time.time()))}
@@ -130,6 +138,7 @@ def main(arguments: list[str]) -> int:
         said(f"skep-launcher: another one serves {chosen.folder}")
         return 1
     runner.prepare()
+    _warn_of_code()
     apart = _enclosure(chosen, agent)
     for feature, why in apart.lacks.items():
         level = "refused" if feature in chosen.require else "warning"
@@ -169,6 +178,14 @@ def _decided(path: str) -> tuple[Policy, pwd.struct_passwd]:
         text = f"{path}: agent is {chosen.agent!r}, which is root: the agent needs no rights"
         raise PolicyError(text)
     return chosen, agent
+
+
+def _warn_of_code() -> None:
+    """Say who could change what the launcher executes: as good as root, if not root itself."""
+    for path in (os.path.realpath(sys.executable), os.path.abspath(__file__)):
+        found = os.stat(path)
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            said(f"skep-launcher: warning: {path} is not root's alone: chown root, chmod go-w")
 
 
 def _check_root_owned(*paths: str) -> None:
