@@ -290,12 +290,13 @@ class Connection:
         host, port, _ = self.address[1:]
         ca = Path(self._ca) if self._ca else None
         try:
-            return client_context(ca).wrap_socket(link, server_hostname=host)
+            return client_context(ca, source="SKEP_CA").wrap_socket(link, server_hostname=host)
         except TlsError as error:
             link.close()
             raise UnbelievedError(str(error)) from None
         except TimeoutError:
-            text = f"{host_port(host, port)} took the connection and does not encrypt it: is it a gateway?"
+            where = host_port(host, port)
+            text = f"{where} took the connection and does not encrypt it: is it a gateway?"
             raise ConnectionError(text) from None
         except OSError as error:
             told = explain(error, host_port(host, port), TlsFiles(ca=ca))

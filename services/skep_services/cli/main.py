@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("up", "start a cluster, or resume the one that was here"),
         "down": ("down", "stop it; jobs are kept and go on at the next `up`"),
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
+        "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "log": ("log", "check | repair: the services' logs, and what does not belong there"),
     },
     "servers": {

@@ -49,8 +49,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     It is ready once something listens on `port` of `host`, or, without a port, once its log has a JSON line
     whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
-    it runs at if that is permitted, None for the supervisor's own. When a file of `reload_on` is
-    replaced it is told (SIGHUP) to read its configuration again.
+    it runs at if that is permitted, None for the supervisor's own.
     """
 
     name: str
@@ -61,7 +60,6 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = HOST
     port: int = 0
     niceness: int | None = None
-    reload_on: tuple[str, ...] = ()
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
