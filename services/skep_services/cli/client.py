@@ -322,7 +322,7 @@ class Client:
             return f"{text}\n  check SKEP_API, and that the cluster is up"
         match self._supervisor():
             case "":
-                return f"{text}\n  it is not running: start it again with `skep up`"
+                return f"{text}\n  it is not running: start it again with `{home.start_hint(self.target.folder)}`"
             case "failed":
                 return f"{text}\n  its start failed: `skep doctor` says why"
             case "stopping":

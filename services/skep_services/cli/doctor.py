@@ -252,6 +252,14 @@ def _existing(path: str) -> str:
 
 def cluster_checks(arguments: Namespace) -> Iterator[Check]:
     """Yield what can be said about the cluster, if there is one."""
+    from skep_services.cli import machines
+
+    machine = machines.machine_of(folder.home_folder(arguments.home))
+    if machine == "node":
+        yield from machines.node_checks(folder.home_folder(arguments.home))
+        return
+    if machine == "server":
+        yield from machines.server_checks(folder.home_folder(arguments.home))
     try:
         target = find_target(arguments.home)
     except CommandError as error:
@@ -287,7 +295,7 @@ def supervised_checks(home: str) -> Iterator[Check]:
     running = cluster.get("supervisor") or {}
     if not folder.is_alive(running):
         ended = running.get("error") or ""
-        yield Check("supervisor", FAIL, ended or "not running", "skep up")
+        yield Check("supervisor", FAIL, ended or "not running", folder.start_hint(home))
     elif running.get("state") == "failed":
         todo = f"see {folder.supervisor_log_path(home)}, then: skep down && skep up"
         yield Check("supervisor", FAIL, str(running.get("error")), todo)
@@ -427,7 +435,12 @@ def check_child(home: str, name: str, child: dict[str, Any]) -> Check:
             todo = f"it ends soon after each start: {log}"
             return Check(f"process {name}", FAIL, f"{detail}, {restarts}", todo)
         case _:
-            return Check(f"process {name}", FAIL, detail or "not running", f"skep up; {log}")
+            return Check(
+                f"process {name}",
+                FAIL,
+                detail or "not running",
+                f"{folder.start_hint(home)}; {log}",
+            )
 
 
 def service_checks(client: Client) -> Iterator[Check]:
@@ -455,6 +468,10 @@ def service_checks(client: Client) -> Iterator[Check]:
             yield from oddity_checks(identity, service, _log_of(client, identity))
         else:
             text = str(service.get("error") or service.get("text") or "does not answer")
+            if service.get("away"):
+                # The cluster works without it; perhaps it was removed.
+                yield Check(identity, OK, f"lost or drained: {text}")
+                continue
             yield Check(identity, FAIL, text, f"its log says why: {_log_of(client, identity)}")
     yield from token_checks(client)
 

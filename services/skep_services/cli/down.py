@@ -50,6 +50,8 @@ def run_down(arguments: Namespace) -> int:
             or `down` is at work in the folder.
     """
     home = folder.home_folder(arguments.home)
+    if told := folder.refuse_server(home):
+        raise CommandError(exits.FAILED, told)
     cluster = _read_for_down(home, wipe=arguments.wipe)
     if cluster is None:
         # What was asked for is the case already: scripts may ask twice.

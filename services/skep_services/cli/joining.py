@@ -1,4 +1,4 @@
-"""`skep node join | run | token | remove | install`: a machine becomes a node, and stops being one."""
+"""`skep node join | run | token | remove | install`: how a machine becomes a node, and is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from skep_services.cli import exits
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import client_of, print_json, say
-from skep_services.cli.server import home_of, invitation_of, show_units, told_installed
+from skep_services.cli.server import (
+    act_as_owner,
+    home_of,
+    invitation_of,
+    keep_owner,
+    show_units,
+    told_installed,
+)
 
 if TYPE_CHECKING:
     from skep_services.servers.nodejoin import Wanted
@@ -48,8 +55,12 @@ def run_join(arguments: Namespace) -> int:
     from skep_services.servers.joining import JoinError
 
     arguments.place = arguments.nodes[0] if arguments.nodes else None
+    if arguments.verb == "run":
+        act_as_owner(_home(arguments))
     try:
-        return _DO[arguments.verb](arguments)
+        code: int = _DO[arguments.verb](arguments)
+        if arguments.verb == "renew":
+            keep_owner(_home(arguments))
     except FilesError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except JoinError as error:
@@ -58,6 +69,7 @@ def run_join(arguments: Namespace) -> int:
     except PermissionError as error:
         text = f"{error.filename}: {error.strerror}: be root, or the account that owns it"
         raise CommandError(exits.FAILED, text) from None
+    return code
 
 
 def _home(arguments: Namespace) -> str:

@@ -66,8 +66,12 @@ def run_server(arguments: Namespace) -> int:
         raise CommandError(
             exits.USAGE, f"`skep server {arguments.verb}` takes no {arguments.place}"
         )
+    home = _home(arguments)
+    if arguments.verb == "run":
+        act_as_owner(home)
     try:
-        return _DO[arguments.verb](arguments)
+        code = _DO[arguments.verb](arguments)
+        keep_owner(home)
     except FilesError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except JoinError as error:
@@ -76,6 +80,7 @@ def run_server(arguments: Namespace) -> int:
     except PermissionError as error:
         text = f"{error.filename}: {error.strerror}: be root, or the account that owns it"
         raise CommandError(exits.FAILED, text) from None
+    return code
 
 
 def home_of(arguments: Namespace, default: str) -> str:
@@ -107,15 +112,14 @@ def _init(arguments: Namespace) -> int:
         print_json({"home": home, "cluster": name, "server": file.name, "hosts": list(hosts)})
         return exits.OK
     print(f"cluster {name} is made: this is server-1 of {arguments.servers}, known by {hosts[0]}")
-    print(f"  state folder     {home} (secret: whoever reads it is the cluster)")
+    print(f"  state folder     {home} (secret: it holds the keys of the cluster)")
     option = _option(arguments)
     print(
         f"  next here        skep server install --start{option}    (or: skep server run{option})"
     )
     if arguments.servers > 1:
-        print(
-            f"  on two others    skep server join TOKEN@{hosts[0]}    (a token each: `skep server token{option}`)"
-        )
+        each = f"(a token each: `skep server token{option}`)"
+        print(f"  on two others    skep server join TOKEN@{hosts[0]}    {each}")
     else:
         print("  one server stays one; for three begin with `skep server init --servers 3`")
     return exits.OK
@@ -254,6 +258,38 @@ def _cells(arguments: Namespace) -> dict[str, Any]:
         raise CommandError(exits.USAGE, str(error)) from None
 
 
+def keep_owner(home: str) -> None:
+    """Give what root wrote into a state folder to the account that the folder belongs to.
+
+    Args:
+        home: The state folder.
+    """
+    if os.geteuid() != 0 or not os.path.isdir(home) or os.stat(home).st_uid == 0:
+        return
+    owner = os.stat(home)
+    for part in (".", "tls", "creds", "keys", "keys/ca", "keys/bus"):
+        place = os.path.join(home, part)
+        for entry in os.scandir(place) if os.path.isdir(place) else ():
+            if entry.stat(follow_symlinks=False).st_uid == 0:
+                os.chown(entry.path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def act_as_owner(home: str) -> None:
+    """Go on as the account that a state folder belongs to.
+
+    Args:
+        home: The state folder.
+    """
+    try:
+        found = os.stat(home)
+    except FileNotFoundError:
+        return
+    if os.geteuid() == 0 and found.st_uid != 0:
+        os.setgroups([])
+        os.setgid(found.st_gid)
+        os.setuid(found.st_uid)
+
+
 def _home(arguments: Namespace) -> str:
     from skep_services.servers.files import SERVER_HOME
 
@@ -322,9 +358,8 @@ def _rotate(arguments: Namespace) -> int:
     if arguments.json:
         print_json({"server": file.name, "days": round(days, 1), "hosts": list(file.me.hosts)})
     else:
-        print(
-            f"{file.name} has a new certificate, valid for {days:.0f} days: {', '.join(file.me.hosts)}"
-        )
+        hosts = ", ".join(file.me.hosts)
+        print(f"{file.name} has a new certificate, valid for {days:.0f} days: {hosts}")
         print("  what runs takes it in within seconds; nothing stops")
     return exits.OK
 

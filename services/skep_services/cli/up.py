@@ -90,6 +90,8 @@ def run_up(arguments: Namespace) -> int:
         KeyboardInterrupt: A person interrupted it; what was started is stopped.
     """
     home = folder.home_folder(arguments.home)
+    if told := folder.refuse_server(home):
+        raise CommandError(exits.FAILED, told)
     wishes = _wishes(arguments)
     lock = lock_folder(home)
     if lock is None:

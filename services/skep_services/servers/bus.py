@@ -16,7 +16,7 @@ from skep_services.supervisor import home as folder
 
 ROUTE_USER = "route"
 EVERY_ADDRESS = "::"
-EVERY_ADDRESS_4 = "0.0.0.0"  # noqa: S104 - what is served there is encrypted and asks for a certificate
+EVERY_ADDRESS_4 = "0.0.0.0"  # noqa: S104 - clients need a certificate
 
 
 def write_config(home: str, file: ServerFile, shared: setup.Secrets) -> None:

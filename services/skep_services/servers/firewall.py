@@ -37,7 +37,7 @@ def openings(member: Member, size: int, gangs: tuple[int, int]) -> list[Opening]
             machine="server",
             ports=str(ports.door),
             by="people's programs over NATS",
-            what="door to the bus: TLS (close it if nobody submits over NATS)",
+            what="door to the bus: TLS (close it if no program uses it)",
         ),
     ]
     if size > 1:

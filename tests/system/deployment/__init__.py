@@ -1,1 +1,1 @@
-"""A cluster of machines that are network namespaces: real servers, nodes, certificates and rights."""
+"""A cluster of machines that are network namespaces: with servers, nodes and certificates."""

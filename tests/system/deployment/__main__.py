@@ -1,4 +1,4 @@
-"""`python -m tests.system.deployment`: from nothing to a cluster of machines, as a timed transcript.
+"""`python -m tests.system.deployment`: from nothing to a cluster of machines, timed.
 
     --servers 3 --nodes 4        how many machines; each is a network namespace
     --folder DIR                 where their files are (default: a temporary one)
@@ -11,6 +11,7 @@ Exit code 1 if anything did not come as it should, 77 if machines cannot be made
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import sys
@@ -18,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.system.deployment.bed import Bed, Done, Machine, missing
 
 GANG = Path(__file__).with_name("meet.py")
 WITHIN_S = 60.0
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.5
 SKIPPED = 77
 PEOPLE = (
     ("ada", "vision", "manager"),
@@ -87,7 +89,7 @@ class Story:
         self.say(f"{what}: after {took:.1f} s")
         return took
 
-    def json(self, machine: Machine, *words: str, env: Mapping[str, str] = {}) -> dict:  # type: ignore[type-arg]
+    def json(self, machine: Machine, *words: str, env: Mapping[str, str] = {}) -> dict[str, Any]:
         """Return what a command prints as JSON, without telling of it; empty if it fails."""
         done = machine.do(*words, "--json", env=env)
         try:
@@ -202,13 +204,13 @@ def make_nodes(story: Story, first: Machine, nodes: Sequence[str]) -> None:
         began = time.monotonic()
         story.do(machine, "skep", "node", "join", token, "--gpus", "4")
         machine.start("node", "skep", "node", "run")
-        story.until(f"{name} is ready", lambda name=name: _state(story, first, name) == "up")
+        story.until(f"{name} is ready", functools.partial(_is_up, story, first, name))
         story.say(f"{name}: from `join` to ready {time.monotonic() - began:.1f} s")
 
 
-def _state(story: Story, machine: Machine, node: str) -> str:
+def _is_up(story: Story, machine: Machine, node: str) -> bool:
     rows = story.json(machine, "skep", "node", "ls").get("nodes", [])
-    return next((row["state"] for row in rows if row["node"] == node), "")
+    return any(row["node"] == node and row["state"] == "up" for row in rows)
 
 
 def make_people(story: Story, first: Machine) -> dict[str, str]:
@@ -216,10 +218,10 @@ def make_people(story: Story, first: Machine) -> dict[str, str]:
     tokens = {}
     for person, vc, role in PEOPLE:
         story.do(first, "skep", "user", "add", person)
-        story.do(first, "skep", "user", "grant", person, role, "--vc", vc)
-        tokens[person] = story.json(first, "skep", "token", "make", "--person", person).get(
-            "text", ""
-        )
+        story.do(first, "skep", "role", "grant", person, role, "--vc", vc)
+        made = story.json(first, "skep", "token", "create", "laptop", "--person", person)
+        tokens[person] = str(made.get("text", ""))
+        story.say(f"{first.name}$ skep token create laptop --person {person}")
     return tokens
 
 
@@ -239,13 +241,15 @@ def run_gang(story: Story, first: Machine, tokens: Mapping[str, str]) -> None:
         "run",
         "--vc",
         "vision",
-        "--gpus",
+        "--workers",
         "8",
+        "--gpus",
+        "1",
         "--",
         sys.executable,
         str(GANG),
         env=env,
-        shown="skep run --vc vision --gpus 8 -- python meet.py    (as ben)",
+        shown="skep run --vc vision --workers 8 --gpus 1 -- python meet.py    (as ben)",
     )
     story.do(
         first,

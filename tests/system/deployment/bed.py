@@ -1,6 +1,6 @@
 """Machines for tests of deployments: network namespaces with their own names, on one bridge.
 
-    namespace NET: bridge  <-- veth -->  namespace of each machine: eth0, lo, /etc/hosts, a host name
+    namespace NET: bridge  <-- veth -->  namespace of each machine: eth0, lo, /etc/hosts, a name
 
 Nothing of it is in the network of the machine that runs the tests, and all of it is gone when the
 namespaces are. Making them needs root.
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,25 @@ ROOT = Path(__file__).parents[3]
 NAMES = Path("/etc/netns")
 COMMAND_WITHIN_S = 120.0
 STOP_WITHIN_S = 40.0
-LOOK_EVERY_S = 0.05
+UNTIL_S = 120.0
+LOOK_EVERY_S = 0.5
+
+
+def until(holds: Callable[[], bool], what: str, within_s: float = UNTIL_S) -> None:
+    """Wait until something holds of processes, which tell no event.
+
+    Args:
+        holds: Says whether it does.
+        what: What it is, for the error.
+        within_s: How long is waited (seconds).
+
+    Raises:
+        AssertionError: It does not hold in time.
+    """
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(LOOK_EVERY_S)
 
 
 class Done(NamedTuple):
