@@ -55,9 +55,9 @@ class Victims:
             ("eve", {"vision": Role.MANAGER}),
             ("max", {"nlp": Role.MANAGER}),
         ):
-            self.people[name] = await house.person(name, **roles)
-        self.people["nil"] = await house.person("nil")
-        self.people["ops"] = await house.person("ops", operator=True)
+            self.people[name] = await house.as_person(name, roles)
+        self.people["nil"] = await house.as_person("nil")
+        self.people["ops"] = await house.as_person("ops", operator=True)
         wanted = spec(env={"TOKEN": SECRET})
         answer = await self.people["ann"].json("POST", "/v1/jobs", 201, wanted)
         self.job = answer["job"]
@@ -228,7 +228,7 @@ async def test_only_a_manager_sets_the_secrets_of_a_vc(victims: Victims) -> None
 
 async def test_a_person_of_two_vcs_sees_both_and_no_third(victims: Victims) -> None:
     house = victims.house
-    two = await house.person("two", nlp=Role.VIEWER, speech=Role.VIEWER)
+    two = await house.as_person("two", {"nlp": Role.VIEWER, "speech": Role.VIEWER})
     assert [row["job"] for row in (await two.get("/v1/jobs"))["jobs"]] == [victims.job]
     assert [row["vc"] for row in (await two.get("/v1/vcs"))["vcs"]] == ["nlp"]
     assert error(await two.get("/v1/jobs?vc=vision", 403))[0] == "no-role"

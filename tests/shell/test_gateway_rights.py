@@ -88,15 +88,15 @@ async def test_each_role_may_what_the_table_says(
     house: House, role: Role | None, own: bool
 ) -> None:
     """A refusal is 403 and names its reason; whatever else an answer is, it is none of rights."""
-    owner = await house.person("ann", nlp=Role.MANAGER)
+    owner = await house.as_person("ann", {"nlp": Role.MANAGER})
     job = (await owner.json("POST", "/v1/jobs", 201, spec()))["job"]
     search = (await owner.json("POST", "/v1/searches", 201, tree(sampler="client")))["search"]
     await house.caught_up()
     name = "ann" if own else "bob"
     if role is Role.OPERATOR:
-        client = await house.person(name, operator=True)
+        client = await house.as_person(name, operator=True)
     else:
-        client = await house.person(name, **({"nlp": role} if role is not None else {}))
+        client = await house.as_person(name, {"nlp": role} if role is not None else None)
     house.cluster.deaf = True  # Nothing that one route asks for is there for the next one.
     for (method, route), action in sorted(ACTIONS.items()):
         if RIGHTS[action].scope is Scope.PERSON or (method, route) in ELSEWHERE:

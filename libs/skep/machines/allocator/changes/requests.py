@@ -130,6 +130,8 @@ def _carry_out(tx: Transaction, job: JobState, asked: AskTaken, now: Instant) ->
             return packing.begin(tx, job, wish, now)
         case AskUnpack():
             making_room.leave(tx, job, asked, now)
+        case AskPriority():
+            pass  # It is answered at once, and waits for nothing.
     return None
 
 
