@@ -20,8 +20,8 @@ from skep.wire.cluster import Cluster, FairShare
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.settings import EVERYTHING, Settings
 from skep_lab.simulator.world import News, World
-from skep_lab.workloads.situation import Steady
 from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 VC = "lab"
 HOUR_S, DAY_S = 3600, 86_400

@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "server",
             "init | join | run | status | token | rotate-certs | ports | install: a cluster of "
             "real machines",
-        )
+        ),
     },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
