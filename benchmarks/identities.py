@@ -165,18 +165,18 @@ class Bus:
                     monitor_port=nats_server.free_port(),
                     host=host,
                 ),
-                operator=self.keys
-                and self.keys.operator_mode(
-                    "bench",
-                    folder / f"s{number}-accounts",
-                    (self.accounts[0], system_account()),
-                    ISSUED_AT_S,
-                ),
+                operator=self._operator(folder / f"s{number}-accounts"),
             )
             for number, host in enumerate(others)
         ]
         for account in (*self.accounts, system_account()) if signed else ():
             self.issue(account)
+
+    def _operator(self, resolver: Path) -> nats_server.OperatorMode | None:
+        if self.keys is None:
+            return None
+        first = (self.accounts[0], system_account())
+        return self.keys.operator_mode("bench", resolver, first, ISSUED_AT_S)
 
     def issue(self, account: Account) -> None:
         """Write credentials of all users of an account."""

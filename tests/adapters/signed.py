@@ -115,8 +115,10 @@ class SignedCluster:
         return made
 
     async def close(self) -> None:
-        for one in (*self._buses, *self._links):
-            await one.close()
+        for bus in self._buses:
+            await bus.close()
+        for link in self._links:
+            await link.close()
         await asyncio.gather(*(server.stop() for server in self.servers))
 
 

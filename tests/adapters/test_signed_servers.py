@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -65,7 +66,7 @@ class Cut:
             end = asyncio.get_running_loop().create_future()
             self.ends.append(end)
             options = cluster.options(identity, server)
-            self.links.append(await Link.connect(options, lambda why, end=end: note(end, why)))
+            self.links.append(await Link.connect(options, functools.partial(note, end)))
 
     async def close(self) -> None:
         for link in self.links:
@@ -120,7 +121,11 @@ async def test_a_vc_and_a_person_join_while_the_servers_run(cluster: SignedClust
         stored = await link.call(subject, b"{}", {}, DEADLINE_S)
         assert b'"stream":"SUBMIT"' in stored.data  # type: ignore[union-attr]
         heard = asyncio.Event()
-        await link.subscribe(f"{inbox}x", lambda _, heard=heard: heard.set())
+
+        def hear(_: object, heard: asyncio.Event = heard) -> None:
+            heard.set()
+
+        await link.subscribe(f"{inbox}x", hear)
         async with asyncio.timeout(DEADLINE_S):
             while not heard.is_set():  # Servers tell one another of who listens meanwhile.
                 await admission.send(f"{inbox}x", b"admitted", {})

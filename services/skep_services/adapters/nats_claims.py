@@ -158,8 +158,8 @@ class Resolver:
         """
         subject = f"$SYS.REQ.ACCOUNT.{self._keys.public(account)}.CLAIMS.LOOKUP"
         found = {}
-        for answer in await self._ask(subject, b"", LOOKED_UP_WITHIN_S):
-            token = answer.data.decode(errors="replace")
+        for heard in await self._ask(subject, b"", LOOKED_UP_WITHIN_S):
+            token = heard.data.decode(errors="replace")
             with contextlib.suppress(TokenError):
                 found[token] = claims_of(token)
         return found
@@ -212,13 +212,13 @@ class Resolver:
             if answer is None:
                 continue
             if answer.error is not None:
-                text = answer.error.description or answer.error.message
-                reason = f"bus server {answer.server.name} does not take account {what}: {text}"
-                raise RefusedError(reason)
+                why = answer.error.description or answer.error.message
+                text = f"bus server {answer.server.name} does not take account {what}: {why}"
+                raise RefusedError(text)
             done.add(answer.server.name)
         if not done:
-            message = f"no bus server says that it knows account {what}"
-            raise ConnectionError(message)
+            text = f"no bus server says that it knows account {what}"
+            raise ConnectionError(text)
         return frozenset(done)
 
     async def _ask(
