@@ -14,6 +14,8 @@ PURPOSE = 26
 HOST_MISMATCH, ADDRESS_MISMATCH = 62, 64
 """What OpenSSL calls X509_V_ERR_...: why a certificate was not believed."""
 
+ENDED = ("APPLICATION_DATA_AFTER_CLOSE_NOTIFY", "UNEXPECTED_EOF_WHILE_READING")
+"""A connection that ended in the middle of something: no fault of a certificate."""
 STRANGER = (SELF_SIGNED_ONE, SELF_SIGNED_ROOT, NO_ISSUER, NO_SIGNER)
 
 CLOCK = "compare this machine's clock with the server's (NTP)"
@@ -35,9 +37,9 @@ def explain(
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_server(error, where, files, clock)
-    if not isinstance(error, ssl.SSLError):
+    if not is_final(error):
         return ""
-    reason = str(getattr(error, "reason", "") or "")
+    reason = _reason(error)
     if "ALERT" in reason:
         return _refused(reason, where, files, clock)
     if reason in (
@@ -52,9 +54,12 @@ def explain(
 
 def is_final(error: BaseException) -> bool:
     """Return whether trying again can help only once a certificate or a clock is changed."""
-    return isinstance(error, ssl.SSLError) and not isinstance(
-        error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLWantReadError
-    )
+    ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLWantReadError)
+    return isinstance(error, ssl.SSLError) and not ended and _reason(error) not in ENDED
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "reason", "") or "")
 
 
 def _of_server(
