@@ -7,16 +7,15 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from skep_services.cli import exits, render
+from skep_services.cli.checks import CLOCK_SKEW_S_MAX, FAIL, OK, WARN, Check
 from skep_services.cli.client import Client, decoded, find_target
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, no_options, print_json
 from skep_services.cli.render import Column
 from skep_services.supervisor import home as folder
-
-OK, WARN, FAIL = "ok", "warn", "fail"
 
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN = 1 * 2**30
@@ -27,7 +26,6 @@ MEMORY_FREE_ADVISED = 2**30
 """Nine processes of the cluster take half a gigabyte, and a PyTorch job as much again."""
 
 FILES_MIN = 1024
-CLOCK_SKEW_S_MAX = 2.0
 SYNC_SLOW_S = 0.020
 """Every acceptance waits for the disk once: slower than this is felt."""
 
@@ -44,15 +42,6 @@ FOLDERS_MAX = 200
 """How much of a state folder is looked through; there are some ten files, near the top."""
 RENEW = "issue it anew; what serves takes it in without a stop (docs/how-to/encryption.md)"
 DOCTOR_PATIENCE_S = 1.0
-
-
-class Check(NamedTuple):
-    """One thing looked at. `todo` says what to do; it is empty where nothing is wrong."""
-
-    name: str
-    level: str
-    text: str
-    todo: str = ""
 
 
 def run_doctor(arguments: Namespace) -> int:
@@ -256,6 +245,7 @@ def cluster_checks(arguments: Namespace) -> Iterator[Check]:
 
     machine = machines.machine_of(folder.home_folder(arguments.home))
     if machine == "node":
+        yield from certificate_checks(folder.home_folder(arguments.home), time.time())
         yield from machines.node_checks(folder.home_folder(arguments.home))
         return
     if machine == "server":

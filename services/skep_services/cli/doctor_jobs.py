@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from skep_services.cli.doctor import FAIL, OK, WARN, Check
+from skep_services.cli.checks import FAIL, OK, WARN, Check
 
 HOW_TO = "docs/how-to/job-isolation.md"
 PATIENCE_S = 2.0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli.doctor import CLOCK_SKEW_S_MAX, FAIL, OK, WARN, Check, certificate_checks
+from skep_services.cli.checks import CLOCK_SKEW_S_MAX, FAIL, OK, WARN, Check
 from skep_services.supervisor import home as folder
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _ports(file: ServerFile) -> Iterator[Check]:
 
 
 def node_checks(home: str) -> Iterator[Check]:
-    """Yield what can be said of a node: its certificate and identity, the servers, its agent."""
+    """Yield what can be said of a node: its identity, the servers, its agent."""
     from skep_services.servers import files
     from skep_services.servers.files import FilesError
 
@@ -86,7 +86,6 @@ def node_checks(home: str) -> Iterator[Check]:
         yield Check("node", FAIL, str(error), "restore the file, or have this node join again")
         return
     yield Check("node", OK, f"{file.name} of cluster {file.cluster}, at {file.address}")
-    yield from certificate_checks(home, time.time())
     yield _identity(home, file)
     yield from _gateways(home, file)
     yield from _bus(file)

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
 from skep.wire.bounds import UNDECODABLE
-from skep_services.pki.files import TlsFiles, following_server
+from skep_services.pki.files import TlsError, TlsFiles, client_context, following_server
 from skep_services.servers import files, setup, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
@@ -31,6 +33,7 @@ from skep_services.servers.versions import VersionError, check_meeting
 JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
 SHUTDOWN_S = 0.5
+ANSWER_WITHIN_S = 2.0
 
 
 class AskServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +221,27 @@ def meeting_secret(shared: setup.Secrets) -> str:
     """Return by which servers know one another at this port."""
     key = shared.bus[min(shared.bus)].encode()
     return hmac.new(hashlib.sha256(key).digest(), b"skep servers 1", "sha256").hexdigest()
+
+
+async def ask_servers(home: str, other: Member) -> Servers | None:
+    """Return whom another server knows; None if it does not answer."""
+    try:
+        context: ssl.SSLContext = client_context(Path(files.tls_path(home, files.CA)))
+    except TlsError:
+        return None
+    headers = {"Authorization": f"Bearer {meeting_secret(setup.read_secrets(home))}"}
+    limit = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
+    url = other.url("https", other.ports.servers) + SERVERS_PATH
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit) as session,
+            session.get(url, headers=headers, ssl=context) as answer,
+        ):
+            if answer.status != 200:
+                return None
+            return msgspec.json.decode(await answer.read(), type=Servers)
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
+        return None
 
 
 def own_tls(home: str) -> TlsFiles:

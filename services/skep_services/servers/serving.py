@@ -13,14 +13,10 @@ import contextlib
 import fcntl
 import os
 import signal
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
-
-import aiohttp
-import msgspec
 
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
@@ -30,11 +26,11 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
-from skep_services.pki.files import Replaced, TlsError, client_context
+from skep_services.pki.files import Replaced
 from skep_services.ports import MissingStreamError, RefusedError
 from skep_services.servers import bus, files, notify, plan, setup
-from skep_services.servers.files import FilesError, Member, ServerFile
-from skep_services.servers.meeting import SERVERS_PATH, Meeting, Servers, meeting_secret, newer
+from skep_services.servers.files import FilesError, ServerFile
+from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
 from skep_services.supervisor import boot
 from skep_services.supervisor import home as folder
@@ -43,7 +39,6 @@ from skep_services.supervisor.run import Supervisor, say, write_state
 LOOK_EVERY_S = 0.5
 """Between two looks for servers that are still to come: a person waits."""
 LOOK_LATER_EVERY_S = 5.0
-ANSWER_WITHIN_S = 2.0
 TRY_EVERY_S = 0.5
 CHECK_EVERY_S = 2.0
 """How often it is looked whether this machine's certificate was replaced."""
@@ -168,27 +163,6 @@ async def look_around(home: str, file: ServerFile) -> ServerFile:
             say("servers known", members=[one.name for one in found.members])
             file = found
     return file
-
-
-async def ask_servers(home: str, other: Member) -> Servers | None:
-    """Return whom another server knows; None if it does not answer."""
-    try:
-        context: ssl.SSLContext = client_context(Path(files.tls_path(home, files.CA)))
-    except TlsError:
-        return None
-    headers = {"Authorization": f"Bearer {meeting_secret(setup.read_secrets(home))}"}
-    limit = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
-    url = other.url("https", other.ports.servers) + SERVERS_PATH
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=limit) as session,
-            session.get(url, headers=headers, ssl=context) as answer,
-        ):
-            if answer.status != 200:
-                return None
-            return msgspec.json.decode(await answer.read(), type=Servers)
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
-        return None
 
 
 async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) -> int:

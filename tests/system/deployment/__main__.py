@@ -135,7 +135,8 @@ def tell(story: Story, servers: Sequence[str], nodes: Sequence[str]) -> None:
     bad_input(story, first, nodes)
     rotate(story, first, nodes)
     if len(servers) > 1:
-        lose_server(story, servers, nodes)
+        lose_server(story, servers)
+        replace_server(story, servers)
     story.do(first if len(servers) == 1 else story.bed.machines[servers[1]], "skep", "doctor")
 
 
@@ -182,15 +183,7 @@ def make_servers(story: Story, servers: Sequence[str]) -> None:
         )
         other.start("server", "skep", "server", "run")
         story.say(f"{name}$ systemctl start skep-server    (here: skep server run &)")
-    story.until(
-        "all servers are up",
-        lambda: all(
-            one["gateway"] == "ok"
-            for one in story.json(first, "skep", "server", "status").get(
-                "servers", [{"gateway": ""}]
-            )
-        ),
-    )
+    _until_all_up(story, first)
     story.do(first, "skep", "server", "status")
 
 
@@ -335,7 +328,7 @@ def rotate(story: Story, first: Machine, nodes: Sequence[str]) -> None:
     story.bed.machines[gone].stop("node")
 
 
-def lose_server(story: Story, servers: Sequence[str], nodes: Sequence[str]) -> None:
+def lose_server(story: Story, servers: Sequence[str]) -> None:
     """Power the first server off; go on by the others; bring it back."""
     first, second = (story.bed.machines[name] for name in servers[:2])
     first.power_off()
@@ -348,15 +341,30 @@ def lose_server(story: Story, servers: Sequence[str], nodes: Sequence[str]) -> N
     story.do(second, "skep", "server", "status")
     first.start("server", "skep", "server", "run")
     story.say(f"{first.name}: power on")
-    story.until(
-        "all servers are up",
-        lambda: all(
-            one["gateway"] == "ok"
-            for one in story.json(second, "skep", "server", "status").get(
-                "servers", [{"gateway": ""}]
-            )
-        ),
-    )
+    _until_all_up(story, second)
+
+
+def replace_server(story: Story, servers: Sequence[str]) -> None:
+    """Lose the last server with its disk; have a new machine take its place."""
+    second, last = story.bed.machines[servers[1]], story.bed.machines[servers[-1]]
+    last.power_off()
+    shutil.rmtree(last.folder / "home")
+    story.say(f"{last.name}: the machine is gone, with its disk")
+    token = story.do(second, "skep", "server", "token").out.split()[-1]
+    story.do(last, "skep", "server", "join", token, "--replace", last.name, "--host", last.name,
+             "--host", last.address, "--host", last.address6)  # fmt: skip
+    last.start("server", "skep", "server", "run")
+    _until_all_up(story, second)
+    story.do(second, "skep", "run", "--vc", "speech", "--", "echo", "all of it is there")
+    story.do(last, "skep", "ps", "-a")
+
+
+def _until_all_up(story: Story, machine: Machine) -> None:
+    def all_up() -> bool:
+        rows = story.json(machine, "skep", "server", "status").get("servers", [])
+        return bool(rows) and all(row["gateway"] == "ok" for row in rows)
+
+    story.until("all servers are up", all_up)
 
 
 def _shown(words: Sequence[str]) -> str:
