@@ -73,7 +73,7 @@ ANSWERED_WITHIN_S = 10
 """How long the server remembers where the answer to a request from another account goes. A client
 repeats a request after 2 s; what is never answered must not fill the server's memory."""
 
-ARCHIVED = (*subjects.FACT_STREAMS, NODE, ADMIN)
+ARCHIVED = (ADMISSION, ALLOC, SEARCH, PROFILES, NODE, ADMIN)
 """Streams of which old messages may go to an archive."""
 
 TENANT_CONNECTIONS_MAX = 64
