@@ -68,7 +68,7 @@ def people_of(state: ClusterState, vc: str, of_vc: VcPeople, now: Instant) -> li
     used = {name: of_vc.used(name, now) for name in names}
     all_used, weights = sum(used.values()), sum(map(of_vc.weight, names))
     nothing = Account()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         account, weight = of_vc.accounts.get(name, nothing), of_vc.weight(name)
         part = weight / weights
