@@ -60,8 +60,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),
-        "fair": ("people", "what people of a virtual cluster used, and whose jobs come first"),
-        "reserve": ("people", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
+        "fair": ("shares", "what people of a virtual cluster used, and whose jobs come first"),
+        "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (

@@ -38,8 +38,8 @@ from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.page import PAGE, PAGE_POLICY
-from skep_services.gateway.people import fair_view, windows_view
 from skep_services.gateway.picture import picture
+from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.views import gpus_view, nodes_view
 from skep_services.ports import Clock

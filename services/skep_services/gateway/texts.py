@@ -24,7 +24,7 @@ from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.following import sentence
-from skep_services.gateway.people import window_line
+from skep_services.gateway.shares import window_line
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4

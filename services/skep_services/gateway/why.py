@@ -16,8 +16,8 @@ from skep_services.gateway.fold import Fold
 from skep_services.gateway.following import sentence
 from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
-from skep_services.gateway.people import fair_line, window_line, windows_ahead
 from skep_services.gateway.rows import PLACED, Job, Row, State
+from skep_services.gateway.shares import fair_line, window_line, windows_ahead
 
 FOR_CELLS = (
     Reason.WAITS_FOR_CELLS,
