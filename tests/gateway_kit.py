@@ -226,6 +226,7 @@ class BusCluster(Cluster):
         self.broker = MemoryBroker(self.clock)
         for stream, patterns in subjects.STREAMS.items():
             self.broker.add_stream(stream, patterns)
+        self.broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
         self.bus = MemoryBus(self.broker, "services", _raise)
         self.deaf = False
         self.searches = Driver(SearchesMachine)
@@ -274,9 +275,9 @@ class BusCluster(Cluster):
 
     async def grant(self, person: str, standing: Standing) -> None:
         """Let admission and searches take a person for something, as the access service says."""
-        record = facts("admission", RolesSeen(person=person, standing=standing))
-        for fact in record.facts:
-            self.admission.machine.apply(fact)
+        seen = RolesSeen(person=person, standing=standing)
+        self.admission.machine.apply(seen)
+        record = facts("admission", seen)
         self.store_record(subjects.ADMISSION_FACTS, record.facts, at(0))
         await self.searched(record)
 
@@ -375,9 +376,11 @@ class House:
         self.vision = Client(self.session, self.base, "vision-token")
         self.nobody = Client(self.session, self.base, "")
 
-    async def person(self, name: str, operator: bool = False, **roles: Role) -> Client:
-        """Let a person have roles, and return a client that is that person."""
-        standing = Standing(granted=dict(roles), operator=operator)
+    async def as_person(
+        self, name: str, roles: Mapping[str, Role] | None = None, *, operator: bool = False
+    ) -> Client:
+        """Let a person have roles, by VC, and return a client that is that person."""
+        standing = Standing(granted=dict(roles or {}), operator=operator)
         self.tokens.people[name] = standing
         await self.cluster.grant(name, standing)
         return Client(self.session, self.base, name)

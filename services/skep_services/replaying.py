@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.access.roles import HEARD as HEARD_OF_PEOPLE
 from skep.machines.admission import HEARD, AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
@@ -33,6 +34,7 @@ from skep.wire.facts import (
     JobRequeued,
     NodeAdded,
     Refused,
+    RolesSeen,
     VcsSet,
 )
 from skep.wire.search_facts import SearchFact
@@ -42,6 +44,7 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
+from skep_services.pki.files import TlsError, TlsFiles, bus_files, named_files
 from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
 from skep_services.supervisor import home as folder
 
@@ -68,7 +71,7 @@ SERVICES = {
         subjects.ADMISSION,
         AdmissionFact,
         AdmissionMachine,
-        {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
+        {subjects.ACCESS: HEARD_OF_PEOPLE, subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
     ),
     "allocator": Service(
         subjects.ALLOC,
@@ -81,7 +84,7 @@ SERVICES = {
         SearchFact,
         SearchesMachine,
         {
-            subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused),
+            subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused, RolesSeen),
             subjects.ALLOC: (AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued),
         },
     ),
@@ -142,10 +145,13 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
     """
     url = os.environ.get("SKEP_NATS_URL", "")
     if url and home is None:
+        credentials = os.environ.get("SKEP_NATS_CREDS", "")
         return LinkOptions(
             servers=tuple(url.split(",")),
             identity=os.environ.get("SKEP_NATS_USER", identity),
             password=os.environ.get("SKEP_NATS_PASSWORD", ""),
+            credentials=Path(credentials) if credentials else None,
+            tls=_files(url),
         )
     where = folder.home_folder(home)
     cluster = folder.read_cluster(where)
@@ -157,8 +163,23 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
         raise UnreachableError(text)
     nats = cluster["nats"]
     return LinkOptions(
-        servers=tuple(nats["url"].split(",")), identity=identity, password=nats["users"][identity]
+        servers=tuple(nats["url"].split(",")),
+        identity=identity,
+        password=nats["users"][identity],
+        tls=named_files(*(nats.get(name, "") for name in ("ca", "certificate", "key"))),
     )
+
+
+def _files(url: str) -> TlsFiles | None:
+    """Return the files of SKEP_TLS_* for a bus.
+
+    Raises:
+        UnreachableError: They are wrong, or the bus would be reached in plain text.
+    """
+    try:
+        return bus_files(url, os.environ)
+    except TlsError as error:
+        raise UnreachableError(str(error)) from None
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:

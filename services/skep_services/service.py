@@ -22,6 +22,7 @@ import structlog
 
 from skep.ids import is_token
 from skep.units import Instant
+from skep_services.adapters.nats_login import CredentialsError, Login
 from skep_services.pki.files import TlsError, TlsFiles, bus_files, following_server, server_files
 from skep_services.ports import (
     Bus,
@@ -55,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     peers: tuple[str, ...] = ()
     """The other processes of the same service, of which one at a time is active."""
+    credentials: Path | None = None
+    """Its credentials file for the bus; with it there is no password."""
     tls: TlsFiles | None = None
     """What it proves itself with on the bus, and whom it believes; None: nothing is encrypted."""
 
@@ -93,14 +96,19 @@ def settings(service: str, environment: Mapping[str, str] = os.environ) -> Setti
         tls = bus_files(nats_url, environment)
     except TlsError as error:
         raise ConfigurationError(str(error)) from error
+    credentials = _credentials(environment)
+    password = _password(environment)
+    if credentials is None:
+        password = password or need("SKEP_NATS_PASSWORD", "its password")
     return Settings(
         service=service,
         nats_url=nats_url,
         identity=identity,
-        password=_password(environment) or need("SKEP_NATS_PASSWORD", "its password"),
+        password=password,
         state=state,
         environment=environment,
         peers=_peers(environment, identity),
+        credentials=credentials,
         tls=tls,
     )
 
@@ -145,6 +153,23 @@ def server_context(
         return following_server(files, trouble) if files is not None else None
     except TlsError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def _credentials(environment: Mapping[str, str]) -> Path | None:
+    """Return the credentials file that SKEP_NATS_CREDS names, or None.
+
+    Raises:
+        ConfigurationError: It cannot be used.
+    """
+    path = environment.get("SKEP_NATS_CREDS", "")
+    if not path:
+        return None
+    try:
+        Login(Path(path)).read()
+    except CredentialsError as error:
+        text = f"SKEP_NATS_CREDS: {error}"
+        raise ConfigurationError(text) from error
+    return Path(path)
 
 
 def _password(environment: Mapping[str, str]) -> str:

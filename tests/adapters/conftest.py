@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.adapters.signed import SignedWorld
 from tests.adapters.worlds import Inbox, MemoryWorld, NatsWorld, Proxy
 
 
-@pytest_asyncio.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.adapters)])
+@pytest_asyncio.fixture(
+    params=[
+        "memory",
+        pytest.param("nats", marks=pytest.mark.adapters),
+        pytest.param("signed", marks=[pytest.mark.adapters, pytest.mark.slow]),
+    ]
+)
 async def world(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[MemoryWorld | NatsWorld]:
@@ -20,7 +27,8 @@ async def world(
         yield memory
         await memory.close()
     else:
-        nats = NatsWorld(tmp_path / "nats")
+        made = SignedWorld if request.param == "signed" else NatsWorld
+        nats = made(tmp_path / "nats")
         await nats.start()
         yield nats
         await nats.close()

@@ -28,12 +28,20 @@ from skep_services.adapters.nats_api import PubAck, StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import Silence
 from skep_services.ports import Delivery, RefusedError
+from tests.adapters.signed import SignedCluster
 from tests.adapters.worlds import ANYTHING, DEADLINE_S, Inbox, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
-TENANT, NODE = "vc-ml", "node-n1"
+TENANT, NODE, PERSON = "vc-ml", "node-n1", "vc-ml.anna"
+ATTACKERS = (TENANT, NODE, PERSON)
 SAYS = {
+    PERSON: (
+        subjects.submit("ml", "anna"),
+        subjects.cancel("ml", "anna"),
+        subjects.ask("ml", "anna"),
+        subjects.search("ml", "anna"),
+    ),
     TENANT: (
         subjects.submit("ml"),
         subjects.cancel("ml"),
@@ -49,7 +57,7 @@ SAYS = {
     ),
 }
 """What the identity may say at all."""
-STORED = {TENANT: SAYS[TENANT], NODE: SAYS[NODE][:1]}
+STORED = {TENANT: SAYS[TENANT], NODE: SAYS[NODE][:1], PERSON: SAYS[PERSON]}
 """What of it a stream keeps."""
 
 TARGETS = (
@@ -60,6 +68,12 @@ TARGETS = (
     subjects.cancel("web"),
     subjects.ask("web"),
     subjects.search("web"),
+    subjects.submit("ml", "bob"),
+    subjects.cancel("ml", "bob"),
+    subjects.ask("ml", "bob"),
+    subjects.search("ml", "bob"),
+    subjects.submit("web", "anna"),
+    subjects.ACCESS_ASKED,
     subjects.node_event("n2", "joined"),
     subjects.command("n1"),
     subjects.command("n2"),
@@ -75,8 +89,13 @@ TARGETS = (
     subjects.JUDGED,
     subjects.MEASURED,
     subjects.TRIALS_OPEN,
+    subjects.reply("ml", "x", "bob"),
     "_INBOX.vc-web.x",
+    "_INBOX.vc-web.anna.x",
+    "_INBOX.vc-ml.bob.x",
     "_INBOX.node-n2.x",
+    "_INBOX.operator.answers.n2.x.1",
+    "_INBOX.gateway.answers.n2.x.1",
     "_INBOX.operator.x",
     "_INBOX.gateway.x",
     "_INBOX.allocator.x",
@@ -110,15 +129,20 @@ class Ears:
         self.heard: list[str] = []
         self._buses: list[NatsBus] = []
 
-    async def listen(self, cluster: RealCluster) -> None:
+    async def listen(self, cluster: Cluster) -> None:
         """Listen on all subjects of Skep and in the inboxes of the others."""
         for identity, what in (
             (OPERATOR, "skep.v1.>"),
             (OPERATOR, "_INBOX.operator.x"),
+            (OPERATOR, "_INBOX.operator.answers.>"),
             (GATEWAY, "_INBOX.gateway.x"),
+            (GATEWAY, "_INBOX.gateway.answers.>"),
             (ALLOCATOR, "_INBOX.allocator.x"),
             ("vc-web", "_INBOX.vc-web.x"),
             ("vc-web", subjects.reply("web", ">")),
+            ("vc-web.anna", "_INBOX.vc-web.anna.x"),
+            ("vc-ml.bob", "_INBOX.vc-ml.bob.x"),
+            ("vc-ml.bob", subjects.reply("ml", ">", "bob")),
             ("node-n2", "_INBOX.node-n2.x"),
             ("node-n2", subjects.command("n2")),
             ("node-n2", subjects.logs("n2")),
@@ -137,7 +161,7 @@ class Ears:
         return sorted({one for one in self.heard if one not in SAYS[self.attacker]})
 
 
-async def stored(cluster: RealCluster) -> dict[str, int]:
+async def stored(cluster: Cluster) -> dict[str, int]:
     """Return how many messages were ever stored in each stream."""
     bus = await cluster.bus(BOOTSTRAP)
     found = {}
@@ -148,7 +172,7 @@ async def stored(cluster: RealCluster) -> dict[str, int]:
     return found
 
 
-async def attack(cluster: RealCluster, attacker: str) -> None:
+async def attack(cluster: Cluster, attacker: str) -> None:
     """Have the server answer to every target, and return once it has answered."""
     bus = await cluster.bus(attacker)
     for target in TARGETS:
@@ -166,19 +190,24 @@ async def attack(cluster: RealCluster, attacker: str) -> None:
         assert msgspec.json.decode(answer.data, type=PubAck).error is None
 
 
-@pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    made = RealCluster(tmp_path)
+Cluster = RealCluster | SignedCluster
+MODES = {"passwords": RealCluster, "signed": SignedCluster}
+"""How identities prove themselves; what they may is the same."""
+
+
+@pytest_asyncio.fixture(params=sorted(MODES))
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    made: Cluster = MODES[request.param](tmp_path)
     await made.start()
     yield made
     await made.close()
 
 
-@pytest.mark.parametrize("attacker", [TENANT, NODE])
+@pytest.mark.parametrize("attacker", ATTACKERS)
 async def test_no_reply_subject_has_the_server_write_or_speak_elsewhere(
-    cluster: RealCluster, attacker: str
+    cluster: Cluster, attacker: str
 ) -> None:
-    own = subjects.SUBMIT if attacker == TENANT else subjects.NODE
+    own = subjects.NODE if attacker == NODE else subjects.SUBMIT
     ears = Ears(attacker)
     await ears.listen(cluster)
     before = await stored(cluster)
@@ -191,7 +220,7 @@ async def test_no_reply_subject_has_the_server_write_or_speak_elsewhere(
     assert await ears.strange() == []
 
 
-@pytest.mark.parametrize("attacker", [TENANT, NODE])
+@pytest.mark.parametrize("attacker", ATTACKERS)
 async def test_in_one_account_the_same_attempts_reach_every_stream(
     tmp_path: Path, attacker: str
 ) -> None:
@@ -211,7 +240,10 @@ async def test_in_one_account_the_same_attempts_reach_every_stream(
         await cluster.close()
 
 
-async def test_a_users_permissions_are_no_part_of_what_the_accounts_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", sorted(MODES))
+async def test_a_users_permissions_are_no_part_of_what_the_accounts_hold(
+    tmp_path: Path, mode: str
+) -> None:
     """With every right in its own account, a tenant still reaches its own subjects only."""
 
     def any_right(every: tuple[Account, ...]) -> tuple[Account, ...]:
@@ -223,13 +255,13 @@ async def test_a_users_permissions_are_no_part_of_what_the_accounts_hold(tmp_pat
             for account in every
         )
 
-    cluster = RealCluster(tmp_path, any_right)
+    cluster: Cluster = MODES[mode](tmp_path, any_right)
     await cluster.start()
     try:
         before = await stored(cluster)
         heard = Inbox()
         await (await cluster.bus(OPERATOR)).listen("skep.v1.>", heard.deliver)
-        for attacker in (TENANT, NODE):
+        for attacker in ATTACKERS:
             bus = await cluster.bus(attacker)
             for target in TARGETS:
                 await bus.link.send(target, b"{}", {}, "")
@@ -243,7 +275,7 @@ async def test_a_users_permissions_are_no_part_of_what_the_accounts_hold(tmp_pat
         await cluster.close()
 
 
-async def test_what_is_said_across_accounts_arrives(cluster: RealCluster) -> None:
+async def test_what_is_said_across_accounts_arrives(cluster: Cluster) -> None:
     """Verdicts, commands, reports, logs and health cross the accounts, each its own way."""
     tenant, other, agent, gateway, allocator, admission = [
         await cluster.bus(name)
@@ -253,7 +285,13 @@ async def test_what_is_said_across_accounts_arrives(cluster: RealCluster) -> Non
     await tenant.listen(subjects.reply("ml", ">"), verdicts.deliver)
     await other.listen(subjects.reply("web", ">"), others.deliver)
     await agent.listen(subjects.command("n1"), commands.deliver)
-    await gateway.listen(subjects.REPORTS, reports.deliver)
+    told = {
+        subjects.report("n1"): subjects.REPORTS,
+        subjects.heartbeat("n1"): subjects.HEARTBEATS,
+        subjects.span(NODE): subjects.SPANS,
+    }
+    for heard in told.values():
+        await gateway.listen(heard, reports.deliver)
 
     async def answer(delivery: Delivery) -> None:
         await agent.send(delivery.reply, b"well", {})
@@ -266,15 +304,37 @@ async def test_what_is_said_across_accounts_arrives(cluster: RealCluster) -> Non
             assert got.payload == b"well"
     await admission.send(subjects.reply("ml", "x"), b"admitted", {})
     await allocator.send(subjects.command("n1"), b"bind", {})
-    await agent.send(subjects.report("n1"), b"report", {})
+    for said in told:
+        await agent.send(said, b"report", {})
     await verdicts.wait(1)
     await commands.wait(1)
-    await reports.wait(1)
+    await reports.wait(len(told))
     assert others.got == []
     assert not cluster.fatal
 
 
-async def test_a_tenants_connections_are_bounded(cluster: RealCluster) -> None:
+async def test_verdicts_come_to_the_person_that_asked(cluster: Cluster) -> None:
+    """Bob is in the same VC; the other Anna has the same name in another one."""
+    anna, bob, other = [await cluster.bus(one) for one in (PERSON, "vc-ml.bob", "vc-web.anna")]
+    admission = await cluster.bus(ADMISSION_SERVICE)
+    heard, strange = Inbox(), Inbox()
+    await anna.listen(subjects.reply("ml", ">", "anna"), heard.deliver)
+    await anna.listen("_INBOX.vc-ml.anna.x", heard.deliver)
+    for bus, vc, person in ((bob, "ml", "bob"), (other, "web", "anna")):
+        await bus.listen(subjects.reply(vc, ">", person), strange.deliver)
+        await bus.listen(f"{subjects.inbox(vc, person)}x", strange.deliver)
+    for subject in (subjects.reply("ml", ">", "anna"), f"{subjects.inbox('ml', 'anna')}>"):
+        with pytest.raises(RefusedError, match="may not listen"):
+            await bob.listen(subject, strange.deliver)
+    await admission.send(subjects.reply("ml", "x", "anna"), b"admitted", {})
+    await admission.send("_INBOX.vc-ml.anna.x", b"admitted", {})
+    await heard.wait(2)
+    for bus in (bob, other):
+        assert await bus.link.echo(DEADLINE_S)
+    assert strange.got == []
+
+
+async def test_a_tenants_connections_are_bounded(cluster: Cluster) -> None:
     """A tenant that opens too many is refused; the others are not."""
     (limit,) = {
         account.connections_max

@@ -375,7 +375,8 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT",'
+        '"SECRETS","LATER"]'
     )
 
 

@@ -24,6 +24,7 @@ from skep_services.adapters.nats_access import (
     User,
     accounts,
     new_passwords,
+    person_account,
 )
 from skep_services.adapters.nats_api import Answer, StoredMessage, ask
 from skep_services.adapters.nats_bus import NatsBus
@@ -31,6 +32,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
 from skep_services.adapters.nats_streams import STREAM_PLANS, StreamPlan, bootstrap_streams
+from skep_services.pki.files import TlsFiles
 from skep_services.ports import Bus, Delivery, FactLog
 
 DEADLINE_S = 120.0
@@ -42,7 +44,8 @@ PASSWORD = "open sesame"
 
 
 NODES, VCS = ("n1", "n2"), ("ml", "web")
-"""Of a `RealCluster`."""
+PEOPLE = (("ml", "anna"), ("ml", "bob"), ("web", "anna"))
+"""Of a `RealCluster`; people with the VCs that they belong to."""
 
 Accounts = Callable[[tuple[Account, ...]], tuple[Account, ...]]
 Passwords = Callable[[dict[str, str]], dict[str, str]]
@@ -165,7 +168,8 @@ class NatsWorld:
     def __init__(self, folder: Path) -> None:
         self.fatal: asyncio.Queue[Exception] = asyncio.Queue()
         users = tuple(User(name=name, password=PASSWORD, grants=ANYTHING) for name in IDENTITIES)
-        self.server = Server(folder, [Account(name="TEST", users=users, jetstream=True)])
+        self.account = Account(name="TEST", users=users, jetstream=True)
+        self.server = Server(folder, [self.account])
         self._buses: list[NatsBus] = []
         self._has_fact_stream = False
         self._logs = 0
@@ -182,9 +186,12 @@ class NatsWorld:
     async def bus(self, identity: str = "a") -> NatsBus:
         return await self.bus_at(self.server.url, identity)
 
+    def options(self, url: str, identity: str) -> LinkOptions:
+        """Return how an identity logs in to a server at `url`."""
+        return LinkOptions(servers=(url,), identity=identity, password=PASSWORD)
+
     async def bus_at(self, url: str, identity: str = "a") -> NatsBus:
-        options = LinkOptions(servers=(url,), identity=identity, password=PASSWORD)
-        bus = await NatsBus.connect(options, self.fatal.put_nowait)
+        bus = await NatsBus.connect(self.options(url, identity), self.fatal.put_nowait)
         self._buses.append(bus)
         return bus
 
@@ -254,13 +261,28 @@ class NatsWorld:
         await self.server.kill()
 
 
+def every_account(passwords: dict[str, str]) -> tuple[Account, ...]:
+    """Return the accounts of a `RealCluster`, those of people among them."""
+    people = (person_account(vc, person, f"{PASSWORD} {person}") for vc, person in PEOPLE)
+    return (*accounts(passwords, NODES, VCS), *people)
+
+
 class RealCluster:
     """A server with the real accounts and streams, or with other accounts of the same users."""
 
-    def __init__(self, folder: Path, others: Accounts = tuple, inside: Passwords = dict) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        others: Accounts = tuple,
+        inside: Passwords = dict,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self.passwords = new_passwords(NODES, VCS)
-        self.accounts = others(accounts(inside(self.passwords), NODES, VCS))
-        self.server = Server(folder / "nats", self.accounts)
+        self.accounts = others(every_account(inside(self.passwords)))
+        for account in self.accounts:
+            for user in account.users:
+                self.passwords.setdefault(user.name, user.password)
+        self.server = Server(folder / "nats", self.accounts, tls=tls)
         self.marker = folder / "streams.json"
         self.fatal: list[Exception] = []
         self._buses: list[NatsBus] = []
@@ -272,7 +294,10 @@ class RealCluster:
 
     async def bus(self, identity: str) -> NatsBus:
         options = LinkOptions(
-            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+            servers=(self.server.url,),
+            identity=identity,
+            password=self.passwords[identity],
+            tls=self.server.tls,
         )
         bus = await NatsBus.connect(options, self.fatal.append)
         self._buses.append(bus)

@@ -10,7 +10,8 @@ import pytest
 
 from skep.units import MIB
 from skep_services.adapters.memory import MemoryBus
-from skep_services.gateway.api import ApiError, Caller
+from skep_services.gateway.api import ApiError
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.limits import (
     REQUESTS_BURST,
     REQUESTS_PER_S,

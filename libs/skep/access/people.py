@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
-from skep.access.roles import Roles
+from skep.access.roles import NOBODY, Roles
 from skep.units import Instant
 from skep.wire.access import (
     AccessFact,
     Audited,
     Credentials,
-    GroupRolesSet,
     JoinTokenMade,
     JoinTokenRevoked,
     JoinTokensForgotten,
@@ -30,41 +29,25 @@ from skep.wire.access import (
     LoginUsed,
     PersonAdded,
     PersonBound,
-    PersonDisabled,
-    PersonEnabled,
     PersonRemoved,
-    RoleGranted,
-    RoleRevoked,
     TokenMade,
     TokenRevoked,
     TokensForgotten,
     VcsHeard,
 )
 from skep.wire.facts import EpochBegan
-from skep.wire.roles import Role
+from skep.wire.roles import Role, Standing
 
 
 class Person(msgspec.Struct, kw_only=True):
-    """A person. `granted` and `grouped` are roles by VC; that of an operator has no VC."""
+    """A person. What it may be taken for is in `People.roles`."""
 
     person: str
     at: Instant
     full_name: str = ""
     oidc: bool = False
-    disabled: bool = False
     issuer: str = ""
     subject: str = ""
-    granted: dict[str, Role] = {}
-    grouped: dict[str, Role] = {}
-
-    @property
-    def roles(self) -> dict[str, Role]:
-        """Return the roles by VC: of two, the one that is more."""
-        found = dict(self.grouped)
-        for vc, role in self.granted.items():
-            if vc not in found or role.covers(found[vc]):
-                found[vc] = role
-        return found
 
 
 class TokenOf(msgspec.Struct, kw_only=True):
@@ -144,12 +127,9 @@ class People(msgspec.Struct):
     tokens_of: dict[str, dict[str, None]] = {}
     roles: Roles = msgspec.field(default_factory=Roles)
 
-    def role(self, person: str, vc: str) -> Role | None:
-        """Return what a person is in a VC; a disabled one is nothing."""
-        known = self.people.get(person)
-        if known is None or known.disabled:
-            return None
-        return self.roles.role(person, vc)
+    def standing(self, person: str) -> Standing:
+        """Return what a person may be taken for."""
+        return self.roles.people.get(person, NOBODY)
 
     def live_keys(self, person: str, vc: str | None = None) -> list[Key]:
         """Return the keys of a person that are in force, in one VC or (None) in all."""
@@ -190,48 +170,27 @@ class People(msgspec.Struct):
                 Person(person=fact.person, at=fact.at, full_name=fact.full_name, oidc=fact.oidc)
             )
             return
+        if (changed := self.roles.heard(fact)) is not None:
+            self.roles.set(*changed)
         person = self.people[fact.person]
         match fact:
             case PersonBound():
                 person.issuer, person.subject = fact.issuer, fact.subject
                 self.bound[fact.issuer, fact.subject] = fact.person
-            case PersonDisabled():
-                person.disabled = True
-            case PersonEnabled():
-                person.disabled = False
-            case RoleGranted():
-                person.granted[fact.vc] = fact.role
-                self._set_roles(person)
-            case RoleRevoked():
-                person.granted.pop(fact.vc, None)
-                self._set_roles(person)
-            case GroupRolesSet():
-                person.grouped = dict(fact.roles)
-                self._set_roles(person)
             case PersonRemoved():
                 self._remove(person)
 
     def put_person(self, person: Person) -> None:
-        """Take over a person as a whole."""
+        """Take over a person as a whole, without its roles."""
         self.people[person.person] = person
         self.folded[person.person.casefold()] = person.person
         if person.issuer:
             self.bound[person.issuer, person.subject] = person.person
-        self._set_roles(person)
-
-    def _set_roles(self, person: Person) -> None:
-        self.roles.forget(person.person)
-        for vc, role in person.roles.items():
-            if vc:
-                self.roles.give(person.person, vc, role)
-            else:
-                self.roles.operate(person.person, True)
 
     def _remove(self, person: Person) -> None:
         name = person.person
         for token in self.tokens_of.pop(name, ()):
             del self.tokens[token]
-        self.roles.forget(name)
         self.folded.pop(name.casefold(), None)
         if person.issuer:
             self.bound.pop((person.issuer, person.subject), None)
@@ -256,7 +215,10 @@ class People(msgspec.Struct):
             case TokensForgotten():
                 for name in fact.tokens:
                     token = self.tokens.pop(name)
-                    self.tokens_of[token.person].pop(name)
+                    theirs = self.tokens_of[token.person]
+                    del theirs[name]
+                    if not theirs:
+                        del self.tokens_of[token.person]
 
     def put_token(self, token: TokenOf) -> None:
         """Take over a token as a whole."""
@@ -326,13 +288,12 @@ class People(msgspec.Struct):
         """
         for person in self.people.values():
             assert self.folded[person.person.casefold()] == person.person
-            operator = person.roles.get("") is Role.OPERATOR
-            assert operator == (person.person in self.roles.operators), person
-            theirs = {vc: role for vc, role in person.roles.items() if vc}
-            assert self.roles.by_person.get(person.person, {}) == theirs, person
-            assert Role.OPERATOR not in theirs.values(), person
         assert len(self.folded) == len(self.people)
-        assert set(self.roles.by_person) | set(self.roles.operators) <= set(self.people)
+        assert set(self.roles.people) <= set(self.people)
+        for name, standing in self.roles.people.items():
+            given = {**standing.granted, **standing.groups}
+            assert "" not in given, name
+            assert Role.OPERATOR not in given.values(), name
         owned = {name: person for person, names in self.tokens_of.items() for name in names}
         assert owned == {name: token.person for name, token in self.tokens.items()}
         assert all(token.person in self.people for token in self.tokens.values())
@@ -342,7 +303,7 @@ class People(msgspec.Struct):
         for key in live:
             assert key.key not in self.revoked, key.key
             if key.kind is KeyKind.PERSON:
-                person = self.people[key.name]
-                role = self.role(key.name, key.vc)
-                assert role is not None, person
-                assert role.covers(Role.SUBMITTER), person
+                assert key.name in self.people, key.name
+                role = self.roles.role(key.name, key.vc)
+                assert role is not None, key.name
+                assert role.covers(Role.SUBMITTER), key.name

@@ -20,6 +20,7 @@
       video: {gpus: 8, policy: {name: NAME, OPTION: ...}}  # the same with options
       lab: {gpus: 8, fair_share: {half_life: 7d, weights: {ada: 2}},
             limits: {person: {running: 10, gpus: 16, queued: 200}}}
+    priorities: {submitter: 5, manager: 50}   # the highest by role; of one VC: in its entry
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
@@ -30,6 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.cells import hostlist
 from skep.cells.clustercheck import (
@@ -60,15 +63,28 @@ from skep.wire.cluster import (
 )
 from skep.wire.parse import kind_of, nearest
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role
 from skep.wire.spec import Problem
 from skep.wire.times import time_s
 
 CLUSTER_VERSION = 1
 
-CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine")
+CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
-VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy", "fair_share", "limits")
+LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
+"""The roles whose priorities can have a limit: a viewer has no jobs, an operator no limit."""
+VC_KEYS = (
+    "cells",
+    "pinned",
+    "gpus",
+    "weight",
+    "jobs_max",
+    "policy",
+    "priorities",
+    "fair_share",
+    "limits",
+)
 FAIR_KEYS = ("half_life", "weights")
 PERSON_KEYS = ("running", "gpus", "queued")
 
@@ -193,8 +209,11 @@ class _Reader:
             else:
                 pins[name] = pin
         vcs: dict[str, VirtualCluster] = {}
+        usual = self.priorities(top.get("priorities"), "$.priorities")
         for name, value in self.mapping(top.get("vcs"), "$.vcs", "virtual clusters").items():
-            vcs[name] = self.vc(f"$.vcs.{name}", value, chains)
+            vc = self.vc(f"$.vcs.{name}", value, chains)
+            own = isinstance(value, dict) and "priorities" in value
+            vcs[name] = vc if own or not usual else replace(vc, priorities=usual)
         rule = self.quarantine(top.get("quarantine"))
         return Cluster(chains=chains, pins=pins, vcs=vcs, quarantine=rule)
 
@@ -536,6 +555,7 @@ class _Reader:
             jobs_max=JOBS_MAX if jobs_max is None else jobs_max,
             policy=policy,
             options=options,
+            priorities=self.priorities(tree.get("priorities"), f"{path}.priorities"),
             fair_share=self.fair_share(tree.get("fair_share"), f"{path}.fair_share"),
             limits=self.limits(tree.get("limits"), f"{path}.limits"),
         )
@@ -573,6 +593,15 @@ class _Reader:
             if key in person
         }
         return PersonLimits(**found) if found else None
+
+    def priorities(self, value: Any, path: str) -> dict[str, int]:
+        """Return the highest priorities by role; what they may be is checked later."""
+        tree = self.mapping(value, path, "numbers by role")
+        self.keys(tree, LIMITED_ROLES, path)
+        found = {role: self.number(most, f"{path}.{role}") for role, most in tree.items()}
+        return {
+            role: most for role, most in found.items() if most is not None and role in LIMITED_ROLES
+        }
 
     def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
         """Return a policy's name and options, without checking whether such a policy exists."""

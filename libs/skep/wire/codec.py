@@ -263,7 +263,6 @@ class _AccessRecord(msgspec.Struct, frozen=True):
 
 
 _RECORDS: dict[str, LogDecoder[Any]] = {
-    "access": LogDecoder(_AccessRecord),
     "admission": LogDecoder(_AdmissionRecord),
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),

@@ -43,6 +43,12 @@ KEPT = "KEPT"
 KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 """Snapshots beside the truth: `kept`."""
 
+SECRETS = "SECRETS"
+SECRET_SUBJECTS = (f"{PREFIX}.secret.>",)
+"""Sealed secrets, the latest value of each: `secret`."""
+VAULT_KEY = f"{PREFIX}.secret.vault.key"
+"""Where the vault says what secrets are sealed to."""
+
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 SEARCH_FACTS = STREAMS[SEARCH][0]
@@ -64,6 +70,9 @@ SPANS = f"{PREFIX}.span.*"
 REPLIES = f"{PREFIX}.reply.>"
 SEARCH_REQUESTS = f"{PREFIX}.search.>"
 """What is asked of searches, by VCs as a whole and by their people."""
+
+ANSWERS = "answers"
+"""The token of an inbox behind which a node's name stands: `answers`."""
 
 KEY_HEADER = "Nats-Msg-Id"
 REPLY_HEADER = "Skep-Reply"
@@ -134,6 +143,16 @@ def kept(stream: str, what: str) -> str:
     return f"{PREFIX}.kept.{stream}.{what}"
 
 
+def secret(scope: str, owner: str, name: str) -> str:
+    """Return where a secret is kept: `scope` is `vc` or `person`, `owner` its name."""
+    return f"{PREFIX}.secret.{scope}.{owner}.{name}"
+
+
+def vault(node: str) -> str:
+    """Return where a node's agent asks for the secrets of jobs that it is to run."""
+    return f"{PREFIX}.vault.{node}"
+
+
 def draft(service: str) -> str:
     """Return where a service answers what it would decide, without deciding it."""
     return f"{PREFIX}.draft.{service}"
@@ -163,6 +182,25 @@ def reply(vc: str, asker: str, person: str = "") -> str:
 def inbox(vc: str, person: str = "") -> str:
     """Return what the inboxes of a tenant, or of a person of it, begin with."""
     return f"_INBOX.vc-{vc}.{person}." if person else f"_INBOX.vc-{vc}."
+
+
+def answers(asker: str, node: str) -> str:
+    """Return where a node's answers go to an asker: no other part of its inbox is the node's."""
+    return f"_INBOX.{asker}.{ANSWERS}.{node}.>"
+
+
+def answering_node(subject: str) -> str:
+    """Return the node whose agent answers requests on a subject; empty if none does."""
+    parsed = parse(subject)
+    if parsed is None or parsed.second:
+        return ""
+    if parsed.kind == "logs":
+        return parsed.first
+    return parsed.first.removeprefix("node-") if _of_node(parsed) else ""
+
+
+def _of_node(parsed: Parsed) -> bool:
+    return parsed.kind == "health" and parsed.first.startswith("node-")
 
 
 def health(identity: str) -> str:

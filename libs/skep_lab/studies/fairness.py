@@ -20,8 +20,8 @@ from skep.wire.cluster import Cluster, FairShare
 from skep_lab.simulator.build import uniform
 from skep_lab.simulator.settings import EVERYTHING, Settings
 from skep_lab.simulator.world import News, World
-from skep_lab.workloads.situation import Steady
 from skep_lab.traces.job import Trace, TraceJob
+from skep_lab.workloads.situation import Steady
 
 VC = "lab"
 HOUR_S, DAY_S = 3600, 86_400
@@ -45,6 +45,9 @@ class Setting(NamedTuple):
     """Nodes of another VC, which has little to do: they are borrowed."""
     node_gpus: int = 8
     half_life_days: float = 7.0
+
+
+USUAL = Setting()
 
 
 class Part(NamedTuple):
@@ -171,7 +174,7 @@ class Meter:
         self.suspended = max(self.suspended, len(world.allocator.state.away))
 
 
-def play(seed: int, setting: Setting = Setting()) -> Outcome:
+def play(seed: int, setting: Setting = USUAL) -> Outcome:
     """Return what a month came to.
 
     Args:

@@ -10,7 +10,13 @@ what it publishes: the server answers there with its own rights. A tenant could 
 write its answer into a fact stream. Therefore the streams and the services are in one account
 (`SERVICES_ACCOUNT`), and each tenant and each node is in an account of its own, which imports the
 few subjects that it may use. A reply subject means something only in the account of its user, and
-there no stream and no service listens.
+there no stream and no service listens. For the same reason each person of a tenant has an account
+of its own for each VC: nobody has an answer sent to another person of the VC, or said in its name.
+
+The services' account imports nothing: what it hears of others it exports, and they import it. So
+it stays as it is when a node or a tenant joins, and servers have nothing of it to make anew. What
+a node answers goes to inboxes of the asker that have the node's name (`subjects.answers`), so that
+a node cannot speak in place of others.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 import functools
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,11 +42,14 @@ ADVISOR = "advisor"
 SEARCHES = "searches"
 ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
+VAULT = "vault"
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
-ASKERS = (OPERATOR, GATEWAY)
+GATEWAYS_MAX = 8
+"""Gateways that may run at once beside one of the name GATEWAY: `gateway-1` and so on."""
+ASKERS = (OPERATOR, GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, GATEWAYS_MAX + 1)))
 """Those that may ask a service for its health or a node for logs, and so must be answered."""
 
 LOOK_UP = "$JS.API.STREAM.NAMES"
@@ -51,6 +60,11 @@ PASSWORD_BYTES = 24
 SERVICES_ACCOUNT = "SKEP"
 """The account of the streams, the services and the operators. The server names the folder of the
 streams after it. No identity of a tenant or a node can have this name."""
+
+SYSTEM_ACCOUNT = "SYS"
+"""The account in which servers speak to one another, where identities are signed."""
+CLAIMS = "claims"
+"""The identity that tells the servers of accounts, and of who is revoked."""
 
 GLOBAL_ACCOUNT = "$G"
 """The account of a server that has no others; until accounts came, Skep's streams were there."""
@@ -63,6 +77,9 @@ TENANT_CONNECTIONS_MAX = 64
 """Connections of one tenant at the same time: its people's commands and its programs."""
 TENANT_SUBSCRIPTIONS_MAX = 1024
 """Subscriptions of one tenant: 16 for each connection; a client needs 2."""
+PERSON_CONNECTIONS_MAX = 16
+"""Connections of one person in one VC: some commands at the same time, and a program."""
+PERSON_SUBSCRIPTIONS_MAX = 256
 NODE_CONNECTIONS_MAX = 16
 """Connections of one node: its agent, the one before it, and health checks."""
 NODE_SUBSCRIPTIONS_MAX = 256
@@ -116,8 +133,14 @@ def vc_identity(vc: str) -> str:
 
 
 def person_identity(vc: str, person: str) -> str:
-    """Return the identity of a person in the account of a VC: its inboxes begin with it."""
-    return f"vc-{vc}.{person}"
+    """Return the identity of a person in a VC."""
+    return f"{vc_identity(vc)}.{person}"
+
+
+def vc_of_identity(identity: str) -> str:
+    """Return the identity of the tenant that an identity belongs to; empty if to none."""
+    first = identity.partition(".")[0]
+    return first if first.startswith(vc_identity("")) else ""
 
 
 def password_behind_door(secret: str, identity: str, password: str) -> str:
@@ -140,7 +163,7 @@ def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, s
 
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
-    if replicas == 1 or service not in REPLICATED:
+    if replicas == 1 or service not in (*REPLICATED, VAULT):
         return (service,)
     return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
 
@@ -151,6 +174,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
+        *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -176,6 +200,7 @@ def accounts(
     """
     grants = {
         **people_grants(),
+        **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -184,8 +209,7 @@ def accounts(
     }
     return (
         services_account(
-            [User(name=name, password=passwords[name], grants=grants[name]) for name in grants],
-            nodes,
+            [User(name=name, password=passwords[name], grants=grants[name]) for name in grants]
         ),
         *(node_account(node, passwords[node_identity(node)]) for node in nodes),
         *(vc_account(vc, passwords[vc_identity(vc)]) for vc in vcs),
@@ -201,79 +225,109 @@ def in_one_account(every: Sequence[Account]) -> tuple[Account, ...]:
     return (Account(name=GLOBAL_ACCOUNT, users=users),)
 
 
-def services_account(users: Sequence[User], nodes: Sequence[str]) -> Account:
-    """Return the account of the streams: what others may use of it, and what it hears of nodes."""
+def services_account(users: Sequence[User]) -> Account:
+    """Return the account of the streams, and what others may say to it and hear from it."""
+    said = (
+        *_tenant_says("*"),
+        *_tenant_says("*", "*"),
+        subjects.node_event("*", "*"),
+        subjects.vault("*"),
+        *(subjects.REPORTS, subjects.HEARTBEATS, subjects.SPANS),
+        *(subjects.answers(asker, "*") for asker in ASKERS),
+    )
+    heard = (
+        "_INBOX.*.>",
+        subjects.REPLIES,
+        subjects.command("*"),
+        subjects.logs("*"),
+        subjects.health("*"),
+    )
     return Account(
         name=SERVICES_ACCOUNT,
         users=tuple(users),
         exports=(
-            *(_service_export(subject) for subject in _tenant_says("*")),
-            *(_service_export(subject) for subject in _tenant_says("*", "*")),
-            _service_export(subjects.node_event("*", "*")),
-            _stream_export("_INBOX.*.>"),
-            _stream_export(subjects.REPLIES),
-            _stream_export(subjects.command("*")),
-        ),
-        imports=tuple(
-            entry
-            for node in nodes
-            for entry in (
-                *(_imported("stream", node_identity(node), one) for one in _node_tells(node)),
-                *(_imported("service", node_identity(node), one) for one in _node_answers(node)),
-            )
+            *(_service_export(subject) for subject in said),
+            *(_stream_export(subject) for subject in heard),
         ),
         jetstream=True,
     )
 
 
-def node_account(node: str, password: str) -> Account:
-    """Return the account of a node: its events go to the streams, its commands come to it."""
+def node_account(node: str, password: str = "") -> Account:
+    """Return the account of a node: what it says goes to the services, its commands come to it."""
     identity = node_identity(node)
+    said = (
+        subjects.node_event(node, "*"),
+        subjects.vault(node),
+        *_node_tells(node),
+        *_node_answers(node),
+    )
     return Account(
         name=identity,
         users=(User(name=identity, password=password, grants=node_grants(node)),),
-        exports=(
-            *(_stream_export(subject) for subject in _node_tells(node)),
-            *(_service_export(subject) for subject in _node_answers(node)),
-        ),
         imports=(
-            _imported("service", SERVICES_ACCOUNT, subjects.node_event(node, "*")),
-            _imported("stream", SERVICES_ACCOUNT, subjects.command(node)),
+            *(_imported("service", SERVICES_ACCOUNT, one) for one in said),
+            *(_imported("stream", SERVICES_ACCOUNT, one) for one in _node_hears(node)),
         ),
         connections_max=NODE_CONNECTIONS_MAX,
         subscriptions_max=NODE_SUBSCRIPTIONS_MAX,
     )
 
 
-def vc_account(vc: str, password: str) -> Account:
-    """Return the account of a tenant: what it submits goes to SUBMIT, verdicts come to it.
-
-    Its people are users of it as well. It imports what all of them say; each may say only what
-    `person_grants` has.
-    """
+def vc_account(vc: str, password: str = "") -> Account:
+    """Return the account of a tenant: what it submits goes to SUBMIT, verdicts come to it."""
     identity = vc_identity(vc)
     return Account(
         name=identity,
         users=(User(name=identity, password=password, grants=vc_grants(vc)),),
-        imports=(
-            *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc)),
-            *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc, "*")),
-            _imported("stream", SERVICES_ACCOUNT, f"_INBOX.{identity}.>"),
-            _imported("stream", SERVICES_ACCOUNT, subjects.reply(vc, ">")),
-        ),
+        imports=_tenant_imports(vc),
         connections_max=TENANT_CONNECTIONS_MAX,
         subscriptions_max=TENANT_SUBSCRIPTIONS_MAX,
     )
 
 
-def _tenant_says(vc: str, person: str = "") -> tuple[str, ...]:
-    """Return what a VC as a whole may ask for, or a person of it."""
-    return (
-        subjects.submit(vc, person),
-        subjects.cancel(vc, person),
-        subjects.ask(vc, person),
-        subjects.search(vc, person),
+def person_account(vc: str, person: str, password: str = "") -> Account:
+    """Return the account of a person in a VC: as a tenant's, under its own name only."""
+    identity = person_identity(vc, person)
+    return Account(
+        name=identity,
+        users=(User(name=identity, password=password, grants=vc_grants(vc, person)),),
+        imports=_tenant_imports(vc, person),
+        connections_max=PERSON_CONNECTIONS_MAX,
+        subscriptions_max=PERSON_SUBSCRIPTIONS_MAX,
     )
+
+
+def system_account(password: str = "") -> Account:
+    """Return the account in which servers are told of accounts."""
+    inbox = _inbox(CLAIMS)
+    says = (
+        "$SYS.REQ.CLAIMS.UPDATE",
+        "$SYS.REQ.CLAIMS.DELETE",
+        "$SYS.REQ.CLAIMS.LIST",
+        "$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP",
+        "$SYS.REQ.SERVER.PING",
+    )
+    grants = inbox + Grants(says)
+    return Account(
+        name=SYSTEM_ACCOUNT, users=(User(name=CLAIMS, password=password, grants=grants),)
+    )
+
+
+def _tenant_imports(vc: str, person: str = "") -> tuple[dict[str, Any], ...]:
+    return (
+        *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc, person)),
+        *(_imported("stream", SERVICES_ACCOUNT, one) for one in _tenant_hears(vc, person)),
+    )
+
+
+def _tenant_says(vc: str, person: str = "") -> tuple[str, ...]:
+    kinds = (subjects.submit, subjects.cancel, subjects.ask, subjects.search)
+    return tuple(kind(vc, person) for kind in kinds)
+
+
+def _tenant_hears(vc: str, person: str = "") -> tuple[str, ...]:
+    return (f"{subjects.inbox(vc, person)}>", subjects.reply(vc, ">", person))
 
 
 def _node_tells(node: str) -> tuple[str, ...]:
@@ -282,7 +336,11 @@ def _node_tells(node: str) -> tuple[str, ...]:
 
 
 def _node_answers(node: str) -> tuple[str, ...]:
-    return (subjects.logs(node), subjects.health(node_identity(node)))
+    return tuple(subjects.answers(asker, node) for asker in ASKERS)
+
+
+def _node_hears(node: str) -> tuple[str, ...]:
+    return (subjects.command(node), subjects.logs(node), subjects.health(node_identity(node)))
 
 
 def _service_export(subject: str) -> dict[str, Any]:
@@ -409,9 +467,8 @@ def _searches(identity: str) -> Grants:
         + _follows(identity, ALLOC)
         + Grants(
             (
-                subjects.submit("*"),
-                # A trial's job is of the person that began the search.
-                subjects.submit("*", "*"),
+                # A trial's job is its owner's; all else a search asks as the VC.
+                *_asked_of_vcs(subjects.submit),
                 subjects.cancel("*"),
                 subjects.ask("*"),
                 subjects.REPLIES,
@@ -419,6 +476,16 @@ def _searches(identity: str) -> Grants:
             ),
             (subjects.MEASURED,),
         )
+    )
+
+
+def _vault(identity: str) -> Grants:
+    """Say the vault's key, follow what is kept and which jobs are where, and answer nodes."""
+    return (
+        _service(identity)
+        + _follows(identity, subjects.SECRETS)
+        + _follows(identity, ALLOC)
+        + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
     )
 
 
@@ -438,31 +505,41 @@ def _gateway(identity: str) -> Grants:
             _follows(identity, one)
             for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
-        Grants((*_everything_asked(), LOOK_UP), heard),
+        Grants(
+            (
+                *_everything_asked(),
+                LOOK_UP,
+                subjects.secret("vc", "*", "*"),
+                subjects.secret("person", "*", "*"),
+            ),
+            heard,
+        )
+        + _follows(identity, subjects.SECRETS),
     )
 
 
 def node_grants(node: str) -> Grants:
-    """Return what a node's agent may do: speak for its own node, and hear its own commands.
-
-    `_R_.>` is where the server expects the answers to requests that came from another account;
-    in the node's account there are no others.
-    """
+    """Return what a node's agent may do: speak for its own node, and hear its own commands."""
     identity = node_identity(node)
-    health = subjects.health(identity)
-    says = (subjects.node_event(node, "*"), *_node_tells(node), health, "_R_.>")
-    return _inbox(identity) + Grants(says, (subjects.command(node), *_node_answers(node)))
+    says = (
+        subjects.node_event(node, "*"),
+        subjects.vault(node),
+        *_node_tells(node),
+        *_node_answers(node),
+        subjects.health(identity),
+    )
+    return _inbox(identity) + Grants(says, _node_hears(node))
 
 
-def vc_grants(vc: str) -> Grants:
-    """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
-    return _inbox(vc_identity(vc)) + Grants(_tenant_says(vc), (subjects.reply(vc, ">"),))
+def vc_grants(vc: str, person: str = "") -> Grants:
+    """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts.
 
-
-def person_grants(vc: str, person: str) -> Grants:
-    """Return what a person may do in a VC: what the VC may, but as itself, and hear of that."""
-    heard = (subjects.reply(vc, ">", person),)
-    return _inbox(person_identity(vc, person)) + Grants(_tenant_says(vc, person), heard)
+    Args:
+        vc: The VC.
+        person: The person of it that may; empty: the VC as a whole.
+    """
+    identity = person_identity(vc, person) if person else vc_identity(vc)
+    return _inbox(identity) + Grants(_tenant_says(vc, person), _tenant_hears(vc, person))
 
 
 def _inbox(identity: str) -> Grants:
@@ -507,11 +584,15 @@ def _writes(identity: str, stream: str) -> Grants:
 def _everything_asked() -> tuple[str, ...]:
     """What people ask for through the command line or the gateway."""
     return (
-        *_tenant_says("*"),
-        *_tenant_says("*", "*"),
+        *_asked_of_vcs(subjects.submit, subjects.cancel, subjects.ask, subjects.search),
         subjects.admin("*"),
         subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.health("*"),
         subjects.draft("*"),
     )
+
+
+def _asked_of_vcs(*kinds: Callable[[str, str], str]) -> tuple[str, ...]:
+    """Return what is asked in the name of VCs as a whole and in that of their people."""
+    return tuple(kind("*", person) for person in ("", "*") for kind in kinds)

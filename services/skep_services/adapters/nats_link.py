@@ -28,12 +28,15 @@ import random
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skep.units import KIB
+from skep.wire import subjects
 from skep_services.adapters.nats_client import NUID, Client, Msg, RawSubscription, Server, errors
+from skep_services.adapters.nats_login import CredentialsError, Login
 from skep_services.pki.failures import explain, is_final
 from skep_services.pki.files import Fresh, TlsError, TlsFiles, fresh_client
 from skep_services.ports import RefusedError
@@ -71,6 +74,9 @@ TOO_MANY_CONNECTIONS = "maximum account active connections exceeded"
 
 NOT_ENCRYPTED = "the server does not encrypt"
 
+ENDED_LOGIN = re.compile("(user|account) authentication (expired|revoked)")
+"""What the server says to a connection whose credentials count no more; it cuts it then."""
+
 _VIOLATION = re.compile(r'permissions violation for (\w+)[^"]* "([^"]+)"')
 
 
@@ -92,8 +98,10 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     servers: tuple[str, ...]
     identity: str
-    password: str
+    password: str = ""
     connect_within_s: float = 30.0
+    credentials: Path | None = None
+    """A credentials file; with it there is no password."""
     tls: TlsFiles | None = None
 
 
@@ -169,14 +177,17 @@ class Link:
         self.violations = Violations()
         self._options = options
         self._on_fatal = on_fatal
+        self._login = Login(options.credentials) if options.credentials else None
         self._client = _client(options)
         self._up = asyncio.Event()
         self._closing = False
-        self._dead = False
+        self._dead: Exception | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[str, tuple[asyncio.Future[Msg | Silence], str]] = {}
         self._nuid = NUID()
         self._mux = self.new_inbox()
+        self._node_mux = self._nuid.next().decode()
+        self._asks_nodes = False
         self._watcher: asyncio.Task[None] | None = None
         self._on_up: dict[int, Callable[[], None]] = {}
         self._attempts = 0
@@ -203,8 +214,22 @@ class Link:
             ConnectionError: No server answered within `connect_within_s`.
         """
         link = cls(options, on_fatal)
+        link._check_login()
         await link._connect()
         return link
+
+    def _check_login(self) -> None:
+        """Read the credentials file, if there is one.
+
+        Raises:
+            RefusedError: It cannot be used.
+        """
+        if self._login is None:
+            return
+        try:
+            self._login.read()
+        except CredentialsError as error:
+            raise RefusedError(str(error)) from error
 
     async def _connect(self) -> None:
         connecting = asyncio.ensure_future(self._connect_client())
@@ -228,7 +253,12 @@ class Link:
             message = f"no bus at {servers} within {self._options.connect_within_s} s"
             raise ConnectionError(message)
         self._up.set()
-        await self._subscribe_raw(f"{self._mux}.*", self._on_reply)
+        try:
+            await self._subscribe_raw(f"{self._mux}.*", self._on_reply)
+        except ConnectionError as error:
+            # The server has cut it at once: its credentials expire in this second.
+            self._note_close()
+            raise self._dead or error from error
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.identity}")
 
     def _why_refused(self, servers: str) -> str:
@@ -239,18 +269,20 @@ class Link:
                 f"the bus at {servers} refuses another connection: {self.identity!r} has as "
                 f"many connections as it may have; close some of its programs"
             )
-        return (
-            f"the bus at {servers} refuses the login of {self.identity!r}: "
-            f"check its password and whether the server knows it"
-        )
+        return f"the bus at {servers} refuses the login of {self.identity!r}: {self._login_trouble}"
+
+    @property
+    def _login_trouble(self) -> str:
+        if self._login is not None:
+            return self._login.trouble()
+        return "check its password and whether the server knows it"
 
     async def _connect_client(self) -> None:
         options = self._options
         await self._client.connect(
             servers=list(options.servers),
             name=options.identity,
-            user=options.identity,
-            password=options.password,
+            **self._who(),
             inbox_prefix=self.inbox,
             connect_timeout=CONNECT_TIMEOUT_S,
             # The library passes the pause to asyncio.sleep; its annotation says int.
@@ -266,6 +298,11 @@ class Link:
             reconnected_cb=self._noted_reconnect,
             closed_cb=self._noted_close,
         )
+
+    def _who(self) -> dict[str, Any]:
+        if self._login is None:
+            return {"user": self._options.identity, "password": self._options.password}
+        return {"user_jwt_cb": self._login.token, "signature_cb": self._login.signature}
 
     # --- sending ---------------------------------------------------------------------------
 
@@ -344,9 +381,19 @@ class Link:
         deadline = asyncio.get_running_loop().time() + timeout_s
         if not await self.wait_up(timeout_s):
             return Silence.LOST
-        with self._waiting(subject, deadline) as (reply, answer):
+        node = subjects.answering_node(subject)
+        inbox = await self._hear_node(node) if node else self._mux
+        with self._waiting(subject, deadline, inbox) as (reply, answer):
             sent = await self.send(subject, payload, headers, reply)
             return await answer if sent else Silence.LOST
+
+    async def _hear_node(self, node: str) -> str:
+        """Return the inbox in which this node, and no other, may answer."""
+        if not self._asks_nodes:
+            self._asks_nodes = True
+            subject = f"{self.inbox}.{subjects.ANSWERS}.*.{self._node_mux}.*"
+            await self._subscribe_raw(subject, self._on_reply)
+        return f"{self.inbox}.{subjects.ANSWERS}.{node}.{self._node_mux}"
 
     async def echo(self, timeout_s: float) -> bool:
         """Return whether a message to ourselves came back through the server in time.
@@ -357,22 +404,25 @@ class Link:
         deadline = asyncio.get_running_loop().time() + timeout_s
         if not await self.wait_up(timeout_s):
             return False
-        with self._waiting(self._mux, deadline) as (reply, answer):
+        with self._waiting(self._mux, deadline, self._mux) as (reply, answer):
             sent = await self.send(reply, b"", {})
             return sent and isinstance(await answer, Msg)
 
     @contextlib.contextmanager
     def _waiting(
-        self, subject: str, deadline: float
+        self, subject: str, deadline: float, inbox: str
     ) -> Iterator[tuple[str, asyncio.Future[Msg | Silence]]]:
-        """Yield a reply subject and the future of what comes there, done at `deadline` at last."""
+        """Yield a reply subject in `inbox` and the future of what comes there.
+
+        It is done at `deadline` at last.
+        """
         loop = asyncio.get_running_loop()
         token = str(next(self._tokens))
         future: asyncio.Future[Msg | Silence] = loop.create_future()
         self._calls[token] = (future, subject.lower())
         timer = loop.call_at(deadline, _settle, future, Silence.TIMEOUT)
         try:
-            yield f"{self._mux}.{token}", future
+            yield f"{inbox}.{token}", future
         finally:
             timer.cancel()
             del self._calls[token]
@@ -467,7 +517,8 @@ class Link:
             if self._logins_refused >= REFUSED_LOGINS_MAX:
                 self._login_refused.set()
                 if self._watcher is not None:
-                    self.fatal(RefusedError(f"the bus refuses the login of {self.identity!r}"))
+                    text = f"the bus refuses the login of {self.identity!r}: {self._login_trouble}"
+                    self.fatal(RefusedError(text))
         elif TOO_MANY_CONNECTIONS in text.lower() and self._watcher is None:
             self._too_many = True
             self._login_refused.set()
@@ -516,8 +567,18 @@ class Link:
             callback()
 
     async def _noted_close(self) -> None:
-        if not self._closing:
-            self.fatal(ConnectionError(f"the bus closed the connection: {self._client.last_error}"))
+        self._note_close()
+
+    def _note_close(self) -> None:
+        if self._closing:
+            return
+        error = str(self._client.last_error)
+        if self._login is not None and ENDED_LOGIN.search(error.lower()):
+            # The library closes for good. The next process has the credentials that are there then.
+            why = self._login.trouble(revoked="revoked" in error.lower())
+            self.fatal(RefusedError(f"the bus ends the connection of {self.identity!r}: {why}"))
+            return
+        self.fatal(ConnectionError(f"the bus closed the connection: {error}"))
 
     def _next_server(self, servers: list[Server], _: dict[str, Any]) -> tuple[Server, float]:
         """Return the server to try and how long to wait before: each in turn, with jitter."""
@@ -533,9 +594,9 @@ class Link:
 
     def fatal(self, error: Exception) -> None:
         """Tell the owner, once, that this process cannot go on."""
-        if self._dead or self._closing:
+        if self._dead is not None or self._closing:
             return
-        self._dead = True
+        self._dead = error
         log.critical("bus of %s is beyond repair: %s", self.identity, error)
         self._on_fatal(error)
 
@@ -546,6 +607,9 @@ class Link:
             if not self._client.is_connected:
                 misses = 0
                 self._check_reconnecting()
+            elif self._login is not None and self._login.is_renewed():
+                log.info("bus of %s: logging in anew, with renewed credentials", self.identity)
+                await self._client.force_reconnect()
             elif await self.echo(WATCH_TIMEOUT_S):
                 misses = 0
             elif self._client.is_connected:

@@ -13,13 +13,13 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from skep.units import GIB, MIB
+from skep.units import GIB, KIB, MIB
 from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, Account, User
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_link import Link, LinkOptions
@@ -40,6 +40,10 @@ HEALTHY_WITHIN_S = 30.0
 """Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
 STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
+CONTROL_LINE_BYTES_MAX = 16 * KIB
+"""Of a login with a token, which has all rights in it: those of a gateway are over 3 KiB."""
+COMPARED_EVERY_MS = 500
+"""How often servers compare what accounts they know: a hash goes out, and no more if it agrees."""
 HANDSHAKE_WITHIN_S = 5
 """What a TLS handshake may take: the server's own 2 s are too little for a thousand at once."""
 
@@ -73,6 +77,7 @@ def binary() -> Path:
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """What a server of a cluster knows of the others: `routes` are the addresses of all of them.
 
+    Each is at the same `port`, or names another one, as `10.0.0.1:6223` and `[fd00::1]:6223` do.
     `monitor_port` answers on the server's own loopback whether it is well.
     """
 
@@ -85,6 +90,20 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The address that it listens on for the others."""
 
 
+class OperatorMode(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server needs to believe signed identities instead of knowing passwords.
+
+    `token` is the operator's, `system_account` a public key, `resolver` the folder of the accounts'
+    tokens, which the server itself writes. `preload` has tokens by public key that it begins with:
+    those of the system and the services; a later one in the folder counts more.
+    """
+
+    token: str
+    system_account: str
+    resolver: Path
+    preload: Mapping[str, str]
+
+
 def config_text(
     *,
     port: int,
@@ -94,6 +113,7 @@ def config_text(
     server_name: str = "skep",
     store_bytes_max: int = STORE_BYTES_MAX,
     cluster: Membership | None = None,
+    operator: OperatorMode | None = None,
     tls: TlsFiles | None = None,
 ) -> str:
     """Return a server's configuration.
@@ -105,13 +125,15 @@ def config_text(
 
     Args:
         store_dir: The folder of the streams.
-        accounts: The accounts, with their users.
+        accounts: The accounts, with their users; none with `operator`.
         host: The address that the server listens on.
         store_bytes_max: What the streams may fill (bytes).
         cluster: What it knows of the other servers; None: it stands alone.
+        operator: Whom it believes what accounts there are; None: `accounts` says it.
         tls: What it proves itself with to clients and other servers, and they to it; None: nothing
             is encrypted.
     """
+    assert operator is None or not accounts, "an operator's server knows no users"
     return f"""\
 server_name: {json.dumps(server_name)}
 listen: {json.dumps(host_port(host, port))}
@@ -131,8 +153,14 @@ jetstream {{
 }}
 # The client library reads the older form of acknowledgement subjects only.
 feature_flags {{ js_ack_fc_v2: false }}
-{_accounts_text(accounts)}
+{_operator_text(operator) if operator else _accounts_text(accounts)}
 {_cluster_text(cluster, tls) if cluster else _alone_text(store_dir)}"""
+
+
+def _with_port(route: str, port: int) -> str:
+    """Return the address of a server for routes, with the usual port if it has none of its own."""
+    has_port = route.startswith("[") or route.count(":") == 1
+    return route if has_port else host_port(route, port)
 
 
 def _tls_text(tls: TlsFiles | None, indent: str = "") -> str:
@@ -154,7 +182,7 @@ ports_file_dir: {json.dumps(str(store_dir.parent))}
 
 def _cluster_text(cluster: Membership, tls: TlsFiles | None) -> str:
     login = f"{cluster.user}:{cluster.password}"
-    routes = [f"nats-route://{login}@{host_port(route, cluster.port)}" for route in cluster.routes]
+    routes = [f"nats-route://{login}@{_with_port(route, cluster.port)}" for route in cluster.routes]
     return f"""\
 http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
 cluster {{
@@ -175,6 +203,21 @@ def _accounts_text(accounts: Sequence[Account]) -> str:
         users = [_user_tree(user) for user in accounts[0].users]
         return f"authorization: {json.dumps({'users': users}, indent=1)}"
     return f"accounts: {json.dumps({one.name: _account_tree(one) for one in accounts}, indent=1)}"
+
+
+def _operator_text(operator: OperatorMode) -> str:
+    # A server that was away has what changed meanwhile after some of these intervals.
+    return f"""\
+max_control_line: {CONTROL_LINE_BYTES_MAX}
+operator: {json.dumps(operator.token)}
+system_account: {json.dumps(operator.system_account)}
+resolver {{
+  type: full
+  dir: {json.dumps(str(operator.resolver))}
+  allow_delete: true
+  interval: "{COMPARED_EVERY_MS}ms"
+}}
+resolver_preload: {json.dumps(dict(operator.preload), indent=1)}"""
 
 
 def _account_tree(account: Account) -> dict[str, Any]:
@@ -224,6 +267,7 @@ class Server:
         host: The address of this machine that it listens on.
         tls: What it proves itself with; None: nothing is encrypted.
         cluster: What it knows of other servers; None: it stands alone.
+        operator: Whom it believes what accounts there are; None: `accounts` says it.
     """
 
     def __init__(
@@ -235,12 +279,14 @@ class Server:
         host: str = LOOPBACK,
         tls: TlsFiles | None = None,
         cluster: Membership | None = None,
+        operator: OperatorMode | None = None,
     ) -> None:
         self.folder, self.host, self.tls, self.cluster = folder, host, tls, cluster
         self.port = port or free_port(host)
         self.url = f"{'tls' if tls else 'nats'}://{host_port(host, self.port)}"
         self.log_path = folder / "nats-server.log"
         self._accounts = tuple(accounts)
+        self._operator = operator
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -258,6 +304,7 @@ class Server:
             store_dir=self.folder / "store",
             accounts=self._accounts,
             cluster=self.cluster,
+            operator=self._operator,
             tls=self.tls,
         )
 
@@ -281,23 +328,30 @@ class Server:
                 start_new_session=True,
             )
 
-    async def wait_healthy(self, identity: str, within_s: float = HEALTHY_WITHIN_S) -> None:
+    async def wait_healthy(
+        self, identity: str, within_s: float = HEALTHY_WITHIN_S, credentials: Path | None = None
+    ) -> None:
         """Return once `identity` can log in and JetStream answers it.
 
         Args:
             identity: A user with the right to ask `$JS.API.INFO`.
             within_s: How long is waited (seconds).
+            credentials: Its credentials file; None: it has the password of its account here.
 
         Raises:
             RuntimeError: The process ended; the text has the server's last words.
             TimeoutError: The server was not healthy in time.
         """
         users = (user for account in self._accounts for user in account.users)
-        password = next(user.password for user in users if user.name == identity)
+        password = next((user.password for user in users if user.name == identity), "")
         async with asyncio.timeout(within_s):
             await self._wait_listening()
             options = LinkOptions(
-                servers=(self.url,), identity=identity, password=password, tls=self.tls
+                servers=(self.url,),
+                identity=identity,
+                password=password,
+                credentials=credentials,
+                tls=self.tls,
             )
             link = await Link.connect(options, on_fatal=_raise)
             try:

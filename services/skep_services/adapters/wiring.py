@@ -58,7 +58,11 @@ async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
     """
     servers = tuple(chosen.nats_url.split(","))
     options = LinkOptions(
-        servers=servers, identity=chosen.identity, password=chosen.password, tls=chosen.tls
+        servers=servers,
+        identity=chosen.identity,
+        password=chosen.password,
+        credentials=chosen.credentials,
+        tls=chosen.tls,
     )
     return await NatsBus.connect(options, fatal)
 

@@ -26,6 +26,7 @@ from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
 from skep_services.agent.runner_launch import not_written
+from skep_services.agent.secrets import JobSecrets
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -77,6 +78,7 @@ class AgentCalls:
         self._checkpoints = Checkpoints(state, inherited)
         self._stores = Stores()
         self._mps = Mps(state, inherited)
+        self._secrets = JobSecrets(bus, state)
         self.access = RankAccess(node_key(state))
         """Which processes may speak for the ranks that this starts and finds."""
         self.driver: DriverCheckpoint | None = None
@@ -157,6 +159,7 @@ class AgentCalls:
 
     def _forget(self, command: machine.ForgetRun) -> None:
         self.access.gone(command.token)
+        self._secrets.forget(command.token)
         self._spawn(self._runtime.forget(command.token))
         if self.driver is not None:
             self.driver.forget(command.token)
@@ -181,11 +184,13 @@ class AgentCalls:
         return any(isinstance(run, RunStarted) for run in runs)
 
     async def _exited(self, run: RunExited) -> None:
+        self._secrets.forget(run.token)
         assert self._answer is not None
         await self._answer(run)
 
     async def _list(self, answer: Answer) -> None:
         runs = tuple(await self._runtime.runs())
+        self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
         self.access.listed(run for run in runs if isinstance(run, RunStarted))
         await answer(machine.RunsListed(runs))
 
@@ -269,12 +274,18 @@ class AgentCalls:
             return RunNotStarted(
                 command.token, *not_written(str(error.filename or self._state), error)
             )
+        secrets = await self._secrets.provide(command.command, command.token)
+        if isinstance(secrets, RunNotStarted):
+            return secrets
+        # Last: a value is in no plan that is looked at, only in that which the process gets.
+        plan = msgspec.structs.replace(plan, env={**plan.env, **secrets})
         self.access.starting(command.token)
         outcome = await self._runtime.start(plan)
         if isinstance(outcome, RunStarted):
             self.access.began(outcome)
         else:
             self.access.gone(command.token)
+            self._secrets.forget(command.token)
         return outcome
 
     async def _publish_in_order(self) -> None:

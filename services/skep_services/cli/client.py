@@ -1,7 +1,8 @@
 """The gateway as the commands see it: where it is, what it answers, and patience while it restarts.
 
-The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`, or else the one whose state folder is
-`--home`, `SKEP_HOME` or `~/.skep`. The gateway may be away for a moment at any time (its supervisor
+The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`; or the one whose state folder is
+`--home` or `SKEP_HOME`; or the one that `skep login` was last used for; or the one in `~/.skep`.
+The gateway may be away for a moment at any time (its supervisor
 starts it again), so a request is repeated until `patience_s` has passed. That is safe for reading,
 and for a submission because it carries an idempotency key.
 """
@@ -14,8 +15,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from skep_services.cli import exits
-from skep_services.cli.connection import Address, Answer, Connection, LostError, parse_url
+from skep_services.cli import credentials, exits
+from skep_services.cli.connection import (
+    Address,
+    Answer,
+    Connection,
+    LostError,
+    UnbelievedError,
+    parse_url,
+)
 from skep_services.cli.exits import CommandError
 from skep_services.supervisor import home
 
@@ -30,6 +38,9 @@ PATIENCE_FOLLOWING_S = 60.0
 
 RETRY_AFTER_S = 0.1
 
+CA = "SKEP_CA"
+"""The variable that names the file of the cluster's CA, where the system's do not know it."""
+
 TOO_MANY = 429
 """The answer to a request beyond its tenant's rate."""
 
@@ -40,11 +51,15 @@ NO_CLUSTER = """no cluster here: {folder} holds none
 
 
 class Target(NamedTuple):
-    """Which gateway to talk to. `folder` is its state folder, empty for one named by `SKEP_API`."""
+    """Which gateway to talk to. `folder` is its state folder, empty for one named by `SKEP_API`.
+
+    `ca` is the file of the CA that it is believed by; empty: those of the system are.
+    """
 
     url: str
     token: str
     folder: str
+    ca: str = ""
 
     def local(self) -> bool:
         """Return whether the cluster was found by its state folder."""
@@ -63,7 +78,11 @@ def find_target(given_home: str | None) -> Target:
     """
     url = os.environ.get("SKEP_API", "")
     if url and given_home is None:
-        return Target(url, os.environ.get("SKEP_TOKEN", ""), "")
+        return _named(url)
+    if given_home is None and not os.environ.get("SKEP_HOME"):
+        login = credentials.find()
+        if login is not None:
+            return _with_environment(login)
     folder = home.home_folder(given_home)
     try:
         cluster = home.read_cluster(folder)
@@ -71,12 +90,28 @@ def find_target(given_home: str | None) -> Target:
             raise CommandError(exits.UNREACHABLE, NO_CLUSTER.format(folder=folder), "no-cluster")
         gateway = cluster["gateway"]
         token = os.environ.get("SKEP_TOKEN") or gateway["tokens"]["operator"]
-        return Target(gateway["url"], token, folder)
+        ca = gateway.get("ca", "")
+        ca = os.environ.get(CA) or (os.path.join(folder, ca) if ca else "")
+        return Target(gateway["url"], token, folder, ca)
     except ValueError as error:
         raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
     except (KeyError, TypeError) as error:
         text = f"{home.cluster_path(folder)} has no gateway address or token ({error})"
         raise CommandError(exits.UNREACHABLE, text, "no-cluster") from None
+
+
+def _named(url: str) -> Target:
+    """Return the gateway of SKEP_API, with the token of the environment or of a login there."""
+    token, ca = os.environ.get("SKEP_TOKEN", ""), os.environ.get(CA, "")
+    login = credentials.find(url) if not token else None
+    if login is None:
+        return Target(url, token, "", ca)
+    return Target(url, login.token, "", ca or login.ca)
+
+
+def _with_environment(login: credentials.Login) -> Target:
+    token = os.environ.get("SKEP_TOKEN") or login.token
+    return Target(login.url, token, "", os.environ.get(CA) or login.ca)
 
 
 def query(path: str, **parameters: Any) -> str:
@@ -121,7 +156,7 @@ class Client:
             raise CommandError(exits.USAGE, text)
         if not is_header_text(target.token):
             raise CommandError(exits.USAGE, "the token is not printable ASCII: check SKEP_TOKEN")
-        self._connection = Connection(address, target.token)
+        self._connection = Connection(address, target.token, target.ca)
 
     @property
     def address(self) -> Address:
@@ -226,6 +261,10 @@ class Client:
                 continue
             raise refusal(answer.status, data)
 
+    def ends_at(self) -> float | None:
+        """Return when the gateway's certificate ends (seconds since the epoch); None without."""
+        return self._connection.ends_at()
+
     def close(self) -> None:
         """Drop the connection."""
         self._connection.close()
@@ -236,6 +275,8 @@ class Client:
         time.sleep(RETRY_AFTER_S)
 
     def _wait_or_give_up(self, deadline: float, error: OSError) -> None:
+        if isinstance(error, UnbelievedError):
+            raise CommandError(exits.UNREACHABLE, str(error), "not-believed") from None
         patient = self.patience_s > PATIENCE_S
         hopeless = (
             self.target.local()
@@ -304,7 +345,7 @@ def refusal(status: int, data: bytes) -> CommandError:
     match status:
         case 400:
             code = exits.USAGE
-        case 401:
+        case 401 if reason in ("unauthorized", "401"):
             code, text = exits.FAILED, f"{text}\n  the token is not accepted: check SKEP_TOKEN"
         case 404:
             code = exits.NOT_FOUND

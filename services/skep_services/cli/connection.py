@@ -30,6 +30,10 @@ class LostError(OSError):
     """The connection ended, or what came over it is not HTTP."""
 
 
+class UnbelievedError(LostError):
+    """What answers there is not believed, or does not encrypt: trying again changes nothing."""
+
+
 class Address(NamedTuple):
     """Where a gateway listens."""
 
@@ -140,11 +144,18 @@ class Answer:
 
 
 class Connection:
-    """One connection to a gateway, opened when first used and again after it broke."""
+    """One connection to a gateway, opened when first used and again after it broke.
 
-    def __init__(self, address: Address, token: str) -> None:
+    Args:
+        address: Where the gateway is.
+        token: What it is told to know the caller by; empty: nothing.
+        ca: The file of the CA that it is believed by; empty: those of the system.
+    """
+
+    def __init__(self, address: Address, token: str, ca: str = "") -> None:
         self.address = address
         self._token = token
+        self._ca = ca
         self._socket: socket.socket | None = None
         self._file: BufferedReader | None = None
         self._last: Answer | None = None
@@ -199,6 +210,16 @@ class Connection:
     def __del__(self) -> None:
         self.close()
 
+    def ends_at(self) -> float | None:
+        """Return when the gateway's certificate ends (seconds since the epoch); None without."""
+        if self._socket is None or not self.address.tls:
+            return None
+        import ssl
+
+        assert isinstance(self._socket, ssl.SSLSocket)
+        shown = self._socket.getpeercert() or {}
+        return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
+
     def _exchange(self, data: bytes, timeout_s: float | None) -> Answer:
         kept = self._socket is not None
         try:
@@ -233,9 +254,7 @@ class Connection:
             text = f"no connection to {host}:{port} within {CONNECT_TIMEOUT_S:g} s"
             raise ConnectionError(text) from None
         if self.address.tls:
-            import ssl
-
-            link = ssl.create_default_context().wrap_socket(link, server_hostname=host)
+            link = self._encrypted(link)
         else:
             # On loopback a port may be connected to itself while its server is away.
             if link.getsockname() == link.getpeername():
@@ -244,6 +263,35 @@ class Connection:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = link
         self._file = link.makefile("rb")
+
+    def _encrypted(self, link: socket.socket) -> socket.socket:
+        """Return the socket, encrypted.
+
+        Raises:
+            UnbelievedError: The gateway is not believed, or does not encrypt.
+            ConnectionError: It does not answer in time.
+            OSError: The connection ended.
+        """
+        from pathlib import Path
+
+        from skep_services.pki.failures import explain
+        from skep_services.pki.files import TlsError, TlsFiles, client_context, host_port
+
+        host, port, _ = self.address[1:]
+        ca = Path(self._ca) if self._ca else None
+        try:
+            return client_context(ca).wrap_socket(link, server_hostname=host)
+        except TlsError as error:
+            link.close()
+            raise UnbelievedError(str(error)) from None
+        except TimeoutError:
+            text = f"{host_port(host, port)} took the connection and does not encrypt it: is it a gateway?"
+            raise ConnectionError(text) from None
+        except OSError as error:
+            told = explain(error, host_port(host, port), TlsFiles(ca=ca))
+            if told:
+                raise UnbelievedError(told) from None
+            raise
 
     @staticmethod
     def _head(file: BufferedReader) -> Answer:

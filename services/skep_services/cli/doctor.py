@@ -34,6 +34,15 @@ SYNC_SLOW_S = 0.020
 SYNCS_TRIED = 5
 YEAR_MIN = 2025
 RESTARTS_ADVISED = 3
+CERTIFICATE_DAYS_ADVISED = 30
+"""A month is time enough to issue another one in working hours."""
+CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cert")
+CERTIFICATES_MAX = 500
+CERTIFICATE_BYTES_MAX = 256 * 1024
+FOLDER_DEPTH_MAX = 3
+FOLDERS_MAX = 200
+"""How much of a state folder is looked through; there are some ten files, near the top."""
+RENEW = "issue it anew; what serves takes it in without a stop (docs/how-to/encryption.md)"
 DOCTOR_PATIENCE_S = 1.0
 
 
@@ -247,8 +256,12 @@ def cluster_checks(arguments: Namespace) -> Iterator[Check]:
         return
     if target.local():
         yield from supervised_checks(target.folder)
+        yield from encryption_checks(target.folder, time.time())
     client = Client(target, DOCTOR_PATIENCE_S)
     yield from service_checks(client)
+    ends_at = client.ends_at()
+    if ends_at is not None:
+        yield check_end("gateway's certificate", target.url, ends_at, time.time())
 
 
 def check_port() -> Check:
@@ -281,6 +294,105 @@ def supervised_checks(home: str) -> Iterator[Check]:
         return
     for name, child in children.items():
         yield check_child(home, name, child)
+
+
+def encryption_checks(home: str, now: float) -> Iterator[Check]:
+    """Yield whether the cluster of a state folder is encrypted, and when its certificates end.
+
+    Args:
+        home: The state folder.
+        now: The time in seconds since the epoch.
+    """
+    from skep_services.pki.files import is_loopback
+
+    cluster = folder.read_cluster(home) or {}
+    url = str((cluster.get("nats") or {}).get("url", ""))
+    hosts = [one.partition("://")[2].rpartition(":")[0].strip("[]") for one in url.split(",")]
+    if url.startswith("tls://"):
+        yield Check("encryption", OK, "on")
+    elif all(map(is_loopback, hosts)):
+        yield Check("encryption", OK, "off: the bus serves this machine only")
+    elif url:
+        todo = "give its servers certificates: docs/how-to/encryption.md"
+        yield Check("encryption", WARN, f"off, and {url} is another machine's", todo)
+    yield from certificate_checks(home, now)
+
+
+def certificate_checks(home: str, now: float) -> Iterator[Check]:
+    """Yield which certificates below a folder end soon, and in one line that the others do not.
+
+    Args:
+        home: A state folder.
+        now: The time in seconds since the epoch.
+    """
+    good: list[tuple[float, str]] = []
+    for path in certificate_files(home):
+        from skep_services.pki.certificates import CertificateError, describe
+
+        try:
+            with open(path, "rb") as file:
+                pem = file.read(CERTIFICATE_BYTES_MAX)
+        except OSError:
+            continue  # Another account's, who has a doctor of its own.
+        if b"PRIVATE KEY" in pem and b"BEGIN CERTIFICATE" not in pem:
+            continue
+        try:
+            found = describe(pem, path)
+        except CertificateError as error:
+            yield Check("certificate", FAIL, str(error), "issue it anew, or remove the file")
+            continue
+        # During a change of the authority the one before may end; of a chain every part counts.
+        ends = [one.ends_at for one in found]
+        ends_at = max(ends) if all(one.authority for one in found) else min(ends)
+        check = check_end("certificate", f"{found[0].name} ({path})", ends_at, now)
+        if check.level == OK:
+            good.append((ends_at, path))
+        else:
+            yield check
+    if good:
+        ends_at, path = min(good)
+        many = render.plural(len(good), "certificate")
+        text = f"{many}, the first ends in {_days(ends_at, now)} ({path})"
+        yield Check("certificates", OK, text)
+
+
+def certificate_files(home: str) -> list[str]:
+    """Return the files below a folder whose names are those of certificates."""
+    found = []
+    for place, folders, names in os.walk(home):
+        depth = os.path.relpath(place, home).count(os.sep)
+        # The bus's store and the jobs' folders are large, and hold none.
+        folders[:] = sorted(set(folders) - {folder.CHECKPOINTS, "store", "jobs"})[:FOLDERS_MAX]
+        if depth >= FOLDER_DEPTH_MAX:
+            folders.clear()
+        found += [
+            os.path.join(place, name)
+            for name in sorted(names)
+            if name.endswith(CERTIFICATE_SUFFIXES)
+        ]
+    return found[:CERTIFICATES_MAX]
+
+
+def check_end(name: str, what: str, ends_at: float, now: float) -> Check:
+    """Say how long a certificate is still valid.
+
+    Args:
+        name: What the line is called.
+        what: The certificate, for people.
+        ends_at: When it ends (seconds since the epoch).
+        now: The time, likewise.
+    """
+    left = (ends_at - now) / 86_400
+    if left <= 0:
+        return Check(name, FAIL, f"{what} expired {_days(now, ends_at)} ago", RENEW)
+    text = f"{what} ends in {_days(ends_at, now)}"
+    if left < CERTIFICATE_DAYS_ADVISED:
+        return Check(name, WARN, text, RENEW)
+    return Check(name, OK, text)
+
+
+def _days(later: float, earlier: float) -> str:
+    return render.plural(int((later - earlier) / 86_400), "day")
 
 
 def check_child(home: str, name: str, child: dict[str, Any]) -> Check:

@@ -183,12 +183,12 @@ def _wipe(home: str) -> None:
     """Delete what `up` made. Anything else in the folder is not ours and stays."""
     import shutil
 
-    from skep_services.supervisor.table import NATS, SERVICES
+    from skep_services.supervisor.table import ACCESS, NATS, SERVICES, VAULT
 
     for name in os.listdir(home):
         path = os.path.join(home, name)
         # Every process that was kept up has its log in its folder, whatever it was called.
-        ours = name in (NATS, *SERVICES, folder.CHECKPOINTS) or os.path.exists(
+        ours = name in (NATS, *SERVICES, VAULT, ACCESS, folder.CHECKPOINTS) or os.path.exists(
             os.path.join(path, "service.log")
         )
         if ours and os.path.isdir(path):

@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "resize": ("changes", "have elastic jobs train with more or fewer workers"),
         "pack": ("changes", "have jobs that wait run on GPUs that another holds, beside it"),
         "unpack": ("changes", "have jobs leave the GPUs that they share"),
+        "set-priority": ("changes", "have waiting jobs come earlier, or later"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
@@ -57,6 +58,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
         )
     },
+    "people": {
+        "login": ("login", "be known to a cluster: at its provider, or by a token"),
+        "logout": ("login", "revoke that token, and forget it"),
+        "whoami": ("login", "what the cluster takes you for"),
+        "user": ("people", "ls | add | disable | enable | remove: people"),
+        "role": ("people", "ls | grant | revoke: viewers, submitters, managers, operators"),
+        "token": ("people", "ls | create | revoke: what a person's devices are known by"),
+        "audit": ("audit", "who changed what, from where, and why"),
+    },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),
@@ -68,6 +78,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "policies",
             "what may order a virtual cluster's jobs, with options and source",
         ),
+        "secret": ("secrets", "set | ls | rm: values that jobs get and nobody else reads"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {

@@ -55,7 +55,11 @@ async def main(chosen: Settings, log: Any) -> None:
     opening = Opening(served, fresh)
     fatal = Fatal()
     options = LinkOptions(
-        servers=urls, identity=chosen.identity, password=chosen.password, tls=chosen.tls
+        servers=urls,
+        identity=chosen.identity,
+        password=chosen.password,
+        credentials=chosen.credentials,
+        tls=chosen.tls,
     )
     link = await Link.connect(options, fatal)
     loop = asyncio.get_running_loop()

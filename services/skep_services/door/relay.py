@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from skep.units import KIB
-from skep_services.adapters.nats_access import password_behind_door
+from skep_services.adapters.nats_access import password_behind_door, vc_of_identity
+from skep_services.adapters.nats_jwt import TokenError, claims_of
 from skep_services.adapters.nats_server import PAYLOAD_BYTES_MAX
 from skep_services.door.turns import Turns
 
@@ -239,8 +240,10 @@ class Server(asyncio.Protocol):
 def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
     """Return the tenant of a CONNECT line, empty for all others, and the line for the server.
 
-    A tenant's password becomes the one by which the server knows it. What is no login that can
-    succeed counts as one tenant's.
+    A tenant's password becomes the one by which the server knows it. A signed identity is passed on
+    as it is: the server believes a tenant's only from where doors run. Whose it is stands in its
+    token, which the server checks before anything of it has a turn; people of a VC share its turns.
+    What is no login that can succeed counts as one tenant's.
 
     Args:
         login: The line, as the client said it.
@@ -251,6 +254,8 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
         tree = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return TENANT, login
+    if isinstance(token := tree.get("jwt"), str):
+        return _signed(token), login
     user, password = tree.get("user"), tree.get("pass")
     if not isinstance(user, str) or not isinstance(password, str):
         return TENANT, login
@@ -258,3 +263,11 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
         return "", login
     tree["pass"] = password_behind_door(secret, user, password)
     return user, verb + b" " + msgspec.json.encode(tree) + b"\r\n"
+
+
+def _signed(token: str) -> str:
+    """Return the tenant that a token names, whoever signed it; empty if it names none."""
+    try:
+        return vc_of_identity(claims_of(token).name)
+    except TokenError:
+        return TENANT

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -29,8 +29,9 @@ from skep_services.service import ConfigurationError
 log = structlog.get_logger(service="gateway")
 
 OPERATOR = "operator"
-OPEN_PATHS = ("/", "/v1/health", "/metrics")
-"""What answers without a token: nothing there names a job or a tenant's secret."""
+OPEN_PATHS = ("/", "/v1/health", "/metrics", "/v1/ca", "/v1/login", "/v1/join", "/v1/renew")
+"""What answers without a token: nothing there names a job or a tenant's secret. To log in, to join
+and to renew one shows something else."""
 QUERY_NUMBER_MAX = 2**53
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -123,11 +124,25 @@ def _state(path: Path | None) -> tuple[int, int, int]:
     return (found.st_ino, found.st_size, found.st_mtime_ns) if found is not None else (0, 0, 0)
 
 
-def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]) -> Any:
+class Authenticates(Protocol):
+    """Finds the caller of a request."""
+
+    async def caller(self, request: web.Request) -> Caller:
+        """Return the caller.
+
+        Raises:
+            ApiError: There is none, or it is refused.
+        """
+        ...
+
+
+def middleware(
+    authentication: Authenticates, metrics: Metrics, count: Callable[[Caller], None]
+) -> Any:
     """Return the middleware that authenticates, measures, and turns errors into JSON.
 
     Args:
-        tokens: The callers; they are read again when their file has changed.
+        authentication: Finds the callers.
         metrics: Every request is counted in it.
         count: Takes the caller of each request that has a token. It raises ApiError for one too
             many.
@@ -139,7 +154,7 @@ def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]
         status = 500
         try:
             if request.path not in OPEN_PATHS:
-                caller = _authenticated(tokens, request)
+                caller = await authentication.caller(request)
                 CALLER.set(caller)
                 count(caller)
                 _admit(request, caller)
@@ -237,15 +252,6 @@ def wrong_vc(caller: Caller, vc: str) -> ApiError:
 def unknown_job(name: str) -> ApiError:
     """Return the answer for a job that does not exist, or that the caller may not know of."""
     return ApiError(404, Reason.UNKNOWN_JOB, f"there is no job {name}")
-
-
-def _authenticated(tokens: Tokens, request: web.Request) -> Caller:
-    tokens.refresh()
-    caller = tokens.caller(request.headers.get("Authorization", ""))
-    if caller is None:
-        text = "a token is needed: `Authorization: Bearer <token>`"
-        raise ApiError(401, "unauthorized", text)
-    return caller
 
 
 def _admit(request: web.Request, caller: Caller) -> None:

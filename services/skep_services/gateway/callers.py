@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from skep.access.rights import Action, Ruling, may
-from skep.access.roles import NOBODY
+from skep.wire.access import Actor
 from skep.wire.roles import Role, Standing
 
 Only = str | tuple[str, ...]
@@ -15,13 +15,22 @@ Only = str | tuple[str, ...]
 class Caller(NamedTuple):
     """A caller: a person with the standing it has now, a tenant (`vc`) or, without both, operators.
 
-    A tenant has a VC's own credentials, and is its manager.
+    A tenant has a VC's own credentials, and is its manager. `token` is the id of the token by which
+    a person is known, `source` the address of the caller, and `reason` what it says of its reason.
     """
 
     name: str
     vc: str
     person: str = ""
-    standing: Standing = NOBODY
+    standing: Standing = Standing()
+    token: str = ""
+    source: str = ""
+    reason: str = ""
+
+    @property
+    def actor(self) -> Actor:
+        """Return the caller as the access service and its audit log know it."""
+        return Actor(name=self.name, token=self.token, source=self.source, reason=self.reason)
 
     @property
     def operator(self) -> bool:

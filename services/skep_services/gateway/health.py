@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +27,10 @@ _ANSWERS = msgspec.json.Decoder(dict[str, Any])
 class Health:
     """Asks, and remembers the answer for a moment."""
 
-    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock) -> None:
+    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock, more: Sequence[str] = ()) -> None:
+        """Take the ports, and the services that run `more` than in every cluster."""
         self._bus, self._indexer, self._clock = bus, indexer, clock
+        self._services = (*SERVICES, *more)
         self._asked_at: Instant | None = None
         self._answer: dict[str, Any] = {}
         self._asking = asyncio.Lock()
@@ -50,7 +53,7 @@ class Health:
             f"node-{name}": node_state(node, self._indexer.live, now)
             for name, node in sorted(self._indexer.fold.state.nodes.items())
         }
-        identities = [*SERVICES, *nodes]
+        identities = [*self._services, *nodes]
         answers = await asyncio.gather(*(self._ask(identity) for identity in identities))
         services = dict(zip(identities, answers, strict=True))
         away = {identity for identity, state in nodes.items() if state in {"lost", "drained"}}

@@ -29,8 +29,10 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
+from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -59,17 +61,27 @@ class Gateway:
     """One gateway. `open` it, let `serve` run, `close` it."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, tracer: Tracer, tokens: Tokens, path: Path, identity: str
+        self,
+        bus: Bus,
+        clock: Clock,
+        tracer: Tracer,
+        tokens: Tokens,
+        path: Path,
+        identity: str,
+        *,
+        people: PeopleSettings = NO_PEOPLE,
     ) -> None:
         self._bus, self._clock, self._tracer = bus, clock, tracer
         self._path, self._identity = path, identity
         self._subscriptions: list[Subscription] = []
         self._runner: web.AppRunner | None = None
-        self._tokens = tokens
+        self._tokens, self._people = tokens, people
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
         self.models = ModelsView(self.indexer.intake)
+        self.people = self._peopled()
         self._foreign = ForeignSeen(log.error)
+        self.secrets = SecretViews(bus, clock)
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -93,6 +105,7 @@ class Gateway:
             # The bus was set back behind what this view has seen: the view is what gives way.
             await self._forget(str(error))
             await self._follow()
+        await self._follow_stream(subjects.SECRETS, 0, 0, self.secrets.deliver)
         for subject in CORE:
             await self._listen(subject, self.indexer.deliver_core)
         await self._listen(subjects.SPANS, self.indexer.deliver_spans)
@@ -131,6 +144,7 @@ class Gateway:
             await self._runner.cleanup()
         for subscription in self._subscriptions:
             await subscription.close()
+        await self.people.close()
         await self.indexer.close()
 
     # --- reading -------------------------------------------------------------------------------
@@ -154,6 +168,9 @@ class Gateway:
             await self._follow_stream(stream, begin, after, indexer.deliver)
         await self._follow_stream(subjects.SEARCH, 0, 0, self.searches.deliver)
         await self._follow_stream(subjects.PROFILES, 0, 0, self.models.deliver)
+        if self.people.view is not None:
+            await self._follow_stream(subjects.ACCESS, 0, 0, self.people.view.deliver)
+            await self.people.caught_up()
         await indexer.caught_up.wait()
 
     async def _follow_stream(self, stream: str, after: int, known: int, take: Deliver) -> None:
@@ -185,6 +202,13 @@ class Gateway:
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
         self.models = ModelsView(self.indexer.intake)
+        await self.people.close()
+        self.people = self._peopled()
+
+    def _peopled(self) -> Peopled:
+        return Peopled(
+            self._people, self._tokens, self._bus, self._clock, self.watch, self.indexer.intake
+        )
 
     async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
         self._subscriptions.append(await self._bus.listen(subject, take))
@@ -214,7 +238,7 @@ class Gateway:
         indexer, watch, clock = self.indexer, self.watch, self._clock
         metrics = Metrics()
         metrics.watch(indexer, self.hub, clock)
-        submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
+        submitter = Submitter(self._bus, indexer, watch, clock, self._tracer, self.people.note)
         await submitter.listen()
         estimates = Estimates(indexer, self.models.calibration, clock)
         drafts = Drafts(self._bus, indexer, clock, estimates)
@@ -222,12 +246,12 @@ class Gateway:
         limits = Limits(time.monotonic, self._bus)
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
-        health = Health(self._bus, indexer, clock)
+        health = Health(self._bus, indexer, clock, self.people.services)
         cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[middleware(self._tokens, metrics, limits.request)],
+            middlewares=[middleware(self.people.authentication, metrics, limits.request)],
             client_max_size=BODY_BYTES_MAX,
         )
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
@@ -245,6 +269,8 @@ class Gateway:
                 *blames.routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
+                *self.people.routes(),
+                *self.secrets.routes(),
             ]
         )
         return application
@@ -282,7 +308,7 @@ async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer
         tracer: Takes the gateway's spans.
 
     Raises:
-        ConfigurationError: SKEP_LISTEN or SKEP_TOKENS is wrong.
+        ConfigurationError: SKEP_LISTEN, SKEP_TOKENS or what is set of people is wrong.
         ConnectionError: The address is taken.
         MissingStreamError: A stream does not exist.
         sqlite3.Error: The read model cannot be written.
@@ -290,7 +316,9 @@ async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer
     host, port = listen_address(chosen)
     tls = server_context(chosen, host, log.warning)
     path = chosen.state / MODEL_FILE
-    gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)
+    people = people_settings(chosen.environment)
+    tokens = tokens_of(chosen)
+    gateway = Gateway(bus, clock, tracer, tokens, path, chosen.identity, people=people)
     try:
         bound = await gateway.open(host, port, tls)
         log.info(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ import structlog
 from skep.access.rights import Action
 from skep.ids import is_token, job_id
 from skep.units import Instant
+from skep.vault.looks_secret import looks_secret, warning
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Result, parse_ask
@@ -55,6 +56,14 @@ _VERDICTS = msgspec.json.Decoder(Verdict)
 _SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
+Note = Callable[[Caller, str, str, str], Awaitable[None]]
+"""Takes a caller, what it does, to what, and in which VC, before that is done."""
+
+
+async def nowhere(caller: Caller, action: str, target: str, vc: str) -> None:
+    """Note nothing: the cluster has no audit log."""
+
+
 class Answer(NamedTuple):
     """The answer to a client: status and body."""
 
@@ -74,8 +83,16 @@ class Submitter:
     """Publishes what clients ask. `listen` first."""
 
     def __init__(
-        self, bus: Bus, indexer: Indexer, watch: Watch, clock: Clock, tracer: Tracer
+        self,
+        bus: Bus,
+        indexer: Indexer,
+        watch: Watch,
+        clock: Clock,
+        tracer: Tracer,
+        note: Note = nowhere,
     ) -> None:
+        """Take the ports; `note` writes what concerns others into the audit log."""
+        self._note = note
         self._bus, self._indexer, self._watch = bus, indexer, watch
         self._clock, self._tracer = clock, tracer
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
@@ -120,7 +137,10 @@ class Submitter:
             await self._watch.until(
                 job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
             )
-            return self._submitted(job, vc, self._decided(job, pending))
+            answer = self._submitted(job, vc, caller.person, self._decided(job, pending))
+            if names := looks_secret(env_of(body)):
+                answer.body["warnings"] = [warning(names)]
+            return answer
         finally:
             del self._pending[inbox]
             log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
@@ -139,6 +159,8 @@ class Submitter:
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
+        if row.owner != caller.person:
+            await self._note(caller, "cancel", row.job, row.vc)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -182,6 +204,8 @@ class Submitter:
         problems = parse_ask(body)
         if isinstance(problems, list):
             raise refused(422, problems[0].reason, problems, row.job)
+        if row.owner != caller.person:
+            await self._note(caller, name, row.job, row.vc)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -253,6 +277,8 @@ class Submitter:
         Raises:
             ApiError: The bus does not take it (503).
         """
+        target = getattr(message, "node", "") or ",".join(getattr(message, "vcs", ()))
+        await self._note(caller, f"admin {verb}", target, "")
         log.info("change asked for", verb=verb, by=caller.name)
         payload = codec.encode(message)
         await self._publish(subjects.admin(verb), payload, secrets.token_hex(16), {})
@@ -296,11 +322,12 @@ class Submitter:
         reason = Reason.REPEATED if found.row.job != job else None
         return Verdict(job=found.row.job, accepted=True, reason=reason, judged=judged_of(found))
 
-    def _submitted(self, job: str, vc: str, verdict: Verdict | None) -> Answer:
+    def _submitted(self, job: str, vc: str, person: str, verdict: Verdict | None) -> Answer:
         found = self._indexer.fold.find(job)
-        if found is not None and found.row.vc not in {"", vc}:
-            # The bus knows keys for all tenants together, and took this for a repetition.
-            text = "this Idempotency-Key was used for another VC within the hour: choose another"
+        row = found.row if found is not None else None
+        if row is not None and row.vc and (row.vc, row.owner) != (vc, person):
+            # The bus knows keys for all people together, and took this for a repetition.
+            text = "this Idempotency-Key was used by another a moment ago: choose another"
             raise ApiError(409, "key-used", text)
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})
@@ -350,6 +377,18 @@ def submits(action: Action, caller: Caller, vc: str) -> None:
 def _status(reason: Reason | None, otherwise: int) -> int:
     """Return the status of a refusal: 403 if it is one of rights."""
     return 403 if reason in NO_RIGHT else otherwise
+
+
+class _WithEnv(msgspec.Struct):
+    env: dict[str, str] = {}
+
+
+def env_of(body: bytes) -> dict[str, str]:
+    """Return the environment in a spec; empty if there is none, or it is not sound."""
+    try:
+        return msgspec.json.decode(body, type=_WithEnv).env
+    except UNDECODABLE:
+        return {}
 
 
 def judged_of(job: Job) -> Judged | None:

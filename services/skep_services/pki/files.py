@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,6 +66,14 @@ def tls_files(environment: Mapping[str, str]) -> TlsFiles | None:
         return None
     certificate, key = pair or (None, None)
     return TlsFiles(ca=ca, certificate=certificate, key=key)
+
+
+def named_files(ca: str, certificate: str, key: str) -> TlsFiles | None:
+    """Return files by their paths, of which an empty one names none; None without any."""
+    if not ca and not certificate:
+        return None
+    paths = [Path(name) if name else None for name in (ca, certificate, key)]
+    return TlsFiles(ca=paths[0], certificate=paths[1], key=paths[2])
 
 
 def bus_files(urls: str, environment: Mapping[str, str]) -> TlsFiles | None:
@@ -215,14 +223,14 @@ class Fresh:
     ) -> None:
         self.files = files
         self._make, self._trouble = make, trouble
-        self._stamp = stamp(files)
+        self._stamp = stamp(files.paths)
         self._told: Stamp = ()
         self._context = make(files)
         self.changes = 0
 
     def context(self) -> ssl.SSLContext:
         """Return the context of the files as they are now."""
-        now = stamp(self.files)
+        now = stamp(self.files.paths)
         if now == self._stamp:
             return self._context
         try:
@@ -268,24 +276,24 @@ class Replaced:
     """Tells whether files were replaced, for what reads them only when it is told to.
 
     Args:
-        files: The files.
+        paths: The files.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._stamp = stamp(files)
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = tuple(paths)
+        self._stamp = stamp(self._paths)
 
     def since_asked(self) -> bool:
         """Return whether a file is another one than when this was last asked."""
-        now = stamp(self._files)
+        now = stamp(self._paths)
         changed, self._stamp = now != self._stamp, now
         return changed
 
 
-def stamp(files: TlsFiles) -> Stamp:
+def stamp(paths: Iterable[Path]) -> Stamp:
     """Return what changes when a file is replaced."""
     found = []
-    for path in files.paths:
+    for path in paths:
         try:
             status = os.stat(path)
         except OSError:

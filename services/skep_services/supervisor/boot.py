@@ -124,6 +124,7 @@ async def _connect(cluster: Cluster, identity: str) -> NatsBus:
         servers=tuple(cluster.nats.url.split(",")),
         identity=identity,
         password=cluster.nats.users[identity],
+        tls=cluster.nats.tls,
     )
     return await NatsBus.connect(options, _lost)
 

@@ -20,6 +20,7 @@ from skep.policy.check import parse_cluster, policy_problems
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
+from skep_services.pki.files import TlsFiles, named_files
 from skep_services.supervisor.home import CLUSTER_VERSION
 
 NODES_DEFAULT = 2
@@ -67,18 +68,32 @@ class Nats(msgspec.Struct, kw_only=True):
     """The bus: its address (of several servers, with commas), and the password of each identity.
 
     `tenants` is the address of the door, by which tenants reach it; empty where there is none.
+    `ca`, `certificate` and `key` are files in PEM with which what is encrypted is reached from this
+    folder; empty: nothing is encrypted.
     """
 
     url: str
     users: dict[str, str]
     tenants: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files with which the bus is reached; None: it is not encrypted."""
+        return named_files(self.ca, self.certificate, self.key)
 
 
 class Gateway(msgspec.Struct, kw_only=True):
-    """The gateway: its address, and the owner of each token (`operator`, `vc-<vc>`)."""
+    """The gateway: its address, and the owner of each token (`operator`, `vc-<vc>`).
+
+    `ca` is the file of the CA that it is believed by; empty: those of the system are.
+    """
 
     url: str
     tokens: dict[str, str]
+    ca: str = ""
 
 
 class Running(msgspec.Struct, kw_only=True):
@@ -107,6 +122,10 @@ class Cluster(msgspec.Struct, kw_only=True):
     quarantine: QuarantineRule = QUARANTINE
     tenants: list[str] = []
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
+    secrets: bool = False
+    """Whether it keeps secrets: then the vault runs."""
+    people: bool = False
+    """Whether it has people: then the access service runs."""
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
@@ -141,6 +160,8 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
     policy: str | None = None
+    secrets: bool | None = None
+    people: bool | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
     def given(self) -> bool:
@@ -274,7 +295,11 @@ def settle(
     tenants = before.tenants if before is not None and wishes.vcs is None else []
     owners = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in owners}
+    kept = before.secrets if before is not None else False
+    peopled = before.people if before is not None else False
     return Cluster(
+        secrets=kept if wishes.secrets is None else wishes.secrets,
+        people=peopled if wishes.people is None else wishes.people,
         tenants=tenants,
         nats=nats,
         gateway=gateway,
@@ -371,6 +396,7 @@ RESERVED_NAMES = (
     "gateway",
     "introspector",
     "searches",
+    "vault",
     "nats",
     "lock",
 )

@@ -12,6 +12,10 @@ from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 
 SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
+VAULT = "vault"
+"""The service that only a cluster with secrets has."""
+ACCESS = "access"
+"""The service that only a cluster with people has."""
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -43,7 +47,8 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     It is ready once something listens on `port`, or, without a port, once its log has a JSON line
     whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
-    it runs at if that is permitted, None for the supervisor's own.
+    it runs at if that is permitted, None for the supervisor's own. When a file of `reload_on` is
+    replaced it is told (SIGHUP) to read its configuration again.
     """
 
     name: str
@@ -53,6 +58,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     port: int = 0
     niceness: int | None = None
+    reload_on: tuple[str, ...] = ()
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,13 +113,15 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         "gateway": {
             "SKEP_LISTEN": f"{HOST}:{port_of(cluster.gateway.url)}",
             "SKEP_TOKENS": tokens_path(home),
+            "SKEP_PEOPLE": "on" if cluster.people else "off",
         },
     }
+    only_here = (*((VAULT,) if cluster.secrets else ()), *((ACCESS,) if cluster.people else ()))
     return ClusterPlan(
         bus=bus,
         services=tuple(
             _python(name, name, name, {**base, **more.get(name, {})}, cluster, home)
-            for name in SERVICES
+            for name in (*SERVICES, *only_here)
         ),
         agents=tuple(_agent(node, base, cluster, home) for node in cluster.nodes),
     )

@@ -62,7 +62,10 @@ async def watch(home: str, cluster: Cluster, reload: Callable[[], None]) -> None
 async def _look(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
     name = nats_access.BOOTSTRAP
     options = LinkOptions(
-        servers=tuple(cluster.nats.url.split(",")), identity=name, password=cluster.nats.users[name]
+        servers=tuple(cluster.nats.url.split(",")),
+        identity=name,
+        password=cluster.nats.users[name],
+        tls=cluster.nats.tls,
     )
     link = await Link.connect(options, on_fatal=_lost)
     seen = b""
@@ -105,6 +108,7 @@ async def is_connected(cluster: Cluster, vc: str) -> bool:
         identity=identity,
         password=cluster.nats.users[identity],
         connect_within_s=TRY_WITHIN_S,
+        tls=cluster.nats.tls,
     )
     try:
         link = await Link.connect(options, on_fatal=_lost)

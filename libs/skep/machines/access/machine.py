@@ -4,8 +4,8 @@
     token:   --TokenMade--> in force --TokenRevoked, or its time--> refused --TokensForgotten-->
     key:     --KeyTaken--> wanted --KeySigned--> in force --KeyDropped--> dropped --KeyRevoked-->
 
-Who may ask for what follows from the facts and the table of rights (`skep.access.rights`), here and
-not in the gateway, so that one that lags behind cannot let anybody do what was taken from it. The
+The rights to ask for something follow from the facts and the table (`skep.access.rights`), here and
+not in the gateway, so that one that lags behind cannot let a person do what was taken from it. The
 gateway says only whose request it is, and that a token's hash fits.
 
 A signer makes certificates and rights on the bus, and revokes them; it is called, and answers with
@@ -244,7 +244,7 @@ class AccessMachine:
         known = self.people.people.get(actor.name)
         if known is None:
             return Refusal(Reason.UNKNOWN_PERSON, f"there is no person {actor.name}")
-        if known.disabled:
+        if self.people.standing(actor.name).disabled:
             return Refusal(Reason.PERSON_DISABLED, f"{actor.name} is disabled: ask an operator")
         token = self.people.tokens.get(actor.token)
         if actor.token and (token is None or token.person != actor.name):
@@ -257,7 +257,7 @@ class AccessMachine:
             return Role.OPERATOR
         if refusals.is_of_file(actor.name):
             return Role.MANAGER if vc and actor.name == f"vc-{vc}" else None
-        return self.people.role(actor.name, vc) if actor.name else None
+        return self.people.roles.role(actor.name, vc) if actor.name else None
 
     def _forbidden(
         self, actor: Actor, action: Action, vc: str = "", *, own: bool = False
@@ -279,17 +279,17 @@ class AccessMachine:
             return forbidden
         if isinstance(wish, AddPerson):
             return self._add(wish, now)
-        known = self.people.people.get(wish.person)
-        if known is None:
+        if wish.person not in self.people.people:
             return refusals.no_person(wish.person)
+        disabled = self.people.standing(wish.person).disabled
         match wish:
             case DisablePerson():
-                if known.disabled:
+                if disabled:
                     return Reason.REPEATED
                 self._record(PersonDisabled(person=wish.person, at=now))
                 self._drop_keys(wish.person, now)
             case EnablePerson():
-                if not known.disabled:
+                if not disabled:
                     return Reason.REPEATED
                 self._record(PersonEnabled(person=wish.person, at=now))
             case RemovePerson():
@@ -323,10 +323,12 @@ class AccessMachine:
         action = Action.MANAGE_VC_PEOPLE if wish.vc else Action.MANAGE_PEOPLE
         if (forbidden := self._forbidden(actor, action, wish.vc)) is not None:
             return forbidden
-        known = self.people.people.get(wish.person)
-        if known is None:
+        if wish.person not in self.people.people:
             return refusals.no_person(wish.person)
-        has = known.granted.get(wish.vc)
+        standing = self.people.standing(wish.person)
+        has = standing.granted.get(wish.vc)
+        if not wish.vc and standing.operator:
+            has = Role.OPERATOR
         if isinstance(wish, RevokeRole):
             if has is None:
                 return Reason.REPEATED
@@ -348,7 +350,7 @@ class AccessMachine:
     def _drop_keys(self, person: str, now: Instant, *, all_of_them: bool = False) -> None:
         """Drop a person's keys in VCs where it may no longer submit, or all."""
         for key in self.people.live_keys(person):
-            role = self.people.role(person, key.vc)
+            role = self.people.roles.role(person, key.vc)
             if all_of_them or role is None or not role.covers(Role.SUBMITTER):
                 self._drop(key, now)
 
@@ -432,11 +434,9 @@ class AccessMachine:
         forgotten = tuple(one for one, until in people.logins.items() if until <= now)
         self._record(LoginUsed(digest=wish.digest, until=wish.digest_until, forgotten=forgotten))
         roles = {
-            vc: role
-            for vc, role in wish.roles.items()
-            if (vc in people.vcs and role in VC_ROLES) or (not vc and role is Role.OPERATOR)
+            vc: role for vc, role in wish.roles.items() if vc in people.vcs and role in VC_ROLES
         }
-        if roles != people.people[wish.person].grouped:
+        if roles != people.standing(wish.person).groups:
             self._record(GroupRolesSet(person=wish.person, roles=roles))
             self._drop_keys(wish.person, now)
         self._make_token(wish, "", now)
@@ -459,7 +459,7 @@ class AccessMachine:
                 return refusals.no_person(wish.person)
             refused = self._no_new_person(wish.person)
             return refused or refusals.of_life(now, wish.expires_at, TOKEN_LIFE_MAX)
-        if known.disabled:
+        if people.standing(wish.person).disabled:
             text = f"{wish.person} is disabled: ask an operator"
             return Refusal(Reason.PERSON_DISABLED, text)
         theirs = (wish.issuer, wish.subject)
@@ -693,8 +693,8 @@ class AccessMachine:
     def _audit(self, ask: AskAccess, refused: Refusal | None, now: Instant) -> None:
         actor, wish, missed = ask.actor, ask.wish, 0
         if refused is not None:
-            who = actor.name or actor.source
-            noted = refusals.count(self._soft.refused, who, now)
+            author = actor.name or actor.source
+            noted = refusals.count(self._soft.refused, author, now)
             if noted is None:
                 return
             missed = noted

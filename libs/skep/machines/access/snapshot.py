@@ -10,6 +10,7 @@ import msgspec
 
 from skep.access.people import JoinToken, Key, People, Person, TokenOf
 from skep.units import Instant
+from skep.wire.roles import Standing
 
 PIECE = 200
 """People or tokens in one piece: some 500 bytes each, within a record."""
@@ -26,9 +27,9 @@ class AccessKept(msgspec.Struct, frozen=True, kw_only=True, tag="access-kept"):
 
 
 class PeopleKept(msgspec.Struct, frozen=True, tag="people-kept"):
-    """People with their roles."""
+    """People, and what each of them may be taken for."""
 
-    people: tuple[Person, ...]
+    people: tuple[tuple[Person, Standing], ...]
 
 
 class TokensKept(msgspec.Struct, frozen=True, tag="tokens-kept"):
@@ -63,7 +64,8 @@ def snapshot(people: People) -> list[Kept]:
     kept: list[Kept] = [
         AccessKept(epoch=people.epoch, vcs=tuple(people.vcs), logins=dict(people.logins))
     ]
-    kept += [PeopleKept(piece) for piece in _pieces(people.people.values(), PIECE)]
+    every = ((person, people.standing(name)) for name, person in people.people.items())
+    kept += [PeopleKept(piece) for piece in _pieces(every, PIECE)]
     kept += [TokensKept(piece) for piece in _pieces(people.tokens.values(), PIECE)]
     kept += [JoinTokensKept(piece) for piece in _pieces(people.join_tokens.values(), PIECE)]
     kept += [KeysKept(piece) for piece in _pieces(people.keys.values(), KEYS_PIECE)]
@@ -78,8 +80,9 @@ def restore(people: People, kept: Kept) -> None:
             people.epoch, people.vcs = kept.epoch, dict.fromkeys(kept.vcs)
             people.logins = dict(kept.logins)
         case PeopleKept():
-            for person in kept.people:
+            for person, standing in kept.people:
                 people.put_person(person)
+                people.roles.set(person.person, standing)
         case TokensKept():
             for token in kept.tokens:
                 people.put_token(token)

@@ -1,0 +1,261 @@
+"""The caller of a request: by a token of the file, or one of a person; and its address.
+
+A person's token is verified once (argon2id, 20 ms in a thread), and then known by a keyed digest
+until the gateway ends. What it may is looked up at every request, so that a token that was revoked
+or has expired is refused as soon as the fact of it is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import secrets as random
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from aiohttp import web
+
+from skep.access.people import People, TokenOf
+from skep.units import Instant
+from skep.wire.access import REASON_CHARACTERS_MAX
+from skep.wire.reasons import Reason
+from skep_services.access import secrets
+from skep_services.gateway.api import ApiError
+from skep_services.gateway.callers import Caller
+
+REASON_HEADER = "Skep-Reason"
+VERIFIED_MAX = 10_000
+"""Tokens that are known to be right: those of all people, each on its devices."""
+VERIFYING_MAX = 32
+"""Requests that wait for a token to be verified, two at a time; more are refused at once."""
+ATTEMPTS = 10
+"""Wrong secrets that one address, or one token, may try at once..."""
+ATTEMPT_S = 6.0
+"""...and then one in so many seconds."""
+COUNTED_MAX = 10_000
+"""Addresses and tokens whose wrong secrets are counted."""
+
+
+class Callers(Protocol):
+    """Those that have a token in a file."""
+
+    def refresh(self) -> None:
+        """Read the file again if it changed."""
+        ...
+
+    def caller(self, authorization: str) -> Caller | None:
+        """Return the caller with this Authorization header, or None."""
+        ...
+
+
+class Attempts:
+    """Wrong secrets by address and by token, so that none can be guessed by trying."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Count by `now`, which returns seconds that never go back."""
+        self._now = now
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, *whose: str) -> None:
+        """Stop one that has tried too often.
+
+        Args:
+            whose: The address, and the id of the token.
+
+        Raises:
+            ApiError: One of them has no attempts left (429).
+        """
+        waits = [self._wait(each) for each in whose]
+        if (wait := max(waits, default=0.0)) > 0:
+            text = f"too many wrong tokens: wait {wait:.0f} s, and check what you typed"
+            raise ApiError(429, Reason.TOO_MANY_ATTEMPTS, text, retry_after_s=wait)
+
+    def failed(self, *whose: str) -> None:
+        """Count a wrong secret."""
+        for each in whose:
+            left, now = self._at(each), self._now()
+            self._left[each] = (max(0.0, left - 1.0), now)
+            self._left.move_to_end(each)
+            if len(self._left) > COUNTED_MAX:
+                self._left.popitem(last=False)
+
+    def _at(self, whose: str) -> float:
+        left, since = self._left.get(whose, (float(ATTEMPTS), self._now()))
+        return min(float(ATTEMPTS), left + (self._now() - since) / ATTEMPT_S)
+
+    def _wait(self, whose: str) -> float:
+        left = self._at(whose)
+        return 0.0 if left >= 1.0 else (1.0 - left) * ATTEMPT_S
+
+
+class Verifier:
+    """Compares secrets with hashes, a few at a time and in threads."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(2)
+        self._waiting = 0
+
+    async def fits(self, token: secrets.Secret, kept: str) -> bool:
+        """Return whether a token is the one whose hash was kept.
+
+        Raises:
+            ApiError: Too many others are being verified (503).
+        """
+        if self._waiting >= VERIFYING_MAX:
+            text = "too many tokens are being verified: repeat it in a second"
+            raise ApiError(503, "busy", text, retry_after_s=1.0)
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await asyncio.to_thread(secrets.fits, token, kept)
+        finally:
+            self._waiting -= 1
+
+    async def hashed(self, token: secrets.Secret) -> str:
+        """Return what is kept of a new token."""
+        async with self._slots:
+            return await asyncio.to_thread(secrets.hashed, token)
+
+
+class Proxies:
+    """The addresses of load balancers before the gateways, whose word on a client is taken."""
+
+    def __init__(self, text: str) -> None:
+        """Read addresses and networks, separated by commas.
+
+        Raises:
+            ValueError: One is neither.
+        """
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        self._networks = [ipaddress.ip_network(part) for part in parts]
+
+    def source(self, request: web.Request) -> str:
+        """Return the address that a request comes from."""
+        peer = request.remote or ""
+        if not self._networks or not self._trusted(peer):
+            return peer
+        told = [each.strip() for each in request.headers.get("X-Forwarded-For", "").split(",")]
+        # The last one is what the load balancer itself saw; what stands before it is hearsay.
+        for each in reversed(told):
+            try:
+                address = str(ipaddress.ip_address(each))
+            except ValueError:
+                return peer
+            if not self._trusted(address):
+                return address
+        return peer
+
+    def _trusted(self, text: str) -> bool:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+
+class Authentication:
+    """Finds the caller of a request."""
+
+    def __init__(
+        self,
+        tokens: Callers,
+        people: Callable[[], People | None],
+        now: Callable[[], Instant],
+        attempts: Attempts,
+        proxies: Proxies,
+    ) -> None:
+        """Take where callers are known from.
+
+        Args:
+            tokens: Those of a file.
+            people: Returns the people as they are known now; None: this cluster has none.
+            now: Returns the wall-clock time.
+            attempts: Counts wrong secrets.
+            proxies: Tells where a request comes from.
+        """
+        self._tokens, self._people, self._now = tokens, people, now
+        self.attempts, self.proxies, self.verifier = attempts, proxies, Verifier()
+        self._key = random.token_bytes(32)
+        self._verified: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
+        """By digest of the text: the token's id, and the hash that it was compared with."""
+
+    async def caller(self, request: web.Request) -> Caller:
+        """Return the caller of a request.
+
+        Raises:
+            ApiError: Its token is refused (401, 403), or its address has tried too many (429).
+            _unauthorized: An ApiError (401): it has no token, or none that is known.
+        """
+        source = self.proxies.source(request)
+        self._tokens.refresh()
+        header = request.headers.get("Authorization", "")
+        scheme, _, text = header.partition(" ")
+        given = secrets.parse(text.strip()) if scheme.lower() == "bearer" else None
+        reason = request.headers.get(REASON_HEADER, "")[:REASON_CHARACTERS_MAX]
+        if given is None:
+            found = self._tokens.caller(header)
+            if found is None:
+                raise _unauthorized()
+            return found._replace(source=source, reason=reason)
+        people = self._people()
+        token = people.tokens.get(given.id) if people is not None else None
+        if people is None or token is None:
+            raise _unauthorized()
+        if not await self._is_right(text.strip(), given, token, source):
+            raise _unauthorized()
+        return self._person(people, token, source, reason)
+
+    async def _is_right(
+        self, text: str, given: secrets.Secret, token: TokenOf, source: str
+    ) -> bool:
+        digest = hmac.new(self._key, text.encode("utf-8", "surrogateescape"), "sha256").digest()
+        known = self._verified.get(digest)
+        if known is not None and known == (token.token, token.hash):
+            self._verified.move_to_end(digest)
+            return True
+        self.attempts.check(source, token.token)
+        if not await self.verifier.fits(given, token.hash):
+            self.attempts.failed(source, token.token)
+            return False
+        self._verified[digest] = (token.token, token.hash)
+        if len(self._verified) > VERIFIED_MAX:
+            self._verified.popitem(last=False)
+        return True
+
+    def _person(self, people: People, token: TokenOf, source: str, reason: str) -> Caller:
+        # The right token was shown, so what is said of it is said to its owner.
+        if token.revoked_at:
+            text = f"the token {token.token} ({token.name}) was revoked: run `skep login`"
+            raise ApiError(401, Reason.TOKEN_REVOKED, text)
+        if token.expires_at <= self._now():
+            text = f"the token {token.token} ({token.name}) has expired: run `skep login`"
+            raise ApiError(401, Reason.TOKEN_EXPIRED, text)
+        if token.person not in people.people:
+            text = f"there is no person {token.person} any more: ask an operator"
+            raise ApiError(401, Reason.UNKNOWN_PERSON, text)
+        standing = people.standing(token.person)
+        if standing.disabled:
+            text = f"{token.person} is disabled: ask an operator"
+            raise ApiError(403, Reason.PERSON_DISABLED, text)
+        return Caller(
+            token.person,
+            "",
+            person=token.person,
+            standing=standing,
+            token=token.token,
+            source=source,
+            reason=reason,
+        )
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _unauthorized() -> ApiError:
+    text = "a token is needed: `Authorization: Bearer <token>` (`skep login` gets one)"
+    return ApiError(401, Reason.UNAUTHORIZED, text)

@@ -1,0 +1,139 @@
+"""`/v1/login`: what a person shows to get a token of its own, when a provider vouches for it.
+
+    GET  /v1/login     which provider, and a nonce for a login that has one
+    POST /v1/login     the ID token of the provider; the answer has a token of Skep's
+
+The flow itself is between the person's machine and the provider: the gateway sees its end only. A
+nonce is signed by this gateway's key and holds for ten minutes; that an ID token is used once is
+held by the access service, for all gateways.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets as random
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import Meta
+
+from skep.units import Duration, Instant, after, seconds
+from skep.wire.access import Actor, LogIn
+from skep.wire.bounds import Short
+from skep.wire.reasons import Reason
+from skep_services.access import secrets
+from skep_services.gateway.api import ApiError, json_response
+from skep_services.gateway.asking import Asking
+from skep_services.gateway.authentication import Authentication, digest_of
+from skep_services.gateway.bodies import Body, read
+from skep_services.gateway.oidc import Provider
+from skep_services.gateway.people import PeopleView
+from skep_services.ports import Clock
+
+NONCE_S = 600.0
+ID_TOKEN_CHARACTERS_MAX = 32_768
+
+
+class LoginBody(Body, frozen=True):
+    """The end of a login. `nonce` is what `GET /v1/login` gave, if the flow has one."""
+
+    id_token: Annotated[str, Meta(max_length=ID_TOKEN_CHARACTERS_MAX)]
+    name: Short = "login"
+    nonce: Short = ""
+
+
+class Logins:
+    """The handlers of `/v1/login`."""
+
+    def __init__(
+        self,
+        view: PeopleView | None,
+        asking: Asking,
+        authentication: Authentication,
+        clock: Clock,
+        provider: Provider | None,
+    ) -> None:
+        self._view, self._asking, self._clock = view, asking, clock
+        self._authentication, self._provider = authentication, provider
+        self._key = random.token_bytes(32)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handlers belong."""
+        return [
+            web.get("/v1/login", self.options, allow_head=False),
+            web.post("/v1/login", self.login),
+        ]
+
+    async def options(self, request: web.Request) -> web.StreamResponse:
+        """Answer how one logs in here."""
+        del request
+        told: dict[str, Any] = {"people": self._view is not None, "oidc": None}
+        if self._provider is not None and self._view is not None:
+            settings = self._provider.settings
+            told["oidc"] = {
+                "issuer": settings.issuer,
+                "client_id": settings.client_id,
+                "client_secret": settings.client_secret,
+                "scopes": settings.scopes,
+                "nonce": self._nonce(),
+            }
+        return json_response(told)
+
+    async def login(self, request: web.Request) -> web.StreamResponse:
+        """Answer with a new token for the person that an ID token is about.
+
+        Raises:
+            ApiError: The cluster has no provider (404), the ID token does not hold (401), too many
+                did not (429), or the access service refuses the person.
+        """
+        attempts = self._authentication.attempts
+        source = self._authentication.proxies.source(request)
+        attempts.check(source)
+        body = await read(request, LoginBody)
+        if self._provider is None or self._view is None:
+            text = "no provider is set up here: log in by a token (`skep login --token`)"
+            raise ApiError(404, "no-provider", text)
+        if body.nonce and not self._is_ours(body.nonce):
+            text = "the login took too long, or began at another gateway: begin anew"
+            raise ApiError(401, Reason.LOGIN_REFUSED, text)
+        try:
+            vouched = await self._provider.vouched(body.id_token, body.nonce)
+        except ApiError as error:
+            if error.status == 401:
+                attempts.failed(source)
+            raise
+        made, people, now = secrets.new(), self._view.people, self._clock.now()
+        settings = self._provider.settings
+        wish = LogIn(
+            person=vouched.person,
+            issuer=vouched.issuer,
+            subject=vouched.subject,
+            digest=digest_of(body.id_token),
+            digest_until=Instant(seconds(vouched.until_s)),
+            token=made.id,
+            name=body.name,
+            hash=await self._authentication.verifier.hashed(made),
+            expires_at=after(now, Duration(seconds(settings.token_days * 24 * 3600.0))),
+            roles=vouched.roles,
+            add=settings.add_people,
+        )
+        seen: Callable[[], bool] = lambda: made.id in people.tokens  # noqa: E731 - it has a type
+        await self._asking.ask(Actor(source=source), wish, seen)
+        told = {"person": vouched.person, "token": made.id, "expires_at": wish.expires_at}
+        return json_response({**told, "text": secrets.text_of(made)}, 201)
+
+    def _nonce(self) -> str:
+        body = f"{random.token_hex(16)}-{self._clock.now() // 10**9}"
+        return f"{body}-{self._signature(body)}"
+
+    def _is_ours(self, nonce: str) -> bool:
+        chance, _, rest = nonce.partition("-")
+        at, _, signature = rest.partition("-")
+        mine = self._signature(f"{chance}-{at}")
+        if not hmac.compare_digest(signature.encode(), mine.encode()):
+            return False
+        return self._clock.now() // 10**9 - int(at) <= NONCE_S
+
+    def _signature(self, body: str) -> str:
+        return hmac.new(self._key, body.encode(), "sha256").hexdigest()[:32]
