@@ -29,18 +29,18 @@ WEIGHTS = {"ada": 2.0, "bob": 1.0, "cem": 1.0, "dee": 1.0}
 COMES_DAY = {"dee": 10}
 """When a newcomer comes."""
 SIZES = {"ada": (1, 1, 2), "bob": (4, 8), "cem": (2, 4), "dee": (1, 4, 8)}
-LENGTHS_H = {"ada": (2, 4, 8), "bob": (6, 12, 24), "cem": (2, 6), "dee": (2, 8)}
+LENGTHS_H = {"ada": (4, 8), "bob": (6, 12), "cem": (2, 6), "dee": (2, 8)}
 BURST_DAYS = 3
 DEMAND = 1.1
 """What each asks for, as a multiple of what its weight gives it."""
-SUSPENDED_EACH_DAY = 60
+SUSPENDED_EACH_DAY = 30
 
 
 class Setting(NamedTuple):
     """How large a run is."""
 
     days: int = 30
-    nodes: int = 3
+    nodes: int = 2
     lent_nodes: int = 1
     """Nodes of another VC, which has little to do: they are borrowed."""
     node_gpus: int = 8
