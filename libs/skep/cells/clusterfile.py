@@ -72,6 +72,8 @@ CLUSTER_VERSION = 1
 CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
+LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
+"""The roles whose priorities can have a limit: a viewer has no jobs, an operator no limit."""
 VC_KEYS = (
     "cells",
     "pinned",
@@ -79,14 +81,12 @@ VC_KEYS = (
     "weight",
     "jobs_max",
     "policy",
+    "priorities",
     "fair_share",
     "limits",
-    "priorities",
 )
 FAIR_KEYS = ("half_life", "weights")
 PERSON_KEYS = ("running", "gpus", "queued")
-LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
-"""The roles whose priorities can have a limit: a viewer has no jobs, an operator no limit."""
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
@@ -555,9 +555,9 @@ class _Reader:
             jobs_max=JOBS_MAX if jobs_max is None else jobs_max,
             policy=policy,
             options=options,
+            priorities=self.priorities(tree.get("priorities"), f"{path}.priorities"),
             fair_share=self.fair_share(tree.get("fair_share"), f"{path}.fair_share"),
             limits=self.limits(tree.get("limits"), f"{path}.limits"),
-            priorities=self.priorities(tree.get("priorities"), f"{path}.priorities"),
         )
 
     def fair_share(self, value: Any, path: str) -> FairShare | None:

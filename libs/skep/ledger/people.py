@@ -46,7 +46,7 @@ def follow(state: ClusterState, fact: Any) -> None:
         fact: Any fact.
     """
     people = state.people
-    at = getattr(fact, "at", 0)
+    at: Instant = getattr(fact, "at", Instant(0))
     people.now = max(people.now, at)
     if type(fact) not in CONCERNED:
         return

@@ -135,10 +135,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_workers: int = 0
     """The workers that it had when its rate was measured; 0: not known. If these are not those that
     it has now, `left` and `rates` are of before its latest change."""
-    person: str = ""
-    """Whose it is; only where its VC shares by person, or limits what one has."""
-    counted: bool = False
-    """It counts against its person's limits already: it has GPUs, or stands without."""
     owner: str = ""
     """The person that submitted it; empty: its VC as a whole did."""
 
@@ -148,6 +144,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         What the label `user` says is not proven. Of a job that has an owner it is the owner.
         """
         return (self.owner if name == LABEL else "") or self.spec.labels.get(name)
+
+    person: str = ""
+    """Whose it is; only where its VC shares by person, or limits what one has."""
+    counted: bool = False
+    """It counts against its person's limits already: it has GPUs, or stands without."""
 
     @property
     def pin(self) -> str:

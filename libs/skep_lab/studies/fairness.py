@@ -28,23 +28,26 @@ HOUR_S, DAY_S = 3600, 86_400
 WEIGHTS = {"ada": 2.0, "bob": 1.0, "cem": 1.0, "dee": 1.0}
 COMES_DAY = {"dee": 10}
 """When a newcomer comes."""
-SIZES = {"ada": (1, 1, 2), "bob": (8, 8, 16), "cem": (2, 4), "dee": (1, 4, 8)}
-LENGTHS_H = {"ada": (1, 2, 4), "bob": (6, 12, 24), "cem": (2, 6), "dee": (2, 8)}
+SIZES = {"ada": (1, 1, 2), "bob": (4, 8), "cem": (2, 4), "dee": (1, 4, 8)}
+LENGTHS_H = {"ada": (4, 8), "bob": (6, 12), "cem": (2, 6), "dee": (2, 8)}
 BURST_DAYS = 3
-DEMAND = 1.25
+DEMAND = 1.1
 """What each asks for, as a multiple of what its weight gives it."""
-SUSPENDED_EACH_DAY = 3
+SUSPENDED_EACH_DAY = 30
 
 
 class Setting(NamedTuple):
     """How large a run is."""
 
     days: int = 30
-    nodes: int = 6
-    lent_nodes: int = 2
+    nodes: int = 2
+    lent_nodes: int = 1
     """Nodes of another VC, which has little to do: they are borrowed."""
     node_gpus: int = 8
     half_life_days: float = 7.0
+
+
+USUAL = Setting()
 
 
 class Part(NamedTuple):
@@ -137,7 +140,7 @@ def news_of(setting: Setting, trace: Trace, seed: int) -> list[tuple[Duration, N
     rng, news = random.Random(seed + 1), list[tuple[Duration, News]]()
     for _ in range(SUSPENDED_EACH_DAY * setting.days):
         number = rng.randrange(len(trace.jobs))
-        at = trace.jobs[number].at + seconds(rng.uniform(0, 24) * HOUR_S)
+        at = trace.jobs[number].at + seconds(rng.uniform(0, 8) * DAY_S)
         name = f"j{number + 1}"
         news.append((Duration(at), AskSuspend(job=name, release=True)))
         news.append((Duration(at + seconds(rng.uniform(1, 12) * HOUR_S)), AskResume(job=name)))
@@ -171,7 +174,7 @@ class Meter:
         self.suspended = max(self.suspended, len(world.allocator.state.away))
 
 
-def play(seed: int, setting: Setting = Setting()) -> Outcome:
+def play(seed: int, setting: Setting = USUAL) -> Outcome:
     """Return what a month came to.
 
     Args:

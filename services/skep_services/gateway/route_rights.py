@@ -62,6 +62,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/admin/reserve"): Action.MAINTAIN,
     ("POST", "/v1/admin/unreserve"): Action.MAINTAIN,
     ("GET", "/v1/fair"): Action.SEE_REPORTS,
+    ("GET", "/v1/report"): Action.SEE_REPORTS,
     ("GET", "/v1/windows"): Action.SEE_CLUSTER,
     ("GET", "/v1/secrets/key"): Action.MANAGE_SECRETS,
     ("GET", "/v1/secrets/{scope}/{owner}"): Action.MANAGE_SECRETS,

@@ -68,7 +68,7 @@ def people_of(state: ClusterState, vc: str, of_vc: VcPeople, now: Instant) -> li
     used = {name: of_vc.used(name, now) for name in names}
     all_used, weights = sum(used.values()), sum(map(of_vc.weight, names))
     nothing = Account()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         account, weight = of_vc.accounts.get(name, nothing), of_vc.weight(name)
         part = weight / weights
@@ -113,7 +113,8 @@ def fair_line(state: ClusterState, name: str, now: Instant) -> str:
     before = [row["person"] or WHOLE for row in waiting if row["order"] < mine["order"]]
     half_life = length(of_vc.half_life // NS_PER_SECOND)
     times = "nothing yet" if not mine["times"] else f"{mine['times']:.1f} times its part"
-    turn = f"; {', '.join(before[:4])} come first" if before else ""
+    verb = "comes" if len(before) == 1 else "come"
+    turn = f"; {', '.join(before[:4])} {verb} first" if before else ""
     return f"{person or WHOLE} has used {times}{turn}; half-life {half_life}"
 
 
