@@ -92,7 +92,7 @@ class PeopleHouse(House):
     def client(self, token: str) -> Client:
         return Client(self.session, self.base, token)
 
-    async def person(self, name: str, **roles: str) -> Client:
+    async def with_person(self, name: str, **roles: str) -> Client:
         """Add a person with roles by VC (`cluster`: operator), and return it with a token."""
         await self.op.json("POST", "/v1/people/add", 200, {"person": name})
         for vc, role in roles.items():

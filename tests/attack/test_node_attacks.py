@@ -38,6 +38,7 @@ MAY_NOT_SAY = (
     subjects.health("allocator"),
     subjects.health("node-node-2"),
     subjects.draft("allocator"),
+    subjects.ACCESS_ASKED,
     subjects.ADVICE_QUEUE,
     subjects.ADVICE_OUTLOOK,
     subjects.finding("rate"),

@@ -37,6 +37,7 @@ MAY_NOT_SAY = (
     subjects.logs("node-1"),
     subjects.health("allocator"),
     subjects.draft("allocator"),
+    subjects.ACCESS_ASKED,
     subjects.span("allocator"),
     subjects.ADVICE_QUEUE,
     subjects.ADVICE_OUTLOOK,

@@ -99,7 +99,8 @@ async def test_a_person_logs_in_by_a_browser(tmp_path: Path) -> None:
             async with house.session.get(address) as answer:
                 assert answer.status == 200
 
-        loop, tasks = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
         token = await asyncio.to_thread(provider.by_browser, browse, 30.0)
         await asyncio.gather(*tasks)
         assert (await login(house, token, 401, nonce="x.1.y"))["error"]["reason"] == (
@@ -182,7 +183,7 @@ async def test_id_tokens_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_a_local_account_is_no_providers(tmp_path: Path) -> None:
     async with both(tmp_path, add_people=False) as (house, issuer):
-        await house.person("ada", nlp="manager")
+        await house.with_person("ada", nlp="manager")
         told = (await login(house, issuer.token(), 403))["error"]
         assert told["reason"] == "login-of-another"
         issuer.person = "eve"

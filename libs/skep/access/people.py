@@ -7,8 +7,6 @@ says that it is forgotten.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from skep.access.roles import NOBODY, Roles
@@ -17,6 +15,7 @@ from skep.wire.access import (
     AccessFact,
     Audited,
     Credentials,
+    GroupRolesSet,
     JoinTokenMade,
     JoinTokenRevoked,
     JoinTokensForgotten,
@@ -29,7 +28,11 @@ from skep.wire.access import (
     LoginUsed,
     PersonAdded,
     PersonBound,
+    PersonDisabled,
+    PersonEnabled,
     PersonRemoved,
+    RoleGranted,
+    RoleRevoked,
     TokenMade,
     TokenRevoked,
     TokensForgotten,
@@ -37,6 +40,17 @@ from skep.wire.access import (
 )
 from skep.wire.facts import EpochBegan
 from skep.wire.roles import Role, Standing
+
+OfPerson = (
+    PersonAdded
+    | PersonBound
+    | PersonDisabled
+    | PersonEnabled
+    | PersonRemoved
+    | RoleGranted
+    | RoleRevoked
+    | GroupRolesSet
+)
 
 
 class Person(msgspec.Struct, kw_only=True):
@@ -164,7 +178,7 @@ class People(msgspec.Struct):
             case _:
                 self._person(fact)
 
-    def _person(self, fact: Any) -> None:
+    def _person(self, fact: OfPerson) -> None:
         if isinstance(fact, PersonAdded):
             self.put_person(
                 Person(person=fact.person, at=fact.at, full_name=fact.full_name, oidc=fact.oidc)
@@ -179,6 +193,10 @@ class People(msgspec.Struct):
                 self.bound[fact.issuer, fact.subject] = fact.person
             case PersonRemoved():
                 self._remove(person)
+            case GroupRolesSet() | RoleGranted() | RoleRevoked():
+                pass  # They are in `roles`.
+            case PersonDisabled() | PersonEnabled():
+                pass  # Likewise.
 
     def put_person(self, person: Person) -> None:
         """Take over a person as a whole, without its roles."""

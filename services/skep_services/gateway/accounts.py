@@ -355,7 +355,8 @@ class Accounts:
     async def audit(self, request: web.Request) -> web.StreamResponse:
         """Answer lines of the audit log, the latest last.
 
-        An operator sees all of them, a manager those of its VCs, and each person its own.
+        An operator sees all of them, a manager those of its VCs, and each person those that it did
+        or that are about it.
         """
         self._people()
         view, caller = self._view, caller_of(request)
@@ -377,7 +378,8 @@ class Accounts:
         since = number(request, "since", 0, 2**62)
         query = request.query
         for line in view.lines:
-            if not (caller.operator or line.vc in managed or line.actor == caller.name):
+            own = caller.name in (line.actor, line.target.partition("/")[0])
+            if not (caller.operator or line.vc in managed or own):
                 continue
             if line.at >= since and all(
                 query.get(name, getattr(line, name)) == getattr(line, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import math
 import time
@@ -91,6 +92,13 @@ class Tokens:
         except (OSError, *UNDECODABLE) as error:
             text = f'SKEP_TOKENS: {path} must be JSON like {{"<token>": "operator"}}: {error}'
             raise ConfigurationError(text) from error
+
+    def key(self, purpose: str) -> bytes:
+        """Return a key that all gateways with these tokens have, and none but they."""
+        made = hashlib.sha256(purpose.encode())
+        for token in sorted(token for token, _ in self._callers):
+            made.update(b"\0" + token)
+        return made.digest()
 
     def refresh(self) -> None:
         """Take over the file's tokens if it changed; one that cannot be read changes nothing."""

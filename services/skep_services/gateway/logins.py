@@ -4,7 +4,7 @@
     POST /v1/login     the ID token of the provider; the answer has a token of Skep's
 
 The flow itself is between the person's machine and the provider: the gateway sees its end only. A
-nonce is signed by this gateway's key and holds for ten minutes; that an ID token is used once is
+nonce is signed by the gateways' key and holds for ten minutes; that an ID token is used once is
 held by the access service, for all gateways.
 """
 
@@ -53,10 +53,12 @@ class Logins:
         authentication: Authentication,
         clock: Clock,
         provider: Provider | None,
+        key: bytes,
     ) -> None:
+        """Take the ports, and the key by which nonces are signed, the same at all gateways."""
         self._view, self._asking, self._clock = view, asking, clock
         self._authentication, self._provider = authentication, provider
-        self._key = random.token_bytes(32)
+        self._key = key
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -95,7 +97,7 @@ class Logins:
             text = "no provider is set up here: log in by a token (`skep login --token`)"
             raise ApiError(404, "no-provider", text)
         if body.nonce and not self._is_ours(body.nonce):
-            text = "the login took too long, or began at another gateway: begin anew"
+            text = "the login took too long, or began at another cluster: begin anew"
             raise ApiError(401, Reason.LOGIN_REFUSED, text)
         try:
             vouched = await self._provider.vouched(body.id_token, body.nonce)

@@ -94,6 +94,7 @@ class Peopled:
         intake: Intake,
     ) -> None:
         self._settings, self._bus, self._clock, self._watch = settings, bus, clock, watch
+        self._tokens = tokens
         self.view = PeopleView(intake, watch) if settings.on else None
         self._asking = Asking(bus, watch)
         self._provider = Provider(settings.oidc) if settings.oidc is not None else None
@@ -136,7 +137,14 @@ class Peopled:
         )
         environment = self._settings.environment
         joins = Joins(self.view, self._asking, self.authentication, self._clock, environment)
-        logins = Logins(self.view, self._asking, self.authentication, self._clock, self._provider)
+        logins = Logins(
+            self.view,
+            self._asking,
+            self.authentication,
+            self._clock,
+            self._provider,
+            self._tokens.key("nonces of logins"),
+        )
         return [*accounts.routes(), *joins.routes(), *logins.routes()]
 
     async def note(self, caller: Caller, action: str, target: str, vc: str = "") -> None:
